@@ -1,0 +1,196 @@
+"""Frozen, validated settings of the network, of decoding and of training, with a strict JSON form."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from superres.errors import ConfigError
+
+ConfigT = TypeVar("ConfigT", bound="Config")
+
+FORMAT_VERSION = 1
+"""Version of the checkpoint folder's layout; raised when an older reader could misread a newer folder."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigError with `message` unless `condition` holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Base of the settings classes: a dictionary form that refuses unknown and mistyped fields."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON-ready values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls: type[ConfigT], values: dict[str, Any]) -> ConfigT:
+        """Build the settings from `values`.
+
+        Raises:
+            ConfigError: a field is unknown, has the wrong type or is out of range.
+        """
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - set(known))
+        require(not unknown, f"unknown setting {', '.join(unknown)} in {cls.__name__}; known: {', '.join(known)}")
+        cleaned = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        try:
+            return cls(**cleaned)
+        except TypeError as error:
+            raise ConfigError(f"{cls.__name__} cannot be built from {values}: {error}") from error
+
+
+@dataclass(frozen=True)
+class ModelConfig(Config):
+    """The network. Defaults are the preset `tiny`; `PRESETS` holds the named ones.
+
+    Attributes:
+        task: name of the task module that turns inputs into tokens ("faces").
+        vocabulary: number of token values V.
+        source_shape: shape of the encoder's input; (rows, columns, channels) for an image, (S,) for text.
+        target_shape: shape of the decoder's output; its product is the number of target positions T.
+        width: D, the size of a state vector.
+        filter_size: hidden size of each feed-forward layer.
+        attention_heads: H; must divide `width`.
+        encoder_layers: number of encoder layers.
+        decoder_layers: number of decoder layers.
+        attention: decoder self-attention: "local_1d" (own attention block causally and the whole previous one) or "causal".
+        attention_block_length: length of the local attention's blocks (not the decoding block size).
+        cross_attention: whether decoder layers attend to the memory.
+        norm: "pre" (normalise before a sub-layer) or "post" (after the residual sum, as published).
+        dropout: probability of dropping a sub-layer's output while training.
+        prediction_heads: K, heads p1..pk; 1 is a plain autoregressive model.
+        head_layer: "per-head" (block-diagonal) or "dense" (the paper's, fully connected across heads).
+        head_filter_size: hidden size of one prediction head's layer.
+        identity_p1: head 1 is the base model's own output; False sends it through the head layer, as published.
+        aligned_conditioning: add an enlargement of the memory to the decoder input, position by position.
+        conditioning_blocks: residual convolution blocks that refine the aligned conditioning at target resolution.
+        conditioning_width: channels of those blocks.
+        numeric_neighbourhood: feed already decoded intensities near the target as numbers.
+        ordinal_output: add -|v - mu(h)| / s(h) to the score of intensity v.
+    """
+
+    task: str = "faces"
+    vocabulary: int = 256
+    source_shape: tuple[int, ...] = (8, 8, 3)
+    target_shape: tuple[int, ...] = (32, 32, 3)
+    width: int = 32
+    filter_size: int = 64
+    attention_heads: int = 2
+    encoder_layers: int = 1
+    decoder_layers: int = 2
+    attention: Literal["local_1d", "causal"] = "local_1d"
+    attention_block_length: int = 128
+    cross_attention: bool = True
+    norm: Literal["pre", "post"] = "pre"
+    dropout: float = 0.0
+    prediction_heads: int = 1
+    head_layer: Literal["per-head", "dense"] = "per-head"
+    head_filter_size: int = 64
+    identity_p1: bool = True
+    aligned_conditioning: bool = True
+    conditioning_blocks: int = 1
+    conditioning_width: int = 32
+    numeric_neighbourhood: bool = True
+    ordinal_output: bool = True
+
+    def __post_init__(self) -> None:
+        sizes = ("vocabulary", "width", "filter_size", "attention_heads", "decoder_layers", "attention_block_length",
+                 "prediction_heads", "head_filter_size", "conditioning_width")
+        for name in sizes:
+            value = getattr(self, name)
+            require(isinstance(value, int) and value >= 1, f"{name} must be a whole number of at least 1, not {value!r}")
+        for name in ("encoder_layers", "conditioning_blocks"):
+            value = getattr(self, name)
+            require(isinstance(value, int) and value >= 0, f"{name} must be a whole number of at least 0, not {value!r}")
+        for name in ("source_shape", "target_shape"):
+            shape = getattr(self, name)
+            valid = isinstance(shape, tuple) and shape and all(isinstance(n, int) and n >= 1 for n in shape)
+            require(bool(valid), f"{name} must be a list of positive whole numbers, not {shape!r}")
+        require(self.width % self.attention_heads == 0,
+                f"attention_heads {self.attention_heads} must divide width {self.width}")
+        require(self.width % 4 == 0, f"width must be a multiple of 4 for the position signal, not {self.width}")
+        require(self.attention in ("local_1d", "causal"), f"attention must be local_1d or causal, not {self.attention!r}")
+        require(self.norm in ("pre", "post"), f"norm must be pre or post, not {self.norm!r}")
+        require(self.head_layer in ("per-head", "dense"), f"head_layer must be per-head or dense, not {self.head_layer!r}")
+        require(0.0 <= self.dropout < 1.0, f"dropout must be in [0, 1), not {self.dropout!r}")
+        if self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output:
+            self._check_image_aids()
+
+    def _check_image_aids(self) -> None:
+        aids = "aligned_conditioning, numeric_neighbourhood and ordinal_output"
+        require(len(self.source_shape) == len(self.target_shape) == 3, f"{aids} need image shapes (rows, columns, channels)")
+        rows, columns, channels = self.target_shape
+        require(rows % self.source_shape[0] == 0 and columns % self.source_shape[1] == 0 and
+                channels == self.source_shape[2], f"{aids} need a target {self.target_shape} that is a whole multiple of the "
+                f"source {self.source_shape}")
+
+    @property
+    def source_length(self) -> int:
+        """S, the number of source positions."""
+        return math.prod(self.source_shape)
+
+    @property
+    def target_length(self) -> int:
+        """T, the number of target positions."""
+        return math.prod(self.target_shape)
+
+    @property
+    def channels(self) -> int:
+        """Colour channels of a target position; 1 for text."""
+        return self.target_shape[-1] if len(self.target_shape) == 3 else 1
+
+
+PRESETS: dict[str, ModelConfig] = {
+    "tiny": ModelConfig(),
+    "base": ModelConfig(
+        width=128, filter_size=512, attention_heads=4, encoder_layers=3, decoder_layers=4, cross_attention=False,
+        head_filter_size=256, conditioning_blocks=6, conditioning_width=96,
+    ),
+    "paper": ModelConfig(
+        width=512, filter_size=2048, attention_heads=8, encoder_layers=4, decoder_layers=8, norm="post", dropout=0.1,
+        head_layer="dense", head_filter_size=2048, identity_p1=False, aligned_conditioning=False, conditioning_blocks=0,
+        numeric_neighbourhood=False, ordinal_output=False,
+    ),
+}
+"""Named networks: `tiny` for tests, `base` for the bundled checkpoint, `paper` as published (img2img_transformer_b3)."""
+
+
+@dataclass(frozen=True)
+class DecodeConfig(Config):
+    """How tokens are decoded.
+
+    Attributes:
+        block_size: k, tokens proposed a step; 1 is greedy (or sequential sampling); None takes all prediction heads.
+        accept: acceptance criterion, a name in `superres.decoding.acceptance.CRITERIA`: "exact", "distance" or "top-k".
+        epsilon: largest |proposal - verified token| that "distance" accepts, in grey levels.
+        top_k: rank within which "top-k" accepts.
+        min_block: l, tokens accepted a step whatever the criterion says (section 5.3 of the paper); 1 is off.
+        temperature: T; 0 is greedy, T > 0 samples from softmax(scores / T).
+        seed: key of the sampling noise.
+    """
+
+    block_size: int | None = None
+    accept: str = "exact"
+    epsilon: int = 2
+    top_k: int = 2
+    min_block: int = 1
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        k = self.block_size
+        require(k is None or (isinstance(k, int) and k >= 1), f"block size must be at least 1, not {k!r}")
+        require(isinstance(self.epsilon, int) and self.epsilon >= 0, f"epsilon must be at least 0, not {self.epsilon!r}")
+        require(isinstance(self.top_k, int) and self.top_k >= 1, f"top-k must be at least 1, not {self.top_k!r}")
+        require(isinstance(self.min_block, int) and self.min_block >= 1, f"min-block must be at least 1, not {self.min_block!r}")
+        require(k is None or self.min_block <= k, f"min-block {self.min_block} is larger than the block size {k}")
+        require(math.isfinite(self.temperature) and self.temperature >= 0,
+                f"temperature must be 0 (greedy) or positive, not {self.temperature!r}")
+        require(isinstance(self.seed, int) and 0 <= self.seed < 2**63, f"seed must be in [0, 2**63), not {self.seed!r}")

@@ -1,0 +1,24 @@
+"""Errors that a user can cause and mend.
+
+Every message is one line that names the offending value and the remedy; the command line prints it without a traceback.
+"""
+
+
+class SuperresError(Exception):
+    """Base of all errors raised for bad input rather than for a bug."""
+
+
+class InvalidInputError(SuperresError):
+    """An input (image, array, file or text) cannot be used."""
+
+
+class ConfigError(SuperresError):
+    """An option has a value outside its range, or two options contradict each other."""
+
+
+class CheckpointError(SuperresError):
+    """A checkpoint is missing, damaged, or does not fit the code that reads it."""
+
+
+class OutputError(SuperresError):
+    """A result cannot be written where the user asked for it."""
