@@ -37,17 +37,26 @@ class PredictionHeads(nn.Module):
             self.direct = nn.Parameter(torch.zeros(channels, self.count, neighbour_count(channels)))
         nn.init.normal_(self.contract, std=0.5 * self.contract.shape[-2] ** -0.5)
 
-    def _contract(self, inner: Tensor) -> Tensor:
-        """Map the hidden layer [N, count * size] to [N, count, D]."""
-        if self.dense:
-            return (inner @ self.contract).view(len(inner), self.count, -1) + self.bias
-        grouped = inner.view(len(inner), self.count, -1).transpose(0, 1)
-        return torch.baddbmm(self.bias.unsqueeze(1), grouped, self.contract).transpose(0, 1)
+    def forward(self, hidden: Tensor, count: int | None = None) -> Tensor:
+        """Map decoder outputs to the states of the layer's heads.
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map decoder outputs [N, D] to the states of heads `first + 1`..k, [N, count, D]."""
-        inner = F.relu(self.expand(hidden))
-        result: Tensor = self.norm(hidden.unsqueeze(1) + self._contract(inner))
+        Args:
+            hidden: [N, D].
+            count: only the layer's first `count` heads; all if None.
+
+        Returns:
+            [N, count, D]; the first is head `first + 1` (1-based).
+        """
+        count = self.count if count is None else count
+        if self.dense:
+            states = (F.relu(self.expand(hidden)) @ self.contract).view(len(hidden), self.count, -1) + self.bias
+            result: Tensor = self.norm(hidden.unsqueeze(1) + states[:, :count])
+            return result
+        size = self.contract.shape[1]
+        inner = F.relu(F.linear(hidden, self.expand.weight[: count * size], self.expand.bias[: count * size]))
+        grouped = inner.view(len(hidden), count, size).transpose(0, 1)
+        states = torch.baddbmm(self.bias[:count].unsqueeze(1), grouped, self.contract[:count]).transpose(0, 1)
+        result = self.norm(hidden.unsqueeze(1) + states)
         return result
 
     def one(self, hidden: Tensor, head: int) -> Tensor:
