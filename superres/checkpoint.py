@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
+from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -155,12 +156,32 @@ def weights_digest(folder: str | Path) -> str:
     return hashlib.sha256((Path(folder) / WEIGHTS).read_bytes()).hexdigest()[:12]
 
 
-class HubModel(PyTorchModelHubMixin):
-    """Fetches and publishes checkpoint folders on the Hugging Face hub, with the same strict reading as local ones."""
+class HubModel(torch.nn.Module, PyTorchModelHubMixin):
+    """A network with the Hugging Face hub's `from_pretrained`, `save_pretrained` and `push_to_hub`, read as strictly as a folder."""
 
     def __init__(self, model: EncoderDecoder) -> None:
-        """Wrap the network to be published."""
+        """Wrap the network."""
+        super().__init__()
         self.model = model
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save_checkpoint(self.model, save_directory)
+
+    @classmethod
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> "HubModel":
+        folder = Path(model_id) if Path(model_id).is_dir() else fetch_from_hub(model_id, options.get("revision"))
+        return cls(load_checkpoint(folder))
+
+
+def fetch_from_hub(identifier: str, revision: str | None = None) -> Path:
+    """Return the local folder of a hub checkpoint, downloading its two files unless they are cached.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or no network and nothing cached.
+    """
+    try:
+        paths = [hf_hub_download(identifier, name, revision=revision) for name in (CONFIG, WEIGHTS)]
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"cannot fetch {identifier!r} from the hub ({reason}); check the id, or give a folder") from error
+    return Path(paths[0]).parent

@@ -270,25 +270,3 @@ def plot_history(history: list[dict[str, float]], path: str | Path) -> None:
     if axes.lines:
         axes.legend()
     figure.savefig(path, dpi=100)
-
-
-def bits_per_dim(model: EncoderDecoder, source: Tensor, target: Tensor, batch_size: int = 8) -> Tensor:
-    """Return the bits a token that p1 needs for each target under teacher forcing.
-
-    Args:
-        model: the network in evaluation mode.
-        source: tokens [N, S].
-        target: tokens [N, T].
-        batch_size: images at a time.
-
-    Returns:
-        float64 [N].
-    """
-    device = next(model.parameters()).device
-    values = []
-    for first in range(0, len(source), batch_size):
-        part = target[first : first + batch_size].to(device)
-        decoded = model(source[first : first + batch_size].to(device), part)
-        log_p = model.scores(decoded).log_softmax(-1).gather(-1, part.unsqueeze(-1)).squeeze(-1)
-        values.append(-log_p.double().mean(-1) / math.log(2))
-    return torch.cat(values).cpu()

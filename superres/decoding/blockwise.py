@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -170,6 +171,7 @@ def check_options(options: DecodeConfig, prediction_heads: int) -> int:
 def decode(
     model: ScoringModel, source: Tensor, options: DecodeConfig, *, padding: Tensor | None = None,
     keys: Tensor | None = None, width: int | None = None, proposer: Proposer | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Decoded:
     """Decode a batch blockwise.
 
@@ -184,6 +186,7 @@ def decode(
         keys: key of each row's sampling noise, int64 [B]; the row's number if None.
         width: step width W, at least the block size, which it is by default. A larger one runs the same kernels as a larger block.
         proposer: source of proposals; the prediction heads if None (then the block size is at most their number).
+        progress: called every DONE_CHECK_INTERVAL iterations with (tokens of the shortest row, T).
 
     Returns:
         Tokens, lengths and traces.
@@ -200,8 +203,9 @@ def decode(
     with torch.inference_mode():
         session = model.session(source, width or block_size, padding)
         loop = BlockwiseLoop(model, session, options, keys, block_size, proposer)
-        iteration = 0
-        while iteration % DONE_CHECK_INTERVAL or not loop.done():
-            loop.iterate()
-            iteration += 1
+        while not loop.done():
+            if progress is not None:
+                progress(int(loop.position.min()), model.length)
+            for _ in range(DONE_CHECK_INTERVAL):
+                loop.iterate()
         return loop.result()
