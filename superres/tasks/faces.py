@@ -331,16 +331,19 @@ def _read_npz(path: Path, limit: int | None) -> FacePairs:
 
 def _celeba_files(root: Path, split: Split) -> list[Path]:
     """List a split's files in torchvision's order; torchvision also checks the annotation files' checksums."""
+    images = root / "celeba" / "img_align_celeba"
     try:
         from torchvision.datasets import CelebA
-
+    except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: a torchvision built for another torch
+        remedy = f"install the torchvision of torch's release, or read the folder {images}"
+        raise InvalidInputError(f"torchvision cannot be imported ({' '.join(str(error).split())}); {remedy}") from error
+    try:
         dataset = CelebA(str(root), split=split, target_type=[], download=False)
-    except (ImportError, RuntimeError, OSError) as error:
-        # RuntimeError: torchvision's own "not found or corrupted", or a torchvision built for another torch.
-        reason = " ".join(str(error).split())
-        remedy = "complete its annotation files, match torchvision to torch, or give the folder of images"
-        raise InvalidInputError(f"{root} cannot be read as CelebA ({reason}); {remedy}") from error
-    return [root / "celeba" / "img_align_celeba" / file for file in dataset.filename]
+    except RuntimeError as error:
+        raise InvalidInputError(
+            f"{root} lacks CelebA's annotation files or has damaged ones; complete them, or read the folder {images}"
+        ) from error
+    return [images / file for file in dataset.filename]
 
 
 def _read_pictures(files: Sequence[Path]) -> FacePairs:
