@@ -1,0 +1,378 @@
+"""Faces: pictures as tokens, the reduction that makes 8x8 inputs of photographs, and readers of data sets.
+
+A token is one intensity in 0..255; a picture is its intensities in raster order, the red, green and blue of a pixel
+together.
+Photographs are reduced as in the published Img2imgCeleba recipe: crop, then exact area averaging with truncation.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
+from tqdm import tqdm
+
+from superres.errors import InvalidInputError, OutputError
+
+UInt8 = npt.NDArray[np.uint8]
+Int64 = npt.NDArray[np.int64]
+Source = Literal["auto", "lowres", "photo"]
+Split = Literal["train", "valid", "test"]
+
+name = "faces"
+LOW_SIZE = 8
+HIGH_SIZE = 32
+SOURCES: tuple[str, ...] = get_args(Source)
+SPLITS: tuple[str, ...] = get_args(Split)
+ENLARGEMENTS = {"nearest": Image.Resampling.NEAREST, "bicubic": Image.Resampling.BICUBIC}
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+MAX_PIXELS = 50_000_000
+# Only formats that Pillow decodes by itself: others (EPS) would start an external program on an untrusted file.
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+_CELEBA_ALIGNED = (218, 178)
+
+
+def area_reduce(images: UInt8, rows: int, columns: int) -> UInt8:
+    """Average boxes of fractional size exactly and truncate, as the published recipe does.
+
+    Args:
+        images: uint8 [..., H, W, C] with H >= `rows` and W >= `columns`.
+        rows: rows of the result, at least 1.
+        columns: columns of the result, at least 1.
+
+    Returns:
+        uint8 [..., rows, columns, C].
+
+    Raises:
+        InvalidInputError: the images are not uint8, or the result would be larger than they are.
+    """
+    if images.dtype != np.uint8 or images.ndim < 3:
+        raise InvalidInputError(f"area_reduce needs uint8 [..., H, W, C], not {_describe(images)}; convert it first")
+    height, width = images.shape[-3:-1]
+    if not (1 <= rows <= height and 1 <= columns <= width):
+        raise InvalidInputError(f"cannot reduce {height}x{width} to {rows}x{columns}; it can only shrink")
+    total = _box_sums(_box_sums(images, rows, -3), columns, -2)
+    return np.asarray(total // (height * width), np.uint8)
+
+
+def _describe(array: npt.NDArray[Any]) -> str:
+    return f"{array.dtype} {list(array.shape)}"
+
+
+def _box_sums(values: npt.NDArray[Any], size: int, axis: int) -> Int64:
+    """Sum `size` equal boxes along `axis`, in units of 1/size of an element, so that all stays in whole numbers."""
+    length = values.shape[axis]
+    edge, rest = np.divmod(np.arange(size + 1, dtype=np.int64) * length, size)
+    # Slice by slice: np.add.reduceat would first copy the whole picture to int64, over 1 GB for a large photograph.
+    boxes = np.split(values, edge[1:-1], axis=axis)
+    whole = np.stack([box.sum(axis=axis, dtype=np.int64) for box in boxes], axis=axis)
+    # A box edge inside an element: what lies before the edge belongs to the box on its left. The last edge has rest 0.
+    at_edge = np.take(values, np.minimum(edge, length - 1), axis=axis).astype(np.int64)
+    before = at_edge * np.expand_dims(rest, tuple(range(1, -axis)))
+    return cast(Int64, size * whole + np.diff(before, axis=axis))
+
+
+def crop_celeba(image: UInt8) -> UInt8:
+    """Cut the recipe's 138x138 face out of an aligned CelebA picture, uint8 [218, 178, 3].
+
+    Raises:
+        InvalidInputError: the picture has another shape.
+    """
+    if image.shape != (*_CELEBA_ALIGNED, 3):
+        raise InvalidInputError(f"the CelebA crop needs [218, 178, 3], not {list(image.shape)}; use aligned ones")
+    return image[40:178, 20:158]
+
+
+def crop_square(image: UInt8) -> UInt8:
+    """Cut a square out of uint8 [H, W, 3]: the CelebA crop if it is 178 wide and 218 high, else the centre."""
+    height, width = image.shape[:2]
+    if (height, width) == _CELEBA_ALIGNED:
+        return crop_celeba(image)
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return image[top : top + side, left : left + side]
+
+
+def to_source(image: UInt8, source: Source = "auto") -> UInt8:
+    """Make the network's 8x8 input of a picture.
+
+    Args:
+        image: uint8 [H, W, 3], at least 8x8.
+        source: "auto" takes 8x8 as it is and reduces anything larger; "lowres" demands 8x8; "photo" crops and reduces.
+
+    Returns:
+        uint8 [8, 8, 3].
+
+    Raises:
+        InvalidInputError: `source` is unknown, the picture is too small, or it is not 8x8 although "lowres" says so.
+    """
+    if source not in SOURCES:
+        raise InvalidInputError(f"unknown source {source!r}; known: {', '.join(SOURCES)}")
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise InvalidInputError(f"an image must be uint8 [H, W, 3], not {_describe(image)}; convert it to RGB")
+    height, width = image.shape[:2]
+    if source == "lowres" and (height, width) != (LOW_SIZE, LOW_SIZE):
+        raise InvalidInputError(f"source 'lowres' needs an 8x8 image, not {width}x{height}; use 'auto' or 'photo'")
+    if min(height, width) < LOW_SIZE:
+        raise InvalidInputError(f"an image must be at least 8x8, not {width}x{height}; use a larger one")
+    return area_reduce(crop_square(image), LOW_SIZE, LOW_SIZE)
+
+
+def encode(images: UInt8) -> Int64:
+    """Turn uint8 [N, h, w, 3] into tokens, int64 [N, h * w * 3] in 0..255: raster order, R G B.
+
+    Raises:
+        InvalidInputError: another type or shape.
+    """
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        raise InvalidInputError(f"images must be uint8 [N, h, w, 3], not {_describe(images)}; convert to RGB")
+    return images.reshape(len(images), int(np.prod(images.shape[1:]))).astype(np.int64)
+
+
+def decode(tokens: npt.ArrayLike) -> UInt8:
+    """Turn tokens, whole numbers [N, 3072] in 0..255, into uint8 [N, 32, 32, 3].
+
+    Raises:
+        InvalidInputError: another length, not whole numbers, or a value out of range.
+    """
+    array = np.asarray(tokens)
+    length = HIGH_SIZE * HIGH_SIZE * 3
+    if not np.issubdtype(array.dtype, np.integer) or array.ndim != 2 or array.shape[1] != length:
+        raise InvalidInputError(
+            f"tokens must be whole numbers [N, {length}], not {_describe(array)}; pass one row a face"
+        )
+    low, high = (array.min(), array.max()) if array.size else (0, 0)
+    if low < 0 or high > 255:
+        raise InvalidInputError(
+            f"tokens must be in 0..255, not {low}..{high}; decode them with the task that made them"
+        )
+    return array.astype(np.uint8).reshape(-1, HIGH_SIZE, HIGH_SIZE, 3)
+
+
+def enlarge(images: UInt8, method: str, size: int = HIGH_SIZE) -> UInt8:
+    """Enlarge uint8 [N, h, w, 3] to [N, size, size, 3] with Pillow's "nearest" or "bicubic", for comparison.
+
+    Raises:
+        InvalidInputError: the method is unknown.
+    """
+    if method not in ENLARGEMENTS:
+        raise InvalidInputError(f"unknown enlargement {method!r}; known: {', '.join(ENLARGEMENTS)}")
+    result = np.empty((len(images), size, size, 3), np.uint8)
+    for row, image in zip(result, images, strict=True):
+        row[:] = np.asarray(Image.fromarray(image).resize((size, size), ENLARGEMENTS[method]))
+    return result
+
+
+def read_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> UInt8:
+    """Read a picture upright and opaque, whatever its mode.
+
+    The EXIF orientation is applied, transparency is laid over white, 16-bit grey is scaled to 8, palette, grey and CMYK
+    become RGB, and of an animation the first frame is taken.
+
+    Args:
+        path: the file; its content decides the format, not its suffix.
+        max_pixels: larger pictures are refused from their header, before they are decoded.
+
+    Returns:
+        uint8 [H, W, 3], RGB.
+
+    Raises:
+        InvalidInputError: the file is missing, no picture, damaged, smaller than 8x8 or too large.
+    """
+    with warnings.catch_warnings():
+        # Pillow warns of large pictures and odd metadata; the first are refused below, the second do not matter here.
+        warnings.filterwarnings("ignore", module=r"PIL\b")
+        try:
+            if Path(path).stat().st_size == 0:
+                raise InvalidInputError(f"{path} is empty (0 bytes); provide an image file")
+            with Image.open(path, formats=_FORMATS) as image:
+                _check_size(path, image.width, image.height, max_pixels)
+                return _to_rgb(image)
+        except InvalidInputError:
+            raise
+        except Exception as error:  # damaged files make Pillow's decoders raise nearly anything
+            raise InvalidInputError(_explain(path, error, max_pixels)) from error
+
+
+def _check_size(path: str | os.PathLike[str], width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise InvalidInputError(f"{path} is too large: {width}x{height}, over {max_pixels:,} pixels; reduce it first")
+    if min(width, height) < LOW_SIZE:
+        raise InvalidInputError(f"{path} is too small: {width}x{height}; provide an image of at least 8x8")
+
+
+def _explain(path: str | os.PathLike[str], error: Exception, max_pixels: int) -> str:
+    reason = " ".join(str(error).split())
+    if isinstance(error, Image.DecompressionBombError):
+        return f"{path} is too large: over {max_pixels:,} pixels; reduce it first ({reason})"
+    if isinstance(error, UnidentifiedImageError):
+        return f"{path} is not an image that can be read; provide one of {', '.join(_FORMATS)}"
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{path} cannot be read: {error.strerror}; check the path and its permissions"
+    return f"{path} is damaged or not supported ({reason or type(error).__name__}); save it again as PNG or JPEG"
+
+
+def _to_rgb(image: Image.Image) -> UInt8:
+    """Return the first frame, upright and opaque, as uint8 [H, W, 3]."""
+    image.load()
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):
+        return _from_sixteen_bits(image)
+    if image.mode == "F":
+        raise ValueError("floating-point intensities have no known range")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+    return np.array(image.convert("RGB"))
+
+
+def _from_sixteen_bits(image: Image.Image) -> UInt8:
+    """Scale grey of 0..65535 to 0..255; Pillow's own conversion would clip everything above 255 to white."""
+    grey = np.array(image).astype(np.int64)
+    if grey.min() < 0 or grey.max() > 65535:
+        raise ValueError(f"grey levels {grey.min()}..{grey.max()} do not fit 16 bits")
+    grey[grey == image.info.get("transparency", -1)] = 65535
+    return np.repeat(((grey + 128) // 257).astype(np.uint8)[:, :, None], 3, axis=2)
+
+
+@dataclass(frozen=True, eq=False)
+class FacePairs:
+    """Pictures at both sizes.
+
+    Attributes:
+        hr: uint8 [N, 32, 32, 3], RGB.
+        lr: uint8 [N, 8, 8, 3], RGB, reduced from the same crop as `hr` (not from `hr`).
+        ids: int32 [N], the picture's own number.
+
+    Raises:
+        InvalidInputError: an array has the wrong type or shape, or the arrays' lengths differ.
+    """
+
+    hr: UInt8
+    lr: UInt8
+    ids: npt.NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        count = len(self.ids) if self.ids.ndim else 0
+        expected = {
+            "hr": ("uint8", (count, HIGH_SIZE, HIGH_SIZE, 3)),
+            "lr": ("uint8", (count, LOW_SIZE, LOW_SIZE, 3)),
+            "ids": ("int32", (count,)),
+        }
+        for key, (dtype, shape) in expected.items():
+            array = getattr(self, key)
+            if array.dtype != dtype or array.shape != shape:
+                raise InvalidInputError(
+                    f"{key} must be {dtype} {list(shape)}, not {_describe(array)}; "
+                    "prepare the data again with scripts/prepare_celeba.py"
+                )
+
+    def __len__(self) -> int:
+        """Return N, the number of pictures."""
+        return len(self.ids)
+
+
+def read_faces(path: str | os.PathLike[str], split: Split = "train", limit: int | None = None) -> FacePairs:
+    """Read a data set of faces.
+
+    Args:
+        path: a prepared `.npz` (keys `hr`, `lr`, `ids`), a folder of pictures, or a torchvision CelebA root (a folder
+            that contains `celeba/img_align_celeba`).
+        split: "train", "valid" or "test", CelebA's official partition; only a CelebA root has splits, a file or
+            a folder of pictures is taken whole.
+        limit: read at most this many, from the start.
+
+    Raises:
+        InvalidInputError: the path or an argument cannot be used, a picture is unreadable, or there is none.
+    """
+    path = Path(path)
+    if split not in SPLITS:
+        raise InvalidInputError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
+    if limit is not None and limit < 1:
+        raise InvalidInputError(f"limit must be at least 1, not {limit}; leave it out to read all")
+    if (path / "celeba" / "img_align_celeba").is_dir():
+        return _read_pictures(_celeba_files(path, split)[:limit])
+    if path.is_dir():
+        files = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in IMAGE_SUFFIXES and entry.is_file())
+        if not files:
+            raise InvalidInputError(f"{path} holds no images ({' '.join(sorted(IMAGE_SUFFIXES))}); choose another")
+        return _read_pictures(files[:limit])
+    return _read_npz(path, limit)
+
+
+def _read_npz(path: Path, limit: int | None) -> FacePairs:
+    keys = ("hr", "lr", "ids")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            missing = [key for key in keys if key not in archive]
+            if missing:
+                raise InvalidInputError(f"{path} lacks {', '.join(missing)}; prepare it with scripts/prepare_celeba.py")
+            hr, lr, ids = (np.asarray(archive[key]) for key in keys)
+        pairs = FacePairs(hr, lr, ids)
+    except FileNotFoundError as error:
+        raise InvalidInputError(f"{path} does not exist; give an .npz, a folder of images or a CelebA root") from error
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        raise InvalidInputError(f"{path} is not a readable .npz; prepare it with scripts/prepare_celeba.py") from error
+    if not len(pairs):
+        raise InvalidInputError(f"{path} holds no pictures; prepare it with scripts/prepare_celeba.py")
+    return FacePairs(pairs.hr[:limit], pairs.lr[:limit], pairs.ids[:limit])
+
+
+def _celeba_files(root: Path, split: Split) -> list[Path]:
+    """List a split's files in torchvision's order; torchvision also checks the annotation files' checksums."""
+    images = root / "celeba" / "img_align_celeba"
+    try:
+        from torchvision.datasets import CelebA
+    except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: a torchvision built for another torch
+        remedy = f"install the torchvision of torch's release, or read the folder {images}"
+        raise InvalidInputError(f"torchvision cannot be imported ({' '.join(str(error).split())}); {remedy}") from error
+    try:
+        dataset = CelebA(str(root), split=split, target_type=[], download=False)
+    except RuntimeError as error:
+        raise InvalidInputError(
+            f"{root} lacks CelebA's annotation files or has damaged ones; complete them, or read the folder {images}"
+        ) from error
+    return [images / file for file in dataset.filename]
+
+
+def _read_pictures(files: Sequence[Path]) -> FacePairs:
+    """Crop each picture and reduce the crop to both sizes; numbered file names become the ids, else the order does."""
+    hr = np.empty((len(files), HIGH_SIZE, HIGH_SIZE, 3), np.uint8)
+    lr = np.empty((len(files), LOW_SIZE, LOW_SIZE, 3), np.uint8)
+    for index, file in enumerate(tqdm(files, "reading images", disable=None)):
+        square = crop_square(read_image(file))
+        if len(square) < HIGH_SIZE:
+            raise InvalidInputError(f"{file} is too small: {len(square)} wide; pairs need at least 32x32")
+        hr[index] = area_reduce(square, HIGH_SIZE, HIGH_SIZE)
+        lr[index] = area_reduce(square, LOW_SIZE, LOW_SIZE)
+    numbered = all(file.stem.isdecimal() and len(file.stem) <= 9 for file in files)
+    return FacePairs(hr, lr, np.array([int(f.stem) if numbered else i for i, f in enumerate(files)], np.int32))
+
+
+def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:
+    """Write `pairs` as an `.npz` that `read_faces` reads; the file appears complete or not at all.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            np.savez_compressed(file, hr=pairs.hr, lr=pairs.lr, ids=pairs.ids)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose a writable folder with space") from error
