@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 DEFAULTS = DecodeConfig()
 DEFAULT_CHECKPOINT = "celeba-8to32"
 DEVICES = ("auto", "cpu", "cuda")
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 
 # The parser's own errors have no public base class, and live in click or in typer by typer's version.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -62,7 +64,7 @@ MinBlock = Annotated[int, typer.Option(metavar="L", help="Tokens accepted a step
 Samples = Annotated[int, typer.Option(metavar="N", help="Pictures an input; <name>-1.png and so on if more than 1.")]
 Temperature = Annotated[float, typer.Option(metavar="T", help="0 is greedy (smooth); above, samples (try 0.9).")]
 Seed = Annotated[int, typer.Option(metavar="S", help="Seed of the sampling noise.")]
-BatchSize = Annotated[int, typer.Option(metavar="N", help="Images decoded together; does not change the results.")]
+BatchSize = Annotated[int, typer.Option(metavar="N", help="Images decoded together.")]
 Device = Annotated[str, typer.Option(metavar=choices(DEVICES), help="Where to compute.")]
 Recursive = Annotated[bool, typer.Option("--recursive", help="Descend into sub-folders of input folders.")]
 Source = Annotated[str, typer.Option(metavar=choices(SOURCES), help="Take inputs as 8x8 images, or as photos to crop "
@@ -180,8 +182,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except SuperresError as error:
         return _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # newer releases of typer turn the interrupt into this code themselves
         _refuse("interrupted; what is finished is kept")
-        return 130
     return code if isinstance(code, int) else 0
 
 
