@@ -1,0 +1,198 @@
+"""The command line `superres`: options, and one line for every error. The work is done by the modules below it.
+
+A new command is a function with `@app.command()`, a new group a Typer of its own with `app.add_typer`. What is slow to
+import (torch) is imported inside the commands, so that help and usage errors come at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from typer.core import TyperCommand
+
+from superres.batch_plan import ON_EXISTING, BatchOptions, parse_shard, plan, require_choice
+from superres.config import DecodeConfig
+from superres.errors import OutputError, SuperresError
+from superres.tasks.faces import SOURCES, SPLITS
+from superres.tasks.faces import Split as SplitName
+
+if TYPE_CHECKING:
+    from superres.pipeline import Upscaler
+
+DEFAULTS = DecodeConfig()
+DEFAULT_CHECKPOINT = "celeba-8to32"
+DEVICES = ("auto", "cpu", "cuda")
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+# The parser's own errors have no public base class, and live in click or in typer by typer's version.
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def choices(names: Sequence[str]) -> str:
+    """Return `names` as help shows them."""
+    return f"[{'|'.join(names)}]"
+
+
+class DecodingCommand(TyperCommand):
+    """A command with decoding options: its help lists the registered criteria, which are imported only then."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 -- their types move with typer
+        """Write the help."""
+        from superres.decoding.acceptance import CRITERIA
+
+        for parameter in self.params:
+            if parameter.name == "accept":
+                parameter.metavar = choices(list(CRITERIA))
+        super().format_help(ctx, formatter)
+
+
+Inputs = Annotated[list[Path], typer.Argument(metavar="INPUT...", help="Images, and folders of images.")]
+Output = Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results, DIR/<name of the input>.png.")]
+Checkpoint = Annotated[str, typer.Option(metavar="NAME|DIR", help="Bundled checkpoint, folder or hub id.")]
+BlockSize = Annotated[int | None, typer.Option(metavar="K", help="Tokens proposed a step; 1 is greedy. "
+                                               "[default: all prediction heads]", show_default=False)]
+Accept = Annotated[str, typer.Option(metavar="CRITERION", help="When a proposal is accepted.")]
+Epsilon = Annotated[int, typer.Option(metavar="E", help="distance: largest difference accepted, in grey levels.")]
+TopK = Annotated[int, typer.Option(metavar="N", help="top-k: rank within which a proposal is accepted.")]
+MinBlock = Annotated[int, typer.Option(metavar="L", help="Tokens accepted a step at the least.")]
+Samples = Annotated[int, typer.Option(metavar="N", help="Pictures an input; <name>-1.png and so on if more than 1.")]
+Temperature = Annotated[float, typer.Option(metavar="T", help="0 is greedy (smooth); above, samples (try 0.9).")]
+Seed = Annotated[int, typer.Option(metavar="S", help="Seed of the sampling noise.")]
+BatchSize = Annotated[int, typer.Option(metavar="N", help="Images decoded together.")]
+Device = Annotated[str, typer.Option(metavar=choices(DEVICES), help="Where to compute.")]
+Recursive = Annotated[bool, typer.Option("--recursive", help="Descend into sub-folders of input folders.")]
+Source = Annotated[str, typer.Option(metavar=choices(SOURCES), help="Take inputs as 8x8 images, or as photos to crop "
+                                     "and reduce; auto goes by their size.")]
+OnExisting = Annotated[str, typer.Option(metavar=choices(ON_EXISTING), help="What to do with an output that exists.")]
+Shard = Annotated[str, typer.Option(metavar="I/N", help="Do only the I-th of N equal parts of the inputs, I from 1.")]
+Manifest = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JSON line an output to FILE (replaced).")]
+Data = Annotated[Path, typer.Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA root.")]
+Split = Annotated[str, typer.Option(metavar=choices(SPLITS), help="Part of a CelebA root.")]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="Score the first N images only.", show_default=False)]
+Greedy = Annotated[bool, typer.Option("--greedy/--no-greedy", help="Compare with block size 1.")]
+Sheet = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet of the first images.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+                  help="Upscale 8x8 faces to 32x32 by blockwise parallel decoding of an Image Transformer.")
+evaluate_app = typer.Typer(help="Score a checkpoint.", rich_markup_mode=None)
+app.add_typer(evaluate_app, name="evaluate")
+
+
+@app.callback()
+def superres() -> None:
+    """Upscale 8x8 faces to 32x32 by blockwise parallel decoding of an Image Transformer."""
+
+
+@app.command(cls=DecodingCommand)
+def upscale(
+    inputs: Inputs, output: Output, checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
+    block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept, epsilon: Epsilon = DEFAULTS.epsilon,
+    top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block, samples: Samples = 1,
+    temperature: Temperature = DEFAULTS.temperature, seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
+    device: Device = "auto", recursive: Recursive = False, source: Source = "auto", on_existing: OnExisting = "skip",
+    shard: Shard = "1/1", manifest: Manifest = None,
+) -> None:
+    """Upscale images and folders of images: each becomes a 32x32 PNG.
+
+    Exit code 0: all succeeded; 1: some failed, the rest are done; 2: bad usage, nothing was decoded.
+    """
+    from superres.batch import check_samples, say, upscale_files
+
+    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, temperature, seed)
+    options = BatchOptions(output, batch_size, samples, source, recursive, on_existing, parse_shard(shard), manifest)
+    check_samples(decode, samples)
+    jobs = plan(inputs, options)
+    summary = upscale_files(jobs, load_upscaler(checkpoint, device, accept), options, decode)
+    say(summary.line())
+    raise typer.Exit(summary.exit_code)
+
+
+@evaluate_app.callback()
+def evaluate() -> None:
+    """Score a checkpoint."""
+
+
+@evaluate_app.command(cls=DecodingCommand)
+def images(
+    data: Data, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid", limit: Limit = None,
+    block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept, epsilon: Epsilon = DEFAULTS.epsilon,
+    top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block,
+    temperature: Temperature = DEFAULTS.temperature, seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
+    device: Device = "auto", greedy: Greedy = True, sheet: Sheet = None, as_json: AsJson = False,
+) -> None:
+    """Score decoding next to nearest, bicubic and greedy on the same images: quality, bits/dim, block size, speed."""
+    from superres.batch import encode_png, prepare_folder, write_atomically
+    from superres.evaluation import contact_sheet, evaluate_images, report_table
+    from superres.tasks.faces import read_faces
+
+    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, temperature, seed)
+    require_choice("--split", split, SPLITS)
+    pairs = read_faces(data, cast(SplitName, split), limit)
+    upscaler = load_upscaler(checkpoint, device, accept)
+    if sheet is not None:
+        prepare_folder(sheet.parent, "--sheet")
+    report, pictures = evaluate_images(pairs, upscaler, decode, batch_size, greedy)
+    if sheet is not None:
+        columns = {"input": pictures.pop("nearest"), **pictures, "truth": pairs.hr}
+        try:
+            write_atomically(sheet, encode_png(contact_sheet(columns), {"checkpoint": report["checkpoint"]}))
+        except OSError as error:
+            raise OutputError(f"cannot write {sheet}: {error.strerror}; choose another --sheet") from error
+    report["device"] = device
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        typer.echo(report_table(report), err=True)
+
+
+def load_upscaler(checkpoint: str, device: str, accept: str) -> Upscaler:
+    """Check the names of the device and the criterion, and load the checkpoint.
+
+    Raises:
+        ConfigError: an unknown name, or a device that this machine lacks.
+        CheckpointError: the checkpoint is missing or damaged.
+    """
+    require_choice("--device", device, DEVICES)
+    from superres.decoding.acceptance import CRITERIA
+
+    require_choice("--accept", accept, list(CRITERIA))
+    from superres.pipeline import Upscaler
+
+    return Upscaler.load(checkpoint, device)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; errors of the user's making become one line on standard error.
+
+    Args:
+        arguments: words after the program's name; those of the process by default.
+    """
+    try:
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        code = app(args=words, prog_name="superres", standalone_mode=False)
+    except USAGE_ERROR as error:
+        return _refuse(f"{str(error.format_message()).rstrip('.')}; see superres --help")  # type: ignore[attr-defined]
+    except SuperresError as error:
+        return _refuse(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # newer releases of typer turn the interrupt into this code themselves
+        _refuse("interrupted; what is finished is kept")
+    return code if isinstance(code, int) else 0
+
+
+def _refuse(message: str) -> int:
+    typer.echo(f"superres: {' '.join(message.split())}", err=True)
+    return 2
+
+
+def main() -> None:
+    """Run the command line of this process and exit."""
+    sys.exit(run())

@@ -1,0 +1,194 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from fakes import FakeUpscaler
+from PIL import Image
+
+from superres.cli import run
+from superres.errors import CheckpointError
+from superres.tasks.faces import area_reduce
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Replace the pipeline by a fake; returns what was asked of `Upscaler.load`."""
+    calls = []
+
+    class Loader(FakeUpscaler):
+        @classmethod
+        def load(cls, name_or_dir="celeba-8to32", device="auto"):
+            calls.append((name_or_dir, device))
+            if "missing" in str(name_or_dir):
+                raise CheckpointError(f"no checkpoint {name_or_dir};\nthe bundled one is celeba-8to32")
+            return FakeUpscaler()
+
+    module = ModuleType("superres.pipeline")
+    module.Upscaler = Loader
+    monkeypatch.setitem(sys.modules, "superres.pipeline", module)
+    return calls
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A prepared data set of three images, and a folder with one 8x8 face."""
+    hr = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3)).astype(np.uint8)
+    np.savez(tmp_path / "dev.npz", hr=hr, lr=area_reduce(hr, 8, 8), ids=np.arange(3, dtype=np.int32))
+    (tmp_path / "in").mkdir()
+    Image.fromarray(area_reduce(hr[0], 8, 8)).save(tmp_path / "in" / "a.png")
+    return tmp_path
+
+
+def refusal(capsys, *arguments):
+    """Run a command that is refused; returns its one line."""
+    assert run([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("superres: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("words", [["upscale"], ["evaluate", "images"]])
+@pytest.mark.parametrize(("options", "message"), [
+    (["--block-size", "11"], "block size 11 is more than the 10 prediction heads of fake; use --block-size 10 or less"),
+    (["--block-size", "0"], "block size must be at least 1, not 0"),
+    (["--block-size", "many"], "Invalid value for '--block-size'"),
+    (["--block-size", "2", "--min-block", "3"], "min-block 3 is larger than the block size 2"),
+    (["--epsilon", "-1"], "epsilon must be at least 0, not -1"),
+    (["--accept", "always"], "--accept must be one of exact, distance, top-k, not 'always'"),
+    (["--top-k", "0"], "top-k must be at least 1, not 0"),
+    (["--temperature", "nan"], "temperature must be 0 (greedy) or positive, not nan"),
+    (["--seed", "-5"], "seed must be in [0, 2**63), not -5"),
+    (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
+    (["--device", "tpu"], "--device must be one of auto, cpu, cuda, not 'tpu'"),
+    (["--checkpoint", "missing"], "no checkpoint missing; the bundled one is celeba-8to32"),
+    (["--nonsense"], "No such option: --nonsense"),
+])
+def test_bad_usage_is_one_line_and_code_2(loaded, data, capsys, words, options, message):
+    place = [data / "in", "--output", data / "out"] if words == ["upscale"] else ["--data", data / "dev.npz"]
+    assert message in refusal(capsys, *words, *place, *options)
+    assert not (data / "out").exists()
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--samples", "2"], "--samples 2 at temperature 0 would draw the same picture 2 times; add --temperature 0.9"),
+    (["--source", "sketch"], "--source must be one of auto, lowres, photo, not 'sketch'"),
+    (["--on-existing", "ask"], "--on-existing must be one of skip, overwrite, error, not 'ask'"),
+    (["--shard", "3/2"], "--shard must be I/N"),
+    (["--manifest", "/dev/null/manifest"], "cannot write the manifest /dev/null/manifest"),
+])
+def test_bad_usage_of_upscale_is_one_line_and_code_2(loaded, data, capsys, options, message):
+    assert message in refusal(capsys, "upscale", data / "in", "--output", data / "out", *options)
+
+
+def test_a_missing_part_of_the_command_is_one_line_that_names_it(capsys):
+    assert "Missing command" in refusal(capsys)
+    assert "Missing command" in refusal(capsys, "evaluate")
+    assert "--output" in refusal(capsys, "upscale", "a.png")
+    assert "INPUT" in refusal(capsys, "upscale", "--output", "out")
+    assert "--data" in refusal(capsys, "evaluate", "images")
+
+
+def test_an_output_folder_that_cannot_be_written_is_code_2(loaded, data, capsys):
+    (data / "out").write_text("a file")
+    assert "cannot write to the folder" in refusal(capsys, "upscale", data / "in", "--output", data / "out")
+
+
+def test_two_inputs_with_one_output_are_code_2(loaded, data, capsys):
+    (data / "in" / "a.jpg").write_bytes((data / "in" / "a.png").read_bytes())
+    line = refusal(capsys, "upscale", data / "in", "--output", data / "out")
+    assert "a.jpg and " in line
+    assert "a.png would both be written to" in line
+
+
+def test_success_is_code_0_with_a_summary_on_standard_error(loaded, data, capsys):
+    manifest = data / "rows" / "manifest.jsonl"
+    words = ["upscale", data / "in", "--output", data / "out", "--checkpoint", "other", "--device", "cpu", "--seed", "9",
+             "--block-size", "4", "--accept", "distance", "--epsilon", "3", "--manifest", manifest]
+    assert run(map(str, words)) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("superres: 1 done, 0 skipped, 0 failed; ")
+    assert captured.err.endswith("mean accepted block size 4.00\n")
+    assert loaded == [("other", "cpu")]
+    row = json.loads(manifest.read_text())
+    assert [row["config"][name] for name in ("block_size", "accept", "epsilon", "seed")] == [4, "distance", 3, 9]
+    assert (data / "out" / "a.png").is_file()
+
+
+def test_some_failed_is_code_1_and_the_rest_are_done(loaded, data, capsys):
+    (data / "in" / "b.png").write_text("not an image")
+    assert run(["upscale", str(data / "in"), str(data / "nowhere.png"), "--output", str(data / "out")]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert lines[-1].startswith("superres: 1 done, 0 skipped, 2 failed")
+
+
+def test_an_interrupt_is_one_line_and_code_130(data, monkeypatch, capsys, loaded):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("superres.batch.upscale_files", interrupt)
+    assert run(["upscale", str(data / "in"), "--output", str(data / "out")]) == 130
+    assert capsys.readouterr().err == "superres: interrupted; what is finished is kept\n"
+
+
+def test_evaluate_prints_json_alone_on_standard_output(loaded, data, capsys):
+    assert run(["evaluate", "images", "--data", str(data / "dev.npz"), "--limit", "2", "--json"]) == 0
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert captured.err == ""
+    assert report["images"] == 2
+    assert set(report["methods"]) == {"nearest", "bicubic", "greedy", "blockwise"}
+
+
+def test_evaluate_prints_a_table_on_standard_error_and_draws_the_sheet(loaded, data, capsys):
+    sheet = data / "sheets" / "sheet.png"
+    assert run(["evaluate", "images", "--data", str(data / "dev.npz"), "--no-greedy", "--sheet", str(sheet)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "bicubic" in captured.err
+    with Image.open(sheet) as image:
+        assert image.size == (4 * 128, 3 * 128 + 16)  # input, bicubic, blockwise, truth
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--data", "nowhere.npz"], "nowhere.npz does not exist"),
+    (["--data", "dev.npz", "--limit", "0"], "limit must be at least 1, not 0"),
+    (["--data", "dev.npz", "--split", "dev"], "--split must be one of train, valid, test, not 'dev'"),
+    (["--data", "dev.npz", "--sheet", "dev.npz/sheet.png"], "choose another with --sheet"),
+])
+def test_bad_usage_of_evaluate_is_one_line_and_code_2(loaded, data, capsys, monkeypatch, options, message):
+    monkeypatch.chdir(data)
+    assert message in refusal(capsys, "evaluate", "images", *options)
+
+
+def test_help_lists_the_registered_choices(capsys):
+    from superres.decoding.acceptance import CRITERIA
+
+    assert run(["upscale", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"[{'|'.join(CRITERIA)}]" in text
+    assert "[auto|lowres|photo]" in text
+    assert "[skip|overwrite|error]" in text
+
+
+def test_help_and_usage_errors_come_without_loading_the_network():
+    code = ("import sys; from superres.cli import run; assert run(['--help']) == 0; "
+            "assert run(['upscale', 'x', '--output', 'y', '--epsilon', '-1']) == 2; assert 'torch' not in sys.modules")
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("script", "expected"), [("upscale.py", "--manifest"), ("evaluate.py", "images")])
+def test_scripts_are_the_same_commands_by_file_name(script, expected):
+    words = [sys.executable, str(ROOT / "scripts" / script), "--help"]
+    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert expected in result.stdout
