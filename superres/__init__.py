@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 __all__ = ["DecodeConfig", "SuperresError", "Upscaler", "__version__", "load"]
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from superres.pipeline import Upscaler, load
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import public names on first use, so that `superres --help` and the survey do not wait for torch."""
     import importlib
 

@@ -29,7 +29,7 @@ CONFIG = "config.json"
 
 @contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
-    """Give a new folder beside `folder` to write into; it takes `folder`'s place only if the block ends without an error.
+    """Give a new folder beside `folder` to write into; it takes `folder`'s place if the block succeeds.
 
     Raises:
         OutputError: the folder cannot be written (read-only, no space left); what was there before is intact.
@@ -92,7 +92,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path} is damaged ({error!r}); fetch the checkpoint again") from error
     if version != FORMAT_VERSION:
-        raise CheckpointError(f"{path} has format version {version!r}, this release reads {FORMAT_VERSION}; update superres")
+        raise CheckpointError(f"{path} has format {version!r}, this release reads {FORMAT_VERSION}; update superres")
     if not isinstance(document.get("model"), dict):
         raise CheckpointError(f"{path} has no settings of a model; fetch the checkpoint again")
     return dict(document)
@@ -144,7 +144,8 @@ def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], origin: str
     wanted = {name for name in own if optional is None or not name.startswith(optional) or name in weights}
     missing, extra = sorted(wanted - set(weights)), sorted(set(weights) - set(own))
     shapes = sorted(n for n in wanted & set(weights) if weights[n].shape != own[n].shape)
-    for problem, names in (("lacks tensors", missing), ("has extra tensors", extra), ("has tensors of another shape", shapes)):
+    problems = {"lacks tensors": missing, "has extra tensors": extra, "has tensors of another shape": shapes}
+    for problem, names in problems.items():
         if names:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             raise CheckpointError(f"{origin} {problem}: {shown}; the weights do not belong to this config.json")
@@ -157,7 +158,7 @@ def weights_digest(folder: str | Path) -> str:
 
 
 class HubModel(torch.nn.Module, PyTorchModelHubMixin):
-    """A network with the Hugging Face hub's `from_pretrained`, `save_pretrained` and `push_to_hub`, read as strictly as a folder."""
+    """A network with the hub's `from_pretrained`, `save_pretrained` and `push_to_hub`, read as strictly as a folder."""
 
     def __init__(self, model: EncoderDecoder) -> None:
         """Wrap the network."""
@@ -168,8 +169,8 @@ class HubModel(torch.nn.Module, PyTorchModelHubMixin):
         save_checkpoint(self.model, save_directory)
 
     @classmethod
-    def _from_pretrained(cls, *, model_id: str, **options: Any) -> "HubModel":
-        folder = Path(model_id) if Path(model_id).is_dir() else fetch_from_hub(model_id, options.get("revision"))
+    def _from_pretrained(cls, *, model_id: str, revision: str | None, **_: object) -> HubModel:
+        folder = Path(model_id) if Path(model_id).is_dir() else fetch_from_hub(model_id, revision)
         return cls(load_checkpoint(folder))
 
 
@@ -183,5 +184,6 @@ def fetch_from_hub(identifier: str, revision: str | None = None) -> Path:
         paths = [hf_hub_download(identifier, name, revision=revision) for name in (CONFIG, WEIGHTS)]
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"cannot fetch {identifier!r} from the hub ({reason}); check the id, or give a folder") from error
+        message = f"cannot fetch {identifier!r} from the hub ({reason}); check the id, or give a folder"
+        raise CheckpointError(message) from error
     return Path(paths[0]).parent

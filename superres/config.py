@@ -60,7 +60,8 @@ class ModelConfig(Config):
         attention_heads: H; must divide `width`.
         encoder_layers: number of encoder layers.
         decoder_layers: number of decoder layers.
-        attention: decoder self-attention: "local_1d" (own attention block causally and the whole previous one) or "causal".
+        attention: decoder self-attention: "local_1d" (own attention block causally and the whole previous one) or
+            "causal".
         attention_block_length: length of the local attention's blocks (not the decoding block size).
         cross_attention: whether decoder layers attend to the memory.
         norm: "pre" (normalise before a sub-layer) or "post" (after the residual sum, as published).
@@ -105,10 +106,12 @@ class ModelConfig(Config):
                  "prediction_heads", "head_filter_size", "conditioning_width")
         for name in sizes:
             value = getattr(self, name)
-            require(isinstance(value, int) and value >= 1, f"{name} must be a whole number of at least 1, not {value!r}")
+            require(isinstance(value, int) and value >= 1,
+                    f"{name} must be a whole number of at least 1, not {value!r}")
         for name in ("encoder_layers", "conditioning_blocks"):
             value = getattr(self, name)
-            require(isinstance(value, int) and value >= 0, f"{name} must be a whole number of at least 0, not {value!r}")
+            require(isinstance(value, int) and value >= 0,
+                    f"{name} must be a whole number of at least 0, not {value!r}")
         for name in ("source_shape", "target_shape"):
             shape = getattr(self, name)
             valid = isinstance(shape, tuple) and shape and all(isinstance(n, int) and n >= 1 for n in shape)
@@ -116,20 +119,23 @@ class ModelConfig(Config):
         require(self.width % self.attention_heads == 0,
                 f"attention_heads {self.attention_heads} must divide width {self.width}")
         require(self.width % 4 == 0, f"width must be a multiple of 4 for the position signal, not {self.width}")
-        require(self.attention in ("local_1d", "causal"), f"attention must be local_1d or causal, not {self.attention!r}")
+        require(self.attention in ("local_1d", "causal"),
+                f"attention must be local_1d or causal, not {self.attention!r}")
         require(self.norm in ("pre", "post"), f"norm must be pre or post, not {self.norm!r}")
-        require(self.head_layer in ("per-head", "dense"), f"head_layer must be per-head or dense, not {self.head_layer!r}")
+        require(self.head_layer in ("per-head", "dense"),
+                f"head_layer must be per-head or dense, not {self.head_layer!r}")
         require(0.0 <= self.dropout < 1.0, f"dropout must be in [0, 1), not {self.dropout!r}")
         if self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output:
             self._check_image_aids()
 
     def _check_image_aids(self) -> None:
         aids = "aligned_conditioning, numeric_neighbourhood and ordinal_output"
-        require(len(self.source_shape) == len(self.target_shape) == 3, f"{aids} need image shapes (rows, columns, channels)")
+        require(len(self.source_shape) == len(self.target_shape) == 3,
+                f"{aids} need image shapes (rows, columns, channels)")
         rows, columns, channels = self.target_shape
-        require(rows % self.source_shape[0] == 0 and columns % self.source_shape[1] == 0 and
-                channels == self.source_shape[2], f"{aids} need a target {self.target_shape} that is a whole multiple of the "
-                f"source {self.source_shape}")
+        source_rows, source_columns, source_channels = self.source_shape
+        require(rows % source_rows == columns % source_columns == 0 and channels == source_channels,
+                f"{aids} need a target {self.target_shape} that is a whole multiple of the source {self.source_shape}")
 
     @property
     def source_length(self) -> int:
@@ -159,7 +165,7 @@ PRESETS: dict[str, ModelConfig] = {
         numeric_neighbourhood=False, ordinal_output=False,
     ),
 }
-"""Named networks: `tiny` for tests, `base` for the bundled checkpoint, `paper` as published (img2img_transformer_b3)."""
+"""Named networks: `tiny` for tests, `base` as bundled, `paper` as published (img2img_transformer_b3)."""
 
 
 @dataclass(frozen=True)
@@ -187,9 +193,11 @@ class DecodeConfig(Config):
     def __post_init__(self) -> None:
         k = self.block_size
         require(k is None or (isinstance(k, int) and k >= 1), f"block size must be at least 1, not {k!r}")
-        require(isinstance(self.epsilon, int) and self.epsilon >= 0, f"epsilon must be at least 0, not {self.epsilon!r}")
+        require(isinstance(self.epsilon, int) and self.epsilon >= 0,
+                f"epsilon must be at least 0, not {self.epsilon!r}")
         require(isinstance(self.top_k, int) and self.top_k >= 1, f"top-k must be at least 1, not {self.top_k!r}")
-        require(isinstance(self.min_block, int) and self.min_block >= 1, f"min-block must be at least 1, not {self.min_block!r}")
+        require(isinstance(self.min_block, int) and self.min_block >= 1,
+                f"min-block must be at least 1, not {self.min_block!r}")
         require(k is None or self.min_block <= k, f"min-block {self.min_block} is larger than the block size {k}")
         require(math.isfinite(self.temperature) and self.temperature >= 0,
                 f"temperature must be 0 (greedy) or positive, not {self.temperature!r}")
@@ -214,7 +222,8 @@ class TrainConfig(Config):
         flip: mirror half of the images.
         estimate_weight: weight of the estimate's absolute error, nats a grey level.
         freeze_base: "heads" only: train the head layer alone, so that p1 stays exactly the base.
-        head_loss: "all-heads" on a random subset of positions, or "random-head" (one head a minibatch, section 6 of the paper).
+        head_loss: "all-heads" on a random subset of positions, or "random-head" (one head a minibatch, section 6
+            of the paper).
         head_positions: size of that subset.
         head_weight: weight of the proposal heads' mean loss beside p1's.
         precision: "bf16" autocast or "no".
@@ -248,6 +257,8 @@ class TrainConfig(Config):
         require(self.stage in ("base", "heads"), f"stage must be base or heads, not {self.stage!r}")
         require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1), not {self.ema_decay!r}")
         limit = self.steps if self.minutes is None else self.minutes
-        require((self.steps is None) != (self.minutes is None), "give the length of training as either steps or minutes")
+        require((self.steps is None) != (self.minutes is None),
+                "give the length of training as either steps or minutes")
         require(limit is not None and limit > 0, f"the length of training must be positive, not {limit!r}")
-        require(self.head_loss in ("all-heads", "random-head"), f"head_loss must be all-heads or random-head, not {self.head_loss!r}")
+        require(self.head_loss in ("all-heads", "random-head"),
+                f"head_loss must be all-heads or random-head, not {self.head_loss!r}")

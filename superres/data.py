@@ -1,4 +1,4 @@
-"""Batches of token pairs, in an order that depends only on the seed and the step, so that a resumed run sees the same images."""
+"""Batches of token pairs, in an order that seed and step decide, so that a resumed run sees the same images."""
 
 from __future__ import annotations
 

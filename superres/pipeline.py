@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from superres.checkpoint import fetch_from_hub, load_checkpoint, weights_digest
-from superres.config import DecodeConfig, ModelConfig
+from superres.config import DecodeConfig
 from superres.decoding.blockwise import check_options, decode
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
@@ -151,7 +151,7 @@ class Upscaler:
         check_options(options, self.model_config.prediction_heads)
         expected = self.model_config.source_shape
         if sources.dtype != np.uint8 or sources.shape[1:] != expected:
-            raise InvalidInputError(f"sources are {sources.dtype} {sources.shape}; give uint8 [N, {', '.join(map(str, expected))}]")
+            raise InvalidInputError(f"sources are {sources.dtype} {sources.shape}; give uint8 (N, *{expected})")
         started = time.perf_counter()
         if not len(sources):
             return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0)

@@ -31,9 +31,9 @@ class Session(Protocol):
     """W, tokens a step."""
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        """Read `tokens` [B, W] (int64) at decoder positions `position` [B] + 0..W-1 and score the tokens at those positions.
+        """Read `tokens` [B, W] (int64) at decoder positions `position` [B] + 0..W-1 and score the tokens there.
 
-        Overwrites what earlier steps wrote at these positions or later, so moving `position` back is the whole of a rollback.
+        Overwrites what earlier steps wrote at these positions, so moving `position` back is the whole of a rollback.
         At position 0 the first token is ignored. Positions past the end are allowed; their scores are meaningless.
         """
         ...
@@ -60,5 +60,5 @@ class ScoringModel(Protocol):
         ...
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
-        """Score from scratch, without a cache: heads p1..pk after the first `position` [B] tokens of `target` [B, T], as [B, K, V]."""
+        """Score p1..pk without a cache after the first `position` [B] tokens of `target` [B, T], as [B, K, V]."""
         ...

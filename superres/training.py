@@ -1,7 +1,9 @@
-"""Training in stages: the base by teacher forcing, then the prediction heads on a warm start. Resumable, on CPU or GPUs."""
+"""Training in stages: the base by teacher forcing, then the heads on a warm start. Resumable, on CPU or GPUs."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import math
 import time
@@ -14,7 +16,6 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
 from superres.checkpoint import load_checkpoint, load_weights, read_tensors, replaced_folder, save_checkpoint
 from superres.config import ModelConfig, TrainConfig
@@ -68,7 +69,7 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
 
 
 def learning_rate_factor(settings: TrainConfig, progress: Progress) -> float:
-    """Return the share of the peak learning rate: linear warm-up, then cosine to zero at the end of `steps` or `minutes`."""
+    """Return the share of the peak learning rate: linear warm-up, then cosine to zero at the end of the run."""
     done = progress.step / settings.steps if settings.steps else progress.seconds / (60 * (settings.minutes or 1))
     warm = min(1.0, (progress.step + 1) / max(settings.warmup_steps, 1))
     return warm * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
@@ -123,14 +124,16 @@ class Trainer:
         self.accelerator = Accelerator(mixed_precision=mixed or "no", cpu=not torch.cuda.is_available())
         self.progress = Progress(0, 0.0, [])
         self.model = model.to(self.accelerator.device)
-        self.averaged = AveragedModel(self.model, multi_avg_fn=self._average)
+        self.averaged = copy.deepcopy(self.model)
         self.optimizer = build_optimizer(self.model, settings)
         if (self.folder / "state").is_dir():
             self._resume()
         loss = TeacherForcingLoss(self.model, settings)
         self.loss, self.prepared = self.accelerator.prepare(loss, self.optimizer)
 
-    def run(self, stop: Callable[[], bool] = lambda: False, report: Callable[[dict[str, float]], None] = lambda _: None) -> bool:
+    def run(
+        self, stop: Callable[[], bool] = lambda: False, report: Callable[[dict[str, float]], None] = lambda _: None,
+    ) -> bool:
         """Train until the schedule ends or `stop()` is true; the state is saved either way.
 
         Args:
@@ -160,7 +163,7 @@ class Trainer:
             report(self._record(self._evaluation()))
         self.save()
         if done and self.accelerator.is_main_process:
-            save_checkpoint(self.averaged.module, self.folder / "checkpoint", {"training": self.recipe()})
+            save_checkpoint(self.averaged, self.folder / "checkpoint", {"training": self.recipe()})
         return done
 
     def recipe(self) -> dict[str, Any]:
@@ -179,18 +182,19 @@ class Trainer:
             return
         with replaced_folder(self.folder / "state") as fresh:
             save_file(_detached(self.model.state_dict()), fresh / "model.safetensors")
-            save_file(_detached(self.averaged.module.state_dict()), fresh / "averaged.safetensors")
+            save_file(_detached(self.averaged.state_dict()), fresh / "averaged.safetensors")
             save_file(self._moments(), fresh / "optimizer.safetensors")
-            document = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(), "step": self.progress.step,
-                        "seconds": self.progress.seconds, "history": self.progress.history}
+            document = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(),
+                        **dataclasses.asdict(self.progress)}
             (fresh / "state.json").write_text(json.dumps(document))
         (self.folder / "history.json").write_text(json.dumps(self.progress.history, indent=1))
         plot_history(self.progress.history, self.folder / "curves.png")
 
-    def _average(self, averaged: list[Tensor], current: list[Tensor], _: Any) -> None:
-        """Exponential average whose decay grows from 0, so that early weights are forgotten."""
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Move the averaged weights; the decay grows from 0, so that early weights are forgotten."""
         decay = min(self.settings.ema_decay, (1 + self.progress.step) / (10 + self.progress.step))
-        torch._foreach_lerp_(averaged, current, 1 - decay)
+        torch._foreach_lerp_(list(self.averaged.parameters()), list(self.model.parameters()), 1 - decay)
 
     def _step(self) -> dict[str, float]:
         part, parts = self.accelerator.process_index, self.accelerator.num_processes
@@ -205,7 +209,7 @@ class Trainer:
         self.prepared.step()
         self.prepared.zero_grad()
         self.progress.step += 1
-        self.averaged.update_parameters(self.model)
+        self._average()
         return {name: float(value.detach()) for name, value in losses.items()} if self.progress.step % 50 == 0 else {}
 
     def _record(self, values: dict[str, float]) -> dict[str, float]:
@@ -215,14 +219,15 @@ class Trainer:
         return record
 
     def _evaluation(self) -> dict[str, float]:
-        model = self.averaged.module.eval()
+        model = self.averaged.eval()
         with torch.inference_mode():
             return self.evaluate(model) if self.evaluate is not None else {}
 
     def _moments(self) -> dict[str, Tensor]:
         """Flatten the optimiser's state to named tensors."""
         state = self.optimizer.state_dict()["state"]
-        return {f"{index}.{name}": value.cpu().contiguous() for index, values in state.items() for name, value in values.items()}
+        named = {f"{index}.{name}": value for index, values in state.items() for name, value in values.items()}
+        return _detached(named)
 
     def _resume(self) -> None:
         folder = self.folder / "state"
@@ -238,8 +243,8 @@ class Trainer:
             if different:
                 raise CheckpointError(f"{self.folder} was started with other settings ({'; '.join(different)}); "
                                       "repeat those or choose a new run folder")
-        load_weights(self.model, read_tensors(folder / "model.safetensors"), str(folder / "model.safetensors"))
-        load_weights(self.averaged.module, read_tensors(folder / "averaged.safetensors"), str(folder / "averaged.safetensors"))
+        for model, name in ((self.model, "model.safetensors"), (self.averaged, "averaged.safetensors")):
+            load_weights(model, read_tensors(folder / name), str(folder / name))
         self._load_moments(read_tensors(folder / "optimizer.safetensors"))
         self.progress = Progress(*position)
 
@@ -264,7 +269,8 @@ def plot_history(history: list[dict[str, float]], path: str | Path) -> None:
     for name in ("p1", "heads", "bits_per_dim"):
         points = [(record["images"], record[name]) for record in history if name in record]
         if points:
-            axes.plot(*zip(*points, strict=True), label=name, linewidth=1, marker="o" if name == "bits_per_dim" else None)
+            marker = "o" if name == "bits_per_dim" else None
+            axes.plot(*zip(*points, strict=True), label=name, linewidth=1, marker=marker)
     axes.set_xlabel("images seen")
     axes.set_ylabel("nats a token; bits/dim on dev")
     if axes.lines:

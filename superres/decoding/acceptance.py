@@ -1,23 +1,24 @@
 """Acceptance criteria: which proposed tokens pass verification (sections 3 and 5 of the paper).
 
-A criterion judges each token by itself. The loop in `superres.decoding.blockwise` owns the longest prefix, the minimum block, the
-end token and clipping, and it always commits the verifier's own token first.
+A criterion judges each token by itself. The loop in `superres.decoding.blockwise` owns the longest prefix, the
+minimum block, the end token and clipping, and it always commits the verifier's own token first.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from superres.config import DecodeConfig
+
+if TYPE_CHECKING:  # the command line lists the criteria in its help, which must not wait for torch
+    from torch import Tensor
 
 
 class Criterion(Protocol):
     """Judges proposed tokens against the verifier's scores."""
 
     def accept(self, proposed: Tensor, scores: Tensor) -> Tensor:
-        """Return bool [B, N] for proposals [B, N] under p1's scores [B, N, V] (divided by the temperature, with noise added)."""
+        """Return bool [B, N] for proposals [B, N] under p1's scores [B, N, V] (over the temperature, with noise)."""
         ...
 
 

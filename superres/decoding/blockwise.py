@@ -1,4 +1,4 @@
-"""Blockwise parallel decoding: predict, verify, accept, one model call an iteration (Stern et al. 2018, sections 3 to 5)."""
+"""Blockwise parallel decoding: predict, verify, accept in one model call (Stern et al. 2018, sections 3 to 5)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def accepted_length(passed: Tensor, minimum: int, room: Tensor) -> Tensor:
 
 
 class BlockwiseLoop:
-    """The state of one decode: committed tokens, the position of every row and the pending proposals. All of it on the device."""
+    """The state of one decode: committed tokens, positions, pending proposals. All of it stays on the device."""
 
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
@@ -161,7 +161,7 @@ def check_options(options: DecodeConfig, prediction_heads: int) -> int:
         raise ConfigError(f"unknown acceptance {options.accept!r}; choose one of {', '.join(CRITERIA)}")
     block_size = prediction_heads if options.block_size is None else options.block_size
     if block_size > prediction_heads:
-        raise ConfigError(f"block size {block_size} is larger than the checkpoint's {prediction_heads} prediction heads; "
+        raise ConfigError(f"block size {block_size} is larger than the {prediction_heads} prediction heads; "
                           f"choose 1 to {prediction_heads}")
     if options.min_block > block_size:
         raise ConfigError(f"min-block {options.min_block} is larger than the block size {block_size}")
@@ -175,8 +175,9 @@ def decode(
 ) -> Decoded:
     """Decode a batch blockwise.
 
-    Exact acceptance gives the tokens of greedy decoding (or, at a temperature, of sequential sampling with the same seed). On
-    float32 hardware that holds bit for bit against a run of the same `width`, since kernels differ between shapes.
+    Exact acceptance gives the tokens of greedy decoding (or, at a temperature, of sequential sampling with the same
+    seed). On float32 hardware that holds bit for bit against a run of the same `width`, since kernels differ between
+    shapes.
 
     Args:
         model: the model.
@@ -184,7 +185,8 @@ def decode(
         options: block size, acceptance, sampling.
         padding: bool [B, S], True where a source is padding.
         keys: key of each row's sampling noise, int64 [B]; the row's number if None.
-        width: step width W, at least the block size, which it is by default. A larger one runs the same kernels as a larger block.
+        width: step width W, at least the block size, which it is by default. A larger one runs the same kernels
+            as a larger block.
         proposer: source of proposals; the prediction heads if None (then the block size is at most their number).
         progress: called every DONE_CHECK_INTERVAL iterations with (tokens of the shortest row, T).
 

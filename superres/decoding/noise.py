@@ -1,7 +1,7 @@
 """Counter-based Gumbel noise: what is added to a score depends on (seed, key of the sequence, position, token) alone.
 
-argmax(scores / T + noise) is a sample of softmax(scores / T). Since verifier and proposers add the same noise, sampling turns
-into a deterministic decode, and its result does not depend on block size, batch or order of images.
+argmax(scores / T + noise) is a sample of softmax(scores / T). Since verifier and proposers add the same noise,
+sampling turns into a deterministic decode, and its result does not depend on block size, batch or order of images.
 """
 
 from __future__ import annotations

@@ -36,12 +36,12 @@ class Proposer(Protocol):
     """Makes proposals."""
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
-        """Return int64 [B, k - 1]: proposals for the tokens at `context.position + offsets`, offsets [k - 1] being 1..k-1."""
+        """Return proposals [B, k - 1], int64, for the tokens at `context.position + offsets`; offsets are 1..k-1."""
         ...
 
 
 class HeadProposer:
-    """Prediction heads p2..pk at the one accepted position of each row (section 4 of the paper, heads evaluated lazily)."""
+    """Prediction heads p2..pk at the one accepted position of each row (section 4 of the paper), evaluated lazily."""
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""

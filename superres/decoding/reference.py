@@ -1,4 +1,4 @@
-"""Slow, plain decoders without a cache: what the fast loop is compared with. One sequence at a time, one forward pass a call."""
+"""Slow, plain decoders without a cache, one sequence at a time: what the fast loop is compared with."""
 
 from __future__ import annotations
 

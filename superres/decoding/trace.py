@@ -68,5 +68,6 @@ class TraceRecorder:
         rows = []
         for row in range(positions.shape[1]):
             active = accepted[:, row] > 0
-            rows.append(RowTrace(positions[active, row].tolist(), accepted[active, row].tolist(), proposed[active, row]))
+            start, count = positions[active, row].tolist(), accepted[active, row].tolist()
+            rows.append(RowTrace(start, count, proposed[active, row]))
         return rows

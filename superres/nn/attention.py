@@ -29,7 +29,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
         query: [..., Q, size].
         key: [..., N, size].
         value: [..., N, size].
-        mask: added to the scores, broadcastable to [..., Q, N]; 0 where visible, -inf where hidden. A query needs one visible key.
+        mask: added to the scores, broadcastable to [..., Q, N]; 0 where visible, -inf where hidden. A query needs
+            one visible key.
 
     Returns:
         [..., Q, size].
@@ -37,7 +38,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
     if mask is not None:
         scores = scores + mask.to(scores.dtype)
-    return scores.softmax(-1) @ value
+    return torch.matmul(scores.softmax(-1), value)
 
 
 def hidden_mask(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -65,7 +66,9 @@ def local_attention(query: Tensor, key: Tensor, value: Tensor, block_length: int
     """Blocked local 1-D attention over a whole sequence (the published "masked local attention 1d").
 
     Args:
-        query: [B, H, T, size]; `key` and `value` alike.
+        query: [B, H, T, size].
+        key: [B, H, T, size].
+        value: [B, H, T, size].
         block_length: length of an attention block.
 
     Returns:
@@ -76,7 +79,7 @@ def local_attention(query: Tensor, key: Tensor, value: Tensor, block_length: int
     if padding:
         query, key, value = (F.pad(x, (0, 0, 0, padding)) for x in (query, key, value))
     blocks = query.shape[2] // block_length
-    query, key, value = (x.unflatten(2, (blocks, block_length)) for x in (query, key, value))
+    query, key, value = (x.view(*x.shape[:2], blocks, block_length, -1) for x in (query, key, value))
     key, value = (torch.cat([F.pad(x[:, :, :-1], (0, 0, 0, 0, 1, 0)), x], dim=3) for x in (key, value))
     position = torch.arange(blocks * block_length, device=query.device).view(blocks, block_length)
     offset = torch.arange(-block_length, block_length, device=query.device)

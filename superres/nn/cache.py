@@ -1,4 +1,4 @@
-"""The key-value cache of the decoder's self-attention: bounded, written by position, rolled back by moving the position."""
+"""The key-value cache of decoder self-attention: bounded, written by position, rolled back by moving it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from superres.nn.attention import local_visible
 def slot_count(config: ModelConfig, width: int) -> int:
     """Return the slots a layer needs for steps of `width` positions.
 
-    Local attention looks back at most two attention blocks from a step's first position, and the step itself must fit too, since it
-    may straddle a block boundary: 2 * attention_block_length + width - 1. Full causal attention keeps every position.
+    Local attention looks back at most two attention blocks from a step's first position, and the step itself must fit
+    too, since it may straddle a block boundary: 2 * attention_block_length + width - 1. Full causal attention keeps
+    every position.
     """
     full = config.target_length + width
     if config.attention == "causal":
@@ -24,8 +25,8 @@ def slot_count(config: ModelConfig, width: int) -> int:
 class KeyValueCache:
     """Keys and values of all layers in rings: position p lives in slot p mod R.
 
-    A step overwrites its positions before it attends, and a slot holds the latest position that fits it. So what a rejected
-    proposal left behind is either overwritten or hidden by the mask, which comes from absolute positions.
+    A step overwrites its positions before it attends, and a slot holds the latest position that fits it. So what a
+    rejected proposal left behind is either overwritten or hidden by the mask, which comes from absolute positions.
     """
 
     def __init__(self, config: ModelConfig, batch: int, width: int, like: Tensor) -> None:
@@ -50,7 +51,8 @@ class KeyValueCache:
             position: decoder positions of the step [B, W].
 
         Returns:
-            Write index [2 * B * H * W] for `write`, and the mask to add to scores, [B * H, W, R] ([1, W, R] for one row).
+            Write index [2 * B * H * W] for `write`, and the mask to add to scores, [B * H, W, R] ([1, W, R] for one
+            row).
         """
         index = self.row_starts + (position % self.slots)[None, :, None, :]
         last = position[:, -1:]

@@ -1,4 +1,4 @@
-"""The multi-output layer that makes prediction heads p2..pk (and p1, as published) from the decoder's output (paper, Figure 3)."""
+"""The multi-output layer after the decoder that makes the prediction heads (paper, Figure 3)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from superres.nn.image_aids import neighbour_count
 class PredictionHeads(nn.Module):
     """One hidden layer with residual and layer norm for each prediction head after the decoder; projections are shared.
 
-    "per-head" is block-diagonal: each head has a hidden layer of its own. "dense" is the paper's: hidden size k * filter, fully
-    connected to all k outputs. With identity p1, head 1 has no layer, so a frozen base keeps its scores.
+    "per-head" is block-diagonal: each head has a hidden layer of its own. "dense" is the paper's: hidden size k *
+    filter, fully connected to all k outputs. With identity p1, head 1 has no layer, so a frozen base keeps its
+    scores.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -50,13 +51,16 @@ class PredictionHeads(nn.Module):
         count = self.count if count is None else count
         if self.dense:
             states = (F.relu(self.expand(hidden)) @ self.contract).view(len(hidden), self.count, -1) + self.bias
-            result: Tensor = self.norm(hidden.unsqueeze(1) + states[:, :count])
-            return result
+            return self._finish(hidden, states[:, :count])
         size = self.contract.shape[1]
         inner = F.relu(F.linear(hidden, self.expand.weight[: count * size], self.expand.bias[: count * size]))
         grouped = inner.view(len(hidden), count, size).transpose(0, 1)
         states = torch.baddbmm(self.bias[:count].unsqueeze(1), grouped, self.contract[:count]).transpose(0, 1)
-        result = self.norm(hidden.unsqueeze(1) + states)
+        return self._finish(hidden, states)
+
+    def _finish(self, hidden: Tensor, states: Tensor) -> Tensor:
+        """Add the residual [N, D] to states [N, heads, D] and normalise."""
+        result: Tensor = self.norm(hidden.unsqueeze(1) + states)
         return result
 
     def one(self, hidden: Tensor, head: int) -> Tensor:

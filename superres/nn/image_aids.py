@@ -1,7 +1,7 @@
 """What the `base` network adds to the published one so that it trains in minutes: see `ModelConfig` for the switches.
 
-The three aids share one *estimate*: an intensity for every target position, known before decoding starts. It is the bicubic
-enlargement of the source, refined by the conditioning's convolutions where there are any.
+The three aids share one *estimate*: an intensity for every target position, known before decoding starts. It is the
+bicubic enlargement of the source, refined by the conditioning's convolutions where there are any.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEIGHBOUR_PIXELS = (
 
 
 def enlarge_source(source: Tensor, config: ModelConfig) -> Tensor:
-    """Return the bicubic enlargement of source tokens [B, S] as float images [B, channels, rows, columns] in [0, 255]."""
+    """Return the bicubic enlargement of source tokens [B, S] as float [B, channels, rows, columns] in [0, 255]."""
     image = source.view(-1, *config.source_shape).permute(0, 3, 1, 2).float()
     large = F.interpolate(image, size=config.target_shape[:2], mode="bicubic", align_corners=False)
     return large.clamp(0, config.vocabulary - 1)
@@ -56,8 +56,8 @@ class ConvolutionBlock(nn.Module):
 class AlignedConditioning(nn.Module):
     """Enlarges the memory to one vector for each target position, to be added to the decoder's input there.
 
-    The memory of the source cell that covers a position, brought to target resolution by sub-pixel shuffling and refined by
-    convolutions. The same maps give the refined estimate.
+    The memory of the source cell that covers a position, brought to target resolution by sub-pixel shuffling and
+    refined by convolutions. The same maps give the refined estimate.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -103,8 +103,8 @@ def neighbour_count(channels: int) -> int:
 def neighbour_table(shape: tuple[int, ...]) -> Tensor:
     """Return which positions count as neighbours of each target position.
 
-    Neighbours are the earlier channels of the same pixel, four pixels to the left, nine in the row above and five in the row
-    above that, each with all its channels, the target's own channel first.
+    Neighbours are the earlier channels of the same pixel, four pixels to the left, nine in the row above and five in
+    the row above that, each with all its channels, the target's own channel first.
 
     Args:
         shape: (rows, columns, channels) of the target.
@@ -183,7 +183,8 @@ def ordinal_scores(projected: Tensor, centre: Tensor) -> Tensor:
     """Add the ordinal term -|v - mu| / s to the scores.
 
     Args:
-        projected: [..., V + 2]: V free scores, the shift of mu in units of RESIDUAL_SCALE, and log(1 / s) less its initial value.
+        projected: [..., V + 2]: V free scores, the shift of mu in units of RESIDUAL_SCALE, and log(1 / s) less
+            its initial value.
         centre: mu before the shift [...], grey levels.
 
     Returns:

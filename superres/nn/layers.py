@@ -13,7 +13,7 @@ from superres.nn.attention import Attention
 
 
 def sinusoid(positions: Tensor, width: int) -> Tensor:
-    """Return the sinusoidal signal [N, width] of `positions` [N]: half sines, half cosines, wavelengths 2 pi to 20,000 pi."""
+    """Return the sinusoidal signal [N, width] of `positions` [N]: half sines, half cosines."""
     rates = torch.exp(torch.arange(width // 2) * (-math.log(10_000.0) / max(width // 2 - 1, 1)))
     angles = positions[:, None].float() * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)
@@ -22,8 +22,8 @@ def sinusoid(positions: Tensor, width: int) -> Tensor:
 def position_signal(shape: tuple[int, ...], width: int) -> Tensor:
     """Return the position signal [prod(shape), width] of a raster.
 
-    An image (rows, columns, channels) gets a 2-D signal over (row, column * channels + channel), as published; text gets
-    a 1-D one.
+    An image (rows, columns, channels) gets a 2-D signal over (row, column * channels + channel), as published; text
+    gets a 1-D one.
     """
     if len(shape) == 1:
         return sinusoid(torch.arange(shape[0]), width)
@@ -70,9 +70,9 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """Apply `sublayer` ([B, T, D] to the same shape) to `x` with residual and norm."""
-        if self.pre:
-            return x + self.dropout(sublayer(self.norm(x)))
-        result: Tensor = self.norm(x + self.dropout(sublayer(x)))
+        result: Tensor = x + self.dropout(sublayer(self.norm(x) if self.pre else x))
+        if not self.pre:
+            result = self.norm(result)
         return result
 
 
@@ -90,8 +90,8 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map states [B, S, D] to states [B, S, D]; `mask` [B, 1, 1, S] hides padding."""
         x = self.attention_residual(x, lambda y: self.attention.full(y, y, mask))
-        x = self.feed_forward_residual(x, self.feed_forward)
-        return x
+        result: Tensor = self.feed_forward_residual(x, self.feed_forward)
+        return result
 
 
 class DecoderLayer(nn.Module):
@@ -119,5 +119,5 @@ class DecoderLayer(nn.Module):
         cross = self.cross_attention
         if cross is not None and self.cross_residual is not None:
             x = self.cross_residual(x, lambda y: cross.full(y, memory, mask))
-        x = self.feed_forward_residual(x, self.feed_forward)
-        return x
+        result: Tensor = self.feed_forward_residual(x, self.feed_forward)
+        return result

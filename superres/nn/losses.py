@@ -70,7 +70,7 @@ class TeacherForcingLoss(nn.Module):
 
 
 def masked_loss(scores: Tensor, position: Tensor, target: Tensor) -> Tensor:
-    """Return the mean cross-entropy of `scores` [..., V] for the tokens at `position` [B, ...], leaving out those past the end."""
+    """Return the mean cross-entropy of `scores` [..., V] for the tokens at `position` [B, ...], if any."""
     inside = position < target.shape[1]
     wanted = target.gather(1, position.clamp(max=target.shape[1] - 1).flatten(1)).view(position.shape)
     loss = F.cross_entropy(scores.flatten(0, -2), wanted.flatten(), reduction="none").view(position.shape)

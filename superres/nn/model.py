@@ -1,4 +1,4 @@
-"""The encoder-decoder network: teacher-forced scoring of whole sequences. Decoding uses `superres.nn.step` on the same weights."""
+"""The encoder-decoder network, scoring whole sequences by teacher forcing; `superres.nn.step` decodes with it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Decoded:
 
 
 class EncoderDecoder(nn.Module):
-    """Image Transformer with local 1-D attention and k prediction heads (Parmar et al. 2018; Stern et al. 2018, section 6)."""
+    """Image Transformer with local 1-D attention and k prediction heads (Parmar et al. 2018; Stern et al. 2018)."""
 
     signal: Tensor
     source_signal: Tensor
@@ -166,14 +166,14 @@ class EncoderDecoder(nn.Module):
             Scores [B, P, V] in at least float32. Rows whose target lies past the end are meaningless: mask them.
         """
         hidden = take(decoded.hidden, position)
-        weights = self.neighbourhood.direct if self.neighbourhood is not None else None
+        weights: Tensor | None = self.neighbourhood.direct if self.neighbourhood is not None else None
         if self.heads is not None and head >= self.heads.first:
             hidden = self.heads.one(hidden.flatten(0, 1), head).view(hidden.shape)
             weights = self.heads.direct[:, head - self.heads.first] if self.heads.direct is not None else None
         return self._finish(hidden, decoded, position, position + head, weights)
 
     def block_scores(self, decoded: Decoded, position: Tensor) -> Tensor:
-        """Return the scores of all heads in the head layer (p2..pk; with p1, as published, where it is not the identity).
+        """Return the scores of all heads in the head layer: p2..pk, and p1 where it is not the identity.
 
         Args:
             decoded: output of `forward`.

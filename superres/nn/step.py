@@ -1,8 +1,9 @@
 """The cached decoding step in few operations: the same function as `EncoderDecoder.forward`, at W new positions a row.
 
-A step of a small model is a chain of tiny operations whose dispatch costs as much as their arithmetic. So weights lie [in, out] for
-`addmm` with the residual folded in, the norm's affine part and the softmax scale are folded into the next weight, position signal
-and conditioning are summed into one table a source, and prediction heads run at one position a row.
+A step of a small model is a chain of tiny operations whose dispatch costs as much as their arithmetic. So weights lie
+[in, out] for `addmm` with the residual folded in, the norm's affine part and the softmax scale are folded into the
+next weight, position signal and conditioning are summed into one table a source, and prediction heads run at one
+position a row.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def fold(linears: list[nn.Linear], norm: nn.LayerNorm | None = None, scale: floa
         norm: a layer norm before them whose affine part is folded in.
         scale: factor on the first layer's output.
     """
-    weights = [linear.weight.t() for linear in linears]
-    biases = [linear.bias for linear in linears]
+    weights: list[Tensor] = [linear.weight.t() for linear in linears]
+    biases: list[Tensor] = [linear.bias for linear in linears]
     weights[0], biases[0] = weights[0] * scale, biases[0] * scale
     weight, bias = torch.cat(weights, dim=1), torch.cat(biases)
     if norm is not None:
@@ -99,7 +100,8 @@ class LayerStep:
 
     def _split(self, x: Tensor) -> Tensor:
         """[B * W, D] to [B * H, W, D / H]."""
-        return x.reshape(self.batch, self.width, self.heads, -1).transpose(1, 2).reshape(self.batch * self.heads, self.width, -1)
+        shaped = x.reshape(self.batch, self.width, self.heads, -1).transpose(1, 2)
+        return shaped.reshape(self.batch * self.heads, self.width, -1)
 
     def _merge(self, x: Tensor) -> Tensor:
         """[B * H, W, D / H] to [B * W, D]."""
@@ -142,7 +144,7 @@ class StepState:
 
 
 class StepSession:
-    """A batch being decoded: the session of `superres.scoring` for `EncoderDecoder`. Not thread-safe; a session serves one decode."""
+    """A batch being decoded: `superres.scoring.Session` for `EncoderDecoder`. It serves one decode, in one thread."""
 
     def __init__(self, model: EncoderDecoder, source: Tensor, width: int, padding: Tensor | None = None) -> None:
         """Encode `source` [B, S] and allocate the cache for steps of `width`."""
@@ -231,7 +233,7 @@ class StepSession:
             return projected
         centre = self.estimate.gather(1, state.position)
         if self.neighbourhood is not None and state.neighbours is not None:
-            weights = self.neighbourhood.direct
+            weights: Tensor = self.neighbourhood.direct
             if self.heads is not None and self.heads.first == 0 and self.heads.direct is not None:
                 weights = self.heads.direct[:, 0]
             centre = centre + extrapolate(weights, state.neighbours, state.position) * RESIDUAL_SCALE
