@@ -1,6 +1,7 @@
 """Faces: pictures as tokens, the reduction that makes 8x8 inputs of photographs, and readers of data sets.
 
-A token is one intensity in 0..255; a picture is its intensities in raster order, red, green and blue of a pixel together.
+A token is one intensity in 0..255; a picture is its intensities in raster order, the red, green and blue of a pixel
+together.
 Photographs are reduced as in the published Img2imgCeleba recipe: crop, then exact area averaging with truncation.
 """
 
@@ -55,12 +56,16 @@ def area_reduce(images: UInt8, rows: int, columns: int) -> UInt8:
         InvalidInputError: the images are not uint8, or the result would be larger than they are.
     """
     if images.dtype != np.uint8 or images.ndim < 3:
-        raise InvalidInputError(f"area_reduce needs uint8 [..., H, W, C], not {images.dtype} {list(images.shape)}; convert first")
+        raise InvalidInputError(f"area_reduce needs uint8 [..., H, W, C], not {_describe(images)}; convert it first")
     height, width = images.shape[-3:-1]
     if not (1 <= rows <= height and 1 <= columns <= width):
-        raise InvalidInputError(f"cannot reduce {height}x{width} to {rows}x{columns}; ask for at least 1x1 and at most its size")
+        raise InvalidInputError(f"cannot reduce {height}x{width} to {rows}x{columns}; it can only shrink")
     total = _box_sums(_box_sums(images, rows, -3), columns, -2)
-    return (total // (height * width)).astype(np.uint8)
+    return np.asarray(total // (height * width), np.uint8)
+
+
+def _describe(array: npt.NDArray[Any]) -> str:
+    return f"{array.dtype} {list(array.shape)}"
 
 
 def _box_sums(values: npt.NDArray[Any], size: int, axis: int) -> Int64:
@@ -83,12 +88,12 @@ def crop_celeba(image: UInt8) -> UInt8:
         InvalidInputError: the picture has another shape.
     """
     if image.shape != (*_CELEBA_ALIGNED, 3):
-        raise InvalidInputError(f"the CelebA crop needs [218, 178, 3], not {list(image.shape)}; use the aligned pictures")
+        raise InvalidInputError(f"the CelebA crop needs [218, 178, 3], not {list(image.shape)}; use aligned ones")
     return image[40:178, 20:158]
 
 
 def crop_square(image: UInt8) -> UInt8:
-    """Cut the face's square out of uint8 [H, W, 3]: the CelebA crop if aligned (178 wide, 218 high), else the centre square."""
+    """Cut a square out of uint8 [H, W, 3]: the CelebA crop if it is 178 wide and 218 high, else the centre."""
     height, width = image.shape[:2]
     if (height, width) == _CELEBA_ALIGNED:
         return crop_celeba(image)
@@ -113,7 +118,7 @@ def to_source(image: UInt8, source: Source = "auto") -> UInt8:
     if source not in SOURCES:
         raise InvalidInputError(f"unknown source {source!r}; known: {', '.join(SOURCES)}")
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise InvalidInputError(f"an image must be uint8 [H, W, 3], not {image.dtype} {list(image.shape)}; convert it to RGB")
+        raise InvalidInputError(f"an image must be uint8 [H, W, 3], not {_describe(image)}; convert it to RGB")
     height, width = image.shape[:2]
     if source == "lowres" and (height, width) != (LOW_SIZE, LOW_SIZE):
         raise InvalidInputError(f"source 'lowres' needs an 8x8 image, not {width}x{height}; use 'auto' or 'photo'")
@@ -129,7 +134,7 @@ def encode(images: UInt8) -> Int64:
         InvalidInputError: another type or shape.
     """
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
-        raise InvalidInputError(f"images must be uint8 [N, h, w, 3], not {images.dtype} {list(images.shape)}; convert to RGB")
+        raise InvalidInputError(f"images must be uint8 [N, h, w, 3], not {_describe(images)}; convert to RGB")
     return images.reshape(len(images), int(np.prod(images.shape[1:]))).astype(np.int64)
 
 
@@ -142,9 +147,14 @@ def decode(tokens: npt.ArrayLike) -> UInt8:
     array = np.asarray(tokens)
     length = HIGH_SIZE * HIGH_SIZE * 3
     if not np.issubdtype(array.dtype, np.integer) or array.ndim != 2 or array.shape[1] != length:
-        raise InvalidInputError(f"tokens must be whole numbers [N, {length}], not {array.dtype} {list(array.shape)}")
-    if array.size and not (0 <= array.min() and array.max() <= 255):
-        raise InvalidInputError(f"tokens must be in 0..255, not {array.min()}..{array.max()}; is the checkpoint one for faces?")
+        raise InvalidInputError(
+            f"tokens must be whole numbers [N, {length}], not {_describe(array)}; pass one row a face"
+        )
+    low, high = (array.min(), array.max()) if array.size else (0, 0)
+    if low < 0 or high > 255:
+        raise InvalidInputError(
+            f"tokens must be in 0..255, not {low}..{high}; decode them with the task that made them"
+        )
     return array.astype(np.uint8).reshape(-1, HIGH_SIZE, HIGH_SIZE, 3)
 
 
@@ -195,7 +205,7 @@ def read_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> UI
 
 def _check_size(path: str | os.PathLike[str], width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
-        raise InvalidInputError(f"{path} is too large: {width}x{height}, the limit is {max_pixels:,} pixels; reduce it first")
+        raise InvalidInputError(f"{path} is too large: {width}x{height}, over {max_pixels:,} pixels; reduce it first")
     if min(width, height) < LOW_SIZE:
         raise InvalidInputError(f"{path} is too small: {width}x{height}; provide an image of at least 8x8")
 
@@ -203,7 +213,7 @@ def _check_size(path: str | os.PathLike[str], width: int, height: int, max_pixel
 def _explain(path: str | os.PathLike[str], error: Exception, max_pixels: int) -> str:
     reason = " ".join(str(error).split())
     if isinstance(error, Image.DecompressionBombError):
-        return f"{path} is too large: the limit is {max_pixels:,} pixels; reduce it first ({reason})"
+        return f"{path} is too large: over {max_pixels:,} pixels; reduce it first ({reason})"
     if isinstance(error, UnidentifiedImageError):
         return f"{path} is not an image that can be read; provide one of {', '.join(_FORMATS)}"
     if isinstance(error, OSError) and error.errno is not None:
@@ -253,13 +263,18 @@ class FacePairs:
 
     def __post_init__(self) -> None:
         count = len(self.ids) if self.ids.ndim else 0
-        expected = {"hr": ("uint8", (count, HIGH_SIZE, HIGH_SIZE, 3)), "lr": ("uint8", (count, LOW_SIZE, LOW_SIZE, 3)),
-                    "ids": ("int32", (count,))}
+        expected = {
+            "hr": ("uint8", (count, HIGH_SIZE, HIGH_SIZE, 3)),
+            "lr": ("uint8", (count, LOW_SIZE, LOW_SIZE, 3)),
+            "ids": ("int32", (count,)),
+        }
         for key, (dtype, shape) in expected.items():
             array = getattr(self, key)
             if array.dtype != dtype or array.shape != shape:
-                raise InvalidInputError(f"{key} must be {dtype} {list(shape)}, not {array.dtype} {list(array.shape)}; "
-                                        "prepare the data again with scripts/prepare_celeba.py")
+                raise InvalidInputError(
+                    f"{key} must be {dtype} {list(shape)}, not {_describe(array)}; "
+                    "prepare the data again with scripts/prepare_celeba.py"
+                )
 
     def __len__(self) -> int:
         """Return N, the number of pictures."""
@@ -289,7 +304,7 @@ def read_faces(path: str | os.PathLike[str], split: Split = "train", limit: int 
     if path.is_dir():
         files = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in IMAGE_SUFFIXES and entry.is_file())
         if not files:
-            raise InvalidInputError(f"{path} holds no images ({' '.join(sorted(IMAGE_SUFFIXES))}); give a folder that does")
+            raise InvalidInputError(f"{path} holds no images ({' '.join(sorted(IMAGE_SUFFIXES))}); choose another")
         return _read_pictures(files[:limit])
     return _read_npz(path, limit)
 
@@ -316,16 +331,19 @@ def _read_npz(path: Path, limit: int | None) -> FacePairs:
 
 def _celeba_files(root: Path, split: Split) -> list[Path]:
     """List a split's files in torchvision's order; torchvision also checks the annotation files' checksums."""
+    images = root / "celeba" / "img_align_celeba"
     try:
         from torchvision.datasets import CelebA
-
+    except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: a torchvision built for another torch
+        remedy = f"install the torchvision of torch's release, or read the folder {images}"
+        raise InvalidInputError(f"torchvision cannot be imported ({' '.join(str(error).split())}); {remedy}") from error
+    try:
         dataset = CelebA(str(root), split=split, target_type=[], download=False)
-    except (ImportError, RuntimeError, OSError) as error:
-        # RuntimeError is both torchvision's "not found or corrupted" and what a torchvision built for another torch raises.
-        reason = " ".join(str(error).split())
-        raise InvalidInputError(f"{root} cannot be read as CelebA ({reason}); complete its annotation files, use the torchvision "
-                                "of torch's release, or give the folder of images") from error
-    return [root / "celeba" / "img_align_celeba" / file for file in dataset.filename]
+    except RuntimeError as error:
+        raise InvalidInputError(
+            f"{root} lacks CelebA's annotation files or has damaged ones; complete them, or read the folder {images}"
+        ) from error
+    return [images / file for file in dataset.filename]
 
 
 def _read_pictures(files: Sequence[Path]) -> FacePairs:
@@ -335,7 +353,7 @@ def _read_pictures(files: Sequence[Path]) -> FacePairs:
     for index, file in enumerate(tqdm(files, "reading images", disable=None)):
         square = crop_square(read_image(file))
         if len(square) < HIGH_SIZE:
-            raise InvalidInputError(f"{file} is too small: its square is {len(square)} wide; pairs need images of at least 32x32")
+            raise InvalidInputError(f"{file} is too small: {len(square)} wide; pairs need at least 32x32")
         hr[index] = area_reduce(square, HIGH_SIZE, HIGH_SIZE)
         lr[index] = area_reduce(square, LOW_SIZE, LOW_SIZE)
     numbered = all(file.stem.isdecimal() and len(file.stem) <= 9 for file in files)
@@ -357,4 +375,4 @@ def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose a writable folder with enough space") from error
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose a writable folder with space") from error

@@ -1,0 +1,37 @@
+# Every target sets up what it needs in .venv: only Python 3.10 or newer and make are expected. PYTHON picks another Python.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: demo test app check clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.installed
+	$(RUN) scripts/demo.py $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(RUN) -m pytest $(ARGS)
+
+app: $(VENV)/.installed-ui
+	@test -f app.py || { echo "The web demo is not built yet; use 'make demo'." >&2; exit 1; }
+	$(RUN) app.py $(ARGS)
+
+check: $(VENV)/.installed-dev
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
+
+clean:
+	rm -rf $(VENV)
+
+# The markers are newer than pyproject.toml once an installation is complete, so that a second run starts at once.
+$(VENV)/.installed: pyproject.toml
+	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV) \
+		|| { echo "Python cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@echo "Installing into $(VENV); the first time this downloads PyTorch and takes some minutes." >&2
+	@$(VENV)/bin/pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-%: $(VENV)/.installed
+	@$(VENV)/bin/pip install --quiet --editable ".[$*]"
+	@touch $@

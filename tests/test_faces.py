@@ -1,0 +1,471 @@
+from __future__ import annotations
+
+import importlib.util
+import math
+import subprocess
+import sys
+import warnings
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image, PngImagePlugin
+from skimage import data
+
+from superres.errors import InvalidInputError, OutputError
+from superres.tasks import TASKS, faces
+from superres.tasks.faces import area_reduce, read_faces, read_image, to_source
+
+PICTURES = hnp.arrays(np.uint8, st.tuples(st.integers(8, 40), st.integers(8, 40), st.just(3)))
+
+
+def exact_average(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """The definition, in rational numbers: each box's overlap-weighted mean, truncated."""
+
+    def overlaps(length: int, size: int, box: int) -> dict[int, Fraction]:
+        low, high = Fraction(box * length, size), Fraction((box + 1) * length, size)
+        return {i: min(high, Fraction(i + 1)) - max(low, Fraction(i)) for i in range(math.floor(low), math.ceil(high))}
+
+    height, width, channels = image.shape
+    result = np.zeros((rows, columns, channels), np.uint8)
+    for r in range(rows):
+        for c in range(columns):
+            y, x = overlaps(height, rows, r), overlaps(width, columns, c)
+            for k in range(channels):
+                total = sum(wy * wx * int(image[i, j, k]) for i, wy in y.items() for j, wx in x.items())
+                result[r, c, k] = math.floor(total * Fraction(rows * columns, height * width))
+    return result
+
+
+def smooth_picture(size: int) -> np.ndarray:
+    y, x = np.mgrid[:size, :size]
+    return np.stack([y * 255 // size, x * 255 // size, (x + y) * 255 // (2 * size)], -1).astype(np.uint8)
+
+
+@given(PICTURES, st.integers(1, 8), st.integers(1, 8))
+def test_area_reduce_equals_the_rational_average_truncated(image, rows, columns):
+    np.testing.assert_array_equal(area_reduce(image, rows, columns), exact_average(image, rows, columns))
+
+
+@pytest.mark.parametrize("size", [8, 32])
+@pytest.mark.parametrize("kind", ["random", "smooth"])
+def test_area_reduce_of_the_celeba_crop_equals_the_rational_average(size, kind, rng):
+    image = rng.integers(0, 256, (138, 138, 3), np.uint8) if kind == "random" else smooth_picture(138)
+    np.testing.assert_array_equal(area_reduce(image, size, size), exact_average(image, size, size))
+
+
+@given(st.integers(0, 255), st.integers(8, 200), st.integers(1, 8))
+def test_area_reduce_keeps_a_flat_picture(value, side, size):
+    assert (area_reduce(np.full((side, side, 3), value, np.uint8), size, size) == value).all()
+
+
+@given(hnp.arrays(np.uint8, (2, 3, 11, 9, 3)))
+def test_area_reduce_of_a_batch_equals_each_alone(images):
+    alone = [[area_reduce(image, 4, 5) for image in row] for row in images]
+    np.testing.assert_array_equal(area_reduce(images, 4, 5), np.array(alone))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "size"),
+    [((4, 4, 3), np.uint8, 8), ((9, 9, 3), np.float32, 8), ((9, 9), np.uint8, 8), ((9, 9, 3), np.uint8, 0)],
+)
+def test_area_reduce_refuses_what_it_cannot_average(shape, dtype, size):
+    with pytest.raises(InvalidInputError):
+        area_reduce(np.zeros(shape, dtype), size, size)
+
+
+def test_celeba_crop_takes_rows_40_to_177_and_columns_20_to_157():
+    y, x = np.mgrid[:218, :178]
+    cropped = faces.crop_celeba(np.stack([y, x, x], -1).astype(np.uint8))
+    assert cropped.shape == (138, 138, 3)
+    assert cropped[0, 0].tolist() == [40, 20, 20]
+    assert cropped[-1, -1].tolist() == [177, 157, 157]
+    with pytest.raises(InvalidInputError, match="218, 178"):
+        faces.crop_celeba(np.zeros((178, 218, 3), np.uint8))
+
+
+@given(hnp.arrays(np.uint8, (8, 8, 3)), st.sampled_from(faces.SOURCES))
+def test_an_8x8_image_is_its_own_source(image, source):
+    np.testing.assert_array_equal(to_source(image, source), image)
+
+
+@given(PICTURES)
+def test_a_photo_is_reduced_from_its_centre_square(image):
+    side = min(image.shape[:2])
+    top, left = (image.shape[0] - side) // 2, (image.shape[1] - side) // 2
+    expected = area_reduce(image[top : top + side, left : left + side], 8, 8)
+    np.testing.assert_array_equal(to_source(image, "photo"), expected)
+    np.testing.assert_array_equal(to_source(image, "auto"), expected)
+
+
+def test_an_aligned_celeba_picture_gets_the_recipe_s_crop(rng):
+    image = rng.integers(0, 256, (218, 178, 3), np.uint8)
+    np.testing.assert_array_equal(to_source(image, "auto"), area_reduce(image[40:178, 20:158], 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("size", "source", "says"),
+    [((9, 9), "lowres", "9x9"), ((7, 30), "auto", "30x7"), ((8, 8), "huge", "auto, lowres, photo")],
+)
+def test_a_source_that_does_not_fit_is_refused_with_its_value(size, source, says):
+    with pytest.raises(InvalidInputError, match=says):
+        to_source(np.zeros((*size, 3), np.uint8), source)
+
+
+@given(hnp.arrays(np.uint8, st.tuples(st.integers(0, 3), st.just(32), st.just(32), st.just(3))))
+def test_decode_reverses_encode(images):
+    tokens = faces.encode(images)
+    assert tokens.dtype == np.int64
+    assert tokens.shape == (len(images), 3072)
+    np.testing.assert_array_equal(faces.decode(tokens), images)
+
+
+def test_tokens_are_in_raster_order_red_green_blue():
+    image = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(1, 8, 8, 3)
+    assert faces.encode(image)[0].tolist() == list(range(192))
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        np.full((1, 3072), 256),
+        np.full((1, 3072), -1),
+        np.zeros((1, 3071), int),
+        np.zeros(3072, int),
+        np.zeros((1, 3072)),
+    ],
+)
+def test_decode_refuses_what_is_no_picture(tokens):
+    with pytest.raises(InvalidInputError):
+        faces.decode(tokens)
+
+
+def test_encode_refuses_other_types_and_shapes():
+    for images in (np.zeros((1, 8, 8, 3)), np.zeros((8, 8, 3), np.uint8), np.zeros((1, 8, 8, 4), np.uint8)):
+        with pytest.raises(InvalidInputError, match="uint8"):
+            faces.encode(images)
+
+
+def test_every_task_is_listed_under_its_own_name():
+    assert all(task.name == key for key, task in TASKS.items())
+
+
+@pytest.mark.parametrize("method", faces.ENLARGEMENTS)
+@given(hnp.arrays(np.uint8, (2, 8, 8, 3)))
+def test_enlargement_has_the_size_asked_for_and_treats_images_alone(method, images):
+    enlarged = faces.enlarge(images, method)
+    assert enlarged.shape == (2, 32, 32, 3)
+    np.testing.assert_array_equal(enlarged[1:], faces.enlarge(images[1:], method))
+
+
+@given(hnp.arrays(np.uint8, (1, 8, 8, 3)))
+def test_nearest_enlargement_reduces_back_to_its_input(images):
+    np.testing.assert_array_equal(area_reduce(faces.enlarge(images, "nearest"), 8, 8), images)
+
+
+def test_an_unknown_enlargement_is_refused_with_the_known_ones():
+    with pytest.raises(InvalidInputError, match="nearest, bicubic"):
+        faces.enlarge(np.zeros((1, 8, 8, 3), np.uint8), "lanczos")
+
+
+@given(PICTURES)
+def test_read_image_returns_a_saved_picture_unchanged(tmp_path_factory, image):
+    path = tmp_path_factory.getbasetemp() / "same.png"
+    Image.fromarray(image).save(path)
+    np.testing.assert_array_equal(read_image(path), image)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(tmp_path, orientation):
+    upright = np.zeros((16, 24, 3), np.uint8)
+    upright[:8, :8] = 200
+    # How a camera stores it: the inverse of what the tag tells a reader to do.
+    inverse = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_90,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_270,
+    }
+    stored = Image.fromarray(upright)
+    if orientation in inverse:
+        stored = stored.transpose(inverse[orientation])
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored.save(tmp_path / "photo.png", exif=exif)
+    np.testing.assert_array_equal(read_image(tmp_path / "photo.png"), upright)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_transparency_is_laid_over_white(tmp_path, mode):
+    image = Image.new(mode, (8, 8), (10, 20, 30, 0) if mode == "RGBA" else (10, 0))
+    image.putpixel((0, 0), (10, 20, 30, 255) if mode == "RGBA" else (10, 255))
+    image.putpixel((1, 0), (0, 0, 0, 51) if mode == "RGBA" else (0, 51))
+    image.save(tmp_path / "alpha.png")
+    pixels = read_image(tmp_path / "alpha.png")
+    assert pixels[0, 0].tolist() == ([10, 20, 30] if mode == "RGBA" else [10, 10, 10])
+    assert pixels[0, 1].tolist() == [204, 204, 204]
+    assert (pixels[1:] == 255).all()
+
+
+@pytest.mark.parametrize("transparency", [None, 1, b"\xff\x00"])
+def test_a_palette_becomes_its_colours_and_its_transparent_entry_white(tmp_path, transparency):
+    image = Image.new("P", (8, 8), 0)
+    image.putpalette([200, 10, 20, 0, 0, 0])
+    image.putpixel((3, 2), 1)
+    image.save(tmp_path / "palette.png", **({} if transparency is None else {"transparency": transparency}))
+    pixels = read_image(tmp_path / "palette.png")
+    assert pixels[0, 0].tolist() == [200, 10, 20]
+    assert pixels[2, 3].tolist() == ([0, 0, 0] if transparency is None else [255, 255, 255])
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path, suffix):
+    levels = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(levels).save(tmp_path / f"deep.{suffix}")
+    pixels = read_image(tmp_path / f"deep.{suffix}")
+    expected = np.round(levels / 257).astype(np.uint8)
+    np.testing.assert_array_equal(pixels, np.repeat(expected[..., None], 3, axis=2))
+
+
+def test_cmyk_grey_and_one_bit_pictures_become_rgb(tmp_path):
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "cmyk.tif")
+    Image.new("L", (8, 8), 77).save(tmp_path / "grey.png")
+    Image.new("1", (8, 8), 1).save(tmp_path / "bit.png")
+    assert (read_image(tmp_path / "cmyk.tif") == [255, 0, 0]).all()
+    assert (read_image(tmp_path / "grey.png") == 77).all()
+    assert (read_image(tmp_path / "bit.png") == 255).all()
+
+
+@pytest.mark.parametrize("suffix", ["gif", "png", "webp"])
+def test_the_first_frame_of_an_animation_is_taken(tmp_path, suffix):
+    first, second = Image.new("RGB", (8, 8), (255, 0, 0)), Image.new("RGB", (8, 8), (0, 0, 255))
+    options = {"lossless": True} if suffix == "webp" else {}
+    first.save(tmp_path / f"moving.{suffix}", save_all=True, append_images=[second], duration=50, **options)
+    assert (read_image(tmp_path / f"moving.{suffix}") == [255, 0, 0]).all()
+
+
+def jpeg_cut_short(path: Path) -> None:
+    Image.fromarray(data.astronaut()[:64, :64]).save(path, "JPEG")
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def png_cut_short(path: Path) -> None:
+    Image.fromarray(data.astronaut()[:64, :64]).save(path, "PNG")
+    path.write_bytes(path.read_bytes()[:2000])
+
+
+def png_that_claims(width: int, height: int):
+    def write(path: Path) -> None:
+        with path.open("wb") as file:
+            file.write(b"\x89PNG\r\n\x1a\n")
+            header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x02\x00\x00\x00"
+            PngImagePlugin.putchunk(file, b"IHDR", header)
+            PngImagePlugin.putchunk(file, b"IDAT", b"x")
+            PngImagePlugin.putchunk(file, b"IEND", b"")
+
+    return write
+
+
+BAD_FILES = {
+    "text.png": (lambda path: path.write_text("not a picture"), "not an image"),
+    "empty.png": (lambda path: path.write_bytes(b""), "0 bytes"),
+    "missing.png": (lambda path: None, "No such file"),
+    "folder.png": (lambda path: path.mkdir(), "cannot be read"),
+    "one.png": (lambda path: Image.new("RGB", (1, 1)).save(path), "1x1"),
+    "thin.png": (lambda path: Image.new("RGB", (300, 7)).save(path), "300x7"),
+    "float.tif": (lambda path: Image.new("F", (8, 8), 0.5).save(path), "floating-point"),
+    "large.png": (png_that_claims(8_000, 8_000), "8000x8000"),
+    "warned.png": (png_that_claims(11_000, 11_000), "11000x11000"),
+    "bomb.png": (png_that_claims(20_000, 20_000), "400000000 pixels"),
+    "garbage.png": (png_that_claims(8, 8), "damaged"),
+    "short.jpg": (jpeg_cut_short, "truncated"),
+    "short.png": (png_cut_short, "truncated"),
+    "drawing.png": (lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "not an image"),
+}
+
+
+@pytest.mark.parametrize("file", BAD_FILES)
+def test_a_bad_file_gives_one_line_with_its_name_value_and_remedy(tmp_path, file):
+    write, says = BAD_FILES[file]
+    write(tmp_path / file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(InvalidInputError, match=says) as caught:
+            read_image(tmp_path / file)
+    message = str(caught.value)
+    assert str(tmp_path / file) in message
+    assert "\n" not in message
+    assert ";" in message
+
+
+def test_the_pixel_limit_can_be_chosen(tmp_path):
+    Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
+    assert read_image(tmp_path / "a.png", max_pixels=200).shape == (10, 20, 3)
+    with pytest.raises(InvalidInputError, match="over 199 pixels"):
+        read_image(tmp_path / "a.png", max_pixels=199)
+
+
+def pairs_of(count: int, rng: np.random.Generator) -> faces.FacePairs:
+    hr = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
+    return faces.FacePairs(hr, area_reduce(hr, 8, 8), np.arange(count, dtype=np.int32))
+
+
+def test_a_written_data_set_reads_back_equal(tmp_path, rng):
+    pairs = pairs_of(5, rng)
+    faces.write_npz(pairs, tmp_path / "faces.npz")
+    for limit in (None, 3, 99):
+        read = read_faces(tmp_path / "faces.npz", limit=limit)
+        assert len(read) == min(limit or 5, 5)
+        for key in ("hr", "lr", "ids"):
+            np.testing.assert_array_equal(getattr(read, key), getattr(pairs, key)[:limit])
+    assert [path.name for path in tmp_path.iterdir()] == ["faces.npz"]
+
+
+def test_a_data_set_that_cannot_be_written_leaves_nothing(tmp_path, rng):
+    (tmp_path / "taken.npz").mkdir()
+    with pytest.raises(OutputError, match=r"taken\.npz"):
+        faces.write_npz(pairs_of(1, rng), tmp_path / "taken.npz")
+    with pytest.raises(OutputError, match="absent"):
+        faces.write_npz(pairs_of(1, rng), tmp_path / "absent" / "faces.npz")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken.npz"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"lr": None}, "lacks lr"),
+        ({"hr": np.zeros((2, 32, 32, 3), np.float32)}, "hr must be uint8"),
+        ({"lr": np.zeros((2, 9, 8, 3), np.uint8)}, "lr must be uint8"),
+        ({"lr": np.zeros((1, 8, 8, 3), np.uint8)}, "lr must be uint8"),
+        ({"ids": np.zeros(2, np.int64)}, "ids must be int32"),
+        ({"ids": np.int32(3)}, "must be"),
+        ({"ids": np.array([object(), object()])}, "not a readable"),
+        (
+            {
+                "hr": np.zeros((0, 32, 32, 3), np.uint8),
+                "lr": np.zeros((0, 8, 8, 3), np.uint8),
+                "ids": np.zeros(0, np.int32),
+            },
+            "no pictures",
+        ),
+    ],
+)
+def test_an_npz_with_other_content_is_refused(tmp_path, rng, change, says):
+    pairs = pairs_of(2, rng)
+    arrays = {"hr": pairs.hr, "lr": pairs.lr, "ids": pairs.ids} | change
+    np.savez(tmp_path / "faces.npz", **{key: value for key, value in arrays.items() if value is not None})
+    with pytest.raises(InvalidInputError, match=says) as caught:
+        read_faces(tmp_path / "faces.npz")
+    assert str(tmp_path / "faces.npz") in str(caught.value)
+
+
+def test_what_is_no_data_set_is_refused(tmp_path, rng):
+    (tmp_path / "text.npz").write_text("hello")
+    np.save(tmp_path / "array.npz", np.zeros(3))
+    (tmp_path / "array.npz.npy").rename(tmp_path / "array.npz")
+    faces.write_npz(pairs_of(2, rng), tmp_path / "short.npz")
+    (tmp_path / "short.npz").write_bytes((tmp_path / "short.npz").read_bytes()[:3000])
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes.txt").write_text("no pictures here")
+    for entry in ("text.npz", "array.npz", "short.npz", "absent.npz", "folder"):
+        with pytest.raises(InvalidInputError, match=entry):
+            read_faces(tmp_path / entry)
+
+
+@pytest.mark.parametrize("arguments", [{"limit": 0}, {"split": "dev"}])
+def test_read_faces_refuses_arguments_out_of_range(tmp_path, arguments):
+    with pytest.raises(InvalidInputError, match=str(next(iter(arguments.values())))):
+        read_faces(tmp_path, **arguments)
+
+
+def test_a_folder_gives_both_sizes_of_the_same_crop(tmp_path, rng):
+    aligned, photo = rng.integers(0, 256, (218, 178, 3), np.uint8), data.astronaut()[:90, 200:300]
+    Image.fromarray(aligned).save(tmp_path / "000007.png")
+    Image.fromarray(photo).save(tmp_path / "000003.PNG")
+    (tmp_path / "notes.txt").write_text("ignored")
+    pairs = read_faces(tmp_path)
+    assert pairs.ids.tolist() == [3, 7]
+    for pair, square in enumerate((photo[:, 5:95], aligned[40:178, 20:158])):
+        np.testing.assert_array_equal(pairs.hr[pair], area_reduce(square, 32, 32))
+        np.testing.assert_array_equal(pairs.lr[pair], area_reduce(square, 8, 8))
+    assert read_faces(tmp_path, limit=1).ids.tolist() == [3]
+
+
+def test_a_folder_s_unnumbered_files_are_counted_and_small_ones_refused(tmp_path):
+    for stem in ("anna", "bert"):
+        Image.fromarray(data.astronaut()[:40, :40]).save(tmp_path / f"{stem}.png")
+    assert read_faces(tmp_path).ids.tolist() == [0, 1]
+    Image.new("RGB", (31, 50)).save(tmp_path / "zoe.png")
+    with pytest.raises(InvalidInputError, match=r"zoe\.png is too small: 31"):
+        read_faces(tmp_path)
+
+
+def celeba_root(root: Path) -> list[str]:
+    """Lay out six pictures of noise as torchvision expects CelebA; two each for train, valid and test."""
+    folder = root / "celeba"
+    (folder / "img_align_celeba").mkdir(parents=True)
+    names = [f"{number:06d}.jpg" for number in range(1, 7)]
+    for number, file in enumerate(names):
+        noise = np.random.default_rng(number).integers(0, 256, (218, 178, 3), np.uint8)
+        Image.fromarray(noise).save(folder / "img_align_celeba" / file)
+    (folder / "list_eval_partition.txt").write_text("".join(f"{file} {i // 2}\n" for i, file in enumerate(names)))
+    (folder / "identity_CelebA.txt").write_text("".join(f"{file} 1\n" for file in names))
+    for file in ("list_bbox_celeba.txt", "list_landmarks_align_celeba.txt", "list_attr_celeba.txt"):
+        (folder / file).write_text("6\nx y\n" + "".join(f"{entry} 1 2\n" for entry in names))
+    return names
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed")
+def test_a_celeba_root_is_read_by_the_official_split(tmp_path, monkeypatch):
+    from torchvision.datasets import CelebA
+
+    celeba_root(tmp_path)
+    with pytest.raises(InvalidInputError, match="annotation files"):
+        read_faces(tmp_path)
+    # The real annotation files' checksums are known to torchvision; these are made up.
+    monkeypatch.setattr(CelebA, "_check_integrity", lambda self: True)
+    assert [read_faces(tmp_path, split).ids.tolist() for split in faces.SPLITS] == [[1, 2], [3, 4], [5, 6]]
+    assert read_faces(tmp_path, "test", limit=1).ids.tolist() == [5]
+
+
+@pytest.mark.parametrize("error", [ImportError, RuntimeError])
+def test_a_celeba_root_without_a_working_torchvision_names_the_remedy(tmp_path, monkeypatch, error):
+    class Broken:
+        def find_spec(self, fullname, path=None, target=None):
+            if fullname.startswith("torchvision"):
+                raise error("operator does not exist")
+
+    for module in [module for module in sys.modules if module.startswith("torchvision")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    celeba_root(tmp_path)
+    with pytest.raises(InvalidInputError, match=r"operator does not exist.*img_align_celeba"):
+        read_faces(tmp_path)
+
+
+def run_prepare(*arguments: object) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).resolve().parent.parent
+    command = [sys.executable, root / "scripts" / "prepare_celeba.py", *arguments]
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, cwd=root)
+
+
+def test_prepare_celeba_writes_what_read_faces_reads(tmp_path):
+    for number in (4, 5):
+        Image.fromarray(data.astronaut()[number : number + 60, :60]).save(tmp_path / f"{number}.png")
+    done = run_prepare(tmp_path, tmp_path / "faces.npz")
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(read_faces(tmp_path / "faces.npz").lr, read_faces(tmp_path).lr)
+
+
+def test_prepare_celeba_reports_a_bad_folder_in_one_line(tmp_path):
+    done = run_prepare(tmp_path, tmp_path / "faces.npz")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "holds no images" in done.stderr
