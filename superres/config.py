@@ -194,3 +194,60 @@ class DecodeConfig(Config):
         require(math.isfinite(self.temperature) and self.temperature >= 0,
                 f"temperature must be 0 (greedy) or positive, not {self.temperature!r}")
         require(isinstance(self.seed, int) and 0 <= self.seed < 2**63, f"seed must be in [0, 2**63), not {self.seed!r}")
+
+
+@dataclass(frozen=True)
+class TrainConfig(Config):
+    """How a stage of training runs.
+
+    Attributes:
+        stage: "base" (teacher forcing of p1) or "heads" (p2..pk on a warm-started base).
+        batch_size: images a step over all processes.
+        optimizer: "adamw" or "adam" (betas 0.9, 0.98, as published).
+        learning_rate: peak rate.
+        warmup_steps: steps of linear warm-up before the cosine decay.
+        weight_decay: of AdamW.
+        clip: largest gradient norm.
+        ema_decay: decay of the averaged weights, which are the ones kept.
+        steps: where the schedule ends; None if `minutes` decides.
+        minutes: training time where the schedule ends, summed over resumes; None if `steps` decides.
+        flip: mirror half of the images.
+        estimate_weight: weight of the estimate's absolute error, nats a grey level.
+        freeze_base: "heads" only: train the head layer alone, so that p1 stays exactly the base.
+        head_loss: "all-heads" on a random subset of positions, or "random-head" (one head a minibatch, section 6 of the paper).
+        head_positions: size of that subset.
+        head_weight: weight of the proposal heads' mean loss beside p1's.
+        precision: "bf16" autocast or "no".
+        seed: of the weights, the order of images and every random choice.
+    """
+
+    stage: Literal["base", "heads"] = "base"
+    batch_size: int = 4
+    optimizer: Literal["adamw", "adam"] = "adamw"
+    learning_rate: float = 1.5e-3
+    warmup_steps: int = 200
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    ema_decay: float = 0.999
+    steps: int | None = None
+    minutes: float | None = None
+    flip: bool = True
+    estimate_weight: float = 0.02
+    freeze_base: bool = False
+    head_loss: Literal["all-heads", "random-head"] = "all-heads"
+    head_positions: int = 192
+    head_weight: float = 1.0
+    precision: Literal["bf16", "no"] = "bf16"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "head_positions"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)!r}")
+        for name in ("learning_rate", "clip"):
+            require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)!r}")
+        require(self.stage in ("base", "heads"), f"stage must be base or heads, not {self.stage!r}")
+        require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1), not {self.ema_decay!r}")
+        limit = self.steps if self.minutes is None else self.minutes
+        require((self.steps is None) != (self.minutes is None), "give the length of training as either steps or minutes")
+        require(limit is not None and limit > 0, f"the length of training must be positive, not {limit!r}")
+        require(self.head_loss in ("all-heads", "random-head"), f"head_loss must be all-heads or random-head, not {self.head_loss!r}")

@@ -1,0 +1,23 @@
+"""Fast autoregressive decoding of images: 8x8 faces become 32x32, several tokens a step (Stern et al. 2018)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["DecodeConfig", "SuperresError", "Upscaler", "__version__", "load"]
+
+if TYPE_CHECKING:
+    from superres.config import DecodeConfig
+    from superres.errors import SuperresError
+    from superres.pipeline import Upscaler, load
+
+
+def __getattr__(name: str) -> Any:
+    """Import public names on first use, so that `superres --help` and the survey do not wait for torch."""
+    import importlib
+
+    homes = {"DecodeConfig": "config", "SuperresError": "errors", "Upscaler": "pipeline", "load": "pipeline"}
+    if name not in homes:
+        raise AttributeError(f"module 'superres' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"superres.{homes[name]}"), name)

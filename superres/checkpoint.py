@@ -1,0 +1,187 @@
+"""Checkpoint folders: `model.safetensors` and `config.json`, read strictly, written atomically."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from superres.config import FORMAT_VERSION, ModelConfig
+from superres.errors import CheckpointError, OutputError, SuperresError
+from superres.nn.model import EncoderDecoder
+
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+
+
+@contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """Give a new folder beside `folder` to write into; it takes `folder`'s place only if the block ends without an error.
+
+    Raises:
+        OutputError: the folder cannot be written (read-only, no space left); what was there before is intact.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise OutputError(f"cannot write {folder}: {error.strerror}; choose another folder") from error
+    try:
+        yield fresh
+        fresh.chmod(0o755)
+        retired = fresh.with_name(fresh.name + "-old")
+        if folder.exists():
+            os.replace(folder, retired)
+        os.replace(fresh, folder)
+        shutil.rmtree(retired, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise OutputError(f"cannot write {folder}: {error}; what was there before is unchanged") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def save_checkpoint(
+    model: EncoderDecoder, folder: str | Path, extra: dict[str, Any] | None = None, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write `model` as a checkpoint folder, replacing what is there in one move.
+
+    Args:
+        model: the network.
+        folder: where to; made if missing. Other files in it (a model card) are kept.
+        extra: more entries for config.json, e.g. the recipe and the scores.
+        dtype: in which the weights are stored.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    folder = Path(folder)
+    weights = {name: value.detach().to("cpu", dtype).contiguous() for name, value in model.state_dict().items()}
+    with replaced_folder(folder) as fresh:
+        if folder.is_dir():
+            shutil.copytree(folder, fresh, dirs_exist_ok=True)
+        save_file(weights, fresh / WEIGHTS, metadata={"format": "pt"})
+        document = {"format_version": FORMAT_VERSION, "model": model.config.to_dict(), **(extra or {})}
+        (fresh / CONFIG).write_text(json.dumps(document, indent=2) + "\n")
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Return the document in a checkpoint's config.json.
+
+    Raises:
+        CheckpointError: the folder or file is missing, damaged, or of a newer format.
+    """
+    path = Path(folder) / CONFIG
+    try:
+        document = json.loads(path.read_text())
+        version = document["format_version"]
+    except FileNotFoundError as error:
+        raise CheckpointError(f"no checkpoint at {folder}: {CONFIG} is missing; name a checkpoint's folder") from error
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path} is damaged ({error!r}); fetch the checkpoint again") from error
+    if version != FORMAT_VERSION:
+        raise CheckpointError(f"{path} has format version {version!r}, this release reads {FORMAT_VERSION}; update superres")
+    if not isinstance(document.get("model"), dict):
+        raise CheckpointError(f"{path} has no settings of a model; fetch the checkpoint again")
+    return dict(document)
+
+
+def load_checkpoint(folder: str | Path) -> EncoderDecoder:
+    """Read a checkpoint folder strictly: every tensor present, none extra, every shape right. Weights become float32.
+
+    Raises:
+        CheckpointError: the folder is missing, damaged, or does not fit.
+    """
+    folder = Path(folder)
+    document = read_config(folder)
+    try:
+        model = EncoderDecoder(ModelConfig.from_dict(document["model"]))
+    except SuperresError as error:
+        raise CheckpointError(f"{folder / CONFIG}: {error}") from error
+    load_weights(model, read_tensors(folder / WEIGHTS), str(folder / WEIGHTS))
+    return model.eval()
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    try:
+        return load_file(path)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing; fetch the checkpoint again") from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}); fetch the checkpoint again") from error
+
+
+def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], origin: str, optional: str | None = None) -> None:
+    """Copy `weights` into `model`, each name and shape checked.
+
+    Args:
+        model: the network.
+        weights: tensors by name.
+        origin: where they come from, for the message.
+        optional: prefix of names that `weights` may lack (and the model then keeps its own).
+
+    Raises:
+        CheckpointError: names or shapes differ.
+    """
+    own = model.state_dict()
+    wanted = {name for name in own if optional is None or not name.startswith(optional) or name in weights}
+    missing, extra = sorted(wanted - set(weights)), sorted(set(weights) - set(own))
+    shapes = sorted(n for n in wanted & set(weights) if weights[n].shape != own[n].shape)
+    for problem, names in (("lacks tensors", missing), ("has extra tensors", extra), ("has tensors of another shape", shapes)):
+        if names:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            raise CheckpointError(f"{origin} {problem}: {shown}; the weights do not belong to this config.json")
+    model.load_state_dict({name: weights.get(name, own[name]).to(own[name].dtype) for name in own})
+
+
+def weights_digest(folder: str | Path) -> str:
+    """Return the first 12 hexadecimal digits of the SHA-256 of a checkpoint's weights."""
+    return hashlib.sha256((Path(folder) / WEIGHTS).read_bytes()).hexdigest()[:12]
+
+
+class HubModel(torch.nn.Module, PyTorchModelHubMixin):
+    """A network with the Hugging Face hub's `from_pretrained`, `save_pretrained` and `push_to_hub`, read as strictly as a folder."""
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        """Wrap the network."""
+        super().__init__()
+        self.model = model
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        save_checkpoint(self.model, save_directory)
+
+    @classmethod
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> "HubModel":
+        folder = Path(model_id) if Path(model_id).is_dir() else fetch_from_hub(model_id, options.get("revision"))
+        return cls(load_checkpoint(folder))
+
+
+def fetch_from_hub(identifier: str, revision: str | None = None) -> Path:
+    """Return the local folder of a hub checkpoint, downloading its two files unless they are cached.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or no network and nothing cached.
+    """
+    try:
+        paths = [hf_hub_download(identifier, name, revision=revision) for name in (CONFIG, WEIGHTS)]
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"cannot fetch {identifier!r} from the hub ({reason}); check the id, or give a folder") from error
+    return Path(paths[0]).parent

@@ -1,0 +1,1 @@
+"""The decoder: proposals, verification, acceptance. It knows the network only as `superres.scoring.ScoringModel`."""

@@ -1,0 +1,211 @@
+"""Blockwise parallel decoding: predict, verify, accept, one model call an iteration (Stern et al. 2018, sections 3 to 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from superres.config import DecodeConfig
+from superres.decoding.acceptance import CRITERIA, Criterion
+from superres.decoding.noise import GumbelNoise
+from superres.decoding.proposal import Context, HeadProposer, Proposer
+from superres.decoding.trace import RowTrace, TraceRecorder
+from superres.errors import ConfigError
+from superres.scoring import ScoringModel, Session, StepOutput
+
+DONE_CHECK_INTERVAL = 16
+"""Iterations between two looks of the host at the done flag; in between nothing is read from the device."""
+
+
+@dataclass
+class Decoded:
+    """Result of a decode.
+
+    Attributes:
+        tokens: int64 [B, T]; past a row's end they are 0.
+        lengths: tokens of each row [B], the end token counted.
+        traces: one a row.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    traces: list[RowTrace]
+
+
+class Chooser:
+    """Chooses tokens from scores: the argmax, or with a temperature the seed-coupled sample."""
+
+    def __init__(self, options: DecodeConfig, keys: Tensor, vocabulary: int) -> None:
+        """Prepare for rows keyed by `keys` [B]."""
+        self.temperature = options.temperature
+        self.noise = GumbelNoise(options.seed, keys, vocabulary) if options.temperature > 0 else None
+
+    def adjust(self, scores: Tensor, position: Tensor) -> Tensor:
+        """Return the scores [B, N, V] of target positions [B, N] whose argmax is the choice."""
+        if self.noise is None:
+            return scores
+        return scores / self.temperature + self.noise.at(position).to(scores.dtype)
+
+    def choose(self, scores: Tensor, position: Tensor) -> Tensor:
+        """Return the chosen tokens [B, N]."""
+        return self.adjust(scores, position).argmax(-1)
+
+
+def accepted_length(passed: Tensor, minimum: int, room: Tensor) -> Tensor:
+    """Return how many proposals are accepted: the first always, then the longest prefix that passed.
+
+    Args:
+        passed: bool [B, k - 1], verdicts on proposals 2..k.
+        minimum: the minimum block size l (section 5.3).
+        room: tokens still missing in each row [B]; the result never exceeds it.
+
+    Returns:
+        int64 [B].
+    """
+    prefix = 1 + passed.long().cumprod(1).sum(1)
+    return torch.minimum(prefix.clamp(min=minimum), room)
+
+
+class BlockwiseLoop:
+    """The state of one decode: committed tokens, the position of every row and the pending proposals. All of it on the device."""
+
+    def __init__(
+        self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
+        proposer: Proposer | None = None, criterion: Criterion | None = None,
+    ) -> None:
+        """Make the first model call, which yields the first proposals.
+
+        Args:
+            model: what is decoded.
+            session: an empty session of it.
+            options: acceptance and sampling.
+            keys: keys of the sampling noise, int64 [B].
+            block_size: k, at most the session's width.
+            proposer: source of proposals 2..k; the prediction heads if None.
+            criterion: acceptance; by `options.accept` if None.
+        """
+        self.session, self.block_size, self.minimum = session, block_size, options.min_block
+        self.end_token = model.end_token
+        self.criterion = criterion or CRITERIA[options.accept](options)
+        self.proposer = proposer or HeadProposer()
+        self.chooser = Chooser(options, keys, model.vocabulary)
+        batch, device = len(keys), keys.device
+        self.position = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.limit = torch.full_like(self.position, model.length)
+        self.tokens = torch.zeros(batch, model.length + session.width, dtype=torch.int64, device=device)
+        self.columns = torch.arange(session.width, device=device)
+        self.recorder = TraceRecorder()
+        filler = self.tokens[:, : session.width]
+        self.proposals = self._predict(session.step(filler, self.position), torch.zeros_like(self.position))
+
+    def iterate(self) -> None:
+        """Verify the pending proposals, accept, and make the next ones: one model call."""
+        start, k = self.position, self.block_size
+        output = self.session.step(self.proposals, start + 1)
+        target = start.unsqueeze(1) + self.columns[1:k]
+        scores = self.chooser.adjust(output.scores[:, : k - 1], target)
+        passed = self.criterion.accept(self.proposals[:, 1:k], scores)
+        accepted = accepted_length(passed, self.minimum, self.limit - start)
+        accepted = self._stop_at_end_token(accepted)
+        # All columns are written; those that were not accepted are overwritten before anyone reads them.
+        self.tokens.scatter_(1, start.unsqueeze(1) + self.columns, self.proposals)
+        self.recorder.record(start, self.proposals[:, :k], accepted)
+        self.position = start + accepted
+        self.proposals = self._predict(output, (accepted - 1).clamp(min=0))
+
+    def done(self) -> bool:
+        """Tell whether every row is complete (reads from the device)."""
+        return bool((self.position >= self.limit).all())
+
+    def result(self) -> Decoded:
+        """Return the tokens, with everything past a row's end cleared, and the traces."""
+        length = self.tokens.shape[1] - self.session.width
+        tokens = self.tokens[:, :length]
+        inside = torch.arange(length, device=tokens.device) < self.position.unsqueeze(1)
+        return Decoded(tokens * inside, self.position, self.recorder.rows())
+
+    def _predict(self, output: StepOutput, index: Tensor) -> Tensor:
+        """Return the next proposals [B, W]: p1's own choice first, then the proposer's, then filler up to the width."""
+        position = self.position.unsqueeze(1)
+        scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
+        first = self.chooser.choose(scores, position)
+        parts = [first]
+        if self.block_size > 1:
+            context = Context(self.session, output, index, self.position, self.tokens, self.chooser.choose)
+            parts.append(self.proposer.propose(context, self.columns[1 : self.block_size]))
+        if self.block_size < self.session.width:
+            parts.append(first.expand(-1, self.session.width - self.block_size))
+        return torch.cat(parts, dim=1)
+
+    def _stop_at_end_token(self, accepted: Tensor) -> Tensor:
+        """Cut the accepted block right after its first end token, and close the rows that have one."""
+        if self.end_token is None:
+            return accepted
+        ends = (self.proposals == self.end_token) & (self.columns < accepted.unsqueeze(1))
+        first = torch.where(ends, self.columns, self.session.width).amin(1)
+        accepted = torch.minimum(accepted, first + 1)
+        self.limit = torch.where(ends.any(1), self.position + accepted, self.limit)
+        return accepted
+
+
+def check_options(options: DecodeConfig, prediction_heads: int) -> int:
+    """Return the block size that `options` asks of a model.
+
+    Raises:
+        ConfigError: it exceeds the prediction heads, the criterion is unknown, or the minimum block exceeds it.
+    """
+    if options.accept not in CRITERIA:
+        raise ConfigError(f"unknown acceptance {options.accept!r}; choose one of {', '.join(CRITERIA)}")
+    block_size = prediction_heads if options.block_size is None else options.block_size
+    if block_size > prediction_heads:
+        raise ConfigError(f"block size {block_size} is larger than the checkpoint's {prediction_heads} prediction heads; "
+                          f"choose 1 to {prediction_heads}")
+    if options.min_block > block_size:
+        raise ConfigError(f"min-block {options.min_block} is larger than the block size {block_size}")
+    return block_size
+
+
+def decode(
+    model: ScoringModel, source: Tensor, options: DecodeConfig, *, padding: Tensor | None = None,
+    keys: Tensor | None = None, width: int | None = None, proposer: Proposer | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Decoded:
+    """Decode a batch blockwise.
+
+    Exact acceptance gives the tokens of greedy decoding (or, at a temperature, of sequential sampling with the same seed). On
+    float32 hardware that holds bit for bit against a run of the same `width`, since kernels differ between shapes.
+
+    Args:
+        model: the model.
+        source: source tokens [B, S].
+        options: block size, acceptance, sampling.
+        padding: bool [B, S], True where a source is padding.
+        keys: key of each row's sampling noise, int64 [B]; the row's number if None.
+        width: step width W, at least the block size, which it is by default. A larger one runs the same kernels as a larger block.
+        proposer: source of proposals; the prediction heads if None (then the block size is at most their number).
+        progress: called every DONE_CHECK_INTERVAL iterations with (tokens of the shortest row, T).
+
+    Returns:
+        Tokens, lengths and traces.
+
+    Raises:
+        ConfigError: options do not fit the model.
+    """
+    heads = model.prediction_heads if proposer is None else options.block_size or model.prediction_heads
+    block_size = check_options(options, heads)
+    if width is not None and width < block_size:
+        raise ConfigError(f"width {width} is smaller than the block size {block_size}")
+    if keys is None:
+        keys = torch.arange(len(source), device=source.device)
+    with torch.inference_mode():
+        session = model.session(source, width or block_size, padding)
+        loop = BlockwiseLoop(model, session, options, keys, block_size, proposer)
+        while not loop.done():
+            if progress is not None:
+                progress(int(loop.position.min()), model.length)
+            for _ in range(DONE_CHECK_INTERVAL):
+                loop.iterate()
+        return loop.result()

@@ -1,0 +1,77 @@
+"""Slow, plain decoders without a cache: what the fast loop is compared with. One sequence at a time, one forward pass a call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from superres.config import DecodeConfig
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.blockwise import Chooser
+from superres.scoring import ScoringModel
+
+
+def sequential_reference(model: ScoringModel, source: Tensor, options: DecodeConfig, key: int = 0) -> list[int]:
+    """Decode one token at a time with p1: greedy (section 2 of the paper), or sampling at a temperature.
+
+    Args:
+        model: the model.
+        source: one source [1, S].
+        options: temperature and seed are used.
+        key: key of the sampling noise.
+
+    Returns:
+        The tokens, up to and with the end token.
+    """
+    chooser = Chooser(options, torch.tensor([key], device=source.device), model.vocabulary)
+    target = torch.zeros(1, model.length, dtype=torch.int64, device=source.device)
+    tokens: list[int] = []
+    while len(tokens) < model.length and (not tokens or tokens[-1] != model.end_token):
+        position = torch.tensor([len(tokens)], device=source.device)
+        scores = model.uncached_scores(source, target, position)[:, :1]
+        tokens.append(int(chooser.choose(scores, position.unsqueeze(1))))
+        target[0, len(tokens) - 1] = tokens[-1]
+    return tokens
+
+
+def separate_reference(
+    model: ScoringModel, source: Tensor, options: DecodeConfig, block_size: int, key: int = 0
+) -> tuple[list[int], list[int]]:
+    """Blockwise decoding with separate predict and verify substeps (section 3): two model invocations an iteration.
+
+    Args:
+        model: the model.
+        source: one source [1, S].
+        options: acceptance, minimum block, temperature and seed.
+        block_size: k.
+        key: key of the sampling noise.
+
+    Returns:
+        The tokens, and how many were accepted in each iteration.
+    """
+    chooser = Chooser(options, torch.tensor([key], device=source.device), model.vocabulary)
+    criterion = CRITERIA[options.accept](options)
+    tokens: list[int] = []
+    accepted: list[int] = []
+    while len(tokens) < model.length and (not tokens or tokens[-1] != model.end_token):
+        place = torch.arange(len(tokens), len(tokens) + block_size, device=source.device).unsqueeze(0)
+        heads = model.uncached_scores(source, _padded(model, source, tokens), place[:, 0])[:, :block_size]
+        block = chooser.choose(heads, place)[0].tolist()
+        length, failed = 1, False
+        while length < min(block_size, model.length - len(tokens)) and block[length - 1] != model.end_token:
+            position = place[:, length]
+            scores = model.uncached_scores(source, _padded(model, source, tokens + block[:length]), position)[:, :1]
+            proposed = torch.tensor([[block[length]]], device=source.device)
+            failed = failed or not criterion.accept(proposed, chooser.adjust(scores, position.unsqueeze(1)))
+            if failed and length >= options.min_block:
+                break
+            length += 1
+        tokens += block[:length]
+        accepted.append(length)
+    return tokens, accepted
+
+
+def _padded(model: ScoringModel, source: Tensor, tokens: list[int]) -> Tensor:
+    target = torch.zeros(1, model.length, dtype=torch.int64, device=source.device)
+    target[0, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)[: model.length]
+    return target

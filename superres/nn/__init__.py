@@ -1,0 +1,1 @@
+"""The network: encoder, decoder with blocked local attention, prediction heads, and its cached decoding step."""

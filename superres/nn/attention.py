@@ -1,0 +1,124 @@
+"""Attention over whole sequences (training and scoring); the cached step has its own form in `superres.nn.step`.
+
+The products are written out because the CPU backward pass of the fused kernel takes most of a training step.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """Reshape [B, T, D] to [B, H, T, D / H]."""
+    batch, length, width = x.shape
+    return x.view(batch, length, heads, width // heads).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """Reshape [B, H, T, D / H] to [B, T, D]."""
+    batch, heads, length, size = x.shape
+    return x.transpose(1, 2).reshape(batch, length, heads * size)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return softmax(query key^T / sqrt(size) + mask) value.
+
+    Args:
+        query: [..., Q, size].
+        key: [..., N, size].
+        value: [..., N, size].
+        mask: added to the scores, broadcastable to [..., Q, N]; 0 where visible, -inf where hidden. A query needs one visible key.
+
+    Returns:
+        [..., Q, size].
+    """
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+    if mask is not None:
+        scores = scores + mask.to(scores.dtype)
+    return scores.softmax(-1) @ value
+
+
+def hidden_mask(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Turn a boolean mask (True is visible) into one to add to scores."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+
+
+def local_visible(query: Tensor, key: Tensor, block_length: int) -> Tensor:
+    """Tell which keys blocked local 1-D attention shows to a query, from absolute positions.
+
+    A query sees the keys up to its own position in its own attention block and all of the previous block.
+
+    Args:
+        query: positions, any shape broadcastable with `key`.
+        key: positions; a negative one is an empty slot and never visible.
+        block_length: length of an attention block.
+
+    Returns:
+        bool of the broadcast shape.
+    """
+    return (key >= 0) & (key <= query) & (key >= (query // block_length - 1) * block_length)
+
+
+def local_attention(query: Tensor, key: Tensor, value: Tensor, block_length: int) -> Tensor:
+    """Blocked local 1-D attention over a whole sequence (the published "masked local attention 1d").
+
+    Args:
+        query: [B, H, T, size]; `key` and `value` alike.
+        block_length: length of an attention block.
+
+    Returns:
+        [B, H, T, size].
+    """
+    length = query.shape[2]
+    padding = -length % block_length
+    if padding:
+        query, key, value = (F.pad(x, (0, 0, 0, padding)) for x in (query, key, value))
+    blocks = query.shape[2] // block_length
+    query, key, value = (x.unflatten(2, (blocks, block_length)) for x in (query, key, value))
+    key, value = (torch.cat([F.pad(x[:, :, :-1], (0, 0, 0, 0, 1, 0)), x], dim=3) for x in (key, value))
+    position = torch.arange(blocks * block_length, device=query.device).view(blocks, block_length)
+    offset = torch.arange(-block_length, block_length, device=query.device)
+    key_position = position[:, :1] + offset
+    visible = local_visible(position[:, :, None], key_position[:, None, :], block_length)
+    out = attend(query, key, value, hidden_mask(visible, query.dtype))
+    return out.flatten(2, 3)[:, :, :length]
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Full causal attention; shapes as in `local_attention` without blocks."""
+    position = torch.arange(query.shape[2], device=query.device)
+    return attend(query, key, value, hidden_mask(position[:, None] >= position, query.dtype))
+
+
+class Attention(nn.Module):
+    """Multi-head attention with separate query and joint key-value projections (self- or cross-attention)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        """Build projections of size `width` split over `heads` attention heads."""
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.output = nn.Linear(width, width)
+
+    def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query [B, H, T, size] of `x` and key, value [B, H, S, size] of `source`."""
+        key, value = self.key_value(source).chunk(2, dim=-1)
+        return split_heads(self.query(x), self.heads), split_heads(key, self.heads), split_heads(value, self.heads)
+
+    def full(self, x: Tensor, source: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attend from `x` [B, T, D] to all of `source` [B, S, D] under `mask` [B, 1, 1, S]."""
+        result: Tensor = self.output(merge_heads(attend(*self.project(x, source), mask)))
+        return result
+
+    def local(self, x: Tensor, block_length: int) -> Tensor:
+        """Blocked local self-attention over `x` [B, T, D]."""
+        result: Tensor = self.output(merge_heads(local_attention(*self.project(x, x), block_length)))
+        return result
+
+    def causal(self, x: Tensor) -> Tensor:
+        """Full causal self-attention over `x` [B, T, D]."""
+        result: Tensor = self.output(merge_heads(causal_attention(*self.project(x, x))))
+        return result

@@ -1,0 +1,71 @@
+"""The multi-output layer that makes prediction heads p2..pk (and p1, as published) from the decoder's output (paper, Figure 3)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from superres.config import ModelConfig
+from superres.nn.image_aids import neighbour_count
+
+
+class PredictionHeads(nn.Module):
+    """One hidden layer with residual and layer norm for each prediction head after the decoder; projections are shared.
+
+    "per-head" is block-diagonal: each head has a hidden layer of its own. "dense" is the paper's: hidden size k * filter, fully
+    connected to all k outputs. With identity p1, head 1 has no layer, so a frozen base keeps its scores.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Build the layer for `config.prediction_heads` heads."""
+        super().__init__()
+        self.first = 1 if config.identity_p1 else 0
+        self.count = config.prediction_heads - self.first
+        width, size = config.width, config.head_filter_size
+        self.dense = config.head_layer == "dense"
+        self.expand = nn.Linear(width, self.count * size)
+        if self.dense:
+            self.contract = nn.Parameter(torch.empty(self.count * size, self.count * width))
+        else:
+            self.contract = nn.Parameter(torch.empty(self.count, size, width))
+        self.bias = nn.Parameter(torch.zeros(self.count, width))
+        self.norm = nn.LayerNorm(width)
+        self.direct: nn.Parameter | None = None
+        if config.numeric_neighbourhood:
+            channels = config.channels
+            self.direct = nn.Parameter(torch.zeros(channels, self.count, neighbour_count(channels)))
+        nn.init.normal_(self.contract, std=0.5 * self.contract.shape[-2] ** -0.5)
+
+    def forward(self, hidden: Tensor, count: int | None = None) -> Tensor:
+        """Map decoder outputs to the states of the layer's heads.
+
+        Args:
+            hidden: [N, D].
+            count: only the layer's first `count` heads; all if None.
+
+        Returns:
+            [N, count, D]; the first is head `first + 1` (1-based).
+        """
+        count = self.count if count is None else count
+        if self.dense:
+            states = (F.relu(self.expand(hidden)) @ self.contract).view(len(hidden), self.count, -1) + self.bias
+            result: Tensor = self.norm(hidden.unsqueeze(1) + states[:, :count])
+            return result
+        size = self.contract.shape[1]
+        inner = F.relu(F.linear(hidden, self.expand.weight[: count * size], self.expand.bias[: count * size]))
+        grouped = inner.view(len(hidden), count, size).transpose(0, 1)
+        states = torch.baddbmm(self.bias[:count].unsqueeze(1), grouped, self.contract[:count]).transpose(0, 1)
+        result = self.norm(hidden.unsqueeze(1) + states)
+        return result
+
+    def one(self, hidden: Tensor, head: int) -> Tensor:
+        """Map decoder outputs [N, D] to the state of one head (0-based, at least `first`), [N, D]."""
+        index = head - self.first
+        if self.dense:
+            return self(hidden)[:, index]
+        size = self.contract.shape[1]
+        rows = slice(index * size, (index + 1) * size)
+        inner = F.relu(F.linear(hidden, self.expand.weight[rows], self.expand.bias[rows]))
+        result: Tensor = self.norm(hidden + torch.addmm(self.bias[index], inner, self.contract[index]))
+        return result

@@ -1,0 +1,196 @@
+"""What the `base` network adds to the published one so that it trains in minutes: see `ModelConfig` for the switches.
+
+The three aids share one *estimate*: an intensity for every target position, known before decoding starts. It is the bicubic
+enlargement of the source, refined by the conditioning's convolutions where there are any.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from superres.config import ModelConfig
+
+RESIDUAL_SCALE = 32.0
+"""Grey levels that count as one unit where intensities enter or leave the network as numbers."""
+
+INITIAL_SHARPNESS = -2.5
+"""log(1 / s) of the ordinal output before training: s of about 12 grey levels."""
+
+
+NEIGHBOUR_PIXELS = (
+    [(0, dx) for dx in range(-4, 1)] + [(-1, dx) for dx in range(-4, 5)] + [(-2, dx) for dx in range(-2, 3)]
+)
+"""Pixels (rows down, columns right) whose intensities the numeric neighbourhood reads."""
+
+
+def enlarge_source(source: Tensor, config: ModelConfig) -> Tensor:
+    """Return the bicubic enlargement of source tokens [B, S] as float images [B, channels, rows, columns] in [0, 255]."""
+    image = source.view(-1, *config.source_shape).permute(0, 3, 1, 2).float()
+    large = F.interpolate(image, size=config.target_shape[:2], mode="bicubic", align_corners=False)
+    return large.clamp(0, config.vocabulary - 1)
+
+
+def to_raster(image: Tensor) -> Tensor:
+    """Reorder images [B, channels, rows, columns] to raster order [B, T]."""
+    return image.permute(0, 2, 3, 1).flatten(1)
+
+
+class ConvolutionBlock(nn.Module):
+    """Residual block of two 3x3 convolutions that starts as the identity."""
+
+    def __init__(self, channels: int) -> None:
+        """Build convolutions of `channels` maps."""
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        nn.init.zeros_(self.second.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, channels, rows, columns] to the same shape."""
+        result: Tensor = x + self.second(F.relu(self.first(x)))
+        return result
+
+
+class AlignedConditioning(nn.Module):
+    """Enlarges the memory to one vector for each target position, to be added to the decoder's input there.
+
+    The memory of the source cell that covers a position, brought to target resolution by sub-pixel shuffling and refined by
+    convolutions. The same maps give the refined estimate.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Build from the network's settings."""
+        super().__init__()
+        self.config = config
+        rows, columns, channels = config.target_shape
+        factors = rows // config.source_shape[0], columns // config.source_shape[1]
+        self.factors = factors
+        maps = config.conditioning_width
+        self.shuffle = nn.Linear(channels * config.width, factors[0] * factors[1] * maps)
+        self.mix = nn.Conv2d(maps + channels, maps, 3, padding=1)
+        self.blocks = nn.Sequential(*(ConvolutionBlock(maps) for _ in range(config.conditioning_blocks)))
+        self.vectors = nn.Conv2d(maps, channels * config.width, 1)
+        self.refinement = nn.Conv2d(maps, channels, 3, padding=1)
+        nn.init.zeros_(self.refinement.weight)
+
+    def forward(self, memory: Tensor, large: Tensor) -> tuple[Tensor, Tensor]:
+        """Enlarge the memory.
+
+        Args:
+            memory: encoder states [B, S, D].
+            large: bicubic enlargement of the source [B, channels, rows, columns] in [0, 255].
+
+        Returns:
+            Conditioning vectors [B, T, D] and the estimate [B, T] in grey levels.
+        """
+        batch, (rows, columns, channels) = memory.shape[0], self.config.source_shape
+        cells = self.shuffle(memory.view(batch, rows, columns, channels * self.config.width))
+        maps = cells.view(batch, rows, columns, *self.factors, -1).permute(0, 5, 1, 3, 2, 4)
+        maps = maps.reshape(batch, -1, *self.config.target_shape[:2])
+        x = self.blocks(self.mix(torch.cat([maps, (large / 128 - 1).to(maps.dtype)], dim=1)))
+        vectors = self.vectors(F.relu(x)).permute(0, 2, 3, 1).reshape(batch, self.config.target_length, -1)
+        estimate = large + self.refinement(x).float() * RESIDUAL_SCALE
+        return vectors, to_raster(estimate)
+
+
+def neighbour_count(channels: int) -> int:
+    """Return N, the number of neighbours of a target position, absent ones included."""
+    return len(NEIGHBOUR_PIXELS) * channels
+
+
+def neighbour_table(shape: tuple[int, ...]) -> Tensor:
+    """Return which positions count as neighbours of each target position.
+
+    Neighbours are the earlier channels of the same pixel, four pixels to the left, nine in the row above and five in the row
+    above that, each with all its channels, the target's own channel first.
+
+    Args:
+        shape: (rows, columns, channels) of the target.
+
+    Returns:
+        int64 [T, N]; T (one past the end) stands for "outside the image or not decoded yet".
+    """
+    rows, columns, channels = shape
+    position = torch.arange(rows * columns * channels)
+    row, column, channel = position // (columns * channels), position // channels % columns, position % channels
+    table = []
+    for dy, dx in NEIGHBOUR_PIXELS:
+        for turn in range(channels):
+            y, x, c = row + dy, column + dx, (channel + turn) % channels
+            neighbour = (y * columns + x) * channels + c
+            valid = (y >= 0) & (x >= 0) & (x < columns) & (neighbour < position)
+            table.append(torch.where(valid, neighbour, len(position)))
+    return torch.stack(table, dim=1)
+
+
+class NumericNeighbourhood(nn.Module):
+    """Feeds decoded intensities near the target as numbers: how far each neighbour is from its estimate."""
+
+    table: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Build from the network's settings."""
+        super().__init__()
+        self.channels = config.channels
+        self.register_buffer("table", neighbour_table(config.target_shape), persistent=False)
+        count = neighbour_count(config.channels)
+        self.first = nn.Linear(count, config.filter_size)
+        self.channel = nn.Embedding(config.channels, config.filter_size)
+        nn.init.zeros_(self.channel.weight)
+        self.second = nn.Linear(config.filter_size, config.width)
+        self.direct = nn.Parameter(torch.zeros(config.channels, count))
+
+    def gather(self, deviation: Tensor, position: Tensor) -> Tensor:
+        """Collect the neighbours' deviations.
+
+        Args:
+            deviation: [B, T + 1], decoded intensity minus estimate over RESIDUAL_SCALE; the last entry is 0.
+            position: target positions [B, W] in [0, T).
+
+        Returns:
+            [B, W, N].
+        """
+        index = self.table[position]
+        return deviation.gather(1, index.flatten(1)).view(index.shape)
+
+    def forward(self, neighbours: Tensor, position: Tensor) -> Tensor:
+        """Map neighbours [B, W, N] of `position` (broadcastable to [B, W]) to vectors [B, W, D]."""
+        hidden = F.relu(self.first(neighbours) + self.channel(position % self.channels))
+        result: Tensor = self.second(hidden)
+        return result
+
+
+def extrapolate(weights: Tensor, neighbours: Tensor, position: Tensor) -> Tensor:
+    """Predict linearly how far targets are from their estimate.
+
+    Args:
+        weights: [channels, N] for one prediction head, [channels, heads, N] for several.
+        neighbours: [..., N].
+        position: position of p1's target, broadcastable to [...]; its channel chooses the weights.
+
+    Returns:
+        [...] for one head, [..., heads] for several, in units of RESIDUAL_SCALE.
+    """
+    chosen = weights[position % len(weights)].to(neighbours.dtype)
+    if weights.dim() == 3:
+        return (chosen @ neighbours.unsqueeze(-1)).squeeze(-1)
+    return (neighbours * chosen).sum(-1)
+
+
+def ordinal_scores(projected: Tensor, centre: Tensor) -> Tensor:
+    """Add the ordinal term -|v - mu| / s to the scores.
+
+    Args:
+        projected: [..., V + 2]: V free scores, the shift of mu in units of RESIDUAL_SCALE, and log(1 / s) less its initial value.
+        centre: mu before the shift [...], grey levels.
+
+    Returns:
+        Scores [..., V].
+    """
+    free, shift, sharpness = projected[..., :-2], projected[..., -2], projected[..., -1]
+    mu = centre + shift * RESIDUAL_SCALE
+    rate = (sharpness + INITIAL_SHARPNESS).clamp(-7.0, 3.0).exp()
+    value = torch.arange(free.shape[-1], device=free.device, dtype=free.dtype)
+    return free - (value - mu.unsqueeze(-1)).abs() * rate.unsqueeze(-1)

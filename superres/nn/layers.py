@@ -1,0 +1,123 @@
+"""Token embedding, position signals, feed-forward layers, and the encoder's and decoder's layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from superres.config import ModelConfig
+from superres.nn.attention import Attention
+
+
+def sinusoid(positions: Tensor, width: int) -> Tensor:
+    """Return the sinusoidal signal [N, width] of `positions` [N]: half sines, half cosines, wavelengths 2 pi to 20,000 pi."""
+    rates = torch.exp(torch.arange(width // 2) * (-math.log(10_000.0) / max(width // 2 - 1, 1)))
+    angles = positions[:, None].float() * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def position_signal(shape: tuple[int, ...], width: int) -> Tensor:
+    """Return the position signal [prod(shape), width] of a raster.
+
+    An image (rows, columns, channels) gets a 2-D signal over (row, column * channels + channel), as published; text gets
+    a 1-D one.
+    """
+    if len(shape) == 1:
+        return sinusoid(torch.arange(shape[0]), width)
+    row_length = math.prod(shape[1:])
+    position = torch.arange(math.prod(shape))
+    half = width // 2
+    return torch.cat([sinusoid(position // row_length, half), sinusoid(position % row_length, half)], dim=1)
+
+
+class TokenEmbedding(nn.Module):
+    """A table of V rows for each colour channel, stored as one table and scaled by sqrt(width)."""
+
+    def __init__(self, vocabulary: int, channels: int, width: int) -> None:
+        """Build one table of `channels * vocabulary` rows of `width`."""
+        super().__init__()
+        self.vocabulary, self.channels = vocabulary, channels
+        self.table = nn.Embedding(vocabulary * channels, width)
+        nn.init.normal_(self.table.weight, std=width**-0.5)
+        self.scale = math.sqrt(width)
+
+    def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Embed `tokens` [..., T] that stand at raster `position` (broadcastable): [..., T, width]."""
+        result: Tensor = self.table(tokens + position % self.channels * self.vocabulary) * self.scale
+        return result
+
+
+class FeedForward(nn.Sequential):
+    """Linear, ReLU, linear."""
+
+    def __init__(self, width: int, filter_size: int) -> None:
+        """Build width -> filter_size -> width."""
+        super().__init__(nn.Linear(width, filter_size), nn.ReLU(), nn.Linear(filter_size, width))
+
+
+class Residual(nn.Module):
+    """Residual order around a sub-layer: "pre" is x + f(norm(x)); "post" is norm(x + f(x)), as published ("dan")."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Build the layer norm and dropout of one sub-layer."""
+        super().__init__()
+        self.pre = config.norm == "pre"
+        self.norm = nn.LayerNorm(config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply `sublayer` ([B, T, D] to the same shape) to `x` with residual and norm."""
+        if self.pre:
+            return x + self.dropout(sublayer(self.norm(x)))
+        result: Tensor = self.norm(x + self.dropout(sublayer(x)))
+        return result
+
+
+class EncoderLayer(nn.Module):
+    """Full self-attention over the source and a feed-forward layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Build from the network's settings."""
+        super().__init__()
+        self.attention = Attention(config.width, config.attention_heads)
+        self.attention_residual = Residual(config)
+        self.feed_forward = FeedForward(config.width, config.filter_size)
+        self.feed_forward_residual = Residual(config)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map states [B, S, D] to states [B, S, D]; `mask` [B, 1, 1, S] hides padding."""
+        x = self.attention_residual(x, lambda y: self.attention.full(y, y, mask))
+        x = self.feed_forward_residual(x, self.feed_forward)
+        return x
+
+
+class DecoderLayer(nn.Module):
+    """Masked self-attention, cross-attention to the memory where configured, and a feed-forward layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Build from the network's settings."""
+        super().__init__()
+        self.block_length = config.attention_block_length if config.attention == "local_1d" else None
+        self.attention = Attention(config.width, config.attention_heads)
+        self.attention_residual = Residual(config)
+        self.cross_attention = Attention(config.width, config.attention_heads) if config.cross_attention else None
+        self.cross_residual = Residual(config) if config.cross_attention else None
+        self.feed_forward = FeedForward(config.width, config.filter_size)
+        self.feed_forward_residual = Residual(config)
+
+    def _self_attention(self, x: Tensor) -> Tensor:
+        if self.block_length is None:
+            return self.attention.causal(x)
+        return self.attention.local(x, self.block_length)
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map states `x` [B, T, D] given `memory` [B, S, D] and its padding `mask` [B, 1, 1, S]."""
+        x = self.attention_residual(x, self._self_attention)
+        cross = self.cross_attention
+        if cross is not None and self.cross_residual is not None:
+            x = self.cross_residual(x, lambda y: cross.full(y, memory, mask))
+        x = self.feed_forward_residual(x, self.feed_forward)
+        return x

@@ -1,0 +1,77 @@
+"""Training losses of the network, in nats a token."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from superres.config import TrainConfig
+from superres.nn.model import Decoded, EncoderDecoder
+
+
+class TeacherForcingLoss(nn.Module):
+    """Cross-entropy of p1 and, in the stage "heads", of the proposal heads; the estimate's error beside it.
+
+    A module, so that every weight is used inside one forward call (which distributed training requires).
+    """
+
+    def __init__(self, model: EncoderDecoder, settings: TrainConfig) -> None:
+        """Wrap `model`, whose weights are this module's only ones."""
+        super().__init__()
+        self.model = model
+        self.settings = settings
+
+    def forward(self, source: Tensor, target: Tensor, draw: int) -> dict[str, Tensor]:
+        """Return the losses of a batch.
+
+        Args:
+            source: tokens [B, S].
+            target: tokens [B, T].
+            draw: key of the random choice of positions or head.
+
+        Returns:
+            "total" (to minimise) and its parts: "p1", "heads", "estimate" (grey levels).
+        """
+        decoded = self.model(source, target)
+        settings, losses = self.settings, {}
+        if not (settings.stage == "heads" and settings.freeze_base):
+            losses["p1"] = F.cross_entropy(self.model.scores(decoded).flatten(0, 1), target.flatten())
+        total = losses.get("p1", decoded.hidden.new_zeros(()))
+        if settings.stage == "heads":
+            random_head = settings.head_loss == "random-head"
+            heads = self._one_head if random_head else self._all_heads
+            losses["heads"] = heads(decoded, target, torch.Generator().manual_seed(draw))
+            total = total + settings.head_weight * losses["heads"]
+        if decoded.memory.estimate is not None and self.model.conditioning is not None and "p1" in losses:
+            losses["estimate"] = (decoded.memory.estimate - target).abs().mean()
+            total = total + settings.estimate_weight * losses["estimate"]
+        return losses | {"total": total}
+
+    def _all_heads(self, decoded: Decoded, target: Tensor, generator: torch.Generator) -> Tensor:
+        """Mean loss of all proposal heads on a random subset of positions."""
+        length = target.shape[1]
+        count = min(self.settings.head_positions, length)
+        chosen = torch.randperm(length, generator=generator)[:count].to(target.device)
+        position = chosen.expand(len(target), -1).contiguous()
+        if count == length:
+            position = torch.arange(length, device=target.device).expand(len(target), -1)
+        scores = self.model.block_scores(decoded, position)
+        first = self.model.config.prediction_heads - scores.shape[2]
+        offsets = torch.arange(first, self.model.config.prediction_heads, device=target.device)
+        return masked_loss(scores, position.unsqueeze(-1) + offsets, target)
+
+    def _one_head(self, decoded: Decoded, target: Tensor, generator: torch.Generator) -> Tensor:
+        """Loss of one random head at all positions (section 6 of the paper)."""
+        first = 1 if self.model.config.identity_p1 else 0
+        head = int(torch.randint(first, self.model.config.prediction_heads, (), generator=generator))
+        position = torch.arange(target.shape[1], device=target.device).expand(len(target), -1)
+        return masked_loss(self.model.head_scores(decoded, position, head), position + head, target)
+
+
+def masked_loss(scores: Tensor, position: Tensor, target: Tensor) -> Tensor:
+    """Return the mean cross-entropy of `scores` [..., V] for the tokens at `position` [B, ...], leaving out those past the end."""
+    inside = position < target.shape[1]
+    wanted = target.gather(1, position.clamp(max=target.shape[1] - 1).flatten(1)).view(position.shape)
+    loss = F.cross_entropy(scores.flatten(0, -2), wanted.flatten(), reduction="none").view(position.shape)
+    return (loss * inside).sum() / inside.sum().clamp(min=1)

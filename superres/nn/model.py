@@ -1,0 +1,213 @@
+"""The encoder-decoder network: teacher-forced scoring of whole sequences. Decoding uses `superres.nn.step` on the same weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from superres.config import ModelConfig
+from superres.nn.attention import hidden_mask
+from superres.nn.heads import PredictionHeads
+from superres.nn.image_aids import (
+    RESIDUAL_SCALE,
+    AlignedConditioning,
+    NumericNeighbourhood,
+    enlarge_source,
+    extrapolate,
+    ordinal_scores,
+    to_raster,
+)
+from superres.nn.layers import DecoderLayer, EncoderLayer, TokenEmbedding, position_signal
+
+
+@dataclass
+class Memory:
+    """What the encoder hands to the decoder, one row a source.
+
+    Attributes:
+        states: encoder states [B, S, D].
+        mask: added to cross-attention scores [B, 1, 1, S]; None where no source is padded.
+        conditioning: vectors added to the decoder's input [B, T, D], or None.
+        estimate: intensities known before decoding [B, T] in grey levels, or None.
+    """
+
+    states: Tensor
+    mask: Tensor | None = None
+    conditioning: Tensor | None = None
+    estimate: Tensor | None = None
+
+
+@dataclass
+class Decoded:
+    """Teacher-forced decoder output.
+
+    Attributes:
+        hidden: [B, T, D]; the state at t scores token t.
+        neighbours: deviations near each target [B, T, N], or None.
+        memory: what was attended to.
+    """
+
+    hidden: Tensor
+    neighbours: Tensor | None
+    memory: Memory
+
+
+class EncoderDecoder(nn.Module):
+    """Image Transformer with local 1-D attention and k prediction heads (Parmar et al. 2018; Stern et al. 2018, section 6)."""
+
+    signal: Tensor
+    source_signal: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Build the network with fresh weights from torch's global generator."""
+        super().__init__()
+        self.config = config
+        self.gradient_checkpointing = False
+        width = config.width
+        source_channels = config.source_shape[-1] if len(config.source_shape) == 3 else 1
+        self.source_embedding = TokenEmbedding(config.vocabulary, source_channels, width)
+        self.target_embedding = TokenEmbedding(config.vocabulary, config.channels, width)
+        self.register_buffer("source_signal", position_signal(config.source_shape, width), persistent=False)
+        self.register_buffer("signal", position_signal(config.target_shape, width), persistent=False)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        final = config.norm == "pre"
+        self.encoder_norm = nn.LayerNorm(width) if final else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(width) if final else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+        self.conditioning = AlignedConditioning(config) if config.aligned_conditioning else None
+        self.neighbourhood = NumericNeighbourhood(config) if config.numeric_neighbourhood else None
+        self.project = nn.Linear(width, config.vocabulary + (2 if config.ordinal_output else 0))
+        if config.ordinal_output:
+            nn.init.zeros_(self.project.weight)
+            nn.init.zeros_(self.project.bias)
+        has_layer = config.prediction_heads > 1 or not config.identity_p1
+        self.heads = PredictionHeads(config) if has_layer else None
+
+    @property
+    def needs_estimate(self) -> bool:
+        """Whether any aid works with intensities as numbers."""
+        config = self.config
+        return config.aligned_conditioning or config.numeric_neighbourhood or config.ordinal_output
+
+    def encode(self, source: Tensor, padding: Tensor | None = None) -> Memory:
+        """Encode sources.
+
+        Args:
+            source: tokens [B, S], int64 in [0, V).
+            padding: bool [B, S], True where the source is padding; None where nothing is.
+
+        Returns:
+            The memory.
+        """
+        position = torch.arange(source.shape[1], device=source.device)
+        mask = None if padding is None else hidden_mask(~padding)[:, None, None, :]
+        x = self.dropout(self.source_embedding(source, position) + self.source_signal[: source.shape[1]])
+        for layer in self.encoder:
+            x = layer(x, mask)
+        memory = Memory(self.encoder_norm(x), mask)
+        if self.needs_estimate:
+            large = enlarge_source(source, self.config).to(self.signal.dtype)
+            memory.estimate = to_raster(large)
+            if self.conditioning is not None:
+                memory.conditioning, memory.estimate = self.conditioning(memory.states, large)
+        return memory
+
+    def forward(self, source: Tensor, target: Tensor, padding: Tensor | None = None) -> Decoded:
+        """Run the decoder over whole targets (teacher forcing).
+
+        Args:
+            source: tokens [B, S].
+            target: tokens [B, T]; token t is an input at t + 1 only, so any suffix may be arbitrary.
+            padding: as in `encode`.
+
+        Returns:
+            The decoder's output at every position.
+        """
+        memory = self.encode(source, padding)
+        length = target.shape[1]
+        position = torch.arange(length, device=target.device)
+        embedded = self.target_embedding(target[:, :-1], position[:-1])
+        x = F.pad(embedded, (0, 0, 1, 0)) + self.signal[:length]
+        neighbours = None
+        if memory.conditioning is not None:
+            x = x + memory.conditioning[:, :length]
+        if self.neighbourhood is not None and memory.estimate is not None:
+            deviation = F.pad((target - memory.estimate) / RESIDUAL_SCALE, (0, 1))
+            neighbours = self.neighbourhood.gather(deviation, position.expand(len(target), -1))
+            x = x + self.neighbourhood(neighbours, position)
+        x = self.dropout(x)
+        for layer in self.decoder:
+            if self.gradient_checkpointing and self.training:
+                x = checkpoint(layer, x, memory.states, memory.mask, use_reentrant=False)
+            else:
+                x = layer(x, memory.states, memory.mask)
+        return Decoded(self.decoder_norm(x), neighbours, memory)
+
+    def scores(self, decoded: Decoded) -> Tensor:
+        """Return p1's scores (logits) at every position, [B, T, V] in at least float32."""
+        batch, length = decoded.hidden.shape[:2]
+        position = torch.arange(length, device=decoded.hidden.device).expand(batch, -1)
+        return self.head_scores(decoded, position, 0)
+
+    def head_scores(self, decoded: Decoded, position: Tensor, head: int) -> Tensor:
+        """Return one head's scores: head i (0-based) at position t scores token t + i.
+
+        Args:
+            decoded: output of `forward`.
+            position: [B, P], positions t of p1's targets.
+            head: index in [0, K).
+
+        Returns:
+            Scores [B, P, V] in at least float32. Rows whose target lies past the end are meaningless: mask them.
+        """
+        hidden = take(decoded.hidden, position)
+        weights = self.neighbourhood.direct if self.neighbourhood is not None else None
+        if self.heads is not None and head >= self.heads.first:
+            hidden = self.heads.one(hidden.flatten(0, 1), head).view(hidden.shape)
+            weights = self.heads.direct[:, head - self.heads.first] if self.heads.direct is not None else None
+        return self._finish(hidden, decoded, position, position + head, weights)
+
+    def block_scores(self, decoded: Decoded, position: Tensor) -> Tensor:
+        """Return the scores of all heads in the head layer (p2..pk; with p1, as published, where it is not the identity).
+
+        Args:
+            decoded: output of `forward`.
+            position: [B, P], positions t of p1's targets.
+
+        Returns:
+            Scores [B, P, heads, V], as `head_scores` of each.
+        """
+        if self.heads is None:
+            raise ValueError("a model of one prediction head has no head layer")
+        hidden = take(decoded.hidden, position)
+        states = self.heads(hidden.flatten(0, 1)).unflatten(0, position.shape)
+        offset = torch.arange(self.heads.first, self.config.prediction_heads, device=position.device)
+        return self._finish(states, decoded, position, position.unsqueeze(-1) + offset, self.heads.direct)
+
+    def _finish(
+        self, states: Tensor, decoded: Decoded, position: Tensor, target: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        """Project states [B, P, ..., D] that score `target` [B, P, ...] and add the ordinal term."""
+        projected: Tensor = self.project(states)
+        projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
+        estimate = decoded.memory.estimate
+        if not self.config.ordinal_output or estimate is None:
+            return projected
+        target = target.clamp(max=self.config.target_length - 1)
+        centre = estimate.gather(1, target.flatten(1)).view(target.shape)
+        if weights is not None and decoded.neighbours is not None:
+            near = take(decoded.neighbours, position)
+            centre = centre + extrapolate(weights, near, position) * RESIDUAL_SCALE
+        return ordinal_scores(projected, centre)
+
+
+def take(states: Tensor, position: Tensor) -> Tensor:
+    """Gather `states` [B, T, D] at `position` [B, P]: [B, P, D]."""
+    if position.shape[1] == states.shape[1]:
+        return states
+    return states.gather(1, position.unsqueeze(-1).expand(-1, -1, states.shape[-1]))

@@ -1,0 +1,262 @@
+"""The cached decoding step in few operations: the same function as `EncoderDecoder.forward`, at W new positions a row.
+
+A step of a small model is a chain of tiny operations whose dispatch costs as much as their arithmetic. So weights lie [in, out] for
+`addmm` with the residual folded in, the norm's affine part and the softmax scale are folded into the next weight, position signal
+and conditioning are summed into one table a source, and prediction heads run at one position a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from superres.config import ModelConfig
+from superres.nn.attention import Attention, split_heads
+from superres.nn.cache import KeyValueCache
+from superres.nn.heads import PredictionHeads
+from superres.nn.image_aids import RESIDUAL_SCALE, extrapolate, ordinal_scores
+from superres.nn.layers import DecoderLayer
+from superres.nn.model import EncoderDecoder, Memory
+from superres.scoring import StepOutput
+
+
+@dataclass
+class Affine:
+    """x @ weight + bias, the weight stored [in, out]."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to [N, in]."""
+        return torch.addmm(self.bias, x, self.weight)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Return residual + x @ weight + bias."""
+        return torch.addmm(residual, x, self.weight).add_(self.bias)
+
+
+def fold(linears: list[nn.Linear], norm: nn.LayerNorm | None = None, scale: float = 1.0) -> Affine:
+    """Join linear layers of one input side by side.
+
+    Args:
+        linears: layers in the order of their outputs.
+        norm: a layer norm before them whose affine part is folded in.
+        scale: factor on the first layer's output.
+    """
+    weights = [linear.weight.t() for linear in linears]
+    biases = [linear.bias for linear in linears]
+    weights[0], biases[0] = weights[0] * scale, biases[0] * scale
+    weight, bias = torch.cat(weights, dim=1), torch.cat(biases)
+    if norm is not None:
+        weight, bias = norm.weight.unsqueeze(1) * weight, bias + norm.bias @ weight
+    return Affine(weight.detach().contiguous(), bias.detach().contiguous())
+
+
+class LayerStep:
+    """One decoder layer of the step."""
+
+    def __init__(self, layer: DecoderLayer, memory: Memory, batch: int, width: int) -> None:
+        """Fold the weights of `layer` and project the keys and values of `memory` where it has cross-attention."""
+        self.batch, self.width, self.heads = batch, width, layer.attention.heads
+        self.pre = layer.attention_residual.pre
+        self.norms = [layer.attention_residual.norm, layer.feed_forward_residual.norm]
+        attention, feed_forward = layer.attention, layer.feed_forward
+        attention_norm, feed_norm = self.norms if self.pre else (None, None)
+        scale = (attention.query.in_features // self.heads) ** -0.5
+        self.projection = fold([attention.query, attention.key_value], attention_norm, scale)
+        self.output = fold([attention.output])
+        self.expand = fold([feed_forward[0]], feed_norm)  # type: ignore[list-item]
+        self.contract = fold([feed_forward[2]])  # type: ignore[list-item]
+        self.cross: CrossStep | None = None
+        if layer.cross_attention is not None and layer.cross_residual is not None:
+            self.cross = CrossStep(layer.cross_attention, layer.cross_residual.norm, memory, self.pre, scale)
+
+    def __call__(self, x: Tensor, cache: KeyValueCache, layer: int, index: Tensor, mask: Tensor) -> Tensor:
+        """Map states [B * W, D]; `index` and `mask` come from `cache.locate`."""
+        width = x.shape[1]
+        projected = self.projection(self._before(x))
+        key, value = cache.write(layer, projected[:, width:], index)
+        query = self._split(projected[:, :width])
+        weights = torch.baddbmm(mask, query, key.transpose(1, 2)).softmax(-1)
+        x = self._after(self.output.add_to(x, self._merge(torch.bmm(weights, value))), 0)
+        if self.cross is not None:
+            x = self.cross(x, self._split, self._merge)
+        return self._after(self.contract.add_to(x, self.expand(self._before(x)).relu_()), 1)
+
+    def _before(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[1:]) if self.pre else x
+
+    def _after(self, x: Tensor, sublayer: int) -> Tensor:
+        if self.pre:
+            return x
+        result: Tensor = self.norms[sublayer](x)
+        return result
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[B * W, D] to [B * H, W, D / H]."""
+        return x.reshape(self.batch, self.width, self.heads, -1).transpose(1, 2).reshape(self.batch * self.heads, self.width, -1)
+
+    def _merge(self, x: Tensor) -> Tensor:
+        """[B * H, W, D / H] to [B * W, D]."""
+        return x.view(self.batch, self.heads, self.width, -1).transpose(1, 2).reshape(self.batch * self.width, -1)
+
+
+class CrossStep:
+    """Cross-attention of one decoder layer, its keys and values projected once."""
+
+    def __init__(self, attention: Attention, norm: nn.LayerNorm, memory: Memory, pre: bool, scale: float) -> None:
+        """Fold weights and project `memory`."""
+        self.norm, self.pre = norm, pre
+        self.query = fold([attention.query], norm if pre else None, scale)
+        self.output = fold([attention.output])
+        key, value = attention.key_value(memory.states).chunk(2, dim=-1)
+        self.key = split_heads(key, attention.heads).flatten(0, 1).transpose(1, 2).contiguous()
+        self.value = split_heads(value, attention.heads).flatten(0, 1).contiguous()
+        rows = self.key.shape[0]
+        heads = attention.heads
+        self.mask = memory.states.new_zeros(1, 1, 1)
+        if memory.mask is not None:
+            self.mask = memory.mask.squeeze(1).repeat_interleave(heads, dim=0).view(rows, 1, -1)
+
+    def __call__(self, x: Tensor, split: Callable[[Tensor], Tensor], merge: Callable[[Tensor], Tensor]) -> Tensor:
+        """Map states [B * W, D]."""
+        normed = F.layer_norm(x, x.shape[1:]) if self.pre else x
+        weights = torch.baddbmm(self.mask, split(self.query(normed)), self.key).softmax(-1)
+        x = self.output.add_to(x, merge(torch.bmm(weights, self.value)))
+        result: Tensor = x if self.pre else self.norm(x)
+        return result
+
+
+@dataclass
+class StepState:
+    """What proposals are computed from: hidden [B, W, D], positions [B, W] and neighbours [B, W, N] or None."""
+
+    hidden: Tensor
+    position: Tensor
+    neighbours: Tensor | None
+
+
+class StepSession:
+    """A batch being decoded: the session of `superres.scoring` for `EncoderDecoder`. Not thread-safe; a session serves one decode."""
+
+    def __init__(self, model: EncoderDecoder, source: Tensor, width: int, padding: Tensor | None = None) -> None:
+        """Encode `source` [B, S] and allocate the cache for steps of `width`."""
+        self.config: ModelConfig = model.config
+        self.width, self.batch = width, len(source)
+        self.heads: PredictionHeads | None = model.heads
+        self.neighbourhood = model.neighbourhood
+        memory = model.encode(source, padding)
+        self.estimate = memory.estimate
+        self.layers = [LayerStep(layer, memory, self.batch, width) for layer in model.decoder]  # type: ignore[arg-type]
+        self.final_norm = model.decoder_norm
+        self.project = fold([model.project])
+        self.cache = KeyValueCache(self.config, self.batch, width, memory.states)
+        self._embed(model, memory)
+        self.columns = torch.arange(width, device=source.device)
+        if self.neighbourhood is not None:
+            # Entry T is the "absent" neighbour and stays 0; T + 1 is where positions outside the image are written.
+            self.deviation = memory.states.new_zeros(self.batch, self.config.target_length + 2)
+
+    def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
+        """See `superres.scoring.Session.step`."""
+        length = self.config.target_length
+        place = position.unsqueeze(1) + self.columns
+        inside = place.clamp(max=length - 1)
+        x, neighbours = self._input(tokens, place, inside)
+        index, mask = self.cache.locate(place)
+        for number, layer in enumerate(self.layers):
+            x = layer(x, self.cache, number, index, mask)
+        hidden = self.final_norm(x)
+        state = StepState(hidden.view(self.batch, self.width, -1), inside, neighbours)
+        return StepOutput(self._verify(hidden, state), state)
+
+    def propose(self, output: StepOutput, index: Tensor, count: int) -> Tensor:
+        """See `superres.scoring.Session.propose`."""
+        if self.heads is None:
+            raise ValueError("a model of one prediction head makes no proposals")
+        state: StepState = output.state
+        rows = torch.arange(self.batch, device=index.device)
+        position = state.position[rows, index]
+        skipped = 1 - self.heads.first
+        states = self.heads(state.hidden[rows, index], count + skipped)[:, skipped:]
+        projected = self.project(states.reshape(self.batch * count, -1)).view(self.batch, count, -1)
+        if not self.config.ordinal_output or self.estimate is None:
+            return projected
+        offsets = torch.arange(1, count + 1, device=index.device)
+        target = (position.unsqueeze(1) + offsets).clamp(max=self.config.target_length - 1)
+        centre = self.estimate.gather(1, target)
+        if state.neighbours is not None and self.heads.direct is not None:
+            weights = self.heads.direct[:, skipped : skipped + count]
+            centre = centre + extrapolate(weights, state.neighbours[rows, index], position) * RESIDUAL_SCALE
+        return ordinal_scores(projected, centre)
+
+    def _embed(self, model: EncoderDecoder, memory: Memory) -> None:
+        """Join tables: tokens (a zero row for the start of the sequence last) and position signal with conditioning."""
+        table = model.target_embedding.table.weight * model.target_embedding.scale
+        self.token_table = torch.cat([table, table.new_zeros(1, table.shape[1])])
+        self.position_table = model.signal.unsqueeze(0)
+        if memory.conditioning is not None:
+            self.position_table = self.position_table + memory.conditioning
+        self.row_start = torch.zeros(self.batch, 1, dtype=torch.int64, device=table.device)
+        if len(self.position_table) > 1:
+            self.row_start = torch.arange(self.batch, device=table.device).unsqueeze(1) * self.config.target_length
+        self.position_table = self.position_table.flatten(0, 1)
+
+    def _input(self, tokens: Tensor, place: Tensor, inside: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the decoder's input [B * W, D] and the neighbours' deviations [B, W, N]."""
+        vocabulary, channels = self.config.vocabulary, self.config.channels
+        before = place - 1
+        row = tokens + before % channels * vocabulary
+        row = torch.where(before >= 0, row, len(self.token_table) - 1)
+        x = self.token_table[row.flatten()] + self.position_table[(self.row_start + inside).flatten()]
+        if self.neighbourhood is None or self.estimate is None:
+            return x, None
+        valid = (before >= 0) & (before < self.config.target_length)
+        deviation = (tokens - self.estimate.gather(1, before.clamp(0, self.config.target_length - 1))) / RESIDUAL_SCALE
+        self.deviation.scatter_(1, torch.where(valid, before, self.config.target_length + 1), deviation)
+        neighbours = self.neighbourhood.gather(self.deviation, inside)
+        return x + self.neighbourhood(neighbours, inside).flatten(0, 1), neighbours
+
+    def _verify(self, hidden: Tensor, state: StepState) -> Tensor:
+        """Return p1's scores [B, W, V]."""
+        if self.heads is not None and self.heads.first == 0:
+            hidden = self.heads.one(hidden, 0)
+        projected = self.project(hidden).view(self.batch, self.width, -1)
+        if not self.config.ordinal_output or self.estimate is None:
+            return projected
+        centre = self.estimate.gather(1, state.position)
+        if self.neighbourhood is not None and state.neighbours is not None:
+            weights = self.neighbourhood.direct
+            if self.heads is not None and self.heads.first == 0 and self.heads.direct is not None:
+                weights = self.heads.direct[:, 0]
+            centre = centre + extrapolate(weights, state.neighbours, state.position) * RESIDUAL_SCALE
+        return ordinal_scores(projected, centre)
+
+
+class StepModel:
+    """`EncoderDecoder` as a `superres.scoring.ScoringModel`."""
+
+    def __init__(self, model: EncoderDecoder, end_token: int | None = None) -> None:
+        """Wrap `model`, which must be in evaluation mode."""
+        self.model = model
+        self.vocabulary = model.config.vocabulary
+        self.length = model.config.target_length
+        self.prediction_heads = model.config.prediction_heads
+        self.end_token = end_token
+
+    def session(self, source: Tensor, width: int, padding: Tensor | None = None) -> StepSession:
+        """See `superres.scoring.ScoringModel.session`."""
+        return StepSession(self.model, source, width, padding)
+
+    def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
+        """See `superres.scoring.ScoringModel.uncached_scores`."""
+        with torch.inference_mode():
+            decoded = self.model(source, target)
+            place = position.unsqueeze(1).clamp(max=self.length - 1)
+            heads = range(self.prediction_heads)
+            return torch.cat([self.model.head_scores(decoded, place, head) for head in heads], dim=1)

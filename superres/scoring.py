@@ -1,0 +1,64 @@
+"""The seam between the network and the decoder: what `superres.decoding` knows of a model, and nothing more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+@dataclass
+class StepOutput:
+    """Result of one model call.
+
+    Attributes:
+        scores: p1's scores (logits) [B, W, V].
+        state: whatever the session needs to score proposals later; opaque to the decoder.
+    """
+
+    scores: Tensor
+    state: Any
+
+
+class Session(Protocol):
+    """A batch of sequences being decoded: the memory of its sources and the cache, for one step width.
+
+    Decoder position q reads token q - 1 (position 0 reads the start of the sequence) and scores token q.
+    """
+
+    width: int
+    """W, tokens a step."""
+
+    def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
+        """Read `tokens` [B, W] (int64) at decoder positions `position` [B] + 0..W-1 and score the tokens at those positions.
+
+        Overwrites what earlier steps wrote at these positions or later, so moving `position` back is the whole of a rollback.
+        At position 0 the first token is ignored. Positions past the end are allowed; their scores are meaningless.
+        """
+        ...
+
+    def propose(self, output: StepOutput, index: Tensor, count: int) -> Tensor:
+        """Score proposals: heads p2..p(count+1) at step column `index` [B] of `output`, as [B, count, V]."""
+        ...
+
+
+class ScoringModel(Protocol):
+    """A model that the decoder can drive."""
+
+    vocabulary: int
+    """V."""
+    length: int
+    """T, the largest number of target tokens."""
+    prediction_heads: int
+    """K, heads p1..pk."""
+    end_token: int | None
+    """Token that ends a sequence early, or None where sequences have a fixed length."""
+
+    def session(self, source: Tensor, width: int, padding: Tensor | None = None) -> Session:
+        """Encode `source` [B, S] (padding True in `padding` [B, S]) and make an empty session of step width `width`."""
+        ...
+
+    def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
+        """Score from scratch, without a cache: heads p1..pk after the first `position` [B] tokens of `target` [B, T], as [B, K, V]."""
+        ...

@@ -1,0 +1,272 @@
+"""Training in stages: the base by teacher forcing, then the prediction heads on a warm start. Resumable, on CPU or GPUs."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from superres.checkpoint import load_checkpoint, load_weights, read_tensors, replaced_folder, save_checkpoint
+from superres.config import ModelConfig, TrainConfig
+from superres.data import ImageBatches
+from superres.errors import CheckpointError, ConfigError
+from superres.nn.losses import TeacherForcingLoss
+from superres.nn.model import EncoderDecoder
+
+SAVE_SECONDS = 45.0
+"""Longest time between two resumable states: a kill loses less than a minute."""
+
+
+@dataclass
+class Progress:
+    """Where a run stands; saved with its weights.
+
+    Attributes:
+        step: optimiser steps done.
+        seconds: training time so far, summed over resumes.
+        history: one record a report: step, seconds, images, learning rate and losses.
+    """
+
+    step: int
+    seconds: float
+    history: list[dict[str, float]]
+
+
+def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | None = None) -> EncoderDecoder:
+    """Build the network to train, warm-started from a checkpoint folder if one is named.
+
+    Args:
+        config: the network. The warm start may lack the prediction heads, nothing else.
+        settings: the stage and seed.
+        start: checkpoint folder.
+
+    Raises:
+        CheckpointError: the warm start does not fit.
+        ConfigError: the stage "heads" has no heads to train.
+    """
+    if settings.stage == "heads" and config.prediction_heads < 2:
+        raise ConfigError(f"stage heads needs at least 2 prediction heads, not {config.prediction_heads}")
+    torch.manual_seed(settings.seed)
+    model = EncoderDecoder(config)
+    if start is not None:
+        load_weights(model, load_checkpoint(start).state_dict(), str(start), optional="heads.")
+    if settings.stage == "heads" and settings.freeze_base:
+        model.requires_grad_(False)
+        if model.heads is not None:
+            model.heads.requires_grad_(True)
+    return model
+
+
+def learning_rate_factor(settings: TrainConfig, progress: Progress) -> float:
+    """Return the share of the peak learning rate: linear warm-up, then cosine to zero at the end of `steps` or `minutes`."""
+    done = progress.step / settings.steps if settings.steps else progress.seconds / (60 * (settings.minutes or 1))
+    warm = min(1.0, (progress.step + 1) / max(settings.warmup_steps, 1))
+    return warm * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+
+
+def finished(settings: TrainConfig, progress: Progress) -> bool:
+    """Tell whether the run has reached its length."""
+    if settings.steps is not None:
+        return progress.step >= settings.steps
+    return progress.seconds >= 60 * (settings.minutes or 0)
+
+
+def build_optimizer(model: nn.Module, settings: TrainConfig) -> torch.optim.Optimizer:
+    """Return the optimiser over the weights that are trained; vectors (biases, norms) are not decayed."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(trained, settings.learning_rate, betas=(0.9, 0.98), eps=1e-9)
+    groups = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, settings.learning_rate, betas=(0.9, 0.98))
+
+
+class Trainer:
+    """One stage of training in a run folder.
+
+    The folder holds `state/` (weights, averaged weights and optimiser, replaced every SAVE_SECONDS), `history.json`,
+    `curves.png`, and at the end `checkpoint/`.
+    """
+
+    def __init__(
+        self, model: EncoderDecoder, settings: TrainConfig, batches: ImageBatches, folder: str | Path,
+        evaluate: Callable[[EncoderDecoder], dict[str, float]] | None = None, evaluate_seconds: float = 600.0,
+    ) -> None:
+        """Prepare the run and resume it if `folder` holds a state.
+
+        Args:
+            model: the network, warm-started.
+            settings: the stage.
+            batches: training pairs.
+            folder: the run's folder.
+            evaluate: scores the averaged model for the history (e.g. dev bits/dim).
+            evaluate_seconds: time between two evaluations.
+
+        Raises:
+            CheckpointError: the state in `folder` belongs to another network or other settings.
+        """
+        self.settings, self.batches, self.folder = settings, batches, Path(folder)
+        self.evaluate, self.evaluate_seconds = evaluate, evaluate_seconds
+        mixed = settings.precision if settings.precision != "no" else None
+        self.accelerator = Accelerator(mixed_precision=mixed or "no", cpu=not torch.cuda.is_available())
+        self.progress = Progress(0, 0.0, [])
+        self.model = model.to(self.accelerator.device)
+        self.averaged = AveragedModel(self.model, multi_avg_fn=self._average)
+        self.optimizer = build_optimizer(self.model, settings)
+        if (self.folder / "state").is_dir():
+            self._resume()
+        loss = TeacherForcingLoss(self.model, settings)
+        self.loss, self.prepared = self.accelerator.prepare(loss, self.optimizer)
+
+    def run(self, stop: Callable[[], bool] = lambda: False, report: Callable[[dict[str, float]], None] = lambda _: None) -> bool:
+        """Train until the schedule ends or `stop()` is true; the state is saved either way.
+
+        Args:
+            stop: asked before every step.
+            report: called with each new record of the history.
+
+        Returns:
+            Whether the schedule ended; then `checkpoint/` is written.
+        """
+        started = saved = evaluated = time.monotonic()
+        before = self.progress.seconds
+        self.loss.train()
+        while not finished(self.settings, self.progress) and not stop():
+            losses = self._step()
+            now = time.monotonic()
+            self.progress.seconds = before + now - started
+            if self.progress.step % 50 == 0:
+                report(self._record(losses))
+            if self.evaluate is not None and now - evaluated > self.evaluate_seconds:
+                report(self._record(self._evaluation()))
+                evaluated = time.monotonic()
+            if now - saved > SAVE_SECONDS:
+                self.save()
+                saved = time.monotonic()
+        done = finished(self.settings, self.progress)
+        if done and self.evaluate is not None:
+            report(self._record(self._evaluation()))
+        self.save()
+        if done and self.accelerator.is_main_process:
+            save_checkpoint(self.averaged.module, self.folder / "checkpoint", {"training": self.recipe()})
+        return done
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what was done, for config.json: settings, steps, images seen, seconds."""
+        images = self.progress.step * self.settings.batch_size
+        return {**self.settings.to_dict(), "steps_done": self.progress.step, "images_seen": images,
+                "seconds": round(self.progress.seconds)}
+
+    def save(self) -> None:
+        """Replace the resumable state in one move.
+
+        Raises:
+            OutputError: no space left or folder not writable; the last good state is intact.
+        """
+        if not self.accelerator.is_main_process:
+            return
+        with replaced_folder(self.folder / "state") as fresh:
+            save_file(_detached(self.model.state_dict()), fresh / "model.safetensors")
+            save_file(_detached(self.averaged.module.state_dict()), fresh / "averaged.safetensors")
+            save_file(self._moments(), fresh / "optimizer.safetensors")
+            document = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(), "step": self.progress.step,
+                        "seconds": self.progress.seconds, "history": self.progress.history}
+            (fresh / "state.json").write_text(json.dumps(document))
+        (self.folder / "history.json").write_text(json.dumps(self.progress.history, indent=1))
+        plot_history(self.progress.history, self.folder / "curves.png")
+
+    def _average(self, averaged: list[Tensor], current: list[Tensor], _: Any) -> None:
+        """Exponential average whose decay grows from 0, so that early weights are forgotten."""
+        decay = min(self.settings.ema_decay, (1 + self.progress.step) / (10 + self.progress.step))
+        torch._foreach_lerp_(averaged, current, 1 - decay)
+
+    def _step(self) -> dict[str, float]:
+        part, parts = self.accelerator.process_index, self.accelerator.num_processes
+        source, target = (x.to(self.accelerator.device) for x in self.batches.batch(self.progress.step, part, parts))
+        factor = learning_rate_factor(self.settings, self.progress)
+        for group in self.prepared.param_groups:
+            group["lr"] = self.settings.learning_rate * factor
+        with self.accelerator.autocast():
+            losses = self.loss(source, target, self.settings.seed * 1_000_003 + self.progress.step)
+        self.accelerator.backward(losses["total"])
+        self.accelerator.clip_grad_norm_(self.loss.parameters(), self.settings.clip)
+        self.prepared.step()
+        self.prepared.zero_grad()
+        self.progress.step += 1
+        self.averaged.update_parameters(self.model)
+        return {name: float(value.detach()) for name, value in losses.items()} if self.progress.step % 50 == 0 else {}
+
+    def _record(self, values: dict[str, float]) -> dict[str, float]:
+        record = {"step": self.progress.step, "seconds": round(self.progress.seconds, 1),
+                  "images": self.progress.step * self.settings.batch_size, **values}
+        self.progress.history.append(record)
+        return record
+
+    def _evaluation(self) -> dict[str, float]:
+        model = self.averaged.module.eval()
+        with torch.inference_mode():
+            return self.evaluate(model) if self.evaluate is not None else {}
+
+    def _moments(self) -> dict[str, Tensor]:
+        """Flatten the optimiser's state to named tensors."""
+        state = self.optimizer.state_dict()["state"]
+        return {f"{index}.{name}": value.cpu().contiguous() for index, values in state.items() for name, value in values.items()}
+
+    def _resume(self) -> None:
+        folder = self.folder / "state"
+        try:
+            document = json.loads((folder / "state.json").read_text())
+            same = (document["model"], document["settings"])
+            position = document["step"], document["seconds"], document["history"]
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"{folder}/state.json is damaged ({error!r}); choose a new run folder") from error
+        ours = json.loads(json.dumps([self.model.config.to_dict(), self.settings.to_dict()]))
+        for saved, current in zip(same, ours, strict=True):
+            different = [f"{k} {saved.get(k)!r} there, {v!r} now" for k, v in current.items() if saved.get(k) != v]
+            if different:
+                raise CheckpointError(f"{self.folder} was started with other settings ({'; '.join(different)}); "
+                                      "repeat those or choose a new run folder")
+        load_weights(self.model, read_tensors(folder / "model.safetensors"), str(folder / "model.safetensors"))
+        load_weights(self.averaged.module, read_tensors(folder / "averaged.safetensors"), str(folder / "averaged.safetensors"))
+        self._load_moments(read_tensors(folder / "optimizer.safetensors"))
+        self.progress = Progress(*position)
+
+    def _load_moments(self, tensors: dict[str, Tensor]) -> None:
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            index, name = key.split(".", 1)
+            state.setdefault(int(index), {})[name] = value
+        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+
+
+def _detached(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().contiguous() for name, value in state.items()}
+
+
+def plot_history(history: list[dict[str, float]], path: str | Path) -> None:
+    """Draw the loss curves of a run (nats a token; bits/dim on dev) against images seen, as a PNG at `path`."""
+    from matplotlib.figure import Figure  # heavy, and needed by training alone
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    for name in ("p1", "heads", "bits_per_dim"):
+        points = [(record["images"], record[name]) for record in history if name in record]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=name, linewidth=1, marker="o" if name == "bits_per_dim" else None)
+    axes.set_xlabel("images seen")
+    axes.set_ylabel("nats a token; bits/dim on dev")
+    if axes.lines:
+        axes.legend()
+    figure.savefig(path, dpi=100)
