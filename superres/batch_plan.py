@@ -26,7 +26,7 @@ class BatchOptions:
         source: how an input becomes 8x8, a name in `superres.tasks.faces.SOURCES`.
         recursive: descend into the sub-folders of an input folder.
         on_existing: a name in `ON_EXISTING`.
-        shard: (I, N), 1 <= I <= N: take every N-th input, starting with the I-th.
+        shard: (I, N), 0 <= I < N: take every N-th input, starting with number I.
         manifest: JSON lines file with a row an output; replaced by each run.
     """
 
@@ -36,7 +36,7 @@ class BatchOptions:
     source: str = "auto"
     recursive: bool = False
     on_existing: str = "skip"
-    shard: tuple[int, int] = (1, 1)
+    shard: tuple[int, int] = (0, 1)
     manifest: Path | None = None
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class BatchOptions:
         require_choice("--source", self.source, SOURCES)
         require_choice("--on-existing", self.on_existing, ON_EXISTING)
         index, count = self.shard
-        require(1 <= index <= count, f"--shard must be I/N with I from 1 to N, such as 1/4, not {index}/{count}")
+        require(0 <= index < count, f"--shard must be I/N with I from 0 to N - 1, such as 0/4, not {index}/{count}")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def parse_shard(text: str) -> tuple[int, int]:
         index, count = text.split("/")
         return int(index), int(count)
     except ValueError:
-        raise ConfigError(f"--shard must be I/N, such as 1/4 for the first of four, not {text!r}") from None
+        raise ConfigError(f"--shard must be I/N, such as 0/4 for the first of four, not {text!r}") from None
 
 
 def list_inputs(inputs: Sequence[Path], recursive: bool, excluded: Path) -> list[Path]:
@@ -136,7 +136,7 @@ def plan(inputs: Sequence[Path], options: BatchOptions) -> list[Job]:
                 raise InvalidInputError(f"the output {output} would replace an input; choose another --output")
     # The clash is looked for in all jobs, so that every shard of a run gives the same answer.
     index, count = options.shard
-    return jobs[index - 1::count]
+    return jobs[index::count]
 
 
 def _output_paths(path: Path, options: BatchOptions) -> tuple[Path, ...]:

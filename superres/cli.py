@@ -70,7 +70,7 @@ Recursive = Annotated[bool, typer.Option("--recursive", help="Descend into sub-f
 Source = Annotated[str, typer.Option(metavar=choices(SOURCES), help="Take inputs as 8x8 images, or as photos to crop "
                                      "and reduce; auto goes by their size.")]
 OnExisting = Annotated[str, typer.Option(metavar=choices(ON_EXISTING), help="What to do with an output that exists.")]
-Shard = Annotated[str, typer.Option(metavar="I/N", help="Do only the I-th of N equal parts of the inputs, I from 1.")]
+Shard = Annotated[str, typer.Option(metavar="I/N", help="Do only part I of N equal parts, I from 0 to N-1.")]
 Manifest = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JSON line an output to FILE (replaced).")]
 Data = Annotated[Path, typer.Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA root.")]
 Split = Annotated[str, typer.Option(metavar=choices(SPLITS), help="Part of a CelebA root.")]
@@ -97,7 +97,7 @@ def upscale(
     top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block, samples: Samples = 1,
     temperature: Temperature = DEFAULTS.temperature, seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", recursive: Recursive = False, source: Source = "auto", on_existing: OnExisting = "skip",
-    shard: Shard = "1/1", manifest: Manifest = None,
+    shard: Shard = "0/1", manifest: Manifest = None,
 ) -> None:
     """Upscale images and folders of images: each becomes a 32x32 PNG.
 

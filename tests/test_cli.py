@@ -111,9 +111,8 @@ def test_two_inputs_with_one_output_are_code_2(loaded, data, capsys):
 
 def test_success_is_code_0_with_a_summary_on_standard_error(loaded, data, capsys):
     manifest = data / "rows" / "manifest.jsonl"
-    words = ["upscale", data / "in", "--output", data / "out", "--checkpoint", "other", "--device", "cpu", "--seed",
-    "9",
-             "--block-size", "4", "--accept", "distance", "--epsilon", "3", "--manifest", manifest]
+    words = ["upscale", data / "in", "--output", data / "out", "--checkpoint", "other", "--device", "cpu",
+             "--seed", "9", "--block-size", "4", "--accept", "distance", "--epsilon", "3", "--manifest", manifest]
     assert run(map(str, words)) == 0
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -67,9 +67,9 @@ class PredictionHeads(nn.Module):
         """Map decoder outputs [N, D] to the state of one head (0-based, at least `first`), [N, D]."""
         index = head - self.first
         if self.dense:
-            return self(hidden)[:, index]
+            every: Tensor = self(hidden)
+            return every[:, index]
         size = self.contract.shape[1]
         rows = slice(index * size, (index + 1) * size)
         inner = F.relu(F.linear(hidden, self.expand.weight[rows], self.expand.bias[rows]))
-        result: Tensor = self.norm(hidden + torch.addmm(self.bias[index], inner, self.contract[index]))
-        return result
+        return self._finish(hidden, torch.addmm(self.bias[index], inner, self.contract[index]).unsqueeze(1))[:, 0]
