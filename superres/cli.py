@@ -7,6 +7,7 @@ import (torch) is imported inside the commands, so that help and usage errors co
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from superres.batch_plan import ON_EXISTING, BatchOptions, parse_shard, plan, require_choice
-from superres.config import DecodeConfig
+from superres.config import HEAD_LOSSES, PRESETS, DecodeConfig, TrainConfig
 from superres.errors import OutputError, SuperresError
 from superres.tasks.faces import SOURCES, SPLITS
 from superres.tasks.faces import Split as SplitName
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from superres.pipeline import Upscaler
 
 DEFAULTS = DecodeConfig()
+TRAINING = TrainConfig(steps=1)
 DEFAULT_CHECKPOINT = "celeba-8to32"
 DEVICES = ("auto", "cpu", "cuda")
 INTERRUPTED = 130
@@ -77,12 +79,30 @@ Split = Annotated[str, typer.Option(metavar=choices(SPLITS), help="Part of a Cel
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Score the first N images only.", show_default=False)]
 Greedy = Annotated[bool, typer.Option("--greedy/--no-greedy", help="Compare with block size 1.")]
 Sheet = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet of the first images.")]
+TrainData = Annotated[Path, typer.Option("--data", metavar="PATH", help="Faces to train on: .npz, folder or CelebA.")]
+RunFolder = Annotated[Path, typer.Option("--output", metavar="DIR", help="The run's folder; a run in it is resumed.")]
+Dev = Annotated[Path | None, typer.Option(metavar="PATH", help="Faces for bits/dim on the way.", show_default=False)]
+Start = Annotated[Path | None, typer.Option(metavar="DIR", help="Checkpoint folder to start from.",
+                                            show_default=False)]
+Preset = Annotated[str, typer.Option(metavar=choices(list(PRESETS)), help="The network, unless --start gives one.")]
+Heads = Annotated[int, typer.Option(metavar="K", help="Prediction heads p1..pk.")]
+Freeze = Annotated[bool, typer.Option("--freeze-base", help="Train the new heads alone; p1 stays the base.")]
+HeadLoss = Annotated[str, typer.Option(metavar=choices(HEAD_LOSSES), help="All heads on some positions, or one "
+                                       "random head a minibatch as in the paper.")]
+Minutes = Annotated[float | None, typer.Option(metavar="M", help="Length in minutes of training, over all resumes.",
+                                               show_default=False)]
+Steps = Annotated[int | None, typer.Option(metavar="N", help="Length in steps.", show_default=False)]
+TrainBatch = Annotated[int, typer.Option("--batch-size", metavar="N", help="Images a step over all processes.")]
+Rate = Annotated[float, typer.Option("--learning-rate", metavar="R", help="Peak learning rate.")]
+Precision = Annotated[str, typer.Option(metavar="[bf16|no]", help="Autocast to bf16, or not.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Upscale 8x8 faces to 32x32 by blockwise parallel decoding of an Image Transformer.")
 evaluate_app = typer.Typer(help="Score a checkpoint.", rich_markup_mode=None)
+train_app = typer.Typer(help="Train a checkpoint in stages.", rich_markup_mode=None)
 app.add_typer(evaluate_app, name="evaluate")
+app.add_typer(train_app, name="train")
 
 
 @app.callback()
@@ -150,6 +170,69 @@ def images(
         typer.echo(json.dumps(report))
     else:
         typer.echo(report_table(report), err=True)
+
+
+@train_app.callback()
+def train() -> None:
+    """Train a checkpoint in stages; a stage that is killed or interrupted resumes where it was."""
+
+
+@train_app.command()
+def base(
+    data: TrainData, output: RunFolder, dev: Dev = None, start: Start = None, preset: Preset = "base",
+    minutes: Minutes = None, steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size,
+    learning_rate: Rate = TRAINING.learning_rate, precision: Precision = TRAINING.precision, seed: Seed = 0,
+    limit: Limit = None,
+) -> None:
+    """Train the base model p1 by teacher forcing; writes DIR/checkpoint."""
+    settings = TrainConfig.from_dict({
+        "stage": "base", "minutes": minutes, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate,
+        "precision": precision, "seed": seed,
+    })
+    _train({"settings": settings, "data": data, "output": output, "dev": dev, "start": start, "preset": preset,
+            "limit": limit})
+
+
+@train_app.command()
+def heads(
+    data: TrainData, output: RunFolder, start: Start = None, dev: Dev = None, prediction_heads: Heads = 10,
+    freeze_base: Freeze = False, head_loss: HeadLoss = TRAINING.head_loss, minutes: Minutes = None,
+    steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
+    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
+) -> None:
+    """Train prediction heads on a trained base, which is fine-tuned or frozen; writes DIR/checkpoint."""
+    settings = TrainConfig.from_dict({
+        "stage": "heads", "freeze_base": freeze_base, "head_loss": head_loss, "minutes": minutes, "steps": steps,
+        "batch_size": batch_size, "learning_rate": learning_rate, "precision": precision, "seed": seed,
+    })
+    _train({"settings": settings, "data": data, "output": output, "dev": dev, "start": start,
+            "prediction_heads": prediction_heads, "limit": limit})
+
+
+def _train(options: dict[str, Any]) -> None:
+    """Run a stage with a progress bar; SIGTERM and Ctrl-C save the state and stop."""
+    from tqdm import tqdm
+
+    from superres.training import Stage, train_faces
+
+    stage = Stage(**options)
+    settings = stage.settings
+    total = settings.steps or round(60 * (settings.minutes or 0))
+    stopping: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: stopping.append(received))
+    with tqdm(total=total, unit="step" if settings.steps else "s", disable=None) as bar:
+
+        def report(record: dict[str, float]) -> None:
+            done = record["step"] if settings.steps else record["seconds"]
+            bar.update(min(done, total) - bar.n)
+            shown = ("images", "p1", "heads", "bits_per_dim")
+            bar.set_postfix_str(", ".join(f"{name} {record[name]:.4g}" for name in shown if name in record))
+
+        done = train_faces(stage, lambda: bool(stopping), report)
+    state = "finished" if done else "stopped and saved; the same command resumes it"
+    typer.echo(f"superres: {stage.output}: {state}", err=True)
+    raise typer.Exit(0 if done else INTERRUPTED)
 
 
 def load_upscaler(checkpoint: str, device: str, accept: str) -> Upscaler:

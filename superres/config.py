@@ -204,6 +204,9 @@ class DecodeConfig(Config):
         require(isinstance(self.seed, int) and 0 <= self.seed < 2**63, f"seed must be in [0, 2**63), not {self.seed!r}")
 
 
+HEAD_LOSSES = ("all-heads", "random-head")
+
+
 @dataclass(frozen=True)
 class TrainConfig(Config):
     """How a stage of training runs.
@@ -260,5 +263,6 @@ class TrainConfig(Config):
         require((self.steps is None) != (self.minutes is None),
                 "give the length of training as either steps or minutes")
         require(limit is not None and limit > 0, f"the length of training must be positive, not {limit!r}")
-        require(self.head_loss in ("all-heads", "random-head"),
-                f"head_loss must be all-heads or random-head, not {self.head_loss!r}")
+        require(self.head_loss in HEAD_LOSSES,
+                f"head_loss must be one of {', '.join(HEAD_LOSSES)}, not {self.head_loss!r}")
+        require(self.precision in ("bf16", "no"), f"precision must be bf16 or no, not {self.precision!r}")

@@ -14,15 +14,25 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from superres.checkpoint import load_checkpoint, load_weights, read_tensors, replaced_folder, save_checkpoint
-from superres.config import ModelConfig, TrainConfig
+from superres.checkpoint import (
+    load_checkpoint,
+    load_weights,
+    read_config,
+    read_tensors,
+    replaced_folder,
+    save_checkpoint,
+)
+from superres.config import PRESETS, ModelConfig, TrainConfig
 from superres.data import ImageBatches
 from superres.errors import CheckpointError, ConfigError
 from superres.nn.losses import TeacherForcingLoss
 from superres.nn.model import EncoderDecoder
+from superres.nn.scores import bits_per_dim
+from superres.tasks import faces
 
 SAVE_SECONDS = 45.0
 """Longest time between two resumable states: a kill loses less than a minute."""
@@ -137,7 +147,7 @@ class Trainer:
         """Train until the schedule ends or `stop()` is true; the state is saved either way.
 
         Args:
-            stop: asked before every step.
+            stop: asked after every step.
             report: called with each new record of the history.
 
         Returns:
@@ -146,10 +156,11 @@ class Trainer:
         started = saved = evaluated = time.monotonic()
         before = self.progress.seconds
         self.loss.train()
-        while not finished(self.settings, self.progress) and not stop():
+        stopped = False
+        while not finished(self.settings, self.progress) and not stopped:
             losses = self._step()
             now = time.monotonic()
-            self.progress.seconds = before + now - started
+            self.progress.seconds, stopped = self._agree(before + now - started, stop())
             if self.progress.step % 50 == 0:
                 report(self._record(losses))
             if self.evaluate is not None and now - evaluated > self.evaluate_seconds:
@@ -211,6 +222,13 @@ class Trainer:
         self.progress.step += 1
         self._average()
         return {name: float(value.detach()) for name, value in losses.items()} if self.progress.step % 50 == 0 else {}
+
+    def _agree(self, seconds: float, stopped: bool) -> tuple[float, bool]:
+        """Return the first process's clock and wish to stop, so that all processes end at the same step."""
+        if self.accelerator.num_processes == 1:
+            return seconds, stopped
+        first = broadcast(torch.tensor([seconds, float(stopped)], dtype=torch.float64, device=self.accelerator.device))
+        return float(first[0]), bool(first[1])
 
     def _record(self, values: dict[str, float]) -> dict[str, float]:
         record = {"step": self.progress.step, "seconds": round(self.progress.seconds, 1),
@@ -276,3 +294,82 @@ def plot_history(history: list[dict[str, float]], path: str | Path) -> None:
     if axes.lines:
         axes.legend()
     figure.savefig(path, dpi=100)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of training faces, as the command line asks for it.
+
+    Attributes:
+        settings: how to train.
+        data: training faces, for `superres.tasks.faces.read_faces`.
+        output: the run's folder; a run found there is resumed.
+        dev: development faces for bits/dim, or None.
+        start: checkpoint to start from; needed by the stage "heads".
+        preset: network of the stage "base", a name in PRESETS, unless `start` gives one.
+        prediction_heads: K of the stage "heads".
+        limit: use the first images of `data` only.
+    """
+
+    settings: TrainConfig
+    data: Path
+    output: Path
+    dev: Path | None = None
+    start: Path | None = None
+    preset: str = "base"
+    prediction_heads: int = 10
+    limit: int | None = None
+
+    def network(self) -> ModelConfig:
+        """Return the settings of the network to train.
+
+        Raises:
+            CheckpointError: `start` cannot be read.
+            ConfigError: the preset is unknown, or the heads have nothing to start from.
+        """
+        heads = self.prediction_heads if self.settings.stage == "heads" else 1
+        if self.start is not None:
+            return dataclasses.replace(ModelConfig.from_dict(read_config(self.start)["model"]), prediction_heads=heads)
+        if self.settings.stage == "heads":
+            raise ConfigError("stage heads needs a trained base; name its folder with --start")
+        if self.preset not in PRESETS:
+            raise ConfigError(f"unknown preset {self.preset!r}; choose one of {', '.join(PRESETS)}")
+        return PRESETS[self.preset]
+
+
+DEV_IMAGES = 64
+"""Development images whose bits/dim is followed during training."""
+
+
+def dev_score(path: Path) -> Callable[[EncoderDecoder], dict[str, float]]:
+    """Return a function that scores a network on the first DEV_IMAGES faces of `path`.
+
+    Raises:
+        InvalidInputError: there are no such faces.
+    """
+    pairs = faces.read_faces(path, "valid", DEV_IMAGES)
+    source, target = (torch.from_numpy(faces.encode(images)) for images in (pairs.lr, pairs.hr))
+    return lambda model: {"bits_per_dim": float(bits_per_dim(model, source, target).mean())}
+
+
+def train_faces(stage: Stage, stop: Callable[[], bool], report: Callable[[dict[str, float]], None]) -> bool:
+    """Run a stage to its end or until `stop()` is true.
+
+    Args:
+        stage: what to do.
+        stop: asked after every step; the state is saved before returning.
+        report: called with each record of the history.
+
+    Returns:
+        Whether the schedule ended, so that `stage.output / "checkpoint"` holds the result.
+
+    Raises:
+        SuperresError: data, settings, warm start or an earlier run in the folder do not fit.
+    """
+    network = stage.network()
+    evaluate = None if stage.dev is None else dev_score(stage.dev)
+    pairs = faces.read_faces(stage.data, "train", stage.limit)
+    settings = stage.settings
+    batches = ImageBatches(pairs.lr, pairs.hr, settings.batch_size, settings.seed, settings.flip)
+    model = build_model(network, settings, stage.start)
+    return Trainer(model, settings, batches, stage.output, evaluate).run(stop, report)

@@ -1,0 +1,71 @@
+"""Upscale a few free faces with the bundled checkpoint and say how fast it was: `make demo`.
+
+The inputs are scikit-image's astronaut, reduced to 8x8, and the 8x8 faces in `scripts/faces`, which the model itself drew.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from skimage import data
+
+from superres import DecodeConfig, SuperresError, load
+from superres.batch import encode_png, prepare_folder, write_atomically
+from superres.decoding.trace import mean_accepted_block_size
+from superres.evaluation import contact_sheet, decode_interleaved
+from superres.tasks.faces import area_reduce, enlarge, read_image, to_source
+
+ASTRONAUT_FACE = np.s_[20:190, 140:310]
+"""Rows and columns of the face in scikit-image's astronaut, framed about as the training faces are."""
+
+WAYS = {
+    "greedy": DecodeConfig(block_size=1),
+    "exact": DecodeConfig(),
+    "epsilon 2": DecodeConfig(accept="distance", epsilon=2),
+    "sample": DecodeConfig(temperature=0.7),
+}
+
+
+def read_inputs() -> dict[str, np.ndarray]:
+    """Return the 8x8 inputs by name, each uint8 [8, 8, 3]."""
+    folder = Path(__file__).parent / "faces"
+    inputs = {path.stem: to_source(read_image(path), "lowres") for path in sorted(folder.glob("*.png"))}
+    return {"astronaut": area_reduce(data.astronaut()[ASTRONAUT_FACE], 8, 8), **inputs}
+
+
+def main(
+    output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("demo"),
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Upscale, one image at a time, in four ways; write the pictures and print what they cost."""
+    prepare_folder(output)
+    inputs = read_inputs()
+    sources = np.stack(list(inputs.values()))
+    upscaler = load(checkpoint, device)
+    decoded = decode_interleaved(sources, upscaler, WAYS, batch_size=1)
+    for way in ("epsilon 2", "sample"):
+        for name, image in zip(inputs, decoded[way].images, strict=True):
+            write_atomically(output / f"{name}-{way.replace(' ', '-')}.png", encode_png(image, WAYS[way].to_dict()))
+    columns = {"input": enlarge(sources, "nearest"), "bicubic": enlarge(sources, "bicubic")}
+    columns.update({way: result.images for way, result in decoded.items() if way != "exact"})
+    write_atomically(output / "sheet.png", encode_png(contact_sheet(columns), {"checkpoint": upscaler.name}))
+
+    print(f"{len(sources)} faces, one at a time, checkpoint {upscaler.name}@{upscaler.revision}, {upscaler.device}")
+    print(f"{'':10}  s/image  mean accepted block size  speed-up over greedy")
+    slow = decoded["greedy"].seconds_per_image
+    for way, result in decoded.items():
+        mean, seconds = mean_accepted_block_size(list(result.traces)), result.seconds_per_image
+        print(f"{way:10}  {seconds:7.3f}  {mean:24.2f}  {slow / seconds:20.2f}")
+    print(f"Pictures: {output}/*.png; all side by side: {output / 'sheet.png'}")
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except SuperresError as error:
+        sys.exit(f"demo: {error}")

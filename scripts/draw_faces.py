@@ -1,0 +1,39 @@
+"""Draw the 8x8 faces of the demo: people who do not exist, so that the project can show inputs of its own.
+
+Each is a blend of two training inputs, upscaled by the checkpoint's sampling and reduced to 8x8 again.
+
+    python scripts/draw_faces.py --data faces.npz --output scripts/faces
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from PIL import Image
+
+from superres import DecodeConfig, load
+from superres.tasks.faces import area_reduce, read_faces
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Prepared training faces, .npz.")],
+    output: Annotated[Path, typer.Option(help="Folder for face-1.png and so on.")],
+    count: Annotated[int, typer.Option(help="Faces to draw.")] = 7,
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name or folder.")] = "celeba-8to32",
+    seed: Annotated[int, typer.Option(help="Of the choice of inputs and the sampling.")] = 0,
+) -> None:
+    """Draw `count` faces."""
+    inputs = read_faces(data, "train").lr
+    pairs = np.random.default_rng(seed).choice(len(inputs), (count, 2), replace=False)
+    blends = inputs[pairs].astype(np.uint16).mean(axis=1).astype(np.uint8)
+    drawn = load(checkpoint)(blends, DecodeConfig(temperature=0.7, seed=seed)).images
+    output.mkdir(parents=True, exist_ok=True)
+    for number, face in enumerate(area_reduce(drawn, 8, 8), 1):
+        Image.fromarray(face).save(output / f"face-{number}.png")
+
+
+if __name__ == "__main__":
+    typer.run(main)
