@@ -1,6 +1,6 @@
 """Check on real images that exact acceptance changes nothing: every token equals that of one-at-a-time decoding.
 
-All runs share one step width, so that they run the same kernels (float32 results differ between shapes); greedy decoding and
+All runs share one step width and so run the same kernels (float32 results differ between shapes): greedy decoding and
 sequential sampling accept one token a step, the blockwise runs a block.
 
     python scripts/check_exactness.py --data dev.npz --limit 32

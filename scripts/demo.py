@@ -1,6 +1,6 @@
 """Upscale a few free faces with the bundled checkpoint and say how fast it was: `make demo`.
 
-The inputs are scikit-image's astronaut, reduced to 8x8, and the 8x8 faces in `scripts/faces`, which the model drew itself.
+The inputs are scikit-image's astronaut, reduced to 8x8, and 8x8 faces in `scripts/faces` that the model itself drew.
 """
 
 from __future__ import annotations
