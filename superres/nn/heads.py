@@ -14,8 +14,8 @@ class PredictionHeads(nn.Module):
     """One hidden layer with residual and layer norm for each prediction head after the decoder; projections are shared.
 
     "per-head" is block-diagonal: each head has a hidden layer of its own. "dense" is the paper's: hidden size k *
-    filter, fully connected to all k outputs. With identity p1, head 1 has no layer, so a frozen base keeps its
-    scores.
+    filter, fully connected to all k outputs. With identity p1, head 1 has no layer, so a frozen base keeps its scores.
+    With aligned conditioning, a head also sees the vector of its own target: it is known before decoding starts.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -32,17 +32,22 @@ class PredictionHeads(nn.Module):
             self.contract = nn.Parameter(torch.empty(self.count, size, width))
         self.bias = nn.Parameter(torch.zeros(self.count, width))
         self.norm = nn.LayerNorm(width)
+        self.conditioning: nn.Linear | None = None
+        if config.aligned_conditioning:
+            self.conditioning = nn.Linear(width, width, bias=False)
+            nn.init.zeros_(self.conditioning.weight)
         self.direct: nn.Parameter | None = None
         if config.numeric_neighbourhood:
             channels = config.channels
             self.direct = nn.Parameter(torch.zeros(channels, self.count, neighbour_count(channels)))
         nn.init.normal_(self.contract, std=0.5 * self.contract.shape[-2] ** -0.5)
 
-    def forward(self, hidden: Tensor, count: int | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, vectors: Tensor | None = None, count: int | None = None) -> Tensor:
         """Map decoder outputs to the states of the layer's heads.
 
         Args:
             hidden: [N, D].
+            vectors: conditioning of each head's target after `self.conditioning`, [N, count, D]; None without it.
             count: only the layer's first `count` heads; all if None.
 
         Returns:
@@ -51,25 +56,32 @@ class PredictionHeads(nn.Module):
         count = self.count if count is None else count
         if self.dense:
             states = (F.relu(self.expand(hidden)) @ self.contract).view(len(hidden), self.count, -1) + self.bias
-            return self._finish(hidden, states[:, :count])
+            return self._finish(hidden, states[:, :count], vectors)
         size = self.contract.shape[1]
         inner = F.relu(F.linear(hidden, self.expand.weight[: count * size], self.expand.bias[: count * size]))
         grouped = inner.view(len(hidden), count, size).transpose(0, 1)
         states = torch.baddbmm(self.bias[:count].unsqueeze(1), grouped, self.contract[:count]).transpose(0, 1)
-        return self._finish(hidden, states)
+        return self._finish(hidden, states, vectors)
 
-    def _finish(self, hidden: Tensor, states: Tensor) -> Tensor:
-        """Add the residual [N, D] to states [N, heads, D] and normalise."""
-        result: Tensor = self.norm(hidden.unsqueeze(1) + states)
+    def _finish(self, hidden: Tensor, states: Tensor, vectors: Tensor | None) -> Tensor:
+        """Add the residual [N, D] and the conditioning to states [N, heads, D] and normalise."""
+        states = hidden.unsqueeze(1) + states
+        result: Tensor = self.norm(states if vectors is None else states + vectors)
         return result
 
-    def one(self, hidden: Tensor, head: int) -> Tensor:
-        """Map decoder outputs [N, D] to the state of one head (0-based, at least `first`), [N, D]."""
+    def one(self, hidden: Tensor, head: int, vectors: Tensor | None = None) -> Tensor:
+        """Map decoder outputs [N, D] to the state of one head (0-based, at least `first`), [N, D].
+
+        `vectors` [N, D] is the conditioning of the head's target after `self.conditioning`.
+        """
         index = head - self.first
+        vectors = None if vectors is None else vectors.unsqueeze(1)
         if self.dense:
-            every: Tensor = self(hidden)
-            return every[:, index]
+            inner = F.relu(self.expand(hidden)) @ self.contract
+            states = inner.view(len(hidden), self.count, -1)[:, index : index + 1] + self.bias[index]
+            return self._finish(hidden, states, vectors)[:, 0]
         size = self.contract.shape[1]
         rows = slice(index * size, (index + 1) * size)
         inner = F.relu(F.linear(hidden, self.expand.weight[rows], self.expand.bias[rows]))
-        return self._finish(hidden, torch.addmm(self.bias[index], inner, self.contract[index]).unsqueeze(1))[:, 0]
+        states = torch.addmm(self.bias[index], inner, self.contract[index]).unsqueeze(1)
+        return self._finish(hidden, states, vectors)[:, 0]

@@ -168,7 +168,9 @@ class EncoderDecoder(nn.Module):
         hidden = take(decoded.hidden, position)
         weights: Tensor | None = self.neighbourhood.direct if self.neighbourhood is not None else None
         if self.heads is not None and head >= self.heads.first:
-            hidden = self.heads.one(hidden.flatten(0, 1), head).view(hidden.shape)
+            vectors = self._head_conditioning(decoded.memory, position + head)
+            vectors = None if vectors is None else vectors.flatten(0, 1)
+            hidden = self.heads.one(hidden.flatten(0, 1), head, vectors).view(hidden.shape)
             weights = self.heads.direct[:, head - self.heads.first] if self.heads.direct is not None else None
         return self._finish(hidden, decoded, position, position + head, weights)
 
@@ -185,9 +187,20 @@ class EncoderDecoder(nn.Module):
         if self.heads is None:
             raise ValueError("a model of one prediction head has no head layer")
         hidden = take(decoded.hidden, position)
-        states = self.heads(hidden.flatten(0, 1)).unflatten(0, position.shape)
         offset = torch.arange(self.heads.first, self.config.prediction_heads, device=position.device)
-        return self._finish(states, decoded, position, position.unsqueeze(-1) + offset, self.heads.direct)
+        target = position.unsqueeze(-1) + offset
+        vectors = self._head_conditioning(decoded.memory, target)
+        vectors = None if vectors is None else vectors.flatten(0, 1)
+        states = self.heads(hidden.flatten(0, 1), vectors).view(*target.shape, -1)
+        return self._finish(states, decoded, position, target, self.heads.direct)
+
+    def _head_conditioning(self, memory: Memory, target: Tensor) -> Tensor | None:
+        """Return the conditioning of `target` [B, ...] as the head layer takes it, [B, ..., D]."""
+        if memory.conditioning is None or self.heads is None or self.heads.conditioning is None:
+            return None
+        index = target.clamp(max=self.config.target_length - 1).flatten(1)
+        vectors: Tensor = self.heads.conditioning(take(memory.conditioning, index))
+        return vectors.view(*target.shape, -1)
 
     def _finish(
         self, states: Tensor, decoded: Decoded, position: Tensor, target: Tensor, weights: Tensor | None
@@ -207,7 +220,7 @@ class EncoderDecoder(nn.Module):
 
 
 def take(states: Tensor, position: Tensor) -> Tensor:
-    """Gather `states` [B, T, D] at `position` [B, P]: [B, P, D]."""
+    """Gather `states` [B, T, D] at `position` [B, P]: [B, P, D]. As many positions as states are all of them, in order."""
     if position.shape[1] == states.shape[1]:
         return states
     return states.gather(1, position.unsqueeze(-1).expand(-1, -1, states.shape[-1]))

@@ -185,12 +185,14 @@ class StepSession:
         rows = torch.arange(self.batch, device=index.device)
         position = state.position[rows, index]
         skipped = 1 - self.heads.first
-        states = self.heads(state.hidden[rows, index], count + skipped)[:, skipped:]
+        offsets = torch.arange(1 - skipped, count + 1, device=index.device)
+        target = (position.unsqueeze(1) + offsets).clamp(max=self.config.target_length - 1)
+        vectors = self.head_table[self.row_start + target] if self.head_table is not None else None
+        states = self.heads(state.hidden[rows, index], vectors, count + skipped)[:, skipped:]
+        target = target[:, skipped:]
         projected = self.project(states.reshape(self.batch * count, -1)).view(self.batch, count, -1)
         if not self.config.ordinal_output or self.estimate is None:
             return projected
-        offsets = torch.arange(1, count + 1, device=index.device)
-        target = (position.unsqueeze(1) + offsets).clamp(max=self.config.target_length - 1)
         centre = self.estimate.gather(1, target)
         if state.neighbours is not None and self.heads.direct is not None:
             weights = self.heads.direct[:, skipped : skipped + count]
@@ -208,6 +210,9 @@ class StepSession:
         if len(self.position_table) > 1:
             self.row_start = torch.arange(self.batch, device=table.device).unsqueeze(1) * self.config.target_length
         self.position_table = self.position_table.flatten(0, 1)
+        self.head_table: Tensor | None = None
+        if memory.conditioning is not None and self.heads is not None and self.heads.conditioning is not None:
+            self.head_table = self.heads.conditioning(memory.conditioning).flatten(0, 1)
 
     def _input(self, tokens: Tensor, place: Tensor, inside: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the decoder's input [B * W, D] and the neighbours' deviations [B, W, N]."""
@@ -227,7 +232,10 @@ class StepSession:
     def _verify(self, hidden: Tensor, state: StepState) -> Tensor:
         """Return p1's scores [B, W, V]."""
         if self.heads is not None and self.heads.first == 0:
-            hidden = self.heads.one(hidden, 0)
+            vectors = None
+            if self.head_table is not None:
+                vectors = self.head_table[(self.row_start + state.position).flatten()]
+            hidden = self.heads.one(hidden, 0, vectors)
         projected = self.project(hidden).view(self.batch, self.width, -1)
         if not self.config.ordinal_output or self.estimate is None:
             return projected
