@@ -220,7 +220,7 @@ class EncoderDecoder(nn.Module):
 
 
 def take(states: Tensor, position: Tensor) -> Tensor:
-    """Gather `states` [B, T, D] at `position` [B, P]: [B, P, D]. As many positions as states are all of them, in order."""
+    """Gather `states` [B, T, D] at `position` [B, P]: [B, P, D]. T positions are all of them, in order."""
     if position.shape[1] == states.shape[1]:
         return states
     return states.gather(1, position.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
