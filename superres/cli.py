@@ -94,6 +94,7 @@ Minutes = Annotated[float | None, typer.Option(metavar="M", help="Length in minu
 Steps = Annotated[int | None, typer.Option(metavar="N", help="Length in steps.", show_default=False)]
 TrainBatch = Annotated[int, typer.Option("--batch-size", metavar="N", help="Images a step over all processes.")]
 Rate = Annotated[float, typer.Option("--learning-rate", metavar="R", help="Peak learning rate.")]
+Recompute = Annotated[bool, typer.Option("--gradient-checkpointing", help="Less memory for more computation.")]
 Precision = Annotated[str, typer.Option(metavar="[bf16|no]", help="Autocast to bf16, or not.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")]
 
@@ -182,15 +183,14 @@ def base(
     data: TrainData, output: RunFolder, dev: Dev = None, start: Start = None, preset: Preset = "base",
     minutes: Minutes = None, steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size,
     learning_rate: Rate = TRAINING.learning_rate, precision: Precision = TRAINING.precision, seed: Seed = 0,
-    limit: Limit = None,
+    limit: Limit = None, gradient_checkpointing: Recompute = False,
 ) -> None:
     """Train the base model p1 by teacher forcing; writes DIR/checkpoint."""
-    settings = TrainConfig.from_dict({
+    settings = {
         "stage": "base", "minutes": minutes, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate,
-        "precision": precision, "seed": seed,
-    })
-    _train({"settings": settings, "data": data, "output": output, "dev": dev, "start": start, "preset": preset,
-            "limit": limit})
+        "precision": precision, "seed": seed, "gradient_checkpointing": gradient_checkpointing,
+    }
+    _train(settings, data=data, output=output, dev=dev, start=start, preset=preset, limit=limit)
 
 
 @train_app.command()
@@ -199,24 +199,25 @@ def heads(
     freeze_base: Freeze = False, head_loss: HeadLoss = TRAINING.head_loss, minutes: Minutes = None,
     steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
     precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
+    gradient_checkpointing: Recompute = False,
 ) -> None:
     """Train prediction heads on a trained base, which is fine-tuned or frozen; writes DIR/checkpoint."""
-    settings = TrainConfig.from_dict({
+    settings = {
         "stage": "heads", "freeze_base": freeze_base, "head_loss": head_loss, "minutes": minutes, "steps": steps,
         "batch_size": batch_size, "learning_rate": learning_rate, "precision": precision, "seed": seed,
-    })
-    _train({"settings": settings, "data": data, "output": output, "dev": dev, "start": start,
-            "prediction_heads": prediction_heads, "limit": limit})
+        "gradient_checkpointing": gradient_checkpointing,
+    }
+    _train(settings, data=data, output=output, dev=dev, start=start, prediction_heads=prediction_heads, limit=limit)
 
 
-def _train(options: dict[str, Any]) -> None:
+def _train(values: dict[str, Any], **stage_options: Any) -> None:  # noqa: ANN401 -- those of superres.training.Stage
     """Run a stage with a progress bar; SIGTERM and Ctrl-C save the state and stop."""
     from tqdm import tqdm
 
     from superres.training import Stage, train_faces
 
-    stage = Stage(**options)
-    settings = stage.settings
+    settings = TrainConfig.from_dict(values)
+    stage = Stage(settings, **stage_options)
     total = settings.steps or round(60 * (settings.minutes or 0))
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -230,6 +230,7 @@ class TrainConfig(Config):
         head_positions: size of that subset.
         head_weight: weight of the proposal heads' mean loss beside p1's.
         precision: "bf16" autocast or "no".
+        gradient_checkpointing: compute decoder layers again in the backward pass, for large networks on little memory.
         seed: of the weights, the order of images and every random choice.
     """
 
@@ -250,6 +251,7 @@ class TrainConfig(Config):
     head_positions: int = 192
     head_weight: float = 1.0
     precision: Literal["bf16", "no"] = "bf16"
+    gradient_checkpointing: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -69,6 +69,7 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
         raise ConfigError(f"stage heads needs at least 2 prediction heads, not {config.prediction_heads}")
     torch.manual_seed(settings.seed)
     model = EncoderDecoder(config)
+    model.gradient_checkpointing = settings.gradient_checkpointing
     if start is not None:
         load_weights(model, load_checkpoint(start).state_dict(), str(start), optional="heads.")
     if settings.stage == "heads" and settings.freeze_base:

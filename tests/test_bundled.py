@@ -1,0 +1,112 @@
+"""The bundled checkpoint, end to end: what a user gets from a fresh clone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from skimage import data
+
+import superres
+from superres.cli import run
+from superres.evaluation import consistency, psnr
+from superres.tasks.faces import area_reduce, enlarge, read_image
+
+FACES = Path(__file__).parents[1] / "scripts" / "faces"
+NAME = "celeba-8to32"
+
+
+@pytest.fixture(scope="module")
+def upscaler():
+    return superres.load(NAME, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def sources():
+    return np.stack([read_image(path) for path in sorted(FACES.glob("*.png"))[:3]])
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.9], ids=["greedy", "sampling"])
+def sequential(request, upscaler, sources):
+    """One token a step, at the width of the largest block."""
+    width = upscaler.model_config.prediction_heads
+    options = superres.DecodeConfig(block_size=1, temperature=request.param)
+    return request.param, upscaler(sources, options, width=width)
+
+
+def test_exact_blocks_equal_one_token_at_a_time_for_every_block_size(upscaler, sources, sequential):
+    temperature, reference = sequential
+    width = upscaler.model_config.prediction_heads
+    for k in (2, 4, 6, 8, 10):
+        options = superres.DecodeConfig(block_size=k, temperature=temperature)
+        result = upscaler(sources, options, width=width)
+        assert np.array_equal(result.images, reference.images), f"k={k}"
+        assert all(trace.tokens == 3072 for trace in result.traces)
+        assert all(trace.iterations < 3072 for trace in result.traces), "no proposal was ever accepted"
+
+
+def test_epsilon_needs_fewer_calls_and_stays_close_to_greedy(upscaler, sources):
+    exact = upscaler(sources, superres.DecodeConfig())
+    loose = upscaler(sources, superres.DecodeConfig(accept="distance", epsilon=2))
+    for few, many in zip(loose.traces, exact.traces, strict=True):
+        assert few.model_calls < many.model_calls
+    assert psnr(loose.images, exact.images).min() > 25
+
+
+def test_pictures_match_their_inputs_better_than_another_input(upscaler, sources):
+    images = upscaler(sources, superres.DecodeConfig(accept="distance")).images
+    own, other = consistency(images, sources), consistency(images, np.roll(sources, 1, axis=0))
+    assert (own < 12).all()
+    assert (own * 2 < other).all()
+    assert images.reshape(len(images), -1).std(axis=1).min() > 10, "a blank picture"
+
+
+def test_bits_per_dim_needs_the_right_input(upscaler):
+    crops = [data.astronaut()[20 + dy : 190 + dy, 140:310] for dy in (-8, 0, 8)]
+    targets = np.stack([area_reduce(crop, 32, 32) for crop in crops])
+    right = np.stack([area_reduce(crop, 8, 8) for crop in crops])
+    wrong = right[:, :, ::-1].copy()
+    assert upscaler.bits_per_dim(right, targets).mean() < upscaler.bits_per_dim(wrong, targets).mean() - 0.5
+
+
+def test_a_folder_with_bad_files_is_done_but_for_them(tmp_path, capsys):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    Image.fromarray(data.astronaut()[20:190, 140:310]).save(folder / "astronaut.jpg")
+    (folder / "face-1.png").write_bytes((FACES / "face-1.png").read_bytes())
+    (folder / "text.png").write_text("not a picture")
+    (folder / "cut.jpg").write_bytes((folder / "astronaut.jpg").read_bytes()[:900])
+    Image.new("RGB", (1, 1)).save(folder / "dot.png")
+    out, manifest = tmp_path / "out", tmp_path / "manifest.jsonl"
+    words = ["upscale", folder, "--output", out, "--accept", "distance", "--manifest", manifest, "--device", "cpu"]
+    assert run([str(word) for word in words]) == 1
+    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
+    assert [Path(row["input"]).name for row in rows if row["status"] == "ok"] == ["astronaut.jpg", "face-1.png"]
+    assert len([row for row in rows if row["status"] == "failed"]) == 3
+    assert sorted(path.name for path in out.iterdir()) == ["astronaut.png", "face-1.png"]
+    assert read_image(out / "face-1.png").shape == (32, 32, 3)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("superres: ")]
+    assert len(lines) == 4  # one a bad file, and the summary
+
+
+@pytest.mark.parametrize(("option", "message"), [
+    (["--block-size", "11"], "10 prediction heads"), (["--epsilon", "-1"], "epsilon must be at least 0"),
+    (["--checkpoint", "nowhere"], "no checkpoint 'nowhere'"),
+])
+def test_bad_usage_is_one_line_and_exit_code_2(tmp_path, capsys, option, message):
+    words = ["upscale", str(FACES), "--output", str(tmp_path / "out"), "--device", "cpu", *option]
+    assert run(words) == 2
+    captured = capsys.readouterr().err.strip()
+    assert message in captured
+    assert len(captured.splitlines()) == 1
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+def test_the_greedy_picture_is_closer_to_a_photograph_than_bicubic(upscaler):
+    crop = data.astronaut()[20:190, 140:310]
+    source, truth = area_reduce(crop, 8, 8)[None], area_reduce(crop, 32, 32)[None]
+    ours = upscaler(source, superres.DecodeConfig(accept="distance")).images
+    assert psnr(ours, truth) > psnr(enlarge(source, "bicubic"), truth)
