@@ -1,10 +1,13 @@
 """Stand-ins with scripted behaviour, for the logic around the network."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 
 from superres.config import DecodeConfig, ModelConfig
+from superres.nn.model import EncoderDecoder
+from superres.scoring import StepOutput
 from superres.tasks.faces import enlarge
 
 TOKENS = 32 * 32 * 3
@@ -84,3 +87,115 @@ class FakeUpscaler:
         """Grow with the distance of the enlarged source from the target."""
         difference = enlarge(sources, "nearest").astype(float) - targets
         return np.abs(difference).reshape(len(sources), -1).mean(axis=1)
+
+
+SMALL = ModelConfig(
+    vocabulary=6, source_shape=(2, 2, 3), target_shape=(4, 4, 3), width=16, filter_size=16, attention_heads=2,
+    encoder_layers=1, decoder_layers=2, attention_block_length=4, prediction_heads=5, head_filter_size=8,
+    conditioning_blocks=1, conditioning_width=4,
+)
+"""48 tokens in 12 attention blocks: a ring wraps several times. Few token values, so that proposals are often right."""
+
+PLAIN = {"aligned_conditioning": False, "numeric_neighbourhood": False, "ordinal_output": False}
+
+VARIANTS = {
+    "base aids": SMALL,
+    "base without cross-attention": replace(SMALL, cross_attention=False),
+    "no conditioning": replace(SMALL, aligned_conditioning=False),
+    "no neighbourhood": replace(SMALL, numeric_neighbourhood=False),
+    "no ordinal output": replace(SMALL, ordinal_output=False),
+    "neighbourhood alone": replace(SMALL, aligned_conditioning=False, ordinal_output=False),
+    "plain": replace(SMALL, **PLAIN),
+    "plain without encoder layers": replace(SMALL, **PLAIN, encoder_layers=0),
+    "post-norm": replace(SMALL, norm="post"),
+    "dense heads": replace(SMALL, head_layer="dense"),
+    "own layer for p1": replace(SMALL, identity_p1=False),
+    "as published": replace(SMALL, **PLAIN, norm="post", head_layer="dense", identity_p1=False),
+    "causal attention": replace(SMALL, attention="causal"),
+    "text": replace(SMALL, **PLAIN, source_shape=(7,), target_shape=(30,)),
+}
+"""One network for every switch of the settings."""
+
+
+def random_model(config, seed=0, dtype=torch.float64):
+    """Build a network without a single zero or one where training would have left something else."""
+    generator = torch.Generator().manual_seed(seed)
+    model = EncoderDecoder(config).to(dtype).eval().requires_grad_(False)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+        weight.add_((0.5 if weight.dim() > 1 else 0.2) * weight.shape[-1] ** -0.5 * noise)
+        if name == "project.weight":
+            weight.mul_(6)
+    return model
+
+
+def random_tokens(config, rows, seed=0):
+    """Draw sources [rows, S] and targets [rows, T]."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (rows, config.source_length), (rows, config.target_length)
+    return [torch.randint(config.vocabulary, shape, generator=generator) for shape in shapes]
+
+
+@dataclass
+class ScriptedSession:
+    """Session of a `ScriptedModel`; counts its calls."""
+
+    model: "ScriptedModel"
+    rows: torch.Tensor
+    width: int
+    calls: int = 0
+
+    def step(self, tokens, position):
+        self.calls += 1
+        place = position.unsqueeze(1) + torch.arange(self.width)
+        return StepOutput(self.model.first_scores(self.rows, tokens, place), place)
+
+    def propose(self, output, index, count):
+        position = output.state.gather(1, index.unsqueeze(1)) + torch.arange(1, count + 1)
+        return self.model.proposal_scores(self.rows, position)
+
+
+@dataclass
+class ScriptedModel:
+    """Follows a script: p1 scores token t of `truth` [N, T] best if it has read token t - 1.
+
+    A source is the number of its row in `truth`. After a token that is not in the script, p1 wants `lost`. A head
+    proposes the right token where `hits` [N, T] is true, else `miss`, or the value after the right one if that is None.
+    """
+
+    truth: torch.Tensor
+    hits: torch.Tensor
+    prediction_heads: int = 4
+    end_token: int | None = None
+    vocabulary: int = 10
+    lost: int = 9
+    miss: int | None = None
+
+    @property
+    def length(self):
+        return self.truth.shape[1]
+
+    def session(self, source, width, padding=None):
+        return ScriptedSession(self, source[:, 0], width)
+
+    def uncached_scores(self, source, target, position):
+        last = target.gather(1, (position - 1).clamp(min=0).unsqueeze(1))
+        first = self.first_scores(source[:, 0], last, position.unsqueeze(1))
+        ahead = position.unsqueeze(1) + torch.arange(1, self.prediction_heads)
+        return torch.cat([first, self.proposal_scores(source[:, 0], ahead)], dim=1)
+
+    def first_scores(self, rows, tokens, place):
+        inside = place.clamp(max=self.length - 1)
+        before = self.truth[rows].gather(1, (inside - 1).clamp(min=0))
+        right = (tokens == before) | (place == 0)
+        return self._scores(torch.where(right, self.truth[rows].gather(1, inside), self.lost))
+
+    def proposal_scores(self, rows, position):
+        inside = position.clamp(max=self.length - 1)
+        right = self.truth[rows].gather(1, inside)
+        miss = (right + 1) % self.vocabulary if self.miss is None else torch.full_like(right, self.miss)
+        return self._scores(torch.where(self.hits[rows].gather(1, inside), right, miss))
+
+    def _scores(self, tokens):
+        """Score intensities by their distance from `tokens`."""
+        return -(torch.arange(self.vocabulary) - tokens.unsqueeze(-1)).abs().double()

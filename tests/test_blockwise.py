@@ -1,0 +1,413 @@
+"""The blockwise loop: exact acceptance changes nothing but the number of calls, whatever is proposed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from fakes import SMALL, VARIANTS, ScriptedModel, random_model, random_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from superres.config import PRESETS, DecodeConfig
+from superres.decoding import blockwise
+from superres.decoding.blockwise import BlockwiseLoop, accepted_length, check_options, decode
+from superres.decoding.proposal import PROPOSERS
+from superres.decoding.reference import separate_reference, sequential_reference
+from superres.errors import ConfigError
+from superres.nn.step import StepModel
+
+ROWS = 3
+LENGTH = 23
+
+
+@cache
+def small(variant):
+    config = VARIANTS[variant]
+    return StepModel(random_model(config)), random_tokens(config, ROWS)[0]
+
+
+@cache
+def greedy(variant, temperature=0.0, seed=0):
+    model, source = small(variant)
+    options = DecodeConfig(temperature=temperature, seed=seed)
+    return torch.tensor([sequential_reference(model, source[r : r + 1], options, r) for r in range(ROWS)])
+
+
+def check_exact(variant, options, proposer=None, width=None):
+    """Decode a ragged batch and compare it with the plain decoder, token for token."""
+    model, source = small(variant)
+    decoded = decode(model, source, options, proposer=proposer, width=width)
+    assert torch.equal(decoded.tokens, greedy(variant, options.temperature, options.seed))
+    assert decoded.lengths.tolist() == [model.length] * ROWS
+    check_traces(decoded, options.block_size or model.prediction_heads)
+    return decoded
+
+
+def check_traces(decoded, block_size):
+    for row, trace in enumerate(decoded.traces):
+        assert all(1 <= accepted <= block_size for accepted in trace.accepted)
+        assert trace.tokens == decoded.lengths[row]
+        assert trace.positions == [0, *np.cumsum(trace.accepted)[:-1].tolist()]
+        kept = [p[:a] for p, a in zip(trace.proposed, trace.accepted, strict=True)]
+        assert np.concatenate(kept).tolist() == decoded.tokens[row, : trace.tokens].tolist()
+
+
+def script(hits, rows=4, **options):
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.randint(2, 9, (rows, LENGTH), generator=generator)
+    pattern = torch.rand(rows, LENGTH, generator=generator) < hits
+    return ScriptedModel(truth, pattern, **options), torch.arange(rows).unsqueeze(1)
+
+
+class Random:
+    def __init__(self, vocabulary=6):
+        self.vocabulary, self.generator = vocabulary, torch.Generator().manual_seed(0)
+
+    def propose(self, context, offsets):
+        shape = (len(context.position), len(offsets))
+        return torch.randint(self.vocabulary, shape, generator=self.generator)
+
+
+class Constant:
+    def propose(self, context, offsets):
+        return torch.full((len(context.position), len(offsets)), 3)
+
+
+class Knowing:
+    """Knows the result, and proposes it with `wrong` added (0 is always right) where `where` holds."""
+
+    def __init__(self, result, wrong=0, where=lambda place: True, vocabulary=6):
+        self.result, self.wrong, self.where, self.vocabulary = result, wrong, where, vocabulary
+
+    def propose(self, context, offsets):
+        place = context.position.unsqueeze(1) + offsets
+        right = self.result.gather(1, place.clamp(max=self.result.shape[1] - 1))
+        wrong = (right + self.wrong) % self.vocabulary
+        return torch.where(torch.as_tensor(self.where(place)), wrong, right)
+
+
+# Exact acceptance on real networks
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_exact_equals_the_plain_greedy_decoder(variant, block_size):
+    decoded = check_exact(variant, DecodeConfig(block_size=block_size))
+    if block_size == 1:
+        assert all(trace.mean_accepted_block_size == 1.0 for trace in decoded.traces)
+
+
+def test_the_networks_here_accept_some_proposals_and_reject_others():
+    accepted = [a for v in VARIANTS for t in check_exact(v, DecodeConfig()).traces for a in t.accepted]
+    assert min(accepted) == 1
+    assert max(accepted) > 2
+    assert 1.1 < np.mean(accepted) < 4
+
+
+@settings(max_examples=12)
+@given(st.sampled_from(sorted(VARIANTS)), st.integers(1, 5), st.integers(0, 8))
+def test_exact_equals_greedy_at_any_width(variant, block_size, more):
+    check_exact(variant, DecodeConfig(block_size=block_size), width=block_size + more)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 5])
+@pytest.mark.parametrize("variant", ["base aids", "as published", "causal attention"])
+def test_sampling_equals_sequential_sampling_with_the_same_seed(variant, block_size):
+    check_exact(variant, DecodeConfig(block_size=block_size, temperature=0.9, seed=7))
+
+
+def test_sampling_depends_on_seed_and_key_and_not_on_the_company_of_a_row():
+    model, source = small("base aids")
+    source = source[:1].expand(3, -1)
+    options = DecodeConfig(temperature=1.0, seed=3)
+    together = decode(model, source, options, keys=torch.tensor([11, 5, 11])).tokens
+    assert torch.equal(together[0], together[2])
+    assert not torch.equal(together[0], together[1])
+    alone = decode(model, source[:1], replace(options, block_size=2), keys=torch.tensor([5])).tokens
+    assert torch.equal(alone[0], together[1])
+    other_seed = decode(model, source[:1], replace(options, seed=4), keys=torch.tensor([5])).tokens
+    assert not torch.equal(other_seed, alone)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("order", [[2, 0, 1], [1], [0, 2]])
+def test_a_row_does_not_depend_on_batch_or_order(order, temperature):
+    model, source = small("base aids")
+    decoded = decode(model, source[order], DecodeConfig(temperature=temperature), keys=torch.tensor(order))
+    assert torch.equal(decoded.tokens, greedy("base aids", temperature)[order])
+
+
+def test_a_low_temperature_samples_the_greedy_result():
+    model, source = small("base aids")
+    assert torch.equal(decode(model, source, DecodeConfig(temperature=1e-9)).tokens, greedy("base aids"))
+
+
+HOSTILE = {
+    "random": lambda _: Random(),
+    "constant": lambda _: Constant(),
+    "always wrong": lambda result: Knowing(result, wrong=1),
+    "right, then out of favour": lambda result: Knowing(result, wrong=2, where=lambda place: place >= 20),
+    "every third wrong": lambda result: Knowing(result, wrong=3, where=lambda place: place % 3 == 0),
+    "always right": lambda result: Knowing(result),
+}
+
+
+@pytest.mark.parametrize("block_size", [2, 7])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("proposer", HOSTILE)
+def test_exact_equals_greedy_whatever_is_proposed(proposer, temperature, block_size):
+    result = greedy("base aids", temperature)
+    options = DecodeConfig(block_size=block_size, temperature=temperature)
+    decoded = check_exact("base aids", options, HOSTILE[proposer](result))
+    if proposer == "always wrong":
+        assert all(trace.accepted == [1] * trace.tokens for trace in decoded.traces)
+    if proposer == "always right":
+        assert all(trace.iterations == -(-trace.tokens // block_size) for trace in decoded.traces)
+
+
+def test_proposing_first_is_noticed_when_the_loop_trusts_the_proposer_with_it(monkeypatch):
+    plain = BlockwiseLoop._predict
+
+    def careless(loop, output, index):
+        proposals = plain(loop, output, index)
+        return torch.cat([proposals[:, 1:2], proposals[:, 1:]], dim=1)
+
+    check_exact("base aids", DecodeConfig(block_size=3))
+    monkeypatch.setattr(BlockwiseLoop, "_predict", careless)
+    with pytest.raises(AssertionError):
+        check_exact("base aids", DecodeConfig(block_size=3))
+
+
+def test_moving_on_by_the_whole_block_is_noticed(monkeypatch):
+    whole = lambda passed, minimum, room: room.clamp(max=passed.shape[1] + 1)  # noqa: E731
+    monkeypatch.setattr(blockwise, "accepted_length", whole)
+    with pytest.raises(AssertionError):
+        check_exact("base aids", DecodeConfig(block_size=3))
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("block_size", [2, 4, 6, 8, 10])
+def test_float32_exact_equals_greedy_of_the_same_width_bit_for_bit(block_size, batch):
+    model, source = base_like()
+    source = source[:batch]
+    decoded = decode(model, source, DecodeConfig(block_size=block_size))
+    assert torch.equal(decoded.tokens, base_like_greedy(block_size, batch))
+
+
+@cache
+def base_like():
+    config = replace(PRESETS["base"], width=32, filter_size=64, encoder_layers=1, decoder_layers=2,
+                     source_shape=(2, 2, 3), target_shape=(8, 8, 3), attention_block_length=24, prediction_heads=10,
+                     head_filter_size=16, conditioning_blocks=1, conditioning_width=8)
+    return StepModel(random_model(config, dtype=torch.float32)), random_tokens(config, 16)[0]
+
+
+@cache
+def base_like_greedy(width, batch):
+    model, source = base_like()
+    return decode(model, source[:batch], DecodeConfig(block_size=1), width=width).tokens
+
+
+# Approximate acceptance, against the scheme of section 3 with separate calls
+
+
+APPROXIMATE = {
+    "distance": DecodeConfig(accept="distance", epsilon=1),
+    "wide distance": DecodeConfig(accept="distance", epsilon=3),
+    "top-k": DecodeConfig(accept="top-k", top_k=2),
+    "minimum block": DecodeConfig(min_block=2),
+    "minimum block and distance": DecodeConfig(min_block=3, accept="distance", epsilon=1),
+    "sampled distance": DecodeConfig(accept="distance", epsilon=1, temperature=0.8, seed=5),
+    "sampled top-k": DecodeConfig(accept="top-k", top_k=3, temperature=0.8, seed=5),
+}
+
+
+@pytest.mark.parametrize("options", APPROXIMATE.values(), ids=APPROXIMATE)
+@pytest.mark.parametrize(("variant", "block_size"), [("base aids", 4), ("as published", 3)])
+def test_merged_calls_equal_separate_predict_and_verify_calls(variant, block_size, options):
+    model, source = small(variant)
+    decoded = decode(model, source, replace(options, block_size=block_size), width=block_size + 2)
+    check_traces(decoded, block_size)
+    for row in range(2):
+        tokens, accepted = separate_reference(model, source[row : row + 1], options, block_size, row)
+        assert decoded.tokens[row].tolist() == tokens
+        assert decoded.traces[row].accepted == accepted
+
+
+@settings(max_examples=40)
+@given(
+    st.floats(0, 1), st.integers(1, 5), st.integers(1, 5), st.sampled_from(["exact", "distance", "top-k"]),
+    st.sampled_from([None, 4, 9]), st.integers(0, 2), st.sampled_from([None, 4]),
+)
+def test_scripted_decode_equals_the_separate_scheme(hits, block_size, minimum, accept, end_token, epsilon, miss):
+    model, source = script(hits, prediction_heads=5, end_token=end_token, miss=miss)
+    minimum = min(minimum, block_size)
+    options = DecodeConfig(block_size=block_size, accept=accept, epsilon=epsilon, top_k=epsilon + 1, min_block=minimum)
+    decoded = decode(model, source, options)
+    check_traces(decoded, block_size)
+    for row in range(len(source)):
+        tokens, accepted = separate_reference(model, source[row : row + 1], options, block_size)
+        assert decoded.tokens[row, : decoded.lengths[row]].tolist() == tokens
+        assert decoded.traces[row].accepted == accepted
+        assert bool((decoded.tokens[row, decoded.lengths[row] :] == 0).all())
+
+
+def test_minimum_block_accepts_at_least_so_many():
+    model, source = script(0.0)
+    for trace in decode(model, source, DecodeConfig(min_block=3)).traces:
+        assert min(trace.accepted[:-1]) >= 3
+
+
+# Regimes, with a model that follows a script
+
+
+def finish(model, source, block_size, width=None):
+    """Drive the loop without the host's polling interval; return it with the number of model calls."""
+    options = DecodeConfig(block_size=block_size)
+    session = model.session(source, width or block_size)
+    loop = BlockwiseLoop(model, session, options, torch.arange(len(source)), block_size)
+    before = loop.position
+    while not loop.done():
+        loop.iterate()
+        assert bool(((loop.position > before) | (before >= loop.limit)).all())
+        before = loop.position
+    return loop.result(), session.calls
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 4])
+def test_always_right_proposals_take_one_call_a_block_and_one_more(block_size):
+    model, source = script(1.0)
+    decoded, calls = finish(model, source, block_size)
+    iterations = -(-LENGTH // block_size)
+    assert calls == iterations + 1
+    assert torch.equal(decoded.tokens, model.truth)
+    for trace in decoded.traces:
+        assert trace.iterations == iterations
+        assert trace.model_calls == calls
+        assert trace.accepted[:-1] == [block_size] * (iterations - 1)
+        assert trace.accepted[-1] == LENGTH - block_size * (iterations - 1)  # the end lies inside the block
+
+
+@pytest.mark.parametrize("block_size", [2, 4])
+def test_never_right_proposals_take_one_iteration_a_token(block_size):
+    model, source = script(0.0)
+    decoded, calls = finish(model, source, block_size)
+    assert calls == LENGTH + 1
+    assert torch.equal(decoded.tokens, model.truth)
+    assert all(trace.mean_accepted_block_size == 1.0 for trace in decoded.traces)
+
+
+@pytest.mark.parametrize("hits", [0.2, 0.5, 0.8])
+def test_rows_advance_by_different_amounts_and_all_arrive(hits):
+    model, source = script(hits)
+    decoded, calls = finish(model, source, 4, width=6)
+    assert torch.equal(decoded.tokens, model.truth)
+    assert len({tuple(trace.accepted) for trace in decoded.traces}) > 1
+    assert calls == max(trace.model_calls for trace in decoded.traces)
+    check_traces(decoded, 4)
+
+
+@pytest.mark.parametrize("hits", [0.0, 0.6, 1.0])
+def test_end_token_stops_a_row_at_any_offset_inside_a_block(hits):
+    # Row r ends at token r; what the script holds after it would betray an overrun.
+    model, source = script(hits, rows=LENGTH + 1, end_token=1)
+    model.truth[torch.arange(LENGTH), torch.arange(LENGTH)] = 1
+    decoded, _ = finish(model, source, 4)
+    assert decoded.lengths.tolist() == [*range(1, LENGTH + 1), LENGTH]
+    for row, length in enumerate(decoded.lengths.tolist()):
+        assert torch.equal(decoded.tokens[row, :length], model.truth[row, :length])
+        assert bool((decoded.tokens[row, length:] == 0).all())
+        assert decoded.traces[row].tokens == length
+    check_traces(decoded, 4)
+
+
+def test_wrongly_proposed_end_tokens_do_not_end_a_row():
+    model, source = script(0.5, end_token=1, miss=1)
+    decoded, _ = finish(model, source, 4)
+    assert torch.equal(decoded.tokens, model.truth)
+
+
+def test_decode_looks_past_the_end_no_further_than_its_polling_interval():
+    model, source = script(1.0)
+    sessions, plain = [], ScriptedModel.session
+    model.session = lambda *args: sessions.append(plain(model, *args)) or sessions[-1]
+    seen = []
+    decode(model, source, DecodeConfig(block_size=2), progress=lambda done, of: seen.append((done, of)))
+    assert sessions[0].calls <= 1 + 12 + blockwise.DONE_CHECK_INTERVAL
+    assert seen[0] == (0, LENGTH)
+
+
+READS = ["item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__array__"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("accept", ["exact", "distance", "top-k"])
+def test_iterating_reads_nothing_from_the_device(accept, temperature, monkeypatch):
+    model, source = small("base aids")
+    model = StepModel(model.model, end_token=1)
+    options = DecodeConfig(accept=accept, temperature=temperature)
+    loop = BlockwiseLoop(model, model.session(source, 6), options, torch.arange(ROWS), 5)
+
+    def refuse(*_, **__):
+        raise AssertionError("read from the device")
+
+    with monkeypatch.context() as patch:
+        for name in READS:
+            patch.setattr(torch.Tensor, name, refuse)
+        for _ in range(3):
+            loop.iterate()
+    assert bool((loop.position > 0).all())
+
+
+def test_iterating_works_where_values_cannot_be_read():
+    """On torch's meta device every read raises, also one from compiled code."""
+    model = StepModel(random_model(SMALL).to("meta"))
+    source = torch.zeros(ROWS, SMALL.source_length, dtype=torch.int64, device="meta")
+    keys = torch.zeros(ROWS, dtype=torch.int64, device="meta")
+    loop = BlockwiseLoop(model, model.session(source, 5), DecodeConfig(temperature=0.9), keys, 5)
+    loop.iterate()
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        loop.done()
+
+
+# Single parts
+
+
+@given(st.lists(st.booleans(), max_size=6), st.integers(1, 7), st.integers(0, 9))
+def test_accepted_length_is_the_first_the_passed_prefix_the_minimum_and_the_room(passed, minimum, room):
+    minimum = min(minimum, len(passed) + 1)
+    prefix = next((i for i, verdict in enumerate(passed) if not verdict), len(passed))
+    verdicts = torch.tensor([passed], dtype=torch.bool).view(1, len(passed))
+    actual = accepted_length(verdicts, minimum, torch.tensor([room]))
+    assert actual.tolist() == [min(max(1 + prefix, minimum), room)]
+
+
+@pytest.mark.parametrize(("options", "named"), [
+    (DecodeConfig(block_size=6), "block size 6"),
+    (DecodeConfig(accept="never"), "'never'"),
+    (DecodeConfig(min_block=6), "min-block 6"),
+])
+def test_options_that_do_not_fit_are_refused_in_one_line(options, named):
+    with pytest.raises(ConfigError, match=named) as caught:
+        check_options(options, 5)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_width_below_the_block_size_is_refused():
+    model, source = script(1.0)
+    with pytest.raises(ConfigError, match="width 2"):
+        decode(model, source, DecodeConfig(block_size=3), width=2)
+
+
+def test_default_block_size_is_all_heads():
+    assert check_options(DecodeConfig(), 7) == 7
+
+
+def test_heads_are_the_default_proposer():
+    model, source = small("base aids")
+    named = decode(model, source, DecodeConfig(), proposer=PROPOSERS["heads"]())
+    assert torch.equal(named.tokens, decode(model, source, DecodeConfig()).tokens)

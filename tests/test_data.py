@@ -1,0 +1,90 @@
+"""Batches: order by seed and step, every image once an epoch, both images of a pair mirrored together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superres.data import ImageBatches
+
+
+def batches(count=7, batch_size=4, seed=0, flip=False):
+    """Pairs whose every value but the first column's tells the image's number."""
+    low = np.zeros((count, 2, 2, 3), np.uint8) + np.arange(count, dtype=np.uint8).reshape(-1, 1, 1, 1)
+    high = low.repeat(2, axis=1).repeat(2, axis=2)
+    low[:, :, 0], high[:, :, 0] = 100, 200
+    return ImageBatches(low, high, batch_size, seed, flip)
+
+
+def images(tokens, size):
+    return tokens.reshape(-1, size, size, 3)
+
+
+def numbers(pair, size=2):
+    return images(pair[0], size).reshape(len(pair[0]), -1).min(dim=1).values.tolist()
+
+
+@given(st.integers(0, 50), st.integers(0, 1000))
+def test_a_batch_depends_on_seed_and_step_alone(step, seed):
+    fresh, used = batches(seed=seed, flip=True), batches(seed=seed, flip=True)
+    for other in (9, 0, 30):
+        used.batch(other)
+    for a, b in zip(fresh.batch(step), used.batch(step), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_seeds_give_different_orders():
+    orders = {tuple(n for step in range(7) for n in numbers(batches(seed=seed).batch(step))) for seed in range(5)}
+    assert len(orders) == 5
+
+
+@given(st.integers(1, 12), st.integers(1, 9), st.integers(0, 9))
+def test_every_image_comes_once_an_epoch(count, batch_size, seed):
+    whole = batches(count, batch_size, seed)
+    seen = [n for step in range(count) for n in numbers(whole.batch(step))]
+    assert len(seen) == count * batch_size
+    for epoch in range(batch_size):
+        assert sorted(seen[epoch * count : (epoch + 1) * count]) == list(range(count))
+
+
+def test_epochs_have_different_orders():
+    whole = batches(7, 7)
+    assert numbers(whole.batch(0)) != numbers(whole.batch(1))
+
+
+@given(st.integers(1, 4), st.integers(0, 9))
+def test_parts_make_up_the_batch(parts, step):
+    whole = batches(7, 4, flip=True)
+    shares = [whole.batch(step, part, parts) for part in range(parts)]
+    for which, complete in enumerate(whole.batch(step)):
+        joined = torch.zeros_like(complete)
+        for part in range(parts):
+            joined[part::parts] = shares[part][which]
+        assert torch.equal(joined, complete)
+
+
+def test_pairs_stay_together_and_are_mirrored_together():
+    whole = batches(50, 50, flip=True)
+    low, high = whole.batch(0)
+    low, high = images(low, 2), images(high, 4)
+    mirrored = low[:, 0, 1, 0] == 100
+    assert 10 < int(mirrored.sum()) < 40
+    assert torch.equal(high[:, 0, 3, 0] == 200, mirrored)
+    assert numbers((low.flatten(1), high.flatten(1))) == images(high, 4).flatten(1).min(dim=1).values.tolist()
+
+
+def test_without_flip_nothing_is_mirrored():
+    low, _ = batches(50, 50).batch(0)
+    assert bool((images(low, 2)[:, :, 0] == 100).all())
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_tokens_are_in_raster_order(which):
+    whole = batches()
+    tokens = whole.batch(0)[which]
+    assert tokens.dtype == torch.int64
+    assert tokens.shape == (4, [12, 48][which])
+    assert tokens[:, :3].unique().tolist() == [[100], [200]][which]  # the first pixel's three channels

@@ -1,0 +1,114 @@
+"""Training losses: right targets, nothing past the end, nothing into a frozen base."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fakes import SMALL, random_model, random_tokens
+
+from superres.config import TrainConfig
+from superres.nn.losses import TeacherForcingLoss, masked_loss
+from superres.training import build_model
+
+HEADS = TrainConfig(stage="heads", steps=10, head_positions=48)
+
+
+def certain(tokens, vocabulary):
+    """Scores that are sure of `tokens`."""
+    return F.one_hot(tokens, vocabulary) * 50.0
+
+
+def test_head_i_is_scored_by_the_token_i_places_further():
+    target = torch.arange(12).unsqueeze(0)  # token t is t
+    position = torch.arange(12).unsqueeze(0)
+    for head in range(4):
+        right = certain((position + head).clamp(max=11), 12)
+        assert float(masked_loss(right, position + head, target)) < 1e-6
+        for other in {0, 1, 2, 3} - {head}:
+            assert float(masked_loss(right, position + other, target)) > 10
+
+
+def test_targets_past_the_end_are_left_out():
+    target = torch.randint(5, (2, 6))
+    scores = torch.randn(2, 6, 3, 5)
+    position = torch.arange(6).view(1, 6, 1) + torch.arange(1, 4)
+    position = position.expand(2, -1, -1)
+    inside = position < 6
+    expected = F.cross_entropy(scores[inside], target.unsqueeze(1).expand(-1, 6, -1).gather(
+        2, position.clamp(max=5))[inside])
+    torch.testing.assert_close(masked_loss(scores, position, target), expected)
+    disturbed = torch.where(inside.unsqueeze(-1), scores, torch.randn(scores.shape) * 100)
+    torch.testing.assert_close(masked_loss(disturbed, position, target), expected)
+
+
+def test_nothing_inside_costs_nothing():
+    assert float(masked_loss(torch.randn(1, 2, 5), torch.full((1, 2), 9), torch.zeros(1, 4, dtype=torch.int64))) == 0.0
+
+
+@pytest.mark.parametrize("head_loss", ["all-heads", "random-head"])
+@pytest.mark.parametrize("identity", [True, False])
+def test_heads_loss_is_the_mean_over_heads_of_their_own_cross_entropy(head_loss, identity):
+    config = replace(SMALL, identity_p1=identity)
+    model = random_model(config)
+    source, target = random_tokens(config, 2)
+    loss = TeacherForcingLoss(model, replace(HEADS, head_loss=head_loss))
+    decoded = model(source, target)
+    everywhere = torch.arange(48).expand(2, -1)
+    sums, counts = [], []
+    for head in range(1 if identity else 0, config.prediction_heads):
+        scores = model.head_scores(decoded, everywhere, head)[:, : 48 - head]
+        sums.append(F.cross_entropy(scores.flatten(0, 1), target[:, head:].flatten(), reduction="sum"))
+        counts.append(2 * (48 - head))
+    means = [s / c for s, c in zip(sums, counts, strict=True)]
+    actual = [loss(source, target, draw)["heads"] for draw in range(12)]
+    if head_loss == "all-heads":
+        torch.testing.assert_close(actual[0], sum(sums) / sum(counts))
+    else:
+        chosen = [min(range(len(means)), key=lambda h: float((means[h] - a).abs())) for a in actual]
+        torch.testing.assert_close(torch.stack(actual), torch.stack([means[h] for h in chosen]))
+        assert len(set(chosen)) > 2
+
+
+def test_all_heads_on_a_subset_of_positions_depends_on_the_draw_alone():
+    model = random_model(SMALL)
+    source, target = random_tokens(SMALL, 2)
+    loss = TeacherForcingLoss(model, replace(HEADS, head_positions=7))
+    first, again, other = (float(loss(source, target, draw)["heads"]) for draw in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_base_stage_minimises_p1_and_the_error_of_the_estimate():
+    model = random_model(SMALL)
+    source, target = random_tokens(SMALL, 2)
+    losses = TeacherForcingLoss(model, TrainConfig(steps=1, estimate_weight=0.5))(source, target, 0)
+    decoded = model(source, target)
+    torch.testing.assert_close(losses["estimate"], (decoded.memory.estimate - target).abs().mean())
+    expected = F.cross_entropy(model.scores(decoded).flatten(0, 1), target.flatten())
+    torch.testing.assert_close(losses["p1"], expected)
+    torch.testing.assert_close(losses["total"], losses["p1"] + 0.5 * losses["estimate"])
+    assert "heads" not in losses
+
+
+def test_estimate_without_trainable_part_is_not_in_the_loss():
+    config = replace(SMALL, aligned_conditioning=False)
+    losses = TeacherForcingLoss(random_model(config), TrainConfig(steps=1))(*random_tokens(config, 1), 0)
+    assert set(losses) == {"p1", "total"}
+
+
+def test_frozen_base_gets_no_gradient():
+    settings = replace(HEADS, freeze_base=True)
+    model = build_model(SMALL, settings)
+    TeacherForcingLoss(model, settings)(*random_tokens(SMALL, 2), 0)["total"].backward()
+    with_gradient = {name for name, weight in model.named_parameters() if weight.grad is not None}
+    assert with_gradient
+    assert all(name.startswith("heads.") for name in with_gradient)
+
+
+def test_fine_tuned_base_gets_a_gradient():
+    model = build_model(SMALL, HEADS)
+    TeacherForcingLoss(model, HEADS)(*random_tokens(SMALL, 2), 0)["total"].backward()
+    assert all(weight.grad is not None for weight in model.parameters())

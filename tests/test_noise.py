@@ -1,0 +1,139 @@
+"""Sampling noise: Gumbel-distributed, and a function of seed, key, position and token alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superres.config import DecodeConfig
+from superres.decoding.blockwise import Chooser
+from superres.decoding.noise import GumbelNoise, mix
+
+SEEDS = st.integers(0, 2**63 - 1)
+
+
+def uniform(seed=0, rows=4, positions=500, vocabulary=32):
+    """Turn Gumbel noise back to what should be uniform in (0, 1): [rows, positions, vocabulary]."""
+    noise = GumbelNoise(seed, torch.arange(rows), vocabulary).at(torch.arange(positions).expand(rows, -1))
+    return (-(-noise).exp()).exp()
+
+
+def distance_from_uniform(values):
+    """The statistic of Kolmogorov and Smirnov, times sqrt(n); above 1.95 one time in a thousand."""
+    ordered = values.flatten().sort().values
+    ideal = torch.arange(len(ordered) + 1, dtype=torch.float64) / len(ordered)
+    gap = torch.maximum((ideal[1:] - ordered).abs().max(), (ideal[:-1] - ordered).abs().max())
+    return float(gap) * math.sqrt(len(ordered))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
+def test_noise_has_the_gumbel_distribution(seed):
+    assert distance_from_uniform(uniform(seed)) < 1.95
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_noise_has_the_gumbel_distribution_along_each_coordinate(axis):
+    rows, positions, vocabulary = [(4000, 1, 1), (1, 4000, 1), (1, 1, 4000)][axis]
+    assert distance_from_uniform(uniform(5, rows, positions, vocabulary)) < 1.95
+
+
+def test_neighbouring_counters_are_not_correlated():
+    values = uniform() - 0.5
+    count = values.numel()
+    for axis, shift in ((0, 1), (1, 1), (1, 2), (2, 1), (2, 3)):
+        correlation = float((values * values.roll(shift, axis)).mean() * 12)
+        assert abs(correlation) < 4 / math.sqrt(count)
+
+
+@given(SEEDS, st.lists(st.integers(0, 2**62), min_size=1, max_size=4), st.integers(0, 4000))
+def test_noise_of_a_row_does_not_depend_on_its_batch(seed, keys, position):
+    place = torch.full((len(keys), 1), position)
+    together = GumbelNoise(seed, torch.tensor(keys), 8).at(place)
+    for row, key in enumerate(keys):
+        assert torch.equal(together[row], GumbelNoise(seed, torch.tensor([key]), 8).at(place[:1])[0])
+
+
+@given(SEEDS, st.permutations(range(5)))
+def test_noise_of_a_position_does_not_depend_on_order(seed, order):
+    noise = GumbelNoise(seed, torch.tensor([3]), 8)
+    place = torch.tensor([list(order)])
+    assert torch.equal(noise.at(place), noise.at(torch.arange(5).unsqueeze(0))[:, list(order)])
+
+
+@given(SEEDS)
+def test_seeds_keys_positions_and_tokens_all_change_the_noise(seed):
+    keys = torch.tensor([1, 2])
+    here = GumbelNoise(seed, keys, 8).at(torch.tensor([[0, 1], [0, 1]]))
+    assert here.unique().numel() == here.numel()
+    other = GumbelNoise((seed + 1) % 2**63, keys, 8).at(torch.tensor([[0, 1], [0, 1]]))
+    assert not bool((here == other).any())
+
+
+@pytest.mark.parametrize("bits", [0, (1 << 53) - 1])
+def test_extreme_draws_are_finite(bits, monkeypatch):
+    extreme = torch.tensor(bits << 11) if bits == 0 else torch.tensor(-1)
+    monkeypatch.setattr("superres.decoding.noise.mix", lambda x: extreme.expand_as(x))
+    values = GumbelNoise(0, torch.tensor([0]), 3).at(torch.tensor([[0]]))
+    assert bool(torch.isfinite(values).all())
+
+
+@pytest.mark.parametrize("key", [0, 2**63 - 1, -(2**63)])
+def test_extreme_keys_and_positions_are_finite(key):
+    noise = GumbelNoise(2**63 - 1, torch.tensor([key]), 256).at(torch.tensor([[0, 2**40]]))
+    assert bool(torch.isfinite(noise).all())
+
+
+def test_mix_is_the_finaliser_of_splitmix64():
+    def published(x):
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
+        return x ^ (x >> 31)
+
+    values = [0, 1, 2**31, 2**63 - 1, -1, -(2**63), 0x123456789ABCDEF]
+    assert [v % 2**64 for v in mix(torch.tensor(values)).tolist()] == [published(v % 2**64) for v in values]
+
+
+# Sampling: argmax(scores / T + noise)
+
+
+def chi_square(tokens, probabilities):
+    counts = torch.bincount(tokens.flatten(), minlength=len(probabilities)).double()
+    expected = probabilities * tokens.numel()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+SCORES = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, 1.5], dtype=torch.float64)
+LIMIT = 20.5  # of chi-square with 5 degrees of freedom: exceeded one time in a thousand
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_choice_samples_the_softmax(temperature):
+    chooser = Chooser(DecodeConfig(temperature=temperature, seed=1), torch.arange(20), 6)
+    place = torch.arange(500).expand(20, -1)
+    tokens = chooser.choose(SCORES.expand(20, 500, -1), place)
+    assert chi_square(tokens, (SCORES / temperature).softmax(-1)) < LIMIT
+
+
+def test_noise_of_another_distribution_is_noticed(monkeypatch):
+    plain = GumbelNoise.at
+    monkeypatch.setattr(GumbelNoise, "at", lambda self, position: (-(-plain(self, position)).exp()).exp())
+    chooser = Chooser(DecodeConfig(temperature=1.0, seed=1), torch.arange(20), 6)
+    tokens = chooser.choose(SCORES.expand(20, 500, -1), torch.arange(500).expand(20, -1))
+    assert chi_square(tokens, SCORES.softmax(-1)) > 10 * LIMIT
+
+
+def test_noise_is_added_after_the_division_by_the_temperature():
+    chooser = Chooser(DecodeConfig(temperature=2.0, seed=1), torch.arange(2), 6)
+    place = torch.tensor([[3], [4]])
+    adjusted = chooser.adjust(SCORES.expand(2, 1, -1), place)
+    noise = GumbelNoise(1, torch.arange(2), 6).at(place)
+    torch.testing.assert_close(adjusted, SCORES / 2 + noise)
+
+
+def test_greedy_choice_adds_no_noise():
+    chooser = Chooser(DecodeConfig(), torch.arange(1), 6)
+    assert chooser.adjust(SCORES.view(1, 1, -1), torch.zeros(1, 1)).equal(SCORES.view(1, 1, -1))

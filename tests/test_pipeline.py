@@ -1,0 +1,152 @@
+"""The call that users make: arrays in, arrays out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import random_model
+
+import superres
+from superres.checkpoint import save_checkpoint, weights_digest
+from superres.config import DecodeConfig, ModelConfig
+from superres.errors import CheckpointError, ConfigError, InvalidInputError
+from superres.pipeline import Upscaler, bundled_checkpoints, find_checkpoint, load, pick_device
+
+TINY = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
+                   prediction_heads=8, head_filter_size=8, conditioning_blocks=1, conditioning_width=4,
+                   cross_attention=False)
+WIDE_STEPS = DecodeConfig(accept="distance", epsilon=255)  # accepts everything: few calls
+SAMPLED = replace(WIDE_STEPS, temperature=0.9)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("checkpoints") / "random"
+    save_checkpoint(random_model(TINY, dtype=torch.float32), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def upscaler(folder):
+    return load(folder, device="cpu")
+
+
+@pytest.fixture
+def sources(rng):
+    return rng.integers(0, 256, (3, 8, 8, 3), np.uint8)
+
+
+def test_batch_of_sources_gives_images_and_traces(upscaler, sources):
+    result = upscaler(sources, WIDE_STEPS)
+    assert result.images.shape == (3, 32, 32, 3)
+    assert result.images.dtype == np.uint8
+    assert len(result.traces) == 3
+    for trace in result.traces:
+        assert trace.tokens == 3072
+        assert trace.mean_accepted_block_size == 8.0
+        assert trace.model_calls == 3072 // 8 + 1
+    assert result.seconds > 0
+
+
+def test_exact_blocks_equal_greedy_of_the_same_width(upscaler, sources):
+    blocks = upscaler(sources[:1])
+    greedy = upscaler(sources[:1], DecodeConfig(block_size=1), width=8)
+    np.testing.assert_array_equal(blocks.images, greedy.images)
+    assert greedy.traces[0].mean_accepted_block_size == 1.0
+
+
+def test_no_source_gives_no_image(upscaler, sources):
+    result = upscaler(sources[:0])
+    assert result.images.shape == (0, 32, 32, 3)
+    assert result.traces == []
+
+
+def test_keys_make_sampling_independent_of_batch_and_order(upscaler, sources):
+    forward = upscaler(sources, SAMPLED, keys=[10, 20, 2**63 - 1]).images
+    backward = upscaler(sources[::-1].copy(), SAMPLED, keys=[2**63 - 1, 20, 10]).images
+    np.testing.assert_array_equal(forward, backward[::-1])
+    other = upscaler(sources[:1], SAMPLED, keys=[11]).images
+    assert (other[0] != forward[0]).any()
+
+
+def test_progress_rises_to_the_length(upscaler, sources):
+    seen = []
+    upscaler(sources, WIDE_STEPS, progress=lambda done, total: seen.append((done, total)))
+    done = [d for d, _ in seen]
+    assert done == sorted(done)
+    assert {total for _, total in seen} == {3072}
+
+
+@pytest.mark.parametrize("wrong", [
+    np.zeros((2, 8, 9, 3), np.uint8), np.zeros((8, 8, 3), np.uint8), np.zeros((1, 8, 8, 4), np.uint8),
+    np.zeros((1, 32, 32, 3), np.uint8), np.zeros((1, 8, 8, 3)), np.zeros((0,), np.uint8),
+], ids=lambda a: f"{a.dtype}{a.shape}")
+def test_sources_of_another_shape_or_type_are_refused(wrong, upscaler):
+    with pytest.raises(InvalidInputError) as caught:
+        upscaler(wrong)
+    assert "\n" not in str(caught.value)
+    assert str(wrong.shape) in str(caught.value)
+
+
+def test_block_size_above_the_heads_is_refused(upscaler, sources):
+    with pytest.raises(ConfigError, match="block size 9 is larger than the 8 prediction heads"):
+        upscaler(sources, DecodeConfig(block_size=9))
+
+
+def test_bits_per_dim_gives_one_number_an_image(upscaler, sources, rng):
+    targets = rng.integers(0, 256, (3, 32, 32, 3), np.uint8)
+    values = upscaler.bits_per_dim(sources, targets, batch_size=2)
+    assert values.shape == (3,)
+    assert values.dtype == np.float64
+    assert (values > 0).all()
+
+
+def test_folder_is_loaded_with_name_and_revision(folder):
+    loaded = superres.load(str(folder), device="cpu")
+    assert isinstance(loaded, superres.Upscaler)
+    assert (loaded.name, loaded.revision) == ("random", weights_digest(folder))
+    assert loaded.model_config == TINY
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "/none/of/this", "./none", "a/b/c"])
+def test_unknown_checkpoint_is_one_line_that_names_it(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        find_checkpoint(name)
+    assert "\n" not in str(caught.value)
+    assert repr(name) in str(caught.value)
+
+
+def test_hub_id_is_fetched(monkeypatch, folder):
+    monkeypatch.setattr("superres.pipeline.fetch_from_hub", lambda identifier: folder / identifier)
+    assert find_checkpoint("someone/model") == folder / "someone/model"
+
+
+def test_bundled_name_is_found(monkeypatch, folder):
+    monkeypatch.setattr("superres.pipeline.bundled_folder", lambda: folder.parent)
+    assert bundled_checkpoints() == ["random"]
+    assert find_checkpoint("random") == folder
+
+
+def test_network_of_another_task_is_refused():
+    with pytest.raises(CheckpointError, match="'text'"):
+        Upscaler(random_model(replace(TINY, task="text")), "mine", device="cpu")
+
+
+def test_unknown_and_absent_devices_are_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="'tpu'"):
+        pick_device("tpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="cuda"):
+        pick_device("cuda")
+    assert pick_device("auto") == torch.device("cpu")
+
+
+def test_importing_the_package_does_not_import_torch():
+    code = "import sys, superres, superres.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,217 @@
+"""Training: resumable to the bit, refused where it would silently mix runs, and it learns."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import SMALL, random_tokens
+
+from superres import training
+from superres.checkpoint import load_checkpoint, save_checkpoint
+from superres.config import TrainConfig
+from superres.data import ImageBatches
+from superres.errors import CheckpointError, ConfigError, OutputError
+from superres.training import Progress, Trainer, build_model, learning_rate_factor
+
+TINY = replace(SMALL, vocabulary=16, prediction_heads=1, dropout=0.1)
+SETTINGS = TrainConfig(steps=6, batch_size=2, warmup_steps=2, precision="no", learning_rate=1e-2, ema_decay=0.9)
+
+
+def pairs(count=5, settings=SETTINGS):
+    rng = np.random.default_rng(0)
+    low = rng.integers(0, 16, (count, 2, 2, 3), np.uint8)
+    return ImageBatches(low, low.repeat(2, 1).repeat(2, 2), settings.batch_size, settings.seed, settings.flip)
+
+
+def trainer(folder, settings=SETTINGS, config=TINY, start=None, **options):
+    return Trainer(build_model(config, settings, start), settings, pairs(settings=settings), folder, **options)
+
+
+def stop_after(run, steps):
+    return lambda: run.progress.step >= steps
+
+
+def weights(run):
+    return {**run.model.state_dict(), **{f"averaged.{n}": w for n, w in run.averaged.state_dict().items()}}
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("settings", [
+    SETTINGS, replace(SETTINGS, optimizer="adam"),
+    replace(SETTINGS, stage="heads", head_loss="random-head"),
+], ids=["adamw", "adam", "heads"])
+def test_resumed_run_equals_an_uninterrupted_one_to_the_bit(settings, tmp_path):
+    # Dropout draws from torch's global generator, whose state is not part of a run.
+    config = replace(TINY, dropout=0.0, prediction_heads=4 if settings.stage == "heads" else 1)
+    whole = trainer(tmp_path / "whole", settings, config)
+    assert whole.run()
+    for steps in (2, 3):
+        part = trainer(tmp_path / "parts", settings, config)
+        assert not part.run(stop=stop_after(part, steps))
+        assert part.progress.step == steps
+    last = trainer(tmp_path / "parts", settings, config)
+    assert last.progress.step == 3
+    assert last.run()
+    assert_same(weights(last), weights(whole))
+    a, b = (load_checkpoint(tmp_path / name / "checkpoint").state_dict() for name in ("whole", "parts"))
+    assert_same(a, b)
+
+
+def test_finished_run_does_nothing_more(tmp_path):
+    first = trainer(tmp_path)
+    assert first.run()
+    again = trainer(tmp_path)
+    assert again.run()
+    assert again.progress.step == 6
+    assert_same(weights(again), weights(first))
+
+
+@pytest.mark.parametrize(("change", "named"), [({"learning_rate": 0.5}, "0.5"), ({"seed": 3}, "seed")])
+def test_resuming_with_other_settings_is_refused_in_one_line(change, named, tmp_path):
+    run = trainer(tmp_path)
+    run.run(stop=stop_after(run, 1))
+    with pytest.raises(CheckpointError, match=named) as caught:
+        trainer(tmp_path, replace(SETTINGS, **change))
+    assert "\n" not in str(caught.value)
+
+
+def test_resuming_with_another_network_is_refused_in_one_line(tmp_path):
+    run = trainer(tmp_path)
+    run.run(stop=stop_after(run, 1))
+    with pytest.raises(CheckpointError, match="decoder_layers 2 there, 1 now") as caught:
+        trainer(tmp_path, config=replace(TINY, decoder_layers=1))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file", ["state.json", "model.safetensors", "optimizer.safetensors"])
+def test_damaged_state_is_named(file, tmp_path):
+    run = trainer(tmp_path)
+    run.run(stop=stop_after(run, 1))
+    (tmp_path / "state" / file).write_bytes(b"{")
+    with pytest.raises(CheckpointError, match=file) as caught:
+        trainer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_failing_save_leaves_the_last_good_state(tmp_path, monkeypatch):
+    run = trainer(tmp_path)
+    run.run(stop=stop_after(run, 2))
+    good = {name: weight.clone() for name, weight in weights(run).items()}
+    real, calls = training.save_file, []
+
+    def full(*args, **options):
+        calls.append(args)
+        if len(calls) > 1:
+            raise OSError(28, "No space left on device")
+        real(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("superres.training.save_file", full)
+        with pytest.raises(OutputError, match="No space left"):
+            run.run(stop=stop_after(run, 4))
+    again = trainer(tmp_path)
+    assert again.progress.step == 2
+    assert_same(weights(again), good)
+    assert not [p.name for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_loss_falls_on_a_few_pairs(tmp_path):
+    settings = replace(SETTINGS, steps=100, batch_size=5, flip=False)
+    run = trainer(tmp_path, settings, replace(TINY, dropout=0.0))
+    reports = []
+    assert run.run(report=reports.append)
+    assert [record["step"] for record in reports] == [50, 100]
+    assert reports[1]["p1"] < reports[0]["p1"] < np.log(16) * 0.8
+    assert reports[1]["images"] == 500
+
+
+def test_heads_learn_their_own_offsets(tmp_path):
+    settings = replace(SETTINGS, stage="heads", steps=100, batch_size=5, flip=False)
+    reports = []
+    trainer(tmp_path, settings, replace(TINY, dropout=0.0, prediction_heads=4)).run(report=reports.append)
+    assert reports[1]["heads"] < reports[0]["heads"] < np.log(16) * 0.8
+
+
+def test_run_leaves_history_curves_and_checkpoint(tmp_path):
+    scores = iter([{"bits_per_dim": 3.5}])
+    run = trainer(tmp_path, replace(SETTINGS, steps=50), evaluate=lambda model: next(scores))
+    assert run.run()
+    history = json.loads((tmp_path / "history.json").read_text())
+    assert [sorted(record) for record in history] == [
+        ["estimate", "images", "p1", "seconds", "step", "total"], ["bits_per_dim", "images", "seconds", "step"]]
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    recipe = json.loads((tmp_path / "checkpoint" / "config.json").read_text())["training"]
+    assert (recipe["steps_done"], recipe["images_seen"], recipe["stage"]) == (50, 100, "base")
+    saved = load_checkpoint(tmp_path / "checkpoint").state_dict()
+    for name, weight in run.averaged.state_dict().items():
+        assert torch.equal(saved[name], weight.bfloat16().float())
+
+
+def test_unfinished_run_leaves_no_checkpoint(tmp_path):
+    run = trainer(tmp_path)
+    assert not run.run(stop=stop_after(run, 1))
+    assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.fixture
+def base(tmp_path):
+    save_checkpoint(build_model(TINY, SETTINGS), tmp_path / "base")
+    return tmp_path / "base"
+
+
+def test_heads_stage_starts_from_a_checkpoint_without_heads(base):
+    grown = build_model(replace(TINY, prediction_heads=4), replace(SETTINGS, stage="heads", seed=8), base)
+    for name, weight in load_checkpoint(base).state_dict().items():
+        assert torch.equal(grown.state_dict()[name], weight)
+
+
+def test_warm_start_that_does_not_fit_is_refused(base):
+    with pytest.raises(CheckpointError, match="base"):
+        build_model(replace(TINY, decoder_layers=3, prediction_heads=4), replace(SETTINGS, stage="heads"), base)
+
+
+def test_frozen_heads_stage_leaves_p1_identical_to_the_bit(base, tmp_path):
+    settings = replace(SETTINGS, stage="heads", freeze_base=True)
+    config = replace(TINY, prediction_heads=4)
+    run = trainer(tmp_path / "run", settings, config, base)
+    heads = run.model.heads.expand.weight.clone()
+    assert run.run()
+    assert not torch.equal(run.model.heads.expand.weight, heads)
+    before, after = load_checkpoint(base), load_checkpoint(tmp_path / "run" / "checkpoint")
+    source, target = random_tokens(TINY, 3)
+    assert torch.equal(after.scores(after(source, target)), before.scores(before(source, target)))
+
+
+def test_heads_stage_without_heads_is_refused():
+    with pytest.raises(ConfigError, match="at least 2 prediction heads, not 1"):
+        build_model(TINY, replace(SETTINGS, stage="heads"))
+
+
+def test_learning_rate_warms_up_and_falls_to_zero():
+    settings = TrainConfig(steps=100, warmup_steps=10)
+    factors = [learning_rate_factor(settings, Progress(step, 0.0, [])) for step in range(101)]
+    assert factors[0] == pytest.approx(0.1)
+    assert all(a < b for a, b in itertools.pairwise(factors[:10]))
+    assert all(a > b for a, b in itertools.pairwise(factors[10:]))
+    assert factors[100] == pytest.approx(0.0)
+    timed = TrainConfig(minutes=2.0, warmup_steps=1)
+    assert learning_rate_factor(timed, Progress(9, 60.0, [])) == pytest.approx(0.5)
+
+
+def test_same_seed_trains_the_same_weights_and_another_does_not(tmp_path):
+    runs = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        runs.append(trainer(tmp_path / name, replace(SETTINGS, steps=2, seed=seed), replace(TINY, dropout=0.0)))
+        runs[-1].run()
+    assert_same(weights(runs[0]), weights(runs[1]))
+    assert not torch.equal(runs[0].model.project.weight, runs[2].model.project.weight)
