@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from superres.batch_plan import BatchOptions, Job
 from superres.config import DecodeConfig, require
+from superres.decoding.blockwise import check_options
 from superres.errors import OutputError, SuperresError
 from superres.tasks.faces import Source, read_image, to_source
 
@@ -117,10 +118,7 @@ def resolve_options(decode: DecodeConfig, upscaler: Upscaler, samples: int = 1) 
     Raises:
         ConfigError: the block size exceeds the prediction heads, or greedy decoding is asked for several samples.
     """
-    heads = upscaler.model_config.prediction_heads
-    block_size = heads if decode.block_size is None else decode.block_size
-    require(block_size <= heads, f"block size {block_size} is more than the {heads} prediction heads of "
-            f"{upscaler.name}; use --block-size {heads} or less")
+    block_size = check_options(decode, upscaler.model_config.prediction_heads)
     check_samples(decode, samples)
     return dataclasses.replace(decode, block_size=block_size)
 

@@ -164,7 +164,7 @@ def test_greedy_samples_are_refused_with_the_remedy(faces, tmp_path):
 
 
 def test_block_size_above_the_heads_is_refused_before_anything_is_made(faces, tmp_path):
-    with pytest.raises(ConfigError, match="block size 11 is more than the 10 prediction heads of fake"):
+    with pytest.raises(ConfigError, match="block size 11 is more than the 10 prediction heads"):
         upscale([faces], tmp_path / "out", decode=DecodeConfig(block_size=11))
     assert not (tmp_path / "out").exists()
 

@@ -58,7 +58,7 @@ def refusal(capsys, *arguments):
 
 @pytest.mark.parametrize("words", [["upscale"], ["evaluate", "images"]])
 @pytest.mark.parametrize(("options", "message"), [
-    (["--block-size", "11"], "block size 11 is more than the 10 prediction heads of fake; use --block-size 10 or less"),
+    (["--block-size", "11"], "block size 11 is more than the 10 prediction heads; use 10 or less"),
     (["--block-size", "0"], "block size must be at least 1, not 0"),
     (["--block-size", "many"], "Invalid value for '--block-size'"),
     (["--block-size", "2", "--min-block", "3"], "min-block 3 is larger than the block size 2"),

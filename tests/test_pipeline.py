@@ -94,7 +94,7 @@ def test_sources_of_another_shape_or_type_are_refused(wrong, upscaler):
 
 
 def test_block_size_above_the_heads_is_refused(upscaler, sources):
-    with pytest.raises(ConfigError, match="block size 9 is larger than the 8 prediction heads"):
+    with pytest.raises(ConfigError, match="block size 9 is more than the 8 prediction heads"):
         upscaler(sources, DecodeConfig(block_size=9))
 
 

@@ -161,8 +161,8 @@ def check_options(options: DecodeConfig, prediction_heads: int) -> int:
         raise ConfigError(f"unknown acceptance {options.accept!r}; choose one of {', '.join(CRITERIA)}")
     block_size = prediction_heads if options.block_size is None else options.block_size
     if block_size > prediction_heads:
-        raise ConfigError(f"block size {block_size} is larger than the {prediction_heads} prediction heads; "
-                          f"choose 1 to {prediction_heads}")
+        raise ConfigError(f"block size {block_size} is more than the {prediction_heads} prediction heads; "
+                          f"use {prediction_heads} or less")
     if options.min_block > block_size:
         raise ConfigError(f"min-block {options.min_block} is larger than the block size {block_size}")
     return block_size
