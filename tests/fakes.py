@@ -120,7 +120,9 @@ VARIANTS = {
 def random_model(config, seed=0, dtype=torch.float64):
     """Build a network without a single zero or one where training would have left something else."""
     generator = torch.Generator().manual_seed(seed)
-    model = EncoderDecoder(config).to(dtype).eval().requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = EncoderDecoder(config).to(dtype).eval().requires_grad_(False)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
         weight.add_((0.5 if weight.dim() > 1 else 0.2) * weight.shape[-1] ** -0.5 * noise)

@@ -93,16 +93,23 @@ class Knowing:
 # Exact acceptance on real networks
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("block_size", [2, 5])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_exact_equals_the_plain_greedy_decoder(variant, block_size):
+    check_exact(variant, DecodeConfig(block_size=block_size))
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4])
+@pytest.mark.parametrize("variant", ["base aids", "as published"])
+def test_exact_equals_the_plain_greedy_decoder_at_other_block_sizes(variant, block_size):
     decoded = check_exact(variant, DecodeConfig(block_size=block_size))
     if block_size == 1:
         assert all(trace.mean_accepted_block_size == 1.0 for trace in decoded.traces)
 
 
 def test_the_networks_here_accept_some_proposals_and_reject_others():
-    accepted = [a for v in VARIANTS for t in check_exact(v, DecodeConfig()).traces for a in t.accepted]
+    variants = ("base aids", "plain", "as published")
+    accepted = [a for v in variants for t in check_exact(v, DecodeConfig()).traces for a in t.accepted]
     assert min(accepted) == 1
     assert max(accepted) > 2
     assert 1.1 < np.mean(accepted) < 4
@@ -201,7 +208,7 @@ def test_float32_exact_equals_greedy_of_the_same_width_bit_for_bit(block_size, b
 @cache
 def base_like():
     config = replace(PRESETS["base"], width=32, filter_size=64, encoder_layers=1, decoder_layers=2,
-                     source_shape=(2, 2, 3), target_shape=(8, 8, 3), attention_block_length=24, prediction_heads=10,
+                     source_shape=(2, 2, 3), target_shape=(8, 8, 3), attention_block_length=16, prediction_heads=10,
                      head_filter_size=16, conditioning_blocks=1, conditioning_width=8)
     return StepModel(random_model(config, dtype=torch.float32)), random_tokens(config, 16)[0]
 
@@ -238,7 +245,7 @@ def test_merged_calls_equal_separate_predict_and_verify_calls(variant, block_siz
         assert decoded.traces[row].accepted == accepted
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(
     st.floats(0, 1), st.integers(1, 5), st.integers(1, 5), st.sampled_from(["exact", "distance", "top-k"]),
     st.sampled_from([None, 4, 9]), st.integers(0, 2), st.sampled_from([None, 4]),

@@ -53,13 +53,6 @@ def test_batch_of_sources_gives_images_and_traces(upscaler, sources):
     assert result.seconds > 0
 
 
-def test_exact_blocks_equal_greedy_of_the_same_width(upscaler, sources):
-    blocks = upscaler(sources[:1])
-    greedy = upscaler(sources[:1], DecodeConfig(block_size=1), width=8)
-    np.testing.assert_array_equal(blocks.images, greedy.images)
-    assert greedy.traces[0].mean_accepted_block_size == 1.0
-
-
 def test_no_source_gives_no_image(upscaler, sources):
     result = upscaler(sources[:0])
     assert result.images.shape == (0, 32, 32, 3)
@@ -68,9 +61,8 @@ def test_no_source_gives_no_image(upscaler, sources):
 
 def test_keys_make_sampling_independent_of_batch_and_order(upscaler, sources):
     forward = upscaler(sources, SAMPLED, keys=[10, 20, 2**63 - 1]).images
-    backward = upscaler(sources[::-1].copy(), SAMPLED, keys=[2**63 - 1, 20, 10]).images
-    np.testing.assert_array_equal(forward, backward[::-1])
-    other = upscaler(sources[:1], SAMPLED, keys=[11]).images
+    other = upscaler(sources[[0, 2, 1, 0]], SAMPLED, keys=[11, 2**63 - 1, 20, 10]).images
+    np.testing.assert_array_equal(forward, other[[3, 2, 1]])
     assert (other[0] != forward[0]).any()
 
 

@@ -1,0 +1,178 @@
+"""The whole-sequence network: causal, with heads that leave the base alone, in all its published and own forms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import SMALL, VARIANTS, random_model, random_tokens
+
+from superres.config import PRESETS, DecodeConfig, TrainConfig
+from superres.decoding.blockwise import decode
+from superres.nn.image_aids import neighbour_table
+from superres.nn.losses import TeacherForcingLoss
+from superres.nn.model import EncoderDecoder
+from superres.nn.scores import bits_per_dim
+from superres.nn.step import StepModel
+
+
+def size(module):
+    return sum(weight.numel() for weight in module.parameters())
+
+
+def on_meta(config):
+    with torch.device("meta"):
+        return EncoderDecoder(config)
+
+
+# Facts of the published network (img2img_transformer_b3), from the shapes of its weights
+
+
+def test_paper_preset_has_the_published_sizes():
+    model = on_meta(replace(PRESETS["paper"], prediction_heads=10))
+    projection_biases = {"encoder": 4 * 512, "decoder": 2 * 4 * 512}  # the published projections have none
+    for layer in model.encoder:
+        assert size(layer) - projection_biases["encoder"] == 3_150_336
+    for layer in model.decoder:
+        assert size(layer) - projection_biases["decoder"] == 4_199_936
+    assert len(model.encoder) == 4
+    assert len(model.decoder) == 8
+    assert size(model.source_embedding) == size(model.target_embedding) == 768 * 512
+    assert size(model.project) == 131_328
+
+
+@pytest.mark.parametrize(("heads", "published"), [
+    (1, 2_099_712), (2, 6_296_576), (4, 20_981_760), (6, 44_055_552), (8, 75_517_952), (10, 115_368_960),
+])
+def test_dense_head_layer_has_the_published_size(heads, published):
+    layer = on_meta(replace(PRESETS["paper"], prediction_heads=heads)).heads
+    assert size(layer) - size(layer.norm) == published
+    assert size(layer.norm) == 1024
+
+
+@pytest.mark.parametrize(("heads", "published"), [(2, 4_199_424), (10, 20_997_120)])
+def test_per_head_layer_is_its_block_diagonal(heads, published):
+    layer = on_meta(replace(PRESETS["paper"], head_layer="per-head", prediction_heads=heads)).heads
+    assert size(layer) - size(layer.norm) == published
+
+
+def test_shrunken_paper_network_trains_a_step_and_decodes():
+    config = replace(PRESETS["paper"], width=16, filter_size=32, attention_heads=2, encoder_layers=1, decoder_layers=1,
+                     source_shape=(2, 2, 3), target_shape=(4, 4, 3), attention_block_length=8, prediction_heads=4,
+                     head_filter_size=16)
+    model = EncoderDecoder(config).train()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    loss = TeacherForcingLoss(model, TrainConfig(stage="heads", steps=1, optimizer="adam", head_loss="random-head"))
+    source, target = random_tokens(config, 2)
+    before = [weight.clone() for weight in model.parameters()]
+    loss(source, target, 0)["total"].backward()
+    optimizer.step()
+    assert all(bool(torch.isfinite(w).all()) for w in model.parameters())
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    decoded = decode(StepModel(model.eval()), source, DecodeConfig())
+    assert decoded.lengths.tolist() == [48, 48]
+
+
+# Prediction heads
+
+
+@pytest.mark.parametrize("layer", ["per-head", "dense"])
+def test_p1_keeps_the_scores_of_the_base_when_heads_are_added(layer):
+    base = random_model(replace(SMALL, prediction_heads=1))
+    grown = random_model(replace(SMALL, prediction_heads=6, head_layer=layer), seed=9)
+    grown.load_state_dict(base.state_dict(), strict=False)
+    source, target = random_tokens(SMALL, 2)
+    assert torch.equal(grown.scores(grown(source, target)), base.scores(base(source, target)))
+
+
+def test_one_head_has_no_layer_and_makes_no_proposals():
+    model = random_model(replace(SMALL, prediction_heads=1))
+    source, target = random_tokens(SMALL, 1)
+    assert model.heads is None
+    with pytest.raises(ValueError, match="one prediction head"):
+        model.block_scores(model(source, target), torch.zeros(1, 1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_block_scores_equal_the_scores_of_each_head(variant):
+    config = VARIANTS[variant]
+    model = random_model(config)
+    source, target = random_tokens(config, 2)
+    decoded = model(source, target)
+    position = torch.tensor([[0, 7, 3, 20], [5, 5, 1, 29]])
+    together = model.block_scores(decoded, position)
+    first = 1 if config.identity_p1 else 0
+    for head in range(first, config.prediction_heads):
+        single = model.head_scores(decoded, position, head)
+        torch.testing.assert_close(together[:, :, head - first], single, rtol=1e-9, atol=1e-9)
+
+
+# Causality
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_token_changes_no_score_up_to_its_own_position(variant):
+    config = VARIANTS[variant]
+    model = random_model(config)
+    source, target = random_tokens(config, 1)
+    changed = [0, 1, 5, 13, config.target_length - 2, config.target_length - 1]
+    others = target.repeat(len(changed), 1)
+    for row, place in enumerate(changed):
+        others[row, place] = (others[row, place] + 1) % config.vocabulary
+    every = torch.cat([target, others])
+    decoded = model(source.expand(len(every), -1), every)
+    position = torch.arange(config.target_length).expand(len(every), -1)
+    for head in (0, config.prediction_heads - 1):
+        scores = model.head_scores(decoded, position, head)
+        for row, place in enumerate(changed, start=1):
+            torch.testing.assert_close(scores[row, : place + 1], scores[0, : place + 1], rtol=1e-9, atol=1e-9)
+            if head == 0 and place + 1 < config.target_length:
+                assert not torch.allclose(scores[row, place + 1], scores[0, place + 1], rtol=1e-9, atol=1e-9)
+
+
+def test_neighbours_come_before_their_target_and_lie_near_it():
+    rows, columns, channels = 5, 6, 3
+    table = neighbour_table((rows, columns, channels))
+    count = rows * columns * channels
+    for position in range(count):
+        present = [n for n in table[position].tolist() if n < count]
+        assert len(set(present)) == len(present)
+        for neighbour in present:
+            assert neighbour < position
+            assert position // (columns * channels) - neighbour // (columns * channels) <= 2
+            assert abs(position // channels % columns - neighbour // channels % columns) <= 4
+        pixel = position // channels * channels
+        assert set(range(pixel, position)) <= set(present)
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    source, target = random_tokens(SMALL, 2)
+    gradients = []
+    for saving in (False, True):
+        model = random_model(SMALL).train().requires_grad_(True)
+        model.gradient_checkpointing = saving
+        model.scores(model(source, target)).square().mean().backward()
+        gradients.append([w.grad for n, w in model.named_parameters() if not n.startswith("heads.")])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("variant", ["base aids", "plain"])
+def test_bits_per_dim_is_the_mean_surprise_in_bits(variant):
+    config = VARIANTS[variant]
+    model = random_model(config)
+    source, target = random_tokens(config, 3)
+    expected = []
+    for row in range(3):
+        scores = model.scores(model(source[row : row + 1], target[row : row + 1]))[0]
+        likelihood = scores.softmax(-1)[torch.arange(config.target_length), target[row]]
+        expected.append(float(-likelihood.log2().mean()))
+    assert bits_per_dim(model, source, target, batch_size=2).tolist() == pytest.approx(expected)
+
+
+def test_untrained_ordinal_network_predicts_about_the_enlarged_source():
+    model = EncoderDecoder(PRESETS["tiny"]).eval()
+    source = torch.full((1, 192), 77)
+    choice = model.scores(model(source, torch.zeros(1, 3072, dtype=torch.int64))).argmax(-1)
+    assert int((choice - 77).abs().max()) <= 3  # fresh biases shift it a little
