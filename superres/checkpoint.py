@@ -25,6 +25,8 @@ from superres.nn.model import EncoderDecoder
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
+RETIRED = "-old"
+"""Ending of a folder's name while another takes its place."""
 
 
 @contextmanager
@@ -42,15 +44,31 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
     try:
         yield fresh
         fresh.chmod(0o755)
-        retired = fresh.with_name(fresh.name + "-old")
-        if folder.exists():
-            os.replace(folder, retired)
-        os.replace(fresh, folder)
-        shutil.rmtree(retired, ignore_errors=True)
+        _swap(folder, fresh)
     except (OSError, SafetensorError) as error:
         raise OutputError(f"cannot write {folder}: {error}; what was there before is unchanged") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _swap(folder: Path, fresh: Path) -> None:
+    """Put `fresh` in the place of `folder`; if that fails, what was there comes back."""
+    retired = fresh.with_name(fresh.name + RETIRED)
+    if folder.exists():
+        os.replace(folder, retired)
+    try:
+        os.replace(fresh, folder)
+    except OSError:
+        recover_folder(folder)
+        raise
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def recover_folder(folder: Path) -> None:
+    """Bring back what stood at `folder` if a swap was cut short between its two moves (a kill, say)."""
+    left = sorted(folder.parent.glob(f".{folder.name}-*{RETIRED}"))
+    if left and not folder.exists():
+        os.replace(left[-1], folder)
 
 
 def save_checkpoint(

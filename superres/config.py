@@ -131,7 +131,7 @@ class ModelConfig(Config):
     def _check_image_aids(self) -> None:
         aids = "aligned_conditioning, numeric_neighbourhood and ordinal_output"
         require(len(self.source_shape) == len(self.target_shape) == 3,
-                f"{aids} need image shapes (rows, columns, channels)")
+                f"{aids} need image shapes (rows, columns, channels), not {self.source_shape} and {self.target_shape}")
         rows, columns, channels = self.target_shape
         source_rows, source_columns, source_channels = self.source_shape
         require(rows % source_rows == columns % source_columns == 0 and channels == source_channels,

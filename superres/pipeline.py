@@ -60,7 +60,7 @@ def find_checkpoint(name_or_folder: str | Path) -> Path:
         CheckpointError: nothing is found.
     """
     text = str(name_or_folder)
-    if Path(name_or_folder).is_dir():
+    if text and Path(name_or_folder).is_dir():
         return Path(name_or_folder)
     if text in bundled_checkpoints():
         return bundled_folder() / text

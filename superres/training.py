@@ -23,6 +23,7 @@ from superres.checkpoint import (
     load_weights,
     read_config,
     read_tensors,
+    recover_folder,
     replaced_folder,
     save_checkpoint,
 )
@@ -137,6 +138,7 @@ class Trainer:
         self.model = model.to(self.accelerator.device)
         self.averaged = copy.deepcopy(self.model)
         self.optimizer = build_optimizer(self.model, settings)
+        recover_folder(self.folder / "state")
         if (self.folder / "state").is_dir():
             self._resume()
         loss = TeacherForcingLoss(self.model, settings)
@@ -214,8 +216,10 @@ class Trainer:
         factor = learning_rate_factor(self.settings, self.progress)
         for group in self.prepared.param_groups:
             group["lr"] = self.settings.learning_rate * factor
+        draw = self.settings.seed * 1_000_003 + self.progress.step
+        torch.manual_seed(draw * parts + part)  # dropout, too, is then the same after a resume
         with self.accelerator.autocast():
-            losses = self.loss(source, target, self.settings.seed * 1_000_003 + self.progress.step)
+            losses = self.loss(source, target, draw)
         self.accelerator.backward(losses["total"])
         self.accelerator.clip_grad_norm_(self.loss.parameters(), self.settings.clip)
         self.prepared.step()

@@ -44,6 +44,7 @@ class GumbelNoise:
     def at(self, position: Tensor) -> Tensor:
         """Return the noise of every token at target positions `position` [B, N]: float64 [B, N, V]."""
         counter = position.unsqueeze(-1) * len(self.tokens) + self.tokens + 1
-        bits = (mix(self.streams[:, None, None] + counter * _GOLDEN) >> 11) & ((1 << 53) - 1)
-        uniform = (bits.double() + 0.5) * 2.0**-53
+        # 52 bits: with half a step added they stay below 1, where the noise would be infinite.
+        bits = (mix(self.streams[:, None, None] + counter * _GOLDEN) >> 12) & ((1 << 52) - 1)
+        uniform = (bits.double() + 0.5) * 2.0**-52
         return -(-uniform.log()).log()

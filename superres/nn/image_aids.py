@@ -46,6 +46,7 @@ class ConvolutionBlock(nn.Module):
         self.first = nn.Conv2d(channels, channels, 3, padding=1)
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
         nn.init.zeros_(self.second.weight)
+        nn.init.zeros_(self.second.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, channels, rows, columns] to the same shape."""
@@ -74,6 +75,7 @@ class AlignedConditioning(nn.Module):
         self.vectors = nn.Conv2d(maps, channels * config.width, 1)
         self.refinement = nn.Conv2d(maps, channels, 3, padding=1)
         nn.init.zeros_(self.refinement.weight)
+        nn.init.zeros_(self.refinement.bias)
 
     def forward(self, memory: Tensor, large: Tensor) -> tuple[Tensor, Tensor]:
         """Enlarge the memory.

@@ -123,7 +123,8 @@ class CrossStep:
         heads = attention.heads
         self.mask = memory.states.new_zeros(1, 1, 1)
         if memory.mask is not None:
-            self.mask = memory.mask.squeeze(1).repeat_interleave(heads, dim=0).view(rows, 1, -1)
+            mask = memory.mask.to(memory.states.dtype)
+            self.mask = mask.squeeze(1).repeat_interleave(heads, dim=0).view(rows, 1, -1)
 
     def __call__(self, x: Tensor, split: Callable[[Tensor], Tensor], merge: Callable[[Tensor], Tensor]) -> Tensor:
         """Map states [B * W, D]."""
