@@ -48,7 +48,7 @@ class Config:
 
 @dataclass(frozen=True)
 class ModelConfig(Config):
-    """The network. Defaults are the preset `tiny`; `PRESETS` holds the named ones.
+    """The network; `PRESETS` holds the named ones.
 
     Attributes:
         task: name of the task module that turns inputs into tokens ("faces").
@@ -74,6 +74,7 @@ class ModelConfig(Config):
         conditioning_blocks: residual convolution blocks that refine the aligned conditioning at target resolution.
         conditioning_width: channels of those blocks.
         numeric_neighbourhood: feed already decoded intensities near the target as numbers.
+        cell_remainder: with `numeric_neighbourhood`, feed what the source cell over the target still has to add up to.
         ordinal_output: add -|v - mu(h)| / s(h) to the score of intensity v.
     """
 
@@ -99,6 +100,7 @@ class ModelConfig(Config):
     conditioning_blocks: int = 1
     conditioning_width: int = 32
     numeric_neighbourhood: bool = True
+    cell_remainder: bool = False
     ordinal_output: bool = True
 
     def __post_init__(self) -> None:
@@ -125,6 +127,7 @@ class ModelConfig(Config):
         require(self.head_layer in ("per-head", "dense"),
                 f"head_layer must be per-head or dense, not {self.head_layer!r}")
         require(0.0 <= self.dropout < 1.0, f"dropout must be in [0, 1), not {self.dropout!r}")
+        require(self.numeric_neighbourhood or not self.cell_remainder, "cell_remainder needs numeric_neighbourhood")
         if self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output:
             self._check_image_aids()
 
@@ -148,16 +151,21 @@ class ModelConfig(Config):
         return math.prod(self.target_shape)
 
     @property
+    def enlargement(self) -> tuple[int, int]:
+        """Target rows and columns that a cell (source pixel) covers."""
+        return self.target_shape[0] // self.source_shape[0], self.target_shape[1] // self.source_shape[1]
+
+    @property
     def channels(self) -> int:
         """Colour channels of a target position; 1 for text."""
         return self.target_shape[-1] if len(self.target_shape) == 3 else 1
 
 
 PRESETS: dict[str, ModelConfig] = {
-    "tiny": ModelConfig(),
+    "tiny": ModelConfig(cell_remainder=True),
     "base": ModelConfig(
         width=128, filter_size=512, attention_heads=4, encoder_layers=3, decoder_layers=4, cross_attention=False,
-        head_filter_size=256, conditioning_blocks=6, conditioning_width=96,
+        head_filter_size=256, conditioning_blocks=6, conditioning_width=96, cell_remainder=True,
     ),
     "paper": ModelConfig(
         width=512, filter_size=2048, attention_heads=8, encoder_layers=4, decoder_layers=8, norm="post", dropout=0.1,

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
-from superres.nn.image_aids import neighbour_count
+from superres.nn.image_aids import number_count
 
 
 class PredictionHeads(nn.Module):
@@ -38,8 +38,7 @@ class PredictionHeads(nn.Module):
             nn.init.zeros_(self.conditioning.weight)
         self.direct: nn.Parameter | None = None
         if config.numeric_neighbourhood:
-            channels = config.channels
-            self.direct = nn.Parameter(torch.zeros(channels, self.count, neighbour_count(channels)))
+            self.direct = nn.Parameter(torch.zeros(config.channels, self.count, number_count(config)))
         nn.init.normal_(self.contract, std=0.5 * self.contract.shape[-2] ** -0.5)
 
     def forward(self, hidden: Tensor, vectors: Tensor | None = None, count: int | None = None) -> Tensor:

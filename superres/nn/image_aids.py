@@ -6,6 +6,8 @@ bicubic enlargement of the source, refined by the conditioning's convolutions wh
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -37,6 +39,13 @@ def to_raster(image: Tensor) -> Tensor:
     return image.permute(0, 2, 3, 1).flatten(1)
 
 
+def zeroed(layer: nn.Conv2d) -> nn.Conv2d:
+    """Return `layer` with all its weights 0, so that what it adds to starts unchanged."""
+    for weights in layer.parameters():
+        nn.init.zeros_(weights)
+    return layer
+
+
 class ConvolutionBlock(nn.Module):
     """Residual block of two 3x3 convolutions that starts as the identity."""
 
@@ -44,9 +53,7 @@ class ConvolutionBlock(nn.Module):
         """Build convolutions of `channels` maps."""
         super().__init__()
         self.first = nn.Conv2d(channels, channels, 3, padding=1)
-        self.second = nn.Conv2d(channels, channels, 3, padding=1)
-        nn.init.zeros_(self.second.weight)
-        nn.init.zeros_(self.second.bias)
+        self.second = zeroed(nn.Conv2d(channels, channels, 3, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, channels, rows, columns] to the same shape."""
@@ -65,17 +72,14 @@ class AlignedConditioning(nn.Module):
         """Build from the network's settings."""
         super().__init__()
         self.config = config
-        rows, columns, channels = config.target_shape
-        factors = rows // config.source_shape[0], columns // config.source_shape[1]
-        self.factors = factors
+        channels = config.channels
+        self.factors = factors = config.enlargement
         maps = config.conditioning_width
         self.shuffle = nn.Linear(channels * config.width, factors[0] * factors[1] * maps)
         self.mix = nn.Conv2d(maps + channels, maps, 3, padding=1)
         self.blocks = nn.Sequential(*(ConvolutionBlock(maps) for _ in range(config.conditioning_blocks)))
         self.vectors = nn.Conv2d(maps, channels * config.width, 1)
-        self.refinement = nn.Conv2d(maps, channels, 3, padding=1)
-        nn.init.zeros_(self.refinement.weight)
-        nn.init.zeros_(self.refinement.bias)
+        self.refinement = zeroed(nn.Conv2d(maps, channels, 3, padding=1))
 
     def forward(self, memory: Tensor, large: Tensor) -> tuple[Tensor, Tensor]:
         """Enlarge the memory.
@@ -97,9 +101,9 @@ class AlignedConditioning(nn.Module):
         return vectors, to_raster(estimate)
 
 
-def neighbour_count(channels: int) -> int:
-    """Return N, the number of neighbours of a target position, absent ones included."""
-    return len(NEIGHBOUR_PIXELS) * channels
+def number_count(config: ModelConfig) -> int:
+    """Return N, how many numbers the numeric neighbourhood gives a target position."""
+    return len(NEIGHBOUR_PIXELS) * config.channels + (math.prod(config.enlargement) if config.cell_remainder else 0)
 
 
 def neighbour_table(shape: tuple[int, ...]) -> Tensor:
@@ -127,35 +131,81 @@ def neighbour_table(shape: tuple[int, ...]) -> Tensor:
     return torch.stack(table, dim=1)
 
 
+def cell_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Return the cell of each target position, and its positions.
+
+    Returns:
+        The source position that covers each target position, [T]; and all target positions of that cell and channel in
+        raster order, [T, P].
+    """
+    rows, columns, channels = config.target_shape
+    height, width = config.enlargement
+    position = torch.arange(rows * columns * channels)
+    row, column, channel = position // (columns * channels), position // channels % columns, position % channels
+    cell = (row // height * (columns // width) + column // width) * channels + channel
+    first = (row // height * height * columns + column // width * width) * channels + channel
+    inside = (torch.arange(height)[:, None] * columns + torch.arange(width)).flatten() * channels
+    return cell, first[:, None] + inside
+
+
 class NumericNeighbourhood(nn.Module):
-    """Feeds decoded intensities near the target as numbers: how far each neighbour is from its estimate."""
+    """Feeds decoded intensities as numbers: how far each neighbour of the target is from its estimate.
+
+    With the cell's remainder, also how far the pixels of the source cell that are still to come must be from their
+    estimates on average, since a source intensity is the mean of the target intensities that it covers. Without it, a
+    picture that has drifted away from its source never learns of it.
+    """
 
     table: Tensor
+    cell: Tensor
+    cell_positions: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         """Build from the network's settings."""
         super().__init__()
         self.channels = config.channels
+        self.remainder = config.cell_remainder
         self.register_buffer("table", neighbour_table(config.target_shape), persistent=False)
-        count = neighbour_count(config.channels)
+        cell, positions = cell_tables(config)
+        self.register_buffer("cell", cell, persistent=False)
+        self.register_buffer("cell_positions", positions, persistent=False)
+        count = number_count(config)
         self.first = nn.Linear(count, config.filter_size)
         self.channel = nn.Embedding(config.channels, config.filter_size)
         nn.init.zeros_(self.channel.weight)
         self.second = nn.Linear(config.filter_size, config.width)
         self.direct = nn.Parameter(torch.zeros(config.channels, count))
 
-    def gather(self, deviation: Tensor, position: Tensor) -> Tensor:
-        """Collect the neighbours' deviations.
+    def budget(self, source: Tensor, estimate: Tensor) -> Tensor:
+        """Return what each cell's deviations add up to, [B, S], from source tokens [B, S] and the estimate [B, T]."""
+        covered = torch.empty_like(self.cell_positions[: source.shape[1]])
+        covered[self.cell] = self.cell_positions
+        estimates = estimate.gather(1, covered.flatten().expand(len(source), -1)).view(*source.shape, -1)
+        return (source.unsqueeze(-1) - estimates).sum(-1) / RESIDUAL_SCALE
+
+    def gather(self, deviation: Tensor, position: Tensor, budget: Tensor) -> Tensor:
+        """Collect the numbers of some target positions.
 
         Args:
-            deviation: [B, T + 1], decoded intensity minus estimate over RESIDUAL_SCALE; the last entry is 0.
+            deviation: [B, T + 1], decoded intensity minus estimate over RESIDUAL_SCALE; entry T is 0.
             position: target positions [B, W] in [0, T).
+            budget: from `budget`, [B, S].
 
         Returns:
-            [B, W, N].
+            [B, W, N]: the neighbours' deviations; then one place for each possible count of pixels still to come in the
+            cell, 0 except for the actual count, which holds their mean deviation.
         """
         index = self.table[position]
-        return deviation.gather(1, index.flatten(1)).view(index.shape)
+        numbers = deviation.gather(1, index.flatten(1)).view(index.shape)
+        if not self.remainder:
+            return numbers
+        inside = self.cell_positions[position]
+        decoded = inside < position.unsqueeze(-1)
+        spent = deviation.gather(1, inside.flatten(1)).view(inside.shape) * decoded
+        left = inside.shape[-1] - decoded.sum(-1, keepdim=True)
+        mean = (budget.gather(1, self.cell[position]).unsqueeze(-1) - spent.sum(-1, keepdim=True)) / left
+        places = torch.zeros_like(spent).scatter_(-1, left - 1, mean)
+        return torch.cat([numbers, places], dim=-1)
 
     def forward(self, neighbours: Tensor, position: Tensor) -> Tensor:
         """Map neighbours [B, W, N] of `position` (broadcastable to [B, W]) to vectors [B, W, D]."""

@@ -33,12 +33,14 @@ class Memory:
         mask: added to cross-attention scores [B, 1, 1, S]; None where no source is padded.
         conditioning: vectors added to the decoder's input [B, T, D], or None.
         estimate: intensities known before decoding [B, T] in grey levels, or None.
+        budget: what the deviations from the estimate in each cell add up to [B, S], or None.
     """
 
     states: Tensor
     mask: Tensor | None = None
     conditioning: Tensor | None = None
     estimate: Tensor | None = None
+    budget: Tensor | None = None
 
 
 @dataclass
@@ -47,7 +49,7 @@ class Decoded:
 
     Attributes:
         hidden: [B, T, D]; the state at t scores token t.
-        neighbours: deviations near each target [B, T, N], or None.
+        neighbours: numbers of each target from the numeric neighbourhood [B, T, N], or None.
         memory: what was attended to.
     """
 
@@ -115,6 +117,8 @@ class EncoderDecoder(nn.Module):
             memory.estimate = to_raster(large)
             if self.conditioning is not None:
                 memory.conditioning, memory.estimate = self.conditioning(memory.states, large)
+            if self.neighbourhood is not None:
+                memory.budget = self.neighbourhood.budget(source, memory.estimate)
         return memory
 
     def forward(self, source: Tensor, target: Tensor, padding: Tensor | None = None) -> Decoded:
@@ -136,9 +140,9 @@ class EncoderDecoder(nn.Module):
         neighbours = None
         if memory.conditioning is not None:
             x = x + memory.conditioning[:, :length]
-        if self.neighbourhood is not None and memory.estimate is not None:
+        if self.neighbourhood is not None and memory.estimate is not None and memory.budget is not None:
             deviation = F.pad((target - memory.estimate) / RESIDUAL_SCALE, (0, 1))
-            neighbours = self.neighbourhood.gather(deviation, position.expand(len(target), -1))
+            neighbours = self.neighbourhood.gather(deviation, position.expand(len(target), -1), memory.budget)
             x = x + self.neighbourhood(neighbours, position)
         x = self.dropout(x)
         for layer in self.decoder:

@@ -154,7 +154,7 @@ class StepSession:
         self.heads: PredictionHeads | None = model.heads
         self.neighbourhood = model.neighbourhood
         memory = model.encode(source, padding)
-        self.estimate = memory.estimate
+        self.estimate, self.budget = memory.estimate, memory.budget
         self.layers = [LayerStep(layer, memory, self.batch, width) for layer in model.decoder]  # type: ignore[arg-type]
         self.final_norm = model.decoder_norm
         self.project = fold([model.project])
@@ -222,12 +222,12 @@ class StepSession:
         row = tokens + before % channels * vocabulary
         row = torch.where(before >= 0, row, len(self.token_table) - 1)
         x = self.token_table[row.flatten()] + self.position_table[(self.row_start + inside).flatten()]
-        if self.neighbourhood is None or self.estimate is None:
+        if self.neighbourhood is None or self.estimate is None or self.budget is None:
             return x, None
         valid = (before >= 0) & (before < self.config.target_length)
         deviation = (tokens - self.estimate.gather(1, before.clamp(0, self.config.target_length - 1))) / RESIDUAL_SCALE
         self.deviation.scatter_(1, torch.where(valid, before, self.config.target_length + 1), deviation)
-        neighbours = self.neighbourhood.gather(self.deviation, inside)
+        neighbours = self.neighbourhood.gather(self.deviation, inside, self.budget)
         return x + self.neighbourhood(neighbours, inside).flatten(0, 1), neighbours
 
     def _verify(self, hidden: Tensor, state: StepState) -> Tensor:
