@@ -92,17 +92,20 @@ class FakeUpscaler:
 SMALL = ModelConfig(
     vocabulary=6, source_shape=(2, 2, 3), target_shape=(4, 4, 3), width=16, filter_size=16, attention_heads=2,
     encoder_layers=1, decoder_layers=2, attention_block_length=4, prediction_heads=5, head_filter_size=8,
-    conditioning_blocks=1, conditioning_width=4,
+    conditioning_blocks=1, conditioning_width=4, cell_remainder=True,
 )
 """48 tokens in 12 attention blocks: a ring wraps several times. Few token values, so that proposals are often right."""
 
-PLAIN = {"aligned_conditioning": False, "numeric_neighbourhood": False, "ordinal_output": False}
+PLAIN = {
+    "aligned_conditioning": False, "numeric_neighbourhood": False, "cell_remainder": False, "ordinal_output": False,
+}
 
 VARIANTS = {
     "base aids": SMALL,
     "base without cross-attention": replace(SMALL, cross_attention=False),
     "no conditioning": replace(SMALL, aligned_conditioning=False),
-    "no neighbourhood": replace(SMALL, numeric_neighbourhood=False),
+    "no neighbourhood": replace(SMALL, numeric_neighbourhood=False, cell_remainder=False),
+    "no remainder": replace(SMALL, cell_remainder=False),
     "no ordinal output": replace(SMALL, ordinal_output=False),
     "neighbourhood alone": replace(SMALL, aligned_conditioning=False, ordinal_output=False),
     "plain": replace(SMALL, **PLAIN),

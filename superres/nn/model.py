@@ -224,7 +224,5 @@ class EncoderDecoder(nn.Module):
 
 
 def take(states: Tensor, position: Tensor) -> Tensor:
-    """Gather `states` [B, T, D] at `position` [B, P]: [B, P, D]. T positions are all of them, in order."""
-    if position.shape[1] == states.shape[1]:
-        return states
+    """Gather `states` [B, T, D] at `position` [B, P]: [B, P, D]."""
     return states.gather(1, position.unsqueeze(-1).expand(-1, -1, states.shape[-1]))

@@ -1,0 +1,117 @@
+"""What the decoder is told in numbers: neighbours, the remainder of a cell, and the ordinal output."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import SMALL
+
+from superres.config import PRESETS, ConfigError, ModelConfig
+from superres.nn.image_aids import (
+    RESIDUAL_SCALE,
+    ConvolutionBlock,
+    NumericNeighbourhood,
+    cell_tables,
+    enlarge_source,
+    neighbour_table,
+    number_count,
+    ordinal_scores,
+    to_raster,
+)
+
+BASE = PRESETS["base"]
+
+
+def place(shape, row, column, channel):
+    return (row * shape[1] + column) * shape[2] + channel
+
+
+def test_neighbours_are_decoded_pixels_inside_the_image():
+    shape = (4, 6, 3)
+    table = neighbour_table(shape)
+    length = len(table)
+    for position, row in enumerate(table.tolist()):
+        assert all(0 <= n < position or n == length for n in row)
+        present = [n for n in row if n < length]
+        assert len(set(present)) == len(present)
+    # The last pixel of a row has no neighbour to the right, although the next token in the raster exists.
+    edge = table[place(shape, 2, 5, 0)].tolist()
+    assert place(shape, 1, 5, 0) in edge
+    assert place(shape, 2, 0, 0) not in edge
+
+
+def test_every_position_lies_in_the_cell_that_covers_it():
+    cell, positions = cell_tables(BASE)
+    for row, column, channel in itertools.product((0, 3, 4, 31), (0, 5, 31), range(3)):
+        position = place(BASE.target_shape, row, column, channel)
+        assert cell[position] == place(BASE.source_shape, row // 4, column // 4, channel)
+        expected = [
+            place(BASE.target_shape, row // 4 * 4 + y, column // 4 * 4 + x, channel)
+            for y in range(4) for x in range(4)
+        ]
+        assert positions[position].tolist() == expected
+
+
+def test_the_last_pixel_of_a_cell_is_known_from_its_source():
+    config = SMALL
+    target = torch.randint(0, 6, (2, config.target_length)).double()
+    cell, positions = cell_tables(config)
+    source = torch.zeros(2, config.source_length, dtype=torch.double)
+    for position in range(config.target_length):
+        source[:, cell[position]] = target[:, positions[position]].mean(1)
+    estimate = torch.rand(2, config.target_length, dtype=torch.double) * 5
+    aid = NumericNeighbourhood(config).double()
+    deviation = torch.nn.functional.pad((target - estimate) / RESIDUAL_SCALE, (0, 1))
+    every = torch.arange(config.target_length).expand(2, -1)
+    numbers = aid.gather(deviation, every, aid.budget(source, estimate))
+    pixels = positions.shape[1]
+    assert numbers.shape[-1] == number_count(config)
+    remainder = numbers[..., -pixels:]
+    last = (positions[:, -1] == torch.arange(config.target_length)).nonzero().squeeze(1)
+    assert torch.allclose(remainder[:, last, 0], deviation[:, last], atol=1e-12)
+    first = (positions[:, 0] == torch.arange(config.target_length)).nonzero().squeeze(1)
+    means = deviation[:, positions[first]].mean(-1)
+    assert torch.allclose(remainder[:, first, pixels - 1], means, atol=1e-12)
+    assert ((remainder != 0).sum(-1) <= 1).all()
+
+
+def test_what_is_not_decoded_yet_changes_no_number():
+    aid = NumericNeighbourhood(SMALL)
+    estimate, source = torch.rand(1, SMALL.target_length), torch.randint(0, 6, (1, SMALL.source_length))
+    budget = aid.budget(source, estimate)
+    position = torch.tensor([[20]])
+    deviation = torch.rand(1, SMALL.target_length + 1)
+    deviation[:, -1] = 0
+    changed = deviation.clone()
+    changed[:, 20:-1] += 1
+    assert torch.equal(aid.gather(deviation, position, budget), aid.gather(changed, position, budget))
+
+
+def test_the_remainder_needs_the_neighbourhood():
+    with pytest.raises(ConfigError, match="cell_remainder needs numeric_neighbourhood"):
+        replace(SMALL, numeric_neighbourhood=False)
+
+
+def test_a_checkpoint_from_before_the_remainder_keeps_its_network():
+    values = SMALL.to_dict()
+    del values["cell_remainder"]
+    assert not ModelConfig.from_dict(values).cell_remainder
+
+
+def test_ordinal_scores_peak_at_the_centre_and_fall_evenly():
+    scores = ordinal_scores(torch.zeros(1, 258), torch.tensor([100.0]))
+    assert scores.argmax() == 100
+    assert torch.allclose(scores[0, 90:100], scores[0, 101:111].flip(0))
+    shifted = torch.zeros(1, 258)
+    shifted[0, 256] = 1.0
+    assert ordinal_scores(shifted, torch.tensor([100.0])).argmax() == 100 + RESIDUAL_SCALE
+
+
+def test_a_flat_source_stays_flat_and_convolutions_start_as_the_identity():
+    source = torch.full((1, BASE.source_length), 77)
+    assert torch.allclose(to_raster(enlarge_source(source, BASE)), torch.tensor(77.0), atol=1e-3)
+    x = torch.randn(1, 4, 5, 5)
+    assert torch.equal(ConvolutionBlock(4)(x), x)
