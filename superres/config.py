@@ -74,8 +74,10 @@ class ModelConfig(Config):
         conditioning_blocks: residual convolution blocks that refine the aligned conditioning at target resolution.
         conditioning_width: channels of those blocks.
         numeric_neighbourhood: feed already decoded intensities near the target as numbers.
-        cell_remainder: with `numeric_neighbourhood`, feed what the source cell over the target still has to add up to.
+        cell_remainder: with `numeric_neighbourhood`, feed what the cell over the target still has to add up to.
         ordinal_output: add -|v - mu(h)| / s(h) to the score of intensity v.
+        free_scores: keep a free score (W h)_v beside the ordinal one. Without it the likeliest intensity is the
+            conditional median, so that greedy pictures cannot fall for the point masses at black and white.
     """
 
     task: str = "faces"
@@ -102,6 +104,7 @@ class ModelConfig(Config):
     numeric_neighbourhood: bool = True
     cell_remainder: bool = False
     ordinal_output: bool = True
+    free_scores: bool = True
 
     def __post_init__(self) -> None:
         sizes = ("vocabulary", "width", "filter_size", "attention_heads", "decoder_layers", "attention_block_length",
@@ -127,6 +130,7 @@ class ModelConfig(Config):
         require(self.head_layer in ("per-head", "dense"),
                 f"head_layer must be per-head or dense, not {self.head_layer!r}")
         require(0.0 <= self.dropout < 1.0, f"dropout must be in [0, 1), not {self.dropout!r}")
+        require(self.free_scores or self.ordinal_output, "a model without free_scores needs ordinal_output")
         require(self.numeric_neighbourhood or not self.cell_remainder, "cell_remainder needs numeric_neighbourhood")
         if self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output:
             self._check_image_aids()
@@ -151,6 +155,11 @@ class ModelConfig(Config):
         return math.prod(self.target_shape)
 
     @property
+    def outputs(self) -> int:
+        """Outputs of the projection at a position: free scores, and the ordinal output's centre and sharpness."""
+        return (self.vocabulary if self.free_scores else 0) + (2 if self.ordinal_output else 0)
+
+    @property
     def enlargement(self) -> tuple[int, int]:
         """Target rows and columns that a cell (source pixel) covers."""
         return self.target_shape[0] // self.source_shape[0], self.target_shape[1] // self.source_shape[1]
@@ -166,6 +175,7 @@ PRESETS: dict[str, ModelConfig] = {
     "base": ModelConfig(
         width=128, filter_size=512, attention_heads=4, encoder_layers=3, decoder_layers=4, cross_attention=False,
         head_filter_size=256, conditioning_blocks=6, conditioning_width=96, cell_remainder=True,
+        free_scores=False,
     ),
     "paper": ModelConfig(
         width=512, filter_size=2048, attention_heads=8, encoder_layers=4, decoder_layers=8, norm="post", dropout=0.1,

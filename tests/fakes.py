@@ -106,6 +106,7 @@ VARIANTS = {
     "no conditioning": replace(SMALL, aligned_conditioning=False),
     "no neighbourhood": replace(SMALL, numeric_neighbourhood=False, cell_remainder=False),
     "no remainder": replace(SMALL, cell_remainder=False),
+    "no free scores": replace(SMALL, free_scores=False),
     "no ordinal output": replace(SMALL, ordinal_output=False),
     "neighbourhood alone": replace(SMALL, aligned_conditioning=False, ordinal_output=False),
     "plain": replace(SMALL, **PLAIN),

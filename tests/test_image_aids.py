@@ -102,12 +102,13 @@ def test_a_checkpoint_from_before_the_remainder_keeps_its_network():
 
 
 def test_ordinal_scores_peak_at_the_centre_and_fall_evenly():
-    scores = ordinal_scores(torch.zeros(1, 258), torch.tensor([100.0]))
+    scores = ordinal_scores(torch.zeros(1, 258), torch.tensor([100.0]), 256)
     assert scores.argmax() == 100
+    assert torch.equal(scores, ordinal_scores(torch.zeros(1, 2), torch.tensor([100.0]), 256))
     assert torch.allclose(scores[0, 90:100], scores[0, 101:111].flip(0))
     shifted = torch.zeros(1, 258)
     shifted[0, 256] = 1.0
-    assert ordinal_scores(shifted, torch.tensor([100.0])).argmax() == 100 + RESIDUAL_SCALE
+    assert ordinal_scores(shifted, torch.tensor([100.0]), 256).argmax() == 100 + RESIDUAL_SCALE
 
 
 def test_a_flat_source_stays_flat_and_convolutions_start_as_the_identity():

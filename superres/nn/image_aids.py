@@ -231,19 +231,21 @@ def extrapolate(weights: Tensor, neighbours: Tensor, position: Tensor) -> Tensor
     return (neighbours * chosen).sum(-1)
 
 
-def ordinal_scores(projected: Tensor, centre: Tensor) -> Tensor:
-    """Add the ordinal term -|v - mu| / s to the scores.
+def ordinal_scores(projected: Tensor, centre: Tensor, vocabulary: int) -> Tensor:
+    """Return the scores of intensities from the ordinal term -|v - mu| / s, and free scores where there are any.
 
     Args:
-        projected: [..., V + 2]: V free scores, the shift of mu in units of RESIDUAL_SCALE, and log(1 / s) less
-            its initial value.
+        projected: [..., V + 2], or [..., 2] without free scores: the free scores, the shift of mu in units of
+            RESIDUAL_SCALE, and log(1 / s) less its initial value.
         centre: mu before the shift [...], grey levels.
+        vocabulary: V.
 
     Returns:
         Scores [..., V].
     """
-    free, shift, sharpness = projected[..., :-2], projected[..., -2], projected[..., -1]
+    shift, sharpness = projected[..., -2], projected[..., -1]
     mu = centre + shift * RESIDUAL_SCALE
     rate = (sharpness + INITIAL_SHARPNESS).clamp(-7.0, 3.0).exp()
-    value = torch.arange(free.shape[-1], device=free.device, dtype=free.dtype)
-    return free - (value - mu.unsqueeze(-1)).abs() * rate.unsqueeze(-1)
+    value = torch.arange(vocabulary, device=projected.device, dtype=projected.dtype)
+    ordinal = (value - mu.unsqueeze(-1)).abs() * -rate.unsqueeze(-1)
+    return ordinal + projected[..., :-2] if projected.shape[-1] > 2 else ordinal

@@ -83,7 +83,7 @@ class EncoderDecoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.conditioning = AlignedConditioning(config) if config.aligned_conditioning else None
         self.neighbourhood = NumericNeighbourhood(config) if config.numeric_neighbourhood else None
-        self.project = nn.Linear(width, config.vocabulary + (2 if config.ordinal_output else 0))
+        self.project = nn.Linear(width, config.outputs)
         if config.ordinal_output:
             nn.init.zeros_(self.project.weight)
             nn.init.zeros_(self.project.bias)
@@ -220,7 +220,7 @@ class EncoderDecoder(nn.Module):
         if weights is not None and decoded.neighbours is not None:
             near = take(decoded.neighbours, position)
             centre = centre + extrapolate(weights, near, position) * RESIDUAL_SCALE
-        return ordinal_scores(projected, centre)
+        return ordinal_scores(projected, centre, self.config.vocabulary)
 
 
 def take(states: Tensor, position: Tensor) -> Tensor:

@@ -198,7 +198,7 @@ class StepSession:
         if state.neighbours is not None and self.heads.direct is not None:
             weights = self.heads.direct[:, skipped : skipped + count]
             centre = centre + extrapolate(weights, state.neighbours[rows, index], position) * RESIDUAL_SCALE
-        return ordinal_scores(projected, centre)
+        return ordinal_scores(projected, centre, self.config.vocabulary)
 
     def _embed(self, model: EncoderDecoder, memory: Memory) -> None:
         """Join tables: tokens (a zero row for the start of the sequence last) and position signal with conditioning."""
@@ -246,7 +246,7 @@ class StepSession:
             if self.heads is not None and self.heads.first == 0 and self.heads.direct is not None:
                 weights = self.heads.direct[:, 0]
             centre = centre + extrapolate(weights, state.neighbours, state.position) * RESIDUAL_SCALE
-        return ordinal_scores(projected, centre)
+        return ordinal_scores(projected, centre, self.config.vocabulary)
 
 
 class StepModel:
