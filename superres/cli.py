@@ -124,10 +124,11 @@ def upscale(
 
     Exit code 0: all succeeded; 1: some failed, the rest are done; 2: bad usage, nothing was decoded.
     """
-    from superres.batch import check_samples, say, upscale_files
-
     decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, temperature, seed)
     options = BatchOptions(output, batch_size, samples, source, recursive, on_existing, parse_shard(shard), manifest)
+
+    from superres.batch import check_samples, say, upscale_files
+
     check_samples(decode, samples)
     jobs = plan(inputs, options)
     summary = upscale_files(jobs, load_upscaler(checkpoint, device, accept), options, decode)
@@ -149,12 +150,13 @@ def images(
     device: Device = "auto", greedy: Greedy = True, sheet: Sheet = None, as_json: AsJson = False,
 ) -> None:
     """Score decoding next to nearest, bicubic and greedy on the same images: quality, bits/dim, block size, speed."""
+    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, temperature, seed)
+    require_choice("--split", split, SPLITS)
+
     from superres.batch import encode_png, prepare_folder, write_atomically
     from superres.evaluation import contact_sheet, evaluate_images, report_table
     from superres.tasks.faces import read_faces
 
-    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, temperature, seed)
-    require_choice("--split", split, SPLITS)
     pairs = read_faces(data, cast(SplitName, split), limit)
     upscaler = load_upscaler(checkpoint, device, accept)
     if sheet is not None:
