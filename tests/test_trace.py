@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superres.decoding.trace import RowTrace, TraceRecorder, mean_accepted_block_size
+from superres.decoding.trace import RowTrace, TraceRecorder, mean_accepted_block_size, survival_curve
 
 
 def trace(accepted, block_size=4):
@@ -52,3 +52,11 @@ def test_recorder_leaves_out_the_iterations_of_rows_that_were_done():
     assert (first.positions, first.accepted, first.proposed[:, 0].tolist()) == ([0, 2], [2, 1], [0, 1])
     assert (second.positions, second.accepted, second.proposed[:, 0].tolist()) == ([0, 1, 4], [1, 3, 1], [10, 11, 12])
     assert first.model_calls == 3
+
+
+def test_the_survival_curve_counts_whole_blocks_and_sums_to_their_mean():
+    traces = [trace([3, 1, 2, 2]), trace([1, 1, 4])]
+    curve = survival_curve(traces, 4)
+    assert curve == [1.0, 2 / 5, 1 / 5, 0.0]
+    assert sum(curve) == pytest.approx(np.mean([3, 1, 2, 1, 1]))
+    assert survival_curve([], 2) == [0.0, 0.0]

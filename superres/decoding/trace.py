@@ -48,6 +48,21 @@ def mean_accepted_block_size(traces: list[RowTrace]) -> float:
     return sum(t.tokens for t in traces) / max(sum(t.iterations for t in traces), 1)
 
 
+def survival_curve(traces: list[RowTrace], block_size: int) -> list[float]:
+    """Return S_1..S_k, S_i the share of iterations that accepted at least i tokens (all 0.0 without an iteration).
+
+    The last block of each sequence is left out, since the end may have cut it short. But for that, the sum is the
+    mean accepted block size.
+
+    Args:
+        traces: one a sequence.
+        block_size: k.
+    """
+    accepted = [t.accepted[:-1] for t in traces]
+    counts = np.array([count for row in accepted for count in row])
+    return [float((counts >= i).mean()) if len(counts) else 0.0 for i in range(1, block_size + 1)]
+
+
 class TraceRecorder:
     """Collects what each iteration did, on the device; reads it back once at the end."""
 
