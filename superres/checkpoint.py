@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from superres.nn.model import EncoderDecoder
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
+TRAINING = "training.jsonl"
+"""How the weights came about: a JSON object a stage, oldest first."""
 RETIRED = "-old"
 """Ending of a folder's name while another takes its place."""
 
@@ -72,15 +74,17 @@ def recover_folder(folder: Path) -> None:
 
 
 def save_checkpoint(
-    model: EncoderDecoder, folder: str | Path, extra: dict[str, Any] | None = None, dtype: torch.dtype = torch.bfloat16
+    model: EncoderDecoder, folder: str | Path, extra: dict[str, Any] | None = None,
+    dtype: torch.dtype = torch.bfloat16, training: Sequence[dict[str, Any]] | None = None,
 ) -> None:
     """Write `model` as a checkpoint folder, replacing what is there in one move.
 
     Args:
         model: the network.
         folder: where to; made if missing. Other files in it (a model card) are kept.
-        extra: more entries for config.json, e.g. the recipe and the scores.
+        extra: more entries for config.json.
         dtype: in which the weights are stored.
+        training: the stages that led here, for `training.jsonl`; None leaves that file as it is.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -93,6 +97,23 @@ def save_checkpoint(
         save_file(weights, fresh / WEIGHTS, metadata={"format": "pt"})
         document = {"format_version": FORMAT_VERSION, "model": model.config.to_dict(), **(extra or {})}
         (fresh / CONFIG).write_text(json.dumps(document, indent=2) + "\n")
+        if training is not None:
+            (fresh / TRAINING).write_text("".join(json.dumps(stage) + "\n" for stage in training))
+
+
+def read_training(folder: str | Path) -> list[dict[str, Any]]:
+    """Return the stages that led to a checkpoint, oldest first; none if it does not tell.
+
+    Raises:
+        CheckpointError: `training.jsonl` is damaged.
+    """
+    path = Path(folder) / TRAINING
+    try:
+        return [dict(json.loads(line)) for line in path.read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}); fetch the checkpoint again, or remove it") from error
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

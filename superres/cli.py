@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 from typer.core import TyperCommand
@@ -23,6 +25,8 @@ from superres.tasks.faces import SOURCES, SPLITS
 from superres.tasks.faces import Split as SplitName
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from superres.pipeline import Upscaler
 
 DEFAULTS = DecodeConfig()
@@ -85,7 +89,12 @@ Dev = Annotated[Path | None, typer.Option(metavar="PATH", help="Faces for bits/d
 Start = Annotated[Path | None, typer.Option(metavar="DIR", help="Checkpoint folder to start from.",
                                             show_default=False)]
 Preset = Annotated[str, typer.Option(metavar=choices(list(PRESETS)), help="The network, unless --start gives one.")]
-Heads = Annotated[int, typer.Option(metavar="K", help="Prediction heads p1..pk.")]
+Heads = Annotated[int | None, typer.Option(metavar="K", help="Prediction heads p1..pk. [default: those of --start, or "
+                                           "10]", show_default=False)]
+Own = Annotated[Path, typer.Option(metavar="PATH", help="Pictures that the model decoded itself, from 'train decode'.")]
+Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="JSON file of stages; see scripts/recipes.")]
+Piece = Annotated[float | None, typer.Option("--piece-minutes", metavar="M", help="Save and stop after M minutes; the "
+                                             "same command goes on.", show_default=False)]
 Freeze = Annotated[bool, typer.Option("--freeze-base", help="Train the new heads alone; p1 stays the base.")]
 HeadLoss = Annotated[str, typer.Option(metavar=choices(HEAD_LOSSES), help="All heads on some positions, or one "
                                        "random head a minibatch as in the paper.")]
@@ -197,7 +206,7 @@ def base(
 
 @train_app.command()
 def heads(
-    data: TrainData, output: RunFolder, start: Start = None, dev: Dev = None, prediction_heads: Heads = 10,
+    data: TrainData, output: RunFolder, start: Start = None, dev: Dev = None, prediction_heads: Heads = None,
     freeze_base: Freeze = False, head_loss: HeadLoss = TRAINING.head_loss, minutes: Minutes = None,
     steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
     precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
@@ -212,29 +221,100 @@ def heads(
     _train(settings, data=data, output=output, dev=dev, start=start, prediction_heads=prediction_heads, limit=limit)
 
 
-def _train(values: dict[str, Any], **stage_options: Any) -> None:  # noqa: ANN401 -- those of superres.training.Stage
-    """Run a stage with a progress bar; SIGTERM and Ctrl-C save the state and stop."""
-    from tqdm import tqdm
+@train_app.command()
+def decode(
+    data: TrainData, output: RunFolder, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, limit: Limit = None,
+    block_size: BlockSize = DEFAULTS.block_size, batch_size: BatchSize = 64, device: Device = "auto",
+) -> None:
+    """Let a checkpoint decode training inputs greedily, for the stage distil; writes DIR/faces.npz."""
+    options = DecodeConfig(block_size)
 
-    from superres.training import Stage, train_faces
+    from superres.stages import decode_own_faces
+    from superres.tasks.faces import read_faces
+
+    pairs = read_faces(data, "train", limit)
+    upscaler = load_upscaler(checkpoint, device, options.accept)
+    with _training_bar(len(pairs), "image") as (bar, stop):
+
+        def report(record: dict[str, float]) -> None:
+            bar.update(record["images"] - bar.n)
+
+        done = decode_own_faces(upscaler, pairs, output, options, batch_size, stop, report)
+    _finish(output, done)
+
+
+@train_app.command()
+def distil(
+    data: TrainData, own: Own, output: RunFolder, start: Start = None, dev: Dev = None, freeze_base: Freeze = False,
+    minutes: Minutes = None, steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size,
+    learning_rate: Rate = TRAINING.learning_rate, precision: Precision = TRAINING.precision, seed: Seed = 0,
+    limit: Limit = None, gradient_checkpointing: Recompute = False,
+) -> None:
+    """Train prediction heads on pictures that the model decoded itself (self-distillation); writes DIR/checkpoint."""
+    settings = {
+        "stage": "distil", "freeze_base": freeze_base, "minutes": minutes, "steps": steps, "batch_size": batch_size,
+        "learning_rate": learning_rate, "precision": precision, "seed": seed,
+        "gradient_checkpointing": gradient_checkpointing,
+    }
+    _train(settings, data=data, own=own, output=output, dev=dev, start=start, limit=limit)
+
+
+@train_app.command()
+def ladder(recipe: Recipe, data: TrainData, output: RunFolder, dev: Dev = None, piece: Piece = None) -> None:
+    """Train every stage of a recipe in turn; each rung has its folder in DIR, training.jsonl there tells of all."""
+    from superres.stages import Ladder, climb
+
+    rungs = Ladder.read(recipe)
+    end = time.monotonic() + 60 * piece if piece is not None else None
+    with _training_bar(None, "s") as (bar, stop):
+
+        def report(rung: str, record: dict[str, float]) -> None:
+            bar.set_description_str(rung, refresh=False)
+            _show(bar, record)
+
+        done = climb(rungs, data, output, dev, lambda: stop() or (end is not None and time.monotonic() > end), report)
+    _finish(output, done)
+
+
+def _train(values: dict[str, Any], **stage_options: Any) -> None:  # noqa: ANN401 -- those of superres.stages.Stage
+    """Run a stage with a progress bar."""
+    from superres.stages import Stage, train_faces
 
     settings = TrainConfig.from_dict(values)
     stage = Stage(settings, **stage_options)
     total = settings.steps or round(60 * (settings.minutes or 0))
-    stopping: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: stopping.append(received))
-    with tqdm(total=total, unit="step" if settings.steps else "s", disable=None) as bar:
+    with _training_bar(total, "step" if settings.steps else "s") as (bar, stop):
 
         def report(record: dict[str, float]) -> None:
             done = record["step"] if settings.steps else record["seconds"]
             bar.update(min(done, total) - bar.n)
-            shown = ("images", "p1", "heads", "bits_per_dim")
-            bar.set_postfix_str(", ".join(f"{name} {record[name]:.4g}" for name in shown if name in record))
+            _show(bar, record)
 
-        done = train_faces(stage, lambda: bool(stopping), report)
+        done = train_faces(stage, stop, report)
+    _finish(stage.output, done)
+
+
+@contextmanager
+def _training_bar(total: float | None, unit: str) -> Iterator[tuple[tqdm[NoReturn], Callable[[], bool]]]:
+    """Show a progress bar; SIGTERM and Ctrl-C meanwhile make the function beside it return True."""
+    from tqdm import tqdm
+
+    stopping: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: stopping.append(received))
+    with tqdm(total=total, unit=unit, disable=None) as bar:
+        yield bar, lambda: bool(stopping)
+
+
+def _show(bar: tqdm[NoReturn], record: dict[str, float]) -> None:
+    shown = ("images", "p1", "heads", "bits_per_dim")
+    bar.set_postfix_str(", ".join(f"{name} {record[name]:.4g}" for name in shown if name in record))
+
+
+def _finish(output: Path, done: bool) -> None:
+    """Say whether a run is finished, and exit."""
     state = "finished" if done else "stopped and saved; the same command resumes it"
-    typer.echo(f"superres: {stage.output}: {state}", err=True)
+    typer.echo(f"superres: {output}: {state}", err=True)
     raise typer.Exit(0 if done else INTERRUPTED)
 
 

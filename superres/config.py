@@ -223,6 +223,7 @@ class DecodeConfig(Config):
 
 
 HEAD_LOSSES = ("all-heads", "random-head")
+STAGES = ("base", "heads", "distil")
 
 
 @dataclass(frozen=True)
@@ -230,8 +231,9 @@ class TrainConfig(Config):
     """How a stage of training runs.
 
     Attributes:
-        stage: "base" (teacher forcing of p1) or "heads" (p2..pk on a warm-started base).
-        batch_size: images a step over all processes.
+        stage: "base" (teacher forcing of p1), "heads" (p2..pk on a warm-started base), or "distil" (as "heads", half of
+            each batch being pictures that the model decoded itself, on which p1 is not trained).
+        batch_size: images a step over all processes; even in the stage "distil".
         optimizer: "adamw" or "adam" (betas 0.9, 0.98, as published).
         learning_rate: peak rate.
         warmup_steps: steps of linear warm-up before the cosine decay.
@@ -242,7 +244,7 @@ class TrainConfig(Config):
         minutes: training time where the schedule ends, summed over resumes; None if `steps` decides.
         flip: mirror half of the images.
         estimate_weight: weight of the estimate's absolute error, nats a grey level.
-        freeze_base: "heads" only: train the head layer alone, so that p1 stays exactly the base.
+        freeze_base: not in "base": train the head layer alone, so that p1 stays exactly the base.
         head_loss: "all-heads" on a random subset of positions, or "random-head" (one head a minibatch, section 6
             of the paper).
         head_positions: size of that subset.
@@ -252,7 +254,7 @@ class TrainConfig(Config):
         seed: of the weights, the order of images and every random choice.
     """
 
-    stage: Literal["base", "heads"] = "base"
+    stage: Literal["base", "heads", "distil"] = "base"
     batch_size: int = 4
     optimizer: Literal["adamw", "adam"] = "adamw"
     learning_rate: float = 1.5e-3
@@ -277,7 +279,9 @@ class TrainConfig(Config):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)!r}")
         for name in ("learning_rate", "clip"):
             require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)!r}")
-        require(self.stage in ("base", "heads"), f"stage must be base or heads, not {self.stage!r}")
+        require(self.stage in STAGES, f"stage must be one of {', '.join(STAGES)}, not {self.stage!r}")
+        require(self.stage != "distil" or self.batch_size % 2 == 0,
+                f"batch_size must be even in stage distil, half of it own pictures; not {self.batch_size}")
         require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1), not {self.ema_decay!r}")
         limit = self.steps if self.minutes is None else self.minutes
         require((self.steps is None) != (self.minutes is None),
@@ -286,3 +290,13 @@ class TrainConfig(Config):
         require(self.head_loss in HEAD_LOSSES,
                 f"head_loss must be one of {', '.join(HEAD_LOSSES)}, not {self.head_loss!r}")
         require(self.precision in ("bf16", "no"), f"precision must be bf16 or no, not {self.precision!r}")
+
+    @property
+    def trains_heads(self) -> bool:
+        """Whether the prediction heads p2..pk are trained."""
+        return self.stage != "base"
+
+    @property
+    def trains_base(self) -> bool:
+        """Whether p1 is trained."""
+        return not (self.trains_heads and self.freeze_base)

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+class TokenBatch(NamedTuple):
+    """Images as tokens.
+
+    Attributes:
+        source: tokens [B, S], int64.
+        target: tokens [B, T], int64.
+        true_count: the first so many targets are true pictures; the rest a model decoded itself.
+    """
+
+    source: Tensor
+    target: Tensor
+    true_count: int
+
+
+class Batches(Protocol):
+    """A reproducible sequence of batches."""
+
+    batch_size: int
+    """Images a batch over all processes."""
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
+        """Return process `part`'s share of batch `step`."""
+        ...
+
+
+@dataclass
 class ImageBatches:
     """Random batches of image pairs as tokens.
 
@@ -27,8 +54,8 @@ class ImageBatches:
     seed: int
     flip: bool = True
 
-    def batch(self, step: int, part: int = 0, parts: int = 1) -> tuple[Tensor, Tensor]:
-        """Return process `part`'s share of batch `step`: source tokens [B, S] and target tokens [B, T], int64.
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
+        """Return process `part`'s share of batch `step`.
 
         Each epoch is a fresh permutation; a batch that crosses the end of an epoch goes on in the next.
         """
@@ -36,13 +63,27 @@ class ImageBatches:
         numbers = np.arange(step * self.batch_size, (step + 1) * self.batch_size)[part::parts]
         pairs = [self._pair(int(number) // count, int(number) % count) for number in numbers]
         low, high = (np.stack(images).reshape(len(pairs), -1) for images in zip(*pairs, strict=True))
-        return torch.from_numpy(low).long(), torch.from_numpy(high).long()
+        return TokenBatch(torch.from_numpy(low).long(), torch.from_numpy(high).long(), len(pairs))
 
     def _pair(self, epoch: int, place: int) -> tuple[np.ndarray, np.ndarray]:
         index = _permutation(self.seed, epoch, len(self.low))[place]
         low, high = self.low[index], self.high[index]
         mirrored = self.flip and np.random.default_rng((self.seed, epoch, place)).random() < 0.5
         return (low[:, ::-1], high[:, ::-1]) if mirrored else (low, high)
+
+
+class DistilBatches:
+    """Batches whose first half are true pictures and whose second half a model decoded itself."""
+
+    def __init__(self, true: ImageBatches, own: ImageBatches) -> None:
+        """Join two sequences of batches; mirrored, a picture is no longer what the model would decode."""
+        self.true, self.own = true, dataclasses.replace(own, flip=False)
+        self.batch_size = true.batch_size + own.batch_size
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
+        """See `Batches.batch`."""
+        true, own = self.true.batch(step, part, parts), self.own.batch(step, part, parts)
+        return TokenBatch(torch.cat([true.source, own.source]), torch.cat([true.target, own.target]), true.true_count)
 
 
 _permutations: dict[tuple[int, int, int], np.ndarray] = {}

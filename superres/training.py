@@ -6,8 +6,10 @@ import copy
 import dataclasses
 import json
 import math
+import os
+import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,19 +23,16 @@ from torch import Tensor, nn
 from superres.checkpoint import (
     load_checkpoint,
     load_weights,
-    read_config,
     read_tensors,
     recover_folder,
     replaced_folder,
     save_checkpoint,
 )
-from superres.config import PRESETS, ModelConfig, TrainConfig
-from superres.data import ImageBatches
+from superres.config import ModelConfig, TrainConfig
+from superres.data import Batches
 from superres.errors import CheckpointError, ConfigError
 from superres.nn.losses import TeacherForcingLoss
 from superres.nn.model import EncoderDecoder
-from superres.nn.scores import bits_per_dim
-from superres.tasks import faces
 
 SAVE_SECONDS = 45.0
 """Longest time between two resumable states: a kill loses less than a minute."""
@@ -64,16 +63,16 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
 
     Raises:
         CheckpointError: the warm start does not fit.
-        ConfigError: the stage "heads" has no heads to train.
+        ConfigError: the stage has no heads to train.
     """
-    if settings.stage == "heads" and config.prediction_heads < 2:
-        raise ConfigError(f"stage heads needs at least 2 prediction heads, not {config.prediction_heads}")
+    if settings.trains_heads and config.prediction_heads < 2:
+        raise ConfigError(f"stage {settings.stage} needs at least 2 prediction heads, not {config.prediction_heads}")
     torch.manual_seed(settings.seed)
     model = EncoderDecoder(config)
     model.gradient_checkpointing = settings.gradient_checkpointing
     if start is not None:
         load_weights(model, load_checkpoint(start).state_dict(), str(start), optional="heads.")
-    if settings.stage == "heads" and settings.freeze_base:
+    if not settings.trains_base:
         model.requires_grad_(False)
         if model.heads is not None:
             model.heads.requires_grad_(True)
@@ -114,8 +113,9 @@ class Trainer:
     """
 
     def __init__(
-        self, model: EncoderDecoder, settings: TrainConfig, batches: ImageBatches, folder: str | Path,
+        self, model: EncoderDecoder, settings: TrainConfig, batches: Batches, folder: str | Path,
         evaluate: Callable[[EncoderDecoder], dict[str, float]] | None = None, evaluate_seconds: float = 600.0,
+        earlier: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Prepare the run and resume it if `folder` holds a state.
 
@@ -126,14 +126,15 @@ class Trainer:
             folder: the run's folder.
             evaluate: scores the averaged model for the history (e.g. dev bits/dim).
             evaluate_seconds: time between two evaluations.
+            earlier: the stages that led to `model`'s weights.
 
         Raises:
             CheckpointError: the state in `folder` belongs to another network or other settings.
         """
         self.settings, self.batches, self.folder = settings, batches, Path(folder)
-        self.evaluate, self.evaluate_seconds = evaluate, evaluate_seconds
-        mixed = settings.precision if settings.precision != "no" else None
-        self.accelerator = Accelerator(mixed_precision=mixed or "no", cpu=not torch.cuda.is_available())
+        self.evaluate, self.evaluate_seconds, self.earlier = evaluate, evaluate_seconds, earlier
+        # Its own mixed precision is one choice for a whole process, which may train several stages.
+        self.accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available())
         self.progress = Progress(0, 0.0, [])
         self.model = model.to(self.accelerator.device)
         self.averaged = copy.deepcopy(self.model)
@@ -156,6 +157,8 @@ class Trainer:
         Returns:
             Whether the schedule ended; then `checkpoint/` is written.
         """
+        if finished(self.settings, self.progress) and (self.folder / "checkpoint").is_dir():
+            return True
         started = saved = evaluated = time.monotonic()
         before = self.progress.seconds
         self.loss.train()
@@ -177,14 +180,24 @@ class Trainer:
             report(self._record(self._evaluation()))
         self.save()
         if done and self.accelerator.is_main_process:
-            save_checkpoint(self.averaged, self.folder / "checkpoint", {"training": self.recipe()})
+            save_checkpoint(self.averaged, self.folder / "checkpoint", training=[*self.earlier, self.summary()])
         return done
 
-    def recipe(self) -> dict[str, Any]:
-        """Return what was done, for config.json: settings, steps, images seen, seconds."""
-        images = self.progress.step * self.settings.batch_size
-        return {**self.settings.to_dict(), "steps_done": self.progress.step, "images_seen": images,
-                "seconds": round(self.progress.seconds)}
+    def summary(self) -> dict[str, Any]:
+        """Return what was done, on what, and the latest scores."""
+        record: dict[str, float] = {}
+        for scores in self.progress.history:
+            record.update(scores)
+        device = self.accelerator.device
+        cores = f"{os.cpu_count()} {platform.machine()} cores ({torch.backends.cpu.get_cpu_capability()})"
+        return {
+            "stage": self.settings.stage, "steps": self.progress.step, "seconds": round(self.progress.seconds),
+            "images_seen": self.progress.step * self.settings.batch_size,
+            "dev_bits_per_dim": record.get("bits_per_dim"), "dev_images": record.get("dev_images"),
+            "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cores,
+            "processes": self.accelerator.num_processes, "torch": torch.__version__,
+            "settings": self.settings.to_dict(),
+        }
 
     def save(self) -> None:
         """Replace the resumable state in one move.
@@ -212,14 +225,16 @@ class Trainer:
 
     def _step(self) -> dict[str, float]:
         part, parts = self.accelerator.process_index, self.accelerator.num_processes
-        source, target = (x.to(self.accelerator.device) for x in self.batches.batch(self.progress.step, part, parts))
+        source, target, true_count = self.batches.batch(self.progress.step, part, parts)
+        source, target = source.to(self.accelerator.device), target.to(self.accelerator.device)
         factor = learning_rate_factor(self.settings, self.progress)
         for group in self.prepared.param_groups:
             group["lr"] = self.settings.learning_rate * factor
         draw = self.settings.seed * 1_000_003 + self.progress.step
         torch.manual_seed(draw * parts + part)  # dropout, too, is then the same after a resume
-        with self.accelerator.autocast():
-            losses = self.loss(source, target, draw)
+        mixed = self.settings.precision == "bf16"
+        with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=mixed):
+            losses = self.loss(source, target, draw, true_count)
         self.accelerator.backward(losses["total"])
         self.accelerator.clip_grad_norm_(self.loss.parameters(), self.settings.clip)
         self.prepared.step()
@@ -299,82 +314,3 @@ def plot_history(history: list[dict[str, float]], path: str | Path) -> None:
     if axes.lines:
         axes.legend()
     figure.savefig(path, dpi=100)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage of training faces, as the command line asks for it.
-
-    Attributes:
-        settings: how to train.
-        data: training faces, for `superres.tasks.faces.read_faces`.
-        output: the run's folder; a run found there is resumed.
-        dev: development faces for bits/dim, or None.
-        start: checkpoint to start from; needed by the stage "heads".
-        preset: network of the stage "base", a name in PRESETS, unless `start` gives one.
-        prediction_heads: K of the stage "heads".
-        limit: use the first images of `data` only.
-    """
-
-    settings: TrainConfig
-    data: Path
-    output: Path
-    dev: Path | None = None
-    start: Path | None = None
-    preset: str = "base"
-    prediction_heads: int = 10
-    limit: int | None = None
-
-    def network(self) -> ModelConfig:
-        """Return the settings of the network to train.
-
-        Raises:
-            CheckpointError: `start` cannot be read.
-            ConfigError: the preset is unknown, or the heads have nothing to start from.
-        """
-        heads = self.prediction_heads if self.settings.stage == "heads" else 1
-        if self.start is not None:
-            return dataclasses.replace(ModelConfig.from_dict(read_config(self.start)["model"]), prediction_heads=heads)
-        if self.settings.stage == "heads":
-            raise ConfigError("stage heads needs a trained base; name its folder with --start")
-        if self.preset not in PRESETS:
-            raise ConfigError(f"unknown preset {self.preset!r}; choose one of {', '.join(PRESETS)}")
-        return PRESETS[self.preset]
-
-
-DEV_IMAGES = 64
-"""Development images whose bits/dim is followed during training."""
-
-
-def dev_score(path: Path) -> Callable[[EncoderDecoder], dict[str, float]]:
-    """Return a function that scores a network on the first DEV_IMAGES faces of `path`.
-
-    Raises:
-        InvalidInputError: there are no such faces.
-    """
-    pairs = faces.read_faces(path, "valid", DEV_IMAGES)
-    source, target = (torch.from_numpy(faces.encode(images)) for images in (pairs.lr, pairs.hr))
-    return lambda model: {"bits_per_dim": float(bits_per_dim(model, source, target).mean())}
-
-
-def train_faces(stage: Stage, stop: Callable[[], bool], report: Callable[[dict[str, float]], None]) -> bool:
-    """Run a stage to its end or until `stop()` is true.
-
-    Args:
-        stage: what to do.
-        stop: asked after every step; the state is saved before returning.
-        report: called with each record of the history.
-
-    Returns:
-        Whether the schedule ended, so that `stage.output / "checkpoint"` holds the result.
-
-    Raises:
-        SuperresError: data, settings, warm start or an earlier run in the folder do not fit.
-    """
-    network = stage.network()
-    evaluate = None if stage.dev is None else dev_score(stage.dev)
-    pairs = faces.read_faces(stage.data, "train", stage.limit)
-    settings = stage.settings
-    batches = ImageBatches(pairs.lr, pairs.hr, settings.batch_size, settings.seed, settings.flip)
-    model = build_model(network, settings, stage.start)
-    return Trainer(model, settings, batches, stage.output, evaluate).run(stop, report)

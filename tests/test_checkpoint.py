@@ -20,6 +20,7 @@ from superres.checkpoint import (
     load_checkpoint,
     load_weights,
     read_config,
+    read_training,
     save_checkpoint,
     weights_digest,
 )
@@ -279,3 +280,14 @@ def test_hub_form_saves_and_reads_the_same_folder(model, tmp_path):
     loaded = HubModel.from_pretrained(str(tmp_path / "hub")).model
     assert loaded.config == model.config
     assert torch.equal(loaded.project.weight, model.project.weight.bfloat16().float())
+
+
+def test_training_stages_are_written_with_the_checkpoint_and_kept_by_a_later_save(model, tmp_path):
+    stages = [{"stage": "base"}, {"stage": "heads", "seconds": 3}]
+    save_checkpoint(model, tmp_path / "a", training=stages)
+    save_checkpoint(model, tmp_path / "a")
+    assert read_training(tmp_path / "a") == stages
+    assert read_training(tmp_path / "elsewhere") == []
+    (tmp_path / "a" / "training.jsonl").write_text('{"stage"\n')
+    with pytest.raises(CheckpointError, match=r"training\.jsonl is damaged"):
+        read_training(tmp_path / "a")

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superres.data import ImageBatches
+from superres.data import DistilBatches, ImageBatches
 
 
 def batches(count=7, batch_size=4, seed=0, flip=False):
@@ -32,7 +32,7 @@ def test_a_batch_depends_on_seed_and_step_alone(step, seed):
     fresh, used = batches(seed=seed, flip=True), batches(seed=seed, flip=True)
     for other in (9, 0, 30):
         used.batch(other)
-    for a, b in zip(fresh.batch(step), used.batch(step), strict=True):
+    for a, b in zip(fresh.batch(step)[:2], used.batch(step)[:2], strict=True):
         assert torch.equal(a, b)
 
 
@@ -59,7 +59,8 @@ def test_epochs_have_different_orders():
 def test_parts_make_up_the_batch(parts, step):
     whole = batches(7, 4, flip=True)
     shares = [whole.batch(step, part, parts) for part in range(parts)]
-    for which, complete in enumerate(whole.batch(step)):
+    assert sum(share.true_count for share in shares) == 4
+    for which, complete in enumerate(whole.batch(step)[:2]):
         joined = torch.zeros_like(complete)
         for part in range(parts):
             joined[part::parts] = shares[part][which]
@@ -68,7 +69,7 @@ def test_parts_make_up_the_batch(parts, step):
 
 def test_pairs_stay_together_and_are_mirrored_together():
     whole = batches(50, 50, flip=True)
-    low, high = whole.batch(0)
+    low, high, _ = whole.batch(0)
     low, high = images(low, 2), images(high, 4)
     mirrored = low[:, 0, 1, 0] == 100
     assert 10 < int(mirrored.sum()) < 40
@@ -77,7 +78,7 @@ def test_pairs_stay_together_and_are_mirrored_together():
 
 
 def test_without_flip_nothing_is_mirrored():
-    low, _ = batches(50, 50).batch(0)
+    low = batches(50, 50).batch(0).source
     assert bool((images(low, 2)[:, :, 0] == 100).all())
 
 
@@ -88,3 +89,14 @@ def test_tokens_are_in_raster_order(which):
     assert tokens.dtype == torch.int64
     assert tokens.shape == (4, [12, 48][which])
     assert tokens[:, :3].unique().tolist() == [[100], [200]][which]  # the first pixel's three channels
+
+
+def test_distil_batches_hold_true_pictures_first_and_own_ones_unmirrored_after_them():
+    true, own = batches(50, 50, flip=True), batches(20, 30, seed=1, flip=True)
+    joined = DistilBatches(true, own)
+    source, target, true_count = joined.batch(3)
+    assert (joined.batch_size, len(source), len(target), true_count) == (80, 80, 80, 50)
+    assert torch.equal(source[:50], true.batch(3).source)
+    assert torch.equal(target[:50], true.batch(3).target)
+    assert bool((images(source[50:], 2)[:, :, 0] == 100).all())
+    assert set(numbers((source[50:], target[50:]))) == set(range(20))

@@ -112,3 +112,14 @@ def test_fine_tuned_base_gets_a_gradient():
     model = build_model(SMALL, HEADS)
     TeacherForcingLoss(model, HEADS)(*random_tokens(SMALL, 2), 0)["total"].backward()
     assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_p1_learns_nothing_from_own_pictures_and_the_heads_learn_from_all():
+    model = random_model(SMALL)
+    source, target = random_tokens(SMALL, 4)
+    loss = TeacherForcingLoss(model, replace(HEADS, stage="distil"))
+    mixed, true = loss(source, target, 1, 2), loss(source[:2], target[:2], 1)
+    for part in ("p1", "estimate"):
+        torch.testing.assert_close(mixed[part], true[part])
+    own = loss(source[2:], target[2:], 1)
+    torch.testing.assert_close(mixed["heads"], (true["heads"] + own["heads"]) / 2)

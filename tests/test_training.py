@@ -12,7 +12,7 @@ import torch
 from fakes import SMALL, random_tokens
 
 from superres import training
-from superres.checkpoint import load_checkpoint, save_checkpoint
+from superres.checkpoint import load_checkpoint, read_training, save_checkpoint
 from superres.config import TrainConfig
 from superres.data import ImageBatches
 from superres.errors import CheckpointError, ConfigError, OutputError
@@ -70,9 +70,11 @@ def test_resumed_run_equals_an_uninterrupted_one_to_the_bit(settings, tmp_path):
 def test_finished_run_does_nothing_more(tmp_path):
     first = trainer(tmp_path)
     assert first.run()
+    written = (tmp_path / "checkpoint" / "model.safetensors").stat().st_mtime_ns
     again = trainer(tmp_path)
     assert again.run()
     assert again.progress.step == 6
+    assert (tmp_path / "checkpoint" / "model.safetensors").stat().st_mtime_ns == written
     assert_same(weights(again), weights(first))
 
 
@@ -150,11 +152,18 @@ def test_run_leaves_history_curves_and_checkpoint(tmp_path):
     assert [sorted(record) for record in history] == [
         ["estimate", "images", "p1", "seconds", "step", "total"], ["bits_per_dim", "images", "seconds", "step"]]
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    recipe = json.loads((tmp_path / "checkpoint" / "config.json").read_text())["training"]
-    assert (recipe["steps_done"], recipe["images_seen"], recipe["stage"]) == (50, 100, "base")
+    (stage,) = read_training(tmp_path / "checkpoint")
+    assert (stage["steps"], stage["images_seen"], stage["stage"], stage["dev_bits_per_dim"]) == (50, 100, "base", 3.5)
+    assert TrainConfig.from_dict(stage["settings"]) == run.settings
     saved = load_checkpoint(tmp_path / "checkpoint").state_dict()
     for name, weight in run.averaged.state_dict().items():
         assert torch.equal(saved[name], weight.bfloat16().float())
+
+
+def test_a_checkpoint_tells_of_the_stages_before_it(tmp_path):
+    run = trainer(tmp_path, earlier=[{"stage": "earlier"}])
+    assert run.run()
+    assert [stage["stage"] for stage in read_training(tmp_path / "checkpoint")] == ["earlier", "base"]
 
 
 def test_unfinished_run_leaves_no_checkpoint(tmp_path):

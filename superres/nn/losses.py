@@ -11,7 +11,7 @@ from superres.nn.model import Decoded, EncoderDecoder
 
 
 class TeacherForcingLoss(nn.Module):
-    """Cross-entropy of p1 and, in the stage "heads", of the proposal heads; the estimate's error beside it.
+    """Cross-entropy of p1 and, where heads are trained, of the proposal heads; the estimate's error beside it.
 
     A module, so that every weight is used inside one forward call (which distributed training requires).
     """
@@ -22,29 +22,32 @@ class TeacherForcingLoss(nn.Module):
         self.model = model
         self.settings = settings
 
-    def forward(self, source: Tensor, target: Tensor, draw: int) -> dict[str, Tensor]:
+    def forward(self, source: Tensor, target: Tensor, draw: int, true_count: int | None = None) -> dict[str, Tensor]:
         """Return the losses of a batch.
 
         Args:
             source: tokens [B, S].
             target: tokens [B, T].
             draw: key of the random choice of positions or head.
+            true_count: the first so many targets are true pictures, the rest the model's own, from which p1 could learn
+                nothing but to be surer of itself. None: all are true.
 
         Returns:
             "total" (to minimise) and its parts: "p1", "heads", "estimate" (grey levels).
         """
         decoded = self.model(source, target)
         settings, losses = self.settings, {}
-        if not (settings.stage == "heads" and settings.freeze_base):
-            losses["p1"] = F.cross_entropy(self.model.scores(decoded).flatten(0, 1), target.flatten())
+        true = slice(true_count)
+        if settings.trains_base:
+            losses["p1"] = F.cross_entropy(self.model.scores(decoded)[true].flatten(0, 1), target[true].flatten())
         total = losses.get("p1", decoded.hidden.new_zeros(()))
-        if settings.stage == "heads":
+        if settings.trains_heads:
             random_head = settings.head_loss == "random-head"
             heads = self._one_head if random_head else self._all_heads
             losses["heads"] = heads(decoded, target, torch.Generator().manual_seed(draw))
             total = total + settings.head_weight * losses["heads"]
         if decoded.memory.estimate is not None and self.model.conditioning is not None and "p1" in losses:
-            losses["estimate"] = (decoded.memory.estimate - target).abs().mean()
+            losses["estimate"] = (decoded.memory.estimate - target)[true].abs().mean()
             total = total + settings.estimate_weight * losses["estimate"]
         return losses | {"total": total}
 

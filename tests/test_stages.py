@@ -1,0 +1,182 @@
+"""Stages of training faces: own pictures, the ladder, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from superres.checkpoint import read_config, read_training, save_checkpoint
+from superres.cli import run
+from superres.config import PRESETS, DecodeConfig, TrainConfig
+from superres.errors import ConfigError, InvalidInputError, OutputError, SuperresError
+from superres.pipeline import Upscaler
+from superres.stages import Ladder, Stage, climb, decode_own_faces, train_faces
+from superres.tasks.faces import FacePairs, read_faces, write_npz
+from superres.training import build_model
+
+GREEDY = DecodeConfig(block_size=1)
+SHORT = {"steps": 1, "batch_size": 2, "precision": "no"}
+
+
+def never():
+    return False
+
+
+def ignore(*_):
+    pass
+
+
+def random_pairs(count):
+    rng = np.random.default_rng(1)
+    lr = rng.integers(0, 256, (count, 8, 8, 3), np.uint8)
+    return FacePairs(lr.repeat(4, 1).repeat(4, 2), lr, np.arange(count, dtype=np.int32))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("faces") / "train.npz"
+    write_npz(random_pairs(3), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A tiny untrained network with three prediction heads."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    config = replace(PRESETS["tiny"], prediction_heads=3)
+    save_checkpoint(build_model(config, TrainConfig(**SHORT)), folder, training=[{"stage": "base"}])
+    return folder
+
+
+def test_own_pictures_are_what_the_model_decodes_greedily_and_are_not_decoded_twice(checkpoint, tmp_path):
+    pairs, upscaler = random_pairs(3), Upscaler.load(checkpoint, "cpu")
+    looks = iter([False, True])
+    assert not decode_own_faces(upscaler, pairs, tmp_path, GREEDY, 2, lambda: next(looks), ignore)
+    first = (tmp_path / "part-00000000.npz").stat().st_mtime_ns
+    assert not (tmp_path / "faces.npz").exists()
+    done = []
+    stopped = iter([False, False])
+
+    def report(record):
+        done.append(record["images"])
+        if len(done) == 1:
+            assert (tmp_path / "part-00000000.npz").stat().st_mtime_ns == first
+
+    assert decode_own_faces(upscaler, pairs, tmp_path, GREEDY, 2, lambda: next(stopped), report)
+    own = read_faces(tmp_path / "faces.npz")
+    assert done == [2, 3]
+    assert np.array_equal(own.lr, pairs.lr)
+    assert np.array_equal(own.hr, np.concatenate([upscaler(pairs.lr[:2], GREEDY).images,
+                                                  upscaler(pairs.lr[2:], GREEDY).images]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["faces.npz", "settings.json"]
+    assert decode_own_faces(upscaler, pairs, tmp_path, GREEDY, 2, pytest.fail, ignore)
+    with pytest.raises(ConfigError, match=r"other settings.*choose a new folder"):
+        decode_own_faces(upscaler, pairs, tmp_path, GREEDY, 3, never, ignore)
+
+
+def test_own_pictures_that_cannot_be_written_are_one_line(checkpoint, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"cannot write .*file") as caught:
+        decode_own_faces(Upscaler.load(checkpoint, "cpu"), random_pairs(1), tmp_path / "file", GREEDY, 1, never, ignore)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    rungs = [
+        {"name": "base", "settings": SHORT},
+        {"name": "regular", "start": "base", "settings": {**SHORT, "stage": "heads", "freeze_base": True}},
+        {"name": "distilled", "start": "regular", "own_images": 2, "settings": {**SHORT, "stage": "distil"}},
+    ]
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps({"preset": "tiny", "prediction_heads": 3, "decode_batch": 2, "rungs": rungs}))
+    return path
+
+
+def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_path):
+    ladder, output = Ladder.read(recipe), tmp_path / "run"
+    assert not climb(ladder, data, output, data, lambda: True, ignore)
+    assert climb(ladder, data, output, data, never, ignore)
+    names = ["base", "regular", "distilled"]
+    rows = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
+    assert [row["rung"] for row in rows] == names
+    assert all(row["dev_bits_per_dim"] > 0 and row["dev_images"] == 3 and row["images_seen"] == 2 for row in rows)
+    checkpoints = [output / name / "checkpoint" for name in names]
+    assert [read_config(folder)["model"]["prediction_heads"] for folder in checkpoints] == [1, 3, 3]
+    assert [stage["stage"] for stage in read_training(checkpoints[2])] == ["base", "heads", "distil"]
+    written = [(folder / "model.safetensors").stat().st_mtime_ns for folder in checkpoints]
+    assert climb(ladder, data, output, data, pytest.fail, pytest.fail)
+    assert [(folder / "model.safetensors").stat().st_mtime_ns for folder in checkpoints] == written
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda d: d.pop("rungs"), "not a ladder's recipe"),
+    (lambda d: d["rungs"][1].update(start="nowhere"), "starts from 'nowhere', which is not an earlier rung"),
+    (lambda d: d["rungs"][1].update(name="base"), "two rungs are called 'base'"),
+    (lambda d: d["rungs"][2].update(own_images=0), "own_images must be positive"),
+    (lambda d: d["rungs"][0]["settings"].update(step=3), "unknown setting step"),
+    (lambda d: d.update(colour="red"), "not a ladder's recipe"),
+])
+def test_a_recipe_that_does_not_hold_together_is_refused_in_one_line(change, message, recipe):
+    document = json.loads(recipe.read_text())
+    change(document)
+    recipe.write_text(json.dumps(document))
+    with pytest.raises(SuperresError, match=message) as caught:
+        Ladder.read(recipe)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_bundled_recipes_can_be_read():
+    from superres.pipeline import bundled_folder
+
+    recipes = sorted((bundled_folder().parent / "scripts" / "recipes").glob("*.json"))
+    assert [path.stem for path in recipes] == ["one-gpu", "two-cores"]
+    for path in recipes:
+        assert [rung.name for rung in Ladder.read(path).rungs] == ["base", "regular", "fine-tuned", "distilled"]
+
+
+def test_heads_keep_the_number_of_the_start_unless_asked(checkpoint, data, tmp_path):
+    stage = Stage(TrainConfig(stage="heads", steps=1), data, tmp_path, start=checkpoint)
+    assert stage.network().prediction_heads == 3
+    assert replace(stage, prediction_heads=2).network().prediction_heads == 2
+    assert replace(stage, settings=TrainConfig(steps=1)).network().prediction_heads == 1
+
+
+def test_distil_without_own_pictures_and_other_stages_with_them_are_refused(checkpoint, data, tmp_path):
+    for stage, own in (("distil", None), ("heads", data)):
+        with pytest.raises(ConfigError, match="the stage distil, and no other"):
+            train_faces(Stage(TrainConfig(stage=stage, steps=1), data, tmp_path, start=checkpoint, own=own),
+                        never, ignore)
+    with pytest.raises(ConfigError, match="batch_size must be even"):
+        TrainConfig(stage="distil", steps=1, batch_size=3)
+
+
+@pytest.mark.parametrize("kind", ["shape", "type", "empty folder"])
+def test_data_that_cannot_be_trained_on_is_one_line(kind, checkpoint, tmp_path, capsys):
+    path = tmp_path / ("folder" if kind == "empty folder" else "bad.npz")
+    pairs = random_pairs(2)
+    if kind == "empty folder":
+        path.mkdir()
+    else:
+        hr = pairs.hr[:, :16] if kind == "shape" else pairs.hr.astype(np.float32)
+        np.savez(path, hr=hr, lr=pairs.lr, ids=pairs.ids)
+    with pytest.raises(InvalidInputError):
+        read_faces(path)
+    assert run(["train", "base", "--data", str(path), "--output", str(tmp_path / "run"), "--steps", "1"]) == 2
+    error = capsys.readouterr().err
+    assert str(path) in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_commands_decode_and_distil_work_together(checkpoint, data, tmp_path, capsys):
+    own = tmp_path / "own"
+    words = ["train", "decode", "--data", str(data), "--checkpoint", str(checkpoint), "--limit", "2"]
+    assert run([*words, "--output", str(own), "--block-size", "1", "--device", "cpu"]) == 0
+    words = ["train", "distil", "--data", str(data), "--own", str(own / "faces.npz"), "--start", str(checkpoint)]
+    assert run([*words, "--output", str(tmp_path / "run"), "--steps", "1", "--batch-size", "2"]) == 0
+    assert [stage["stage"] for stage in read_training(tmp_path / "run" / "checkpoint")] == ["base", "distil"]
+    assert "finished" in capsys.readouterr().err
