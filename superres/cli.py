@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 
 from superres.batch_plan import ON_EXISTING, BatchOptions, parse_shard, plan, require_choice
 from superres.config import HEAD_LOSSES, PRESETS, DecodeConfig, TrainConfig
-from superres.errors import OutputError, SuperresError
+from superres.errors import ConfigError, OutputError, SuperresError
 from superres.tasks.faces import SOURCES, SPLITS
 from superres.tasks.faces import Split as SplitName
 
@@ -60,7 +60,10 @@ Checkpoint = Annotated[str, typer.Option(metavar="NAME|DIR", help="Bundled check
 BlockSize = Annotated[int | None, typer.Option(metavar="K", help="Tokens proposed a step; 1 is greedy. "
                                                "[default: all prediction heads]", show_default=False)]
 Accept = Annotated[str, typer.Option(metavar="CRITERION", help="When a proposal is accepted.")]
-Epsilon = Annotated[int, typer.Option(metavar="E", help="distance: largest difference accepted, in grey levels.")]
+Epsilon = Annotated[str, typer.Option(metavar="E[,E...]", help="Largest difference accepted, in grey levels: one for "
+                                      "distance and drift-budget, one an offset (the last repeats) for "
+                                      "distance-by-offset, and red,green,blue for distance-by-channel.")]
+Budget = Annotated[int, typer.Option(metavar="N", help="drift-budget: largest sum of differences along a block.")]
 TopK = Annotated[int, typer.Option(metavar="N", help="top-k: rank within which a proposal is accepted.")]
 MinBlock = Annotated[int, typer.Option(metavar="L", help="Tokens accepted a step at the least.")]
 Samples = Annotated[int, typer.Option(metavar="N", help="Pictures an input; <name>-1.png and so on if more than 1.")]
@@ -114,7 +117,8 @@ def superres() -> None:
 @app.command(cls=DecodingCommand)
 def upscale(
     inputs: Inputs, output: Output, checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
-    block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept, epsilon: Epsilon = DEFAULTS.epsilon,
+    block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept,
+    epsilon: Epsilon = str(DEFAULTS.epsilon), budget: Budget = DEFAULTS.budget,
     top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block, samples: Samples = 1,
     temperature: Temperature = DEFAULTS.temperature, seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", recursive: Recursive = False, source: Source = "auto", on_existing: OnExisting = "skip",
@@ -124,7 +128,7 @@ def upscale(
 
     Exit code 0: all succeeded; 1: some failed, the rest are done; 2: bad usage, nothing was decoded.
     """
-    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, temperature, seed)
+    decode = DecodeConfig(block_size, accept, parse_epsilon(epsilon), top_k, min_block, temperature, seed, budget)
     options = BatchOptions(output, batch_size, samples, source, recursive, on_existing, parse_shard(shard), manifest)
 
     from superres.batch import check_samples, say, upscale_files
@@ -144,13 +148,14 @@ def evaluate() -> None:
 @evaluate_app.command(cls=DecodingCommand)
 def images(
     data: Data, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid", limit: Limit = None,
-    block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept, epsilon: Epsilon = DEFAULTS.epsilon,
+    block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept,
+    epsilon: Epsilon = str(DEFAULTS.epsilon), budget: Budget = DEFAULTS.budget,
     top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block,
     temperature: Temperature = DEFAULTS.temperature, seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", greedy: Greedy = True, sheet: Sheet = None, as_json: AsJson = False,
 ) -> None:
     """Score decoding next to nearest, bicubic and greedy on the same images: quality, bits/dim, block size, speed."""
-    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, temperature, seed)
+    decode = DecodeConfig(block_size, accept, parse_epsilon(epsilon), top_k, min_block, temperature, seed, budget)
     require_choice("--split", split, SPLITS)
 
     from superres.batch import encode_png, prepare_folder, write_atomically
@@ -236,6 +241,19 @@ def _train(values: dict[str, Any], **stage_options: Any) -> None:  # noqa: ANN40
     state = "finished" if done else "stopped and saved; the same command resumes it"
     typer.echo(f"superres: {stage.output}: {state}", err=True)
     raise typer.Exit(0 if done else INTERRUPTED)
+
+
+def parse_epsilon(text: str) -> int | tuple[int, ...]:
+    """Return the number or the numbers in "2" or "4,3,2"; the range is checked by `DecodeConfig`.
+
+    Raises:
+        ConfigError: the text is anything else.
+    """
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--epsilon must be a whole number, or several such as 4,3,2, not {text!r}") from None
+    return values if len(values) > 1 else values[0]
 
 
 def load_upscaler(checkpoint: str, device: str, accept: str) -> Upscaler:

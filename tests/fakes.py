@@ -14,6 +14,18 @@ TOKENS = 32 * 32 * 3
 GREEDY = DecodeConfig(block_size=1)
 
 
+CRITERION_SETTINGS = {
+    "distance-by-offset": {"epsilon": (0, 2, 1)}, "distance-by-channel": {"epsilon": (1, 0, 2)},
+    "drift-budget": {"epsilon": 2, "budget": 2},
+}
+"""Settings that suit a criterion and small vocabularies, where epsilon 1 and top-k 2 do not."""
+
+
+def criterion_options(name, **more):
+    """Return decoding settings for the registered criterion `name`."""
+    return DecodeConfig(accept=name, **{"epsilon": 1, "top_k": 2, **CRITERION_SETTINGS.get(name, {}), **more})
+
+
 @dataclass(frozen=True)
 class FakeTrace:
     """The decoding record of one image: every iteration but the last accepts a whole block."""
