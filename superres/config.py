@@ -248,6 +248,19 @@ class DecodeConfig(Config):
         return DecodeConfig(**{**values, **given})
 
 
+def parse_epsilon(text: str) -> int | tuple[int, ...]:
+    """Return the number or the numbers in "2" or "4,3,2"; the range is checked by `DecodeConfig`.
+
+    Raises:
+        ConfigError: the text is anything else.
+    """
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--epsilon must be a whole number, or several such as 4,3,2, not {text!r}") from None
+    return values if len(values) > 1 else values[0]
+
+
 @dataclass(frozen=True)
 class QualityBound(Config):
     """How much quality decoding may lose against greedy decoding: one of two measures.

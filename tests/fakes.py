@@ -71,6 +71,7 @@ class FakeUpscaler:
     broken: frozenset = frozenset()
     seconds_per_call: float = 0.5
     name: str = "fake"
+    default: DecodeConfig = field(default_factory=DecodeConfig)
     revision: str = "0123abcd"
     model_config: ModelConfig = field(default_factory=lambda: ModelConfig(prediction_heads=10))
     batches: list = field(default_factory=list)
