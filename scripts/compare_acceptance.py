@@ -21,11 +21,10 @@ import matplotlib as mpl
 import typer
 
 from superres import DecodeConfig, SuperresError, load
-from superres.batch import prepare_folder, write_atomically
+from superres.batch import prepare_folder, resolve_options, write_atomically
 from superres.comparison import (
     ACCEPTANCE,
     GREEDY,
-    Scores,
     as_rows,
     compare,
     comparison_table,
@@ -72,7 +71,8 @@ def main(
     pairs = read_faces(data, "valid", limit)
     prepare_folder(output)
     upscaler = load(checkpoint, device)
-    rows: dict[DecodeConfig, Scores] = compare(pairs, upscaler, ACCEPTANCE, batch_size)
+    settings = [resolve_options(options, upscaler) for options in ACCEPTANCE]
+    rows = compare(pairs, upscaler, settings, batch_size)
     sizes = {options: scores["mean_accepted_block_size"] or 0.0 for options, scores in rows.items()}
     by_psnr = {options: (sizes[options], psnr_to_greedy(scores)) for options, scores in rows.items()}
     by_bits = {options: (sizes[options], -(scores["bits_per_dim"] or 0.0)) for options, scores in rows.items()}
@@ -82,9 +82,9 @@ def main(
     finite = {options: point for options, point in by_psnr.items() if rows[options]["psnr_to_greedy"] is not None}
     panels = {"PSNR to greedy, dB (exact is infinite)": finite,
               "- bits/dim of the decoded images under p1": {o: p for o, p in by_bits.items() if o != GREEDY}}
-    settings = [{**row, "pareto": mark} for row, mark in zip(as_rows(rows), marks.values(), strict=True)]
     report = {"checkpoint": f"{upscaler.name}@{upscaler.revision}", "device": upscaler.device.type,
-              "images": len(pairs), "batch_size": batch_size, "settings": settings}
+              "images": len(pairs), "batch_size": batch_size,
+              "settings": [{**row, "pareto": mark} for row, mark in zip(as_rows(rows), marks.values(), strict=True)]}
     table = comparison_table(rows, marks)
     write_atomically(output / "acceptance.json", json.dumps(report, indent=2).encode())
     write_atomically(output / "acceptance.md", f"{table}\n".encode())

@@ -60,9 +60,9 @@ def compare(
     Raises:
         ConfigError: a setting does not fit the checkpoint.
     """
-    ways = {label(options): options for options in (GREEDY, *settings)}
+    ways = {repr(options): options for options in (GREEDY, *settings)}
     decoded = decode_interleaved(pairs.lr, upscaler, ways, batch_size)
-    greedy = decoded[label(GREEDY)]
+    greedy = decoded[repr(GREEDY)]
     rows: dict[DecodeConfig, Scores] = {}
     for way, result in decoded.items():
         speed_up = greedy.seconds_per_image / max(result.seconds_per_image, 1e-9)

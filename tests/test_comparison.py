@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from fakes import random_model
+from fakes import LossyUpscaler, random_model
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from superres.comparison import (
     ACCEPTANCE,
@@ -86,3 +89,24 @@ def test_the_front_dominates_the_rest_and_not_itself(values):
     front = {points[settings] for settings in pareto_front(points)}
     beats = [(a, b) for a in values for b in values if a != b and a[0] >= b[0] and a[1] >= b[1]]
     assert front == set(values) - {beaten for _, beaten in beats}
+
+
+def test_the_script_writes_scores_table_and_plot_and_marks_the_front(tmp_path, monkeypatch, capsys):
+    path = Path(__file__).parents[1] / "scripts" / "compare_acceptance.py"
+    spec = importlib.util.spec_from_file_location("compare_acceptance", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "load", lambda *_: LossyUpscaler())
+    hr = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3)).astype(np.uint8)
+    np.savez(tmp_path / "dev.npz", hr=hr, lr=area_reduce(hr, 8, 8), ids=np.arange(3, dtype=np.int32))
+
+    script.main(tmp_path / "dev.npz", tmp_path / "out", "lossy", 2, 2, "cpu")
+
+    report = json.loads((tmp_path / "out" / "acceptance.json").read_text())
+    assert len(report["settings"]) == len(ACCEPTANCE) + 1
+    # Blocks of the same size: whatever loses nothing is at the front, and nothing else.
+    assert {row["config"]["accept"] for row in report["settings"] if row["pareto"]} == {"exact"}
+    assert [row["pareto"] for row in report["settings"][:2]] == ["", "PSNR, bits"]
+    assert (tmp_path / "out" / "acceptance.md").read_text() == capsys.readouterr().out
+    with Image.open(tmp_path / "out" / "acceptance.png") as picture:
+        assert picture.size[0] > picture.size[1] > 500

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import FakeUpscaler, random_model
+from fakes import LossyUpscaler, random_model
 from PIL import Image
 from test_comparison import TINY
 
@@ -79,22 +79,12 @@ def test_variants_cover_the_block_sizes_up_to_the_heads_and_a_minimum_block():
     assert list(block_variants(LOOSE, 1)) == [replace(LOOSE, block_size=1)]
 
 
-class Lossy(FakeUpscaler):
-    """Errs by the largest epsilon in every token, unless acceptance is exact, which takes twice the time."""
-
-    def __call__(self, sources, options, **more):
-        result = super().__call__(sources, options, **more)
-        error = 0 if options.accept == "exact" else max(options.epsilons)
-        images = np.where(result.images < 128, result.images + error, result.images - error)
-        return replace(result, images=images, seconds=result.seconds * (1 if error else 2))
-
-
 @pytest.mark.parametrize(("bound", "largest"), [
     (QualityBound(max_bits_loss=2), 2), (QualityBound(max_bits_loss=0), 0),
     (QualityBound(min_psnr_to_greedy=38.5), 3), (QualityBound(min_psnr_to_greedy=60), 0),
 ])
 def test_the_search_ends_with_the_largest_block_that_keeps_the_bound_on_all_images(bound, largest, data):
-    report, table, fastest = search(read_faces(data), Lossy(), bound, batch_size=3)
+    report, table, fastest = search(read_faces(data), LossyUpscaler(), bound, batch_size=3)
     assert fastest.block_size == 10
     assert fastest.accept == "exact" if largest == 0 else max(fastest.epsilons) <= largest
     kept = [DecodeConfig.from_dict(row["config"]) for row in report["settings"] if row["within_bound"]]
@@ -110,7 +100,7 @@ def test_what_few_images_allow_is_dropped_where_all_images_do_not():
     pairs = FacePairs(np.full(shapes[0], 90, np.uint8), np.zeros(shapes[1], np.uint8), np.arange(12, dtype=np.int32))
     pairs.lr[tuning.FEW:] = 1
 
-    class WorseLater(Lossy):
+    class WorseLater(LossyUpscaler):
         def __call__(self, sources, options, **more):
             result = super().__call__(sources, options, **more)
             late = (options.accept != "exact") & (sources[:, :1, :1, :1] == 1)
