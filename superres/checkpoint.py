@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from superres.config import FORMAT_VERSION, ModelConfig
+from superres.config import FORMAT_VERSION, DecodeConfig, ModelConfig
 from superres.errors import CheckpointError, OutputError, SuperresError
 from superres.nn.model import EncoderDecoder
 
@@ -27,6 +27,8 @@ WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 TRAINING = "training.jsonl"
 """How the weights came about: a JSON object a stage, oldest first."""
+DECODE = "decode"
+"""Entry of config.json with the default decoding settings by kind of device ("cpu", "cuda"), where there are any."""
 RETIRED = "-old"
 """Ending of a folder's name while another takes its place."""
 
@@ -135,6 +137,20 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not isinstance(document.get("model"), dict):
         raise CheckpointError(f"{path} has no settings of a model; fetch the checkpoint again")
     return dict(document)
+
+
+def read_decode_default(folder: str | Path, kind: str) -> DecodeConfig:
+    """Return the checkpoint's default decoding settings on devices of `kind` ("cpu", "cuda"), or else plain ones.
+
+    Raises:
+        CheckpointError: the entry in config.json is damaged.
+    """
+    defaults = read_config(folder).get(DECODE, {})
+    try:
+        return DecodeConfig.from_dict(defaults.get(kind, {}))
+    except (SuperresError, AttributeError, TypeError) as error:
+        path = Path(folder) / CONFIG
+        raise CheckpointError(f"{path}: {DECODE} for {kind} is damaged ({error}); run superres tune again") from error
 
 
 def load_checkpoint(folder: str | Path) -> EncoderDecoder:

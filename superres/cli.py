@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand
 
 from superres.batch_plan import ON_EXISTING, BatchOptions, parse_shard, plan, require_choice
-from superres.config import HEAD_LOSSES, PRESETS, DecodeConfig, TrainConfig
+from superres.config import HEAD_LOSSES, PRESETS, DecodeConfig, QualityBound, TrainConfig, parse_epsilon
 from superres.errors import OutputError, SuperresError
 from superres.tasks.faces import SOURCES, SPLITS
 from superres.tasks.faces import Split as SplitName
@@ -64,7 +64,10 @@ Checkpoint = Annotated[str, typer.Option(metavar="NAME|DIR", help="Bundled check
 BlockSize = Annotated[int | None, typer.Option(metavar="K", help="Tokens proposed a step; 1 is greedy. "
                                                "[default: all prediction heads]", show_default=False)]
 Accept = Annotated[str, typer.Option(metavar="CRITERION", help="When a proposal is accepted.")]
-Epsilon = Annotated[int, typer.Option(metavar="E", help="distance: largest difference accepted, in grey levels.")]
+Epsilon = Annotated[str, typer.Option(metavar="E[,E...]", help="Largest difference accepted, in grey levels: one for "
+                                      "distance and drift-budget, one an offset (the last repeats) for "
+                                      "distance-by-offset, and red,green,blue for distance-by-channel.")]
+Budget = Annotated[int, typer.Option(metavar="N", help="drift-budget: largest sum of differences along a block.")]
 TopK = Annotated[int, typer.Option(metavar="N", help="top-k: rank within which a proposal is accepted.")]
 MinBlock = Annotated[int, typer.Option(metavar="L", help="Tokens accepted a step at the least.")]
 Samples = Annotated[int, typer.Option(metavar="N", help="Pictures an input; <name>-1.png and so on if more than 1.")]
@@ -83,6 +86,11 @@ Split = Annotated[str, typer.Option(metavar=choices(SPLITS), help="Part of a Cel
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Score the first N images only.", show_default=False)]
 Greedy = Annotated[bool, typer.Option("--greedy/--no-greedy", help="Compare with block size 1.")]
 Sheet = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet of the first images.")]
+MinPsnr = Annotated[float | None, typer.Option(metavar="DB", help="Bound: PSNR to the greedy images, in dB (try 40).",
+                                               show_default=False)]
+MaxBits = Annotated[float | None, typer.Option(metavar="BITS", help="Bound: bits/dim under p1 above that of the "
+                                               "greedy images.", show_default=False)]
+Save = Annotated[bool, typer.Option("--save/--no-save", help="Save the fastest settings as the checkpoint's default.")]
 TrainData = Annotated[Path, typer.Option("--data", metavar="PATH", help="Faces to train on: .npz, folder or CelebA.")]
 RunFolder = Annotated[Path, typer.Option("--output", metavar="DIR", help="The run's folder; a run in it is resumed.")]
 Dev = Annotated[Path | None, typer.Option(metavar="PATH", help="Faces for bits/dim on the way.", show_default=False)]
@@ -122,8 +130,9 @@ def superres() -> None:
 
 @app.command(cls=DecodingCommand)
 def upscale(
-    inputs: Inputs, output: Output, checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
-    block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept, epsilon: Epsilon = DEFAULTS.epsilon,
+    context: typer.Context, inputs: Inputs, output: Output, checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
+    block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept,
+    epsilon: Epsilon = str(DEFAULTS.epsilon), budget: Budget = DEFAULTS.budget,
     top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block, samples: Samples = 1,
     temperature: Temperature = DEFAULTS.temperature, seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", recursive: Recursive = False, source: Source = "auto", on_existing: OnExisting = "skip",
@@ -131,16 +140,21 @@ def upscale(
 ) -> None:
     """Upscale images and folders of images: each becomes a 32x32 PNG.
 
+    A decoding option that is not given is the checkpoint's own default where `superres tune` saved one.
+
     Exit code 0: all succeeded; 1: some failed, the rest are done; 2: bad usage, nothing was decoded.
     """
-    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, temperature, seed)
+    decode = DecodeConfig(block_size, accept, parse_epsilon(epsilon), top_k, min_block, temperature, seed,
+                          budget=budget)
     options = BatchOptions(output, batch_size, samples, source, recursive, on_existing, parse_shard(shard), manifest)
 
     from superres.batch import check_samples, say, upscale_files
 
     check_samples(decode, samples)
     jobs = plan(inputs, options)
-    summary = upscale_files(jobs, load_upscaler(checkpoint, device, accept), options, decode)
+    upscaler = load_upscaler(checkpoint, device, accept)
+    decode = upscaler.default.changed(given_options(context, decode))
+    summary = upscale_files(jobs, upscaler, options, decode)
     say(summary.line())
     raise typer.Exit(summary.exit_code)
 
@@ -153,13 +167,15 @@ def evaluate() -> None:
 @evaluate_app.command(cls=DecodingCommand)
 def images(
     data: Data, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid", limit: Limit = None,
-    block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept, epsilon: Epsilon = DEFAULTS.epsilon,
+    block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept,
+    epsilon: Epsilon = str(DEFAULTS.epsilon), budget: Budget = DEFAULTS.budget,
     top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block,
     temperature: Temperature = DEFAULTS.temperature, seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", greedy: Greedy = True, sheet: Sheet = None, as_json: AsJson = False,
 ) -> None:
     """Score decoding next to nearest, bicubic and greedy on the same images: quality, bits/dim, block size, speed."""
-    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, temperature, seed)
+    decode = DecodeConfig(block_size, accept, parse_epsilon(epsilon), top_k, min_block, temperature, seed,
+                          budget=budget)
     require_choice("--split", split, SPLITS)
 
     from superres.batch import encode_png, prepare_folder, write_atomically
@@ -182,6 +198,44 @@ def images(
         typer.echo(json.dumps(report))
     else:
         typer.echo(report_table(report), err=True)
+
+
+@app.command()
+def tune(
+    data: Data, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid", limit: Limit = 64,
+    min_psnr_to_greedy: MinPsnr = None, max_bits_loss: MaxBits = None, batch_size: BatchSize = 16,
+    device: Device = "auto", save: Save = True, as_json: AsJson = False,
+) -> None:
+    """Find the fastest decoding settings within a bound on quality, and make them the checkpoint's default.
+
+    They hold for this machine's kind of device (cpu or cuda), and are the fastest for batches of the same size.
+    """
+    bound = QualityBound(min_psnr_to_greedy, max_bits_loss)
+    require_choice("--split", split, SPLITS)
+
+    from superres.batch import prepare_folder
+    from superres.comparison import label
+    from superres.pipeline import find_checkpoint
+    from superres.tasks.faces import read_faces
+    from superres.tuning import save_default
+    from superres.tuning import tune as search
+
+    pairs = read_faces(data, cast(SplitName, split), limit)
+    folder = find_checkpoint(checkpoint)
+    if save:
+        prepare_folder(folder, "--checkpoint, or give --no-save")
+    upscaler = load_upscaler(checkpoint, device, DEFAULTS.accept)
+    report, table, fastest = search(pairs, upscaler, bound, batch_size)
+    if save:
+        save_default(folder, upscaler.device.type, fastest)
+    report["device"] = upscaler.device.type
+    report["saved"] = str(folder) if save else None
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        typer.echo(table, err=True)
+        outcome = f"saved as its default on {upscaler.device.type} in {folder}" if save else "not saved"
+        typer.echo(f"superres: fastest for {report['checkpoint']}: {label(fastest)}; {outcome}", err=True)
 
 
 @train_app.callback()
@@ -316,6 +370,13 @@ def _finish(output: Path, done: bool) -> None:
     state = "finished" if done else "stopped and saved; the same command resumes it"
     typer.echo(f"superres: {output}: {state}", err=True)
     raise typer.Exit(0 if done else INTERRUPTED)
+
+
+def given_options(context: typer.Context, decode: DecodeConfig) -> dict[str, Any]:
+    """Return those of the settings `decode` that stand on the command line, rather than being an option's default."""
+    sources = {name: context.get_parameter_source(name) for name in decode.to_dict()}
+    # The type of a source moves with typer, its name does not.
+    return {name: getattr(decode, name) for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
 def load_upscaler(checkpoint: str, device: str, accept: str) -> Upscaler:

@@ -192,27 +192,32 @@ class DecodeConfig(Config):
 
     Attributes:
         block_size: k, tokens proposed a step; 1 is greedy (or sequential sampling); None takes all prediction heads.
-        accept: acceptance criterion, a name in `superres.decoding.acceptance.CRITERIA`: "exact", "distance" or "top-k".
-        epsilon: largest |proposal - verified token| that "distance" accepts, in grey levels.
+        accept: acceptance criterion, a name in `superres.decoding.acceptance.CRITERIA`, such as "exact" or "distance".
+        epsilon: largest |proposal - verified token| that is accepted, in grey levels; several values where the
+            criterion says how it reads them.
         top_k: rank within which "top-k" accepts.
         min_block: l, tokens accepted a step whatever the criterion says (section 5.3 of the paper); 1 is off.
         temperature: T; 0 is greedy, T > 0 samples from softmax(scores / T).
         seed: key of the sampling noise.
+        budget: largest sum of |proposal - verified token| along a block that "drift-budget" accepts, in grey levels.
     """
 
     block_size: int | None = None
     accept: str = "exact"
-    epsilon: int = 2
+    epsilon: int | tuple[int, ...] = 2
     top_k: int = 2
     min_block: int = 1
     temperature: float = 0.0
     seed: int = 0
+    budget: int = 8
 
     def __post_init__(self) -> None:
         k = self.block_size
         require(k is None or (isinstance(k, int) and k >= 1), f"block size must be at least 1, not {k!r}")
-        require(isinstance(self.epsilon, int) and self.epsilon >= 0,
-                f"epsilon must be at least 0, not {self.epsilon!r}")
+        valid = isinstance(self.epsilons, tuple) and all(isinstance(e, int) and e >= 0 for e in self.epsilons)
+        require(valid and bool(self.epsilons), f"epsilon must be at least 0, not {self.epsilon!r}; "
+                                               "give a whole number or a tuple of them")
+        require(isinstance(self.budget, int) and self.budget >= 0, f"budget must be at least 0, not {self.budget!r}")
         require(isinstance(self.top_k, int) and self.top_k >= 1, f"top-k must be at least 1, not {self.top_k!r}")
         require(isinstance(self.min_block, int) and self.min_block >= 1,
                 f"min-block must be at least 1, not {self.min_block!r}")
@@ -220,6 +225,60 @@ class DecodeConfig(Config):
         require(math.isfinite(self.temperature) and self.temperature >= 0,
                 f"temperature must be 0 (greedy) or positive, not {self.temperature!r}")
         require(isinstance(self.seed, int) and 0 <= self.seed < 2**63, f"seed must be in [0, 2**63), not {self.seed!r}")
+
+    @property
+    def epsilons(self) -> tuple[int, ...]:
+        """The values of `epsilon`, one if it is a number."""
+        return self.epsilon if isinstance(self.epsilon, tuple) else (self.epsilon,)
+
+    def changed(self, given: dict[str, Any]) -> DecodeConfig:
+        """Return these settings with those in `given` instead, as a user's options change a checkpoint's default.
+
+        What was set for another criterion than the given one returns to its plain default, and the minimum block gives
+        way to a smaller block size.
+
+        Raises:
+            ConfigError: the result contradicts itself.
+        """
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if given.get("accept", self.accept) != self.accept:
+            plain = DecodeConfig()
+            values.update(epsilon=plain.epsilon, top_k=plain.top_k, budget=plain.budget)
+        values["min_block"] = min(self.min_block, given.get("block_size") or self.min_block)
+        return DecodeConfig(**{**values, **given})
+
+
+def parse_epsilon(text: str) -> int | tuple[int, ...]:
+    """Return the number or the numbers in "2" or "4,3,2"; the range is checked by `DecodeConfig`.
+
+    Raises:
+        ConfigError: the text is anything else.
+    """
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--epsilon must be a whole number, or several such as 4,3,2, not {text!r}") from None
+    return values if len(values) > 1 else values[0]
+
+
+@dataclass(frozen=True)
+class QualityBound(Config):
+    """How much quality decoding may lose against greedy decoding: one of two measures.
+
+    Attributes:
+        min_psnr_to_greedy: smallest PSNR to the greedily decoded images, in dB.
+        max_bits_loss: largest excess of the decoded images' bits/dim under p1 over that of the greedy ones.
+    """
+
+    min_psnr_to_greedy: float | None = None
+    max_bits_loss: float | None = None
+
+    def __post_init__(self) -> None:
+        psnr, bits = self.min_psnr_to_greedy, self.max_bits_loss
+        require((psnr is None) != (bits is None), "give the bound on quality as either --min-psnr-to-greedy (dB) or "
+                                                  "--max-bits-loss (bits/dim)")
+        require(psnr is None or (math.isfinite(psnr) and psnr > 0), f"min-psnr-to-greedy must be positive, not {psnr}")
+        require(bits is None or (math.isfinite(bits) and bits >= 0), f"max-bits-loss must be at least 0, not {bits}")
 
 
 HEAD_LOSSES = ("all-heads", "random-head")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from superres.checkpoint import fetch_from_hub, load_checkpoint, weights_digest
+from superres.checkpoint import fetch_from_hub, load_checkpoint, read_decode_default, weights_digest
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import check_options, decode
 from superres.decoding.trace import RowTrace
@@ -90,9 +90,13 @@ class Upscaler:
         name: the checkpoint's name.
         revision: first digits of its weights' SHA-256.
         model_config: settings of the network.
+        default: decoding settings of a call without options.
     """
 
-    def __init__(self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto") -> None:
+    def __init__(
+        self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto",
+        default: DecodeConfig | None = None,
+    ) -> None:
         """Wrap a network.
 
         Args:
@@ -100,6 +104,7 @@ class Upscaler:
             name: what to call it.
             revision: of its weights.
             device: "auto", "cpu" or "cuda".
+            default: decoding settings of a call without options; exact blocks of all heads if None.
 
         Raises:
             ConfigError: the device is absent.
@@ -108,7 +113,7 @@ class Upscaler:
         if model.config.task != "faces":
             raise CheckpointError(f"checkpoint {name} serves the task {model.config.task!r}, not faces")
         self.name, self.revision, self.model_config = name, revision, model.config
-        self.device = pick_device(device)
+        self.device, self.default = pick_device(device), default or DecodeConfig()
         self.model = model.to(self.device).eval()
         self._scoring = StepModel(self.model)
 
@@ -125,7 +130,8 @@ class Upscaler:
             ConfigError: the device is absent.
         """
         folder = find_checkpoint(name_or_dir)
-        return cls(load_checkpoint(folder), folder.resolve().name, weights_digest(folder), device)
+        default = read_decode_default(folder, pick_device(device).type)
+        return cls(load_checkpoint(folder), folder.resolve().name, weights_digest(folder), device, default)
 
     def __call__(
         self, sources: np.ndarray, options: DecodeConfig | None = None, *, keys: Sequence[int] | None = None,
@@ -135,7 +141,8 @@ class Upscaler:
 
         Args:
             sources: uint8 [N, 8, 8, 3], RGB.
-            options: block size, acceptance and sampling; exact greedy blocks of all heads if None.
+            options: block size, acceptance and sampling; if None the checkpoint's default for the kind of device, as
+                `superres tune` saves it, or exact greedy blocks of all heads.
             keys: a number an image in [0, 2**63) that keys its sampling noise; its place in the batch if None.
             width: step width, at least the block size; see `superres.decoding.blockwise.decode`.
             progress: called now and then with (tokens of the slowest image, tokens of an image).
@@ -147,7 +154,7 @@ class Upscaler:
             InvalidInputError: `sources` has another shape or type.
             ConfigError: options do not fit the checkpoint.
         """
-        options = options or DecodeConfig()
+        options = options or self.default
         check_options(options, self.model_config.prediction_heads)
         expected = self.model_config.source_shape
         if sources.dtype != np.uint8 or sources.shape[1:] != expected:

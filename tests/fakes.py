@@ -14,6 +14,18 @@ TOKENS = 32 * 32 * 3
 GREEDY = DecodeConfig(block_size=1)
 
 
+CRITERION_SETTINGS = {
+    "distance-by-offset": {"epsilon": (0, 2, 1)}, "distance-by-channel": {"epsilon": (1, 0, 2)},
+    "drift-budget": {"epsilon": 2, "budget": 2},
+}
+"""Settings that suit a criterion and small vocabularies, where epsilon 1 and top-k 2 do not."""
+
+
+def criterion_options(name, **more):
+    """Return decoding settings for the registered criterion `name`."""
+    return DecodeConfig(accept=name, **{"epsilon": 1, "top_k": 2, **CRITERION_SETTINGS.get(name, {}), **more})
+
+
 @dataclass(frozen=True)
 class FakeTrace:
     """The decoding record of one image: every iteration but the last accepts a whole block."""
@@ -59,6 +71,8 @@ class FakeUpscaler:
     broken: frozenset = frozenset()
     seconds_per_call: float = 0.5
     name: str = "fake"
+    default: DecodeConfig = field(default_factory=DecodeConfig)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     revision: str = "0123abcd"
     model_config: ModelConfig = field(default_factory=lambda: ModelConfig(prediction_heads=10))
     batches: list = field(default_factory=list)
@@ -87,6 +101,16 @@ class FakeUpscaler:
         """Grow with the distance of the enlarged source from the target."""
         difference = enlarge(sources, "nearest").astype(float) - targets
         return np.abs(difference).reshape(len(sources), -1).mean(axis=1)
+
+
+class LossyUpscaler(FakeUpscaler):
+    """Errs by the largest epsilon in every token, unless acceptance is exact, which takes twice the time."""
+
+    def __call__(self, sources, options, **more):
+        result = super().__call__(sources, options, **more)
+        error = 0 if options.accept == "exact" else max(options.epsilons)
+        images = np.where(result.images < 128, result.images + error, result.images - error)
+        return replace(result, images=images, seconds=result.seconds * (1 if error else 2))
 
 
 SMALL = ModelConfig(

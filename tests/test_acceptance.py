@@ -9,23 +9,32 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from superres.config import DecodeConfig
-from superres.decoding.acceptance import CRITERIA, Distance, Exact, TopK
+from superres.decoding.acceptance import (
+    CRITERIA,
+    Distance,
+    DistanceByChannel,
+    DistanceByOffset,
+    DriftBudget,
+    Exact,
+    TopK,
+)
 
 # Few different values, so that ties are common.
 SCORES = hnp.arrays(float, (2, 3, 7), elements=st.integers(-3, 3).map(float)).map(torch.from_numpy)
 PROPOSED = hnp.arrays("int64", (2, 3), elements=st.integers(0, 6)).map(torch.from_numpy)
+PLACE = torch.tensor([[1, 2, 3], [6, 7, 8]])
 
 
 @given(PROPOSED, SCORES)
 def test_exact_accepts_the_choice_of_the_verifier_alone(proposed, scores):
-    accepted = Exact(DecodeConfig()).accept(proposed, scores)
+    accepted = Exact(DecodeConfig()).accept(proposed, scores, PLACE)
     assert torch.equal(accepted, proposed == scores.argmax(-1))
 
 
 @given(PROPOSED, SCORES)
 def test_epsilon_0_equals_exact(proposed, scores):
-    accepted = Distance(DecodeConfig(epsilon=0)).accept(proposed, scores)
-    assert torch.equal(accepted, Exact(DecodeConfig()).accept(proposed, scores))
+    accepted = Distance(DecodeConfig(epsilon=0)).accept(proposed, scores, PLACE)
+    assert torch.equal(accepted, Exact(DecodeConfig()).accept(proposed, scores, PLACE))
 
 
 @pytest.mark.parametrize("epsilon", [0, 1, 2, 5])
@@ -33,31 +42,32 @@ def test_distance_is_symmetric_and_includes_epsilon(epsilon):
     scores = torch.zeros(1, 256)
     scores[0, 100] = 1
     proposed = torch.arange(256).unsqueeze(0)
-    accepted = Distance(DecodeConfig(epsilon=epsilon)).accept(proposed, scores.expand(1, 256, 256))
+    accepted = Distance(DecodeConfig(epsilon=epsilon)).accept(proposed, scores.expand(1, 256, 256), proposed)
     assert accepted[0].nonzero().flatten().tolist() == list(range(100 - epsilon, 100 + epsilon + 1))
 
 
 @given(PROPOSED, SCORES)
 def test_top_1_accepts_what_exact_accepts(proposed, scores):
-    accepted = TopK(DecodeConfig(top_k=1)).accept(proposed, scores)
-    assert bool((accepted | ~Exact(DecodeConfig()).accept(proposed, scores)).all())
+    accepted = TopK(DecodeConfig(top_k=1)).accept(proposed, scores, PLACE)
+    assert bool((accepted | ~Exact(DecodeConfig()).accept(proposed, scores, PLACE)).all())
 
 
 def test_top_k_accepts_ties_with_the_last_rank():
     scores = torch.tensor([[[5.0, 3.0, 3.0, 3.0, 1.0]]]).expand(1, 5, 5)
     proposed = torch.arange(5).unsqueeze(0)
-    assert TopK(DecodeConfig(top_k=2)).accept(proposed, scores).tolist() == [[True, True, True, True, False]]
-    assert TopK(DecodeConfig(top_k=1)).accept(proposed, scores).tolist() == [[True, False, False, False, False]]
+    second, first = (TopK(DecodeConfig(top_k=k)).accept(proposed, scores, proposed) for k in (2, 1))
+    assert second.tolist() == [[True, True, True, True, False]]
+    assert first.tolist() == [[True, False, False, False, False]]
 
 
 def test_top_k_beyond_the_vocabulary_accepts_everything():
-    accepted = TopK(DecodeConfig(top_k=50)).accept(torch.tensor([[0, 4]]), torch.randn(1, 2, 5))
+    accepted = TopK(DecodeConfig(top_k=50)).accept(torch.tensor([[0, 4]]), torch.randn(1, 2, 5), PLACE[:1, :2])
     assert bool(accepted.all())
 
 
 @given(PROPOSED, SCORES, st.integers(1, 6))
 def test_top_k_accepts_by_rank(proposed, scores, k):
-    accepted = TopK(DecodeConfig(top_k=k)).accept(proposed, scores)
+    accepted = TopK(DecodeConfig(top_k=k)).accept(proposed, scores, PLACE)
     better = (scores > scores.gather(-1, proposed.unsqueeze(-1))).sum(-1)
     assert torch.equal(accepted, better < k)
 
@@ -66,7 +76,54 @@ def test_top_k_accepts_by_rank(proposed, scores, k):
 def test_a_looser_criterion_accepts_all_that_a_stricter_one_accepts(proposed, scores, level):
     for name in ("distance", "top-k"):
         strict, loose = (
-            CRITERIA[name](DecodeConfig(epsilon=value, top_k=value)).accept(proposed, scores)
+            CRITERIA[name](DecodeConfig(epsilon=value, top_k=value)).accept(proposed, scores, PLACE)
             for value in (level, level + 1)
         )
         assert bool((loose | ~strict).all())
+
+
+EPSILON = st.integers(0, 6)
+
+
+def verdicts(kind, proposed, scores, **settings):
+    return kind(DecodeConfig(**settings)).accept(proposed, scores, PLACE)
+
+
+@given(PROPOSED, SCORES, EPSILON)
+def test_equal_epsilons_equal_distance(proposed, scores, epsilon):
+    plain = verdicts(Distance, proposed, scores, epsilon=epsilon)
+    assert torch.equal(verdicts(DistanceByOffset, proposed, scores, epsilon=epsilon), plain)
+    assert torch.equal(verdicts(DistanceByOffset, proposed, scores, epsilon=(epsilon, epsilon)), plain)
+    assert torch.equal(verdicts(DistanceByChannel, proposed, scores, epsilon=(epsilon,) * 3), plain)
+
+
+@given(PROPOSED, SCORES, EPSILON, EPSILON)
+def test_each_offset_has_its_epsilon_and_the_last_repeats(proposed, scores, first, rest):
+    accepted = verdicts(DistanceByOffset, proposed, scores, epsilon=(first, rest))
+    assert torch.equal(accepted[:, :1], verdicts(Distance, proposed, scores, epsilon=first)[:, :1])
+    assert torch.equal(accepted[:, 1:], verdicts(Distance, proposed, scores, epsilon=rest)[:, 1:])
+
+
+@given(PROPOSED, SCORES, st.tuples(EPSILON, EPSILON, EPSILON))
+def test_each_channel_has_its_epsilon_whatever_the_offset(proposed, scores, epsilons):
+    accepted = verdicts(DistanceByChannel, proposed, scores, epsilon=epsilons)
+    for channel, epsilon in enumerate(epsilons):
+        here = (PLACE - channel) % 3 == 0
+        assert torch.equal(accepted[here], verdicts(Distance, proposed, scores, epsilon=epsilon)[here])
+
+
+@given(PROPOSED, SCORES, EPSILON)
+def test_a_huge_budget_equals_distance_and_none_equals_exact(proposed, scores, epsilon):
+    huge = verdicts(DriftBudget, proposed, scores, epsilon=epsilon, budget=1000)
+    assert torch.equal(huge, verdicts(Distance, proposed, scores, epsilon=epsilon))
+    # Beyond the first miss no verdict counts, and the budget stays spent.
+    none = verdicts(DriftBudget, proposed, scores, epsilon=epsilon, budget=0)
+    assert torch.equal(none, verdicts(Exact, proposed, scores).cumprod(1).bool())
+
+
+def test_the_budget_is_spent_along_the_block():
+    scores = torch.eye(256)[100].expand(1, 5, 256)
+    proposed = torch.tensor([[102, 98, 100, 101, 100]])
+    criterion = DriftBudget(DecodeConfig(epsilon=2, budget=4))
+    assert criterion.accept(proposed, scores, proposed).tolist() == [[True, True, True, False, False]]
+    assert criterion.accept(proposed[:, 2:], scores[:, 2:], proposed[:, 2:]).all()

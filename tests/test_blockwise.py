@@ -8,12 +8,13 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, ScriptedModel, random_model, random_tokens
+from fakes import SMALL, VARIANTS, ScriptedModel, criterion_options, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superres.config import PRESETS, DecodeConfig
 from superres.decoding import blockwise
+from superres.decoding.acceptance import CRITERIA
 from superres.decoding.blockwise import BlockwiseLoop, accepted_length, check_options, decode
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.reference import separate_reference, sequential_reference
@@ -223,12 +224,13 @@ def base_like_greedy(width, batch):
 
 
 APPROXIMATE = {
-    "distance": DecodeConfig(accept="distance", epsilon=1),
+    **{name: criterion_options(name) for name in CRITERIA},
     "wide distance": DecodeConfig(accept="distance", epsilon=3),
-    "top-k": DecodeConfig(accept="top-k", top_k=2),
     "minimum block": DecodeConfig(min_block=2),
     "minimum block and distance": DecodeConfig(min_block=3, accept="distance", epsilon=1),
     "sampled distance": DecodeConfig(accept="distance", epsilon=1, temperature=0.8, seed=5),
+    "minimum block and drift budget": DecodeConfig(min_block=3, accept="drift-budget", epsilon=2, budget=3),
+    "sampled drift budget": DecodeConfig(accept="drift-budget", epsilon=2, budget=3, temperature=0.8, seed=5),
     "sampled top-k": DecodeConfig(accept="top-k", top_k=3, temperature=0.8, seed=5),
 }
 
@@ -247,13 +249,16 @@ def test_merged_calls_equal_separate_predict_and_verify_calls(variant, block_siz
 
 @settings(max_examples=30)
 @given(
-    st.floats(0, 1), st.integers(1, 5), st.integers(1, 5), st.sampled_from(["exact", "distance", "top-k"]),
+    st.floats(0, 1), st.integers(1, 5), st.integers(1, 5), st.sampled_from(list(CRITERIA)),
     st.sampled_from([None, 4, 9]), st.integers(0, 2), st.sampled_from([None, 4]),
 )
 def test_scripted_decode_equals_the_separate_scheme(hits, block_size, minimum, accept, end_token, epsilon, miss):
     model, source = script(hits, prediction_heads=5, end_token=end_token, miss=miss)
     minimum = min(minimum, block_size)
-    options = DecodeConfig(block_size=block_size, accept=accept, epsilon=epsilon, top_k=epsilon + 1, min_block=minimum)
+    settings = {"block_size": block_size, "min_block": minimum, "top_k": epsilon + 1, "budget": 2 * epsilon}
+    options = criterion_options(accept, **settings)
+    if len(options.epsilons) == 1:
+        options = replace(options, epsilon=epsilon)
     decoded = decode(model, source, options)
     check_traces(decoded, block_size)
     for row in range(len(source)):
@@ -352,11 +357,11 @@ READS = ["item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("accept", ["exact", "distance", "top-k"])
+@pytest.mark.parametrize("accept", CRITERIA)
 def test_iterating_reads_nothing_from_the_device(accept, temperature, monkeypatch):
     model, source = small("base aids")
     model = StepModel(model.model, end_token=1)
-    options = DecodeConfig(accept=accept, temperature=temperature)
+    options = criterion_options(accept, temperature=temperature)
     loop = BlockwiseLoop(model, model.session(source, 6), options, torch.arange(ROWS), 5)
 
     def refuse(*_, **__):
@@ -397,6 +402,10 @@ def test_accepted_length_is_the_first_the_passed_prefix_the_minimum_and_the_room
     (DecodeConfig(block_size=6), "block size 6"),
     (DecodeConfig(accept="never"), "'never'"),
     (DecodeConfig(min_block=6), "min-block 6"),
+    (DecodeConfig(accept="distance", epsilon=(4, 3, 2)), "distance takes one epsilon, not 4,3,2"),
+    (DecodeConfig(accept="drift-budget", epsilon=(4, 3)), "drift-budget takes one epsilon, not 4,3"),
+    (DecodeConfig(accept="distance-by-channel"), "three epsilons .red, green, blue., not 2"),
+    (DecodeConfig(accept="distance-by-channel", epsilon=(1, 2, 3, 4)), "not 1,2,3,4"),
 ])
 def test_options_that_do_not_fit_are_refused_in_one_line(options, named):
     with pytest.raises(ConfigError, match=named) as caught:

@@ -11,6 +11,7 @@ from superres.config import PRESETS, DecodeConfig, ModelConfig, TrainConfig
 from superres.errors import ConfigError
 
 EXAMPLES = [*PRESETS.values(), DecodeConfig(), DecodeConfig(block_size=4, temperature=0.9, seed=2**63 - 1),
+            DecodeConfig(accept="distance-by-offset", epsilon=(4, 3, 2)),
             TrainConfig(steps=10), TrainConfig(minutes=1.5, stage="heads")]
 
 
@@ -36,7 +37,9 @@ IMPOSSIBLE = [
     (ModelConfig, "attention", "global"), (ModelConfig, "norm", "none"), (ModelConfig, "head_layer", "sparse"),
     (ModelConfig, "dropout", 1.0), (ModelConfig, "dropout", -0.1),
     (DecodeConfig, "block_size", 0), (DecodeConfig, "block_size", 2.0), (DecodeConfig, "epsilon", -1),
-    (DecodeConfig, "epsilon", 0.5), (DecodeConfig, "top_k", 0), (DecodeConfig, "min_block", 0),
+    (DecodeConfig, "epsilon", 0.5), (DecodeConfig, "epsilon", (4, -1)), (DecodeConfig, "epsilon", ()),
+    (DecodeConfig, "epsilon", (2, 0.5)), (DecodeConfig, "budget", -1), (DecodeConfig, "budget", 1.5),
+    (DecodeConfig, "top_k", 0), (DecodeConfig, "min_block", 0),
     (DecodeConfig, "temperature", -0.1), (DecodeConfig, "temperature", float("nan")),
     (DecodeConfig, "temperature", float("inf")), (DecodeConfig, "seed", -1), (DecodeConfig, "seed", 2**63),
     (TrainConfig, "batch_size", 0), (TrainConfig, "learning_rate", 0.0), (TrainConfig, "clip", -1.0),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, random_model, random_tokens
+from fakes import SMALL, criterion_options, random_model, random_tokens
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
@@ -14,45 +16,52 @@ from superres.decoding.proposal import PROPOSERS
 from superres.nn.step import StepModel
 from superres.tasks import TASKS
 
-CONFIG = DecodeConfig(epsilon=1, top_k=2)
-
 
 @pytest.fixture
 def judged():
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(9, (4, 5), generator=generator), torch.randn(4, 5, 9, generator=generator)
+    position = torch.tensor([[0], [7], [2], [31]]) + torch.arange(1, 6)
+    return torch.randint(9, (4, 5), generator=generator), torch.randn(4, 5, 9, generator=generator), position
 
 
 @pytest.mark.parametrize("name", CRITERIA)
 def test_criterion_gives_one_verdict_a_token(name, judged):
-    verdicts = CRITERIA[name](CONFIG).accept(*judged)
+    verdicts = CRITERIA[name](criterion_options(name)).accept(*judged)
     assert verdicts.dtype == torch.bool
     assert verdicts.shape == judged[0].shape
 
 
 @pytest.mark.parametrize("name", CRITERIA)
 def test_criterion_accepts_the_choice_of_the_verifier(name, judged):
-    _, scores = judged
-    assert bool(CRITERIA[name](CONFIG).accept(scores.argmax(-1), scores).all())
+    _, scores, position = judged
+    assert bool(CRITERIA[name](criterion_options(name)).accept(scores.argmax(-1), scores, position).all())
 
 
 @pytest.mark.parametrize("name", CRITERIA)
-def test_criterion_judges_each_token_by_itself(name, judged):
-    proposed, scores = judged
-    criterion = CRITERIA[name](CONFIG)
-    whole = criterion.accept(proposed, scores)
-    for row in range(proposed.shape[0]):
-        for place in range(proposed.shape[1]):
-            part = (slice(row, row + 1), slice(place, place + 1))
-            assert torch.equal(criterion.accept(proposed[part], scores[part]), whole[part])
-    assert criterion.accept(proposed[:, :0], scores[:, :0]).shape == (len(proposed), 0)
+def test_criterion_judges_a_token_by_its_own_row_and_the_block_before_it(name, judged):
+    criterion = CRITERIA[name](criterion_options(name))
+    whole = criterion.accept(*judged)
+    for row in range(whole.shape[0]):
+        for length in range(whole.shape[1] + 1):
+            part = (slice(row, row + 1), slice(length))
+            assert torch.equal(criterion.accept(*(values[part] for values in judged)), whole[part])
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_criterion_reads_the_settings_that_it_names_and_no_other(name, judged):
+    options = criterion_options(name)
+    others = {"epsilon": 3, "top_k": 7, "budget": 1}
+    assert set(CRITERIA[name].settings) <= set(others)
+    changed = {setting: value for setting, value in others.items() if setting not in CRITERIA[name].settings}
+    verdicts = CRITERIA[name](replace(options, **changed)).accept(*judged)
+    assert torch.equal(verdicts, CRITERIA[name](options).accept(*judged))
 
 
 @pytest.mark.parametrize("name", CRITERIA)
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_decode_gives_all_tokens_in_blocks_of_1_to_k(name, proposer):
     model = StepModel(random_model(SMALL))
-    options = DecodeConfig(accept=name, epsilon=1)
+    options = criterion_options(name)
     decoded = decode(model, random_tokens(SMALL, 2)[0], options, proposer=PROPOSERS[proposer]())
     assert decoded.tokens.shape == (2, SMALL.target_length)
     assert bool(((decoded.tokens >= 0) & (decoded.tokens < SMALL.vocabulary)).all())

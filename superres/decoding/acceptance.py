@@ -1,14 +1,14 @@
 """Acceptance criteria: which proposed tokens pass verification (sections 3 and 5 of the paper).
 
-A criterion judges each token by itself. The loop in `superres.decoding.blockwise` owns the longest prefix, the
-minimum block, the end token and clipping, and it always commits the verifier's own token first.
+A criterion judges each token in the light of the block before it. The loop in `superres.decoding.blockwise` owns the
+longest prefix, the minimum block, the end token and clipping, and it always commits the verifier's own token first.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from superres.config import DecodeConfig
+from superres.config import DecodeConfig, require
 
 if TYPE_CHECKING:  # the command line lists the criteria in its help, which must not wait for torch
     from torch import Tensor
@@ -17,18 +17,61 @@ if TYPE_CHECKING:  # the command line lists the criteria in its help, which must
 class Criterion(Protocol):
     """Judges proposed tokens against the verifier's scores."""
 
-    def accept(self, proposed: Tensor, scores: Tensor) -> Tensor:
-        """Return bool [B, N] for proposals [B, N] under p1's scores [B, N, V] (over the temperature, with noise)."""
+    settings: ClassVar[tuple[str, ...]]
+    """Names of the fields of `DecodeConfig` that it reads."""
+
+    def __init__(self, options: DecodeConfig) -> None:
+        """Take the `settings` from `options`.
+
+        Raises:
+            ConfigError: they do not suit the criterion.
+        """
         ...
+
+    def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
+        """Judge proposals 2..N+1 of a block.
+
+        Args:
+            proposed: tokens [B, N]; column i holds proposal i + 2.
+            scores: p1's scores [B, N, V] (over the temperature, with noise).
+            position: target positions [B, N] of the proposals; verdicts past the end of a target are ignored.
+
+        Returns:
+            bool [B, N]. A verdict may depend on the columns to its left, not on those to its right.
+        """
+        ...
+
+
+def difference(proposed: Tensor, scores: Tensor) -> Tensor:
+    """Return |proposal - verifier's choice| [B, N], in grey levels, of proposals [B, N] under scores [B, N, V]."""
+    return (proposed - scores.argmax(-1)).abs()
+
+
+def one_epsilon(options: DecodeConfig, name: str) -> int:
+    """Return the epsilon of the criterion `name`, which takes one value.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    values = options.epsilons
+    require(len(values) == 1, f"{name} takes one epsilon, not {_listed(values)}; give one, or accept by "
+                              "distance-by-offset or distance-by-channel")
+    return values[0]
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    return ",".join(map(str, values))
 
 
 class Exact:
     """Accept what the verifier itself would have chosen (section 3)."""
 
-    def __init__(self, options: DecodeConfig) -> None:
-        """Take no setting from `options`."""
+    settings: ClassVar[tuple[str, ...]] = ()
 
-    def accept(self, proposed: Tensor, scores: Tensor) -> Tensor:
+    def __init__(self, options: DecodeConfig) -> None:
+        """See `Criterion`."""
+
+    def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
         """See `Criterion.accept`."""
         return proposed == scores.argmax(-1)
 
@@ -36,28 +79,88 @@ class Exact:
 class Distance:
     """Accept a token at most epsilon away from the verifier's choice (section 5.2); intensities in grey levels."""
 
-    def __init__(self, options: DecodeConfig) -> None:
-        """Take `options.epsilon`."""
-        self.epsilon = options.epsilon
+    settings: ClassVar[tuple[str, ...]] = ("epsilon",)
 
-    def accept(self, proposed: Tensor, scores: Tensor) -> Tensor:
+    def __init__(self, options: DecodeConfig) -> None:
+        """See `Criterion`."""
+        self.epsilon = one_epsilon(options, "distance")
+
+    def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
         """See `Criterion.accept`."""
-        return (proposed - scores.argmax(-1)).abs() <= self.epsilon
+        return difference(proposed, scores) <= self.epsilon
+
+
+class DistanceByOffset:
+    """Distance with an epsilon for each offset: the first for proposal 2, the next for proposal 3; the last repeats."""
+
+    settings: ClassVar[tuple[str, ...]] = ("epsilon",)
+
+    def __init__(self, options: DecodeConfig) -> None:
+        """See `Criterion`."""
+        self.epsilons = options.epsilons
+
+    def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
+        """See `Criterion.accept`."""
+        # Filled on the device: a list would have to be copied there in every iteration.
+        limit = proposed.new_full(proposed.shape, self.epsilons[-1])
+        for column, epsilon in enumerate(self.epsilons[: proposed.shape[1]]):
+            limit[:, column].fill_(epsilon)
+        return difference(proposed, scores) <= limit
+
+
+class DistanceByChannel:
+    """Distance with an epsilon for each colour channel: red, green, blue."""
+
+    settings: ClassVar[tuple[str, ...]] = ("epsilon",)
+
+    def __init__(self, options: DecodeConfig) -> None:
+        """See `Criterion`."""
+        self.epsilons = options.epsilons
+        require(len(self.epsilons) == 3, f"distance-by-channel takes three epsilons (red, green, blue), not "
+                                         f"{_listed(self.epsilons)}; give three such as 3,2,4")
+
+    def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
+        """See `Criterion.accept`."""
+        channel = position % len(self.epsilons)
+        limit = channel
+        for number, epsilon in enumerate(self.epsilons):
+            limit = limit.masked_fill(channel == number, epsilon)
+        return difference(proposed, scores) <= limit
+
+
+class DriftBudget:
+    """Distance whose differences, summed along the block up to the token, are at most the budget as well."""
+
+    settings: ClassVar[tuple[str, ...]] = ("epsilon", "budget")
+
+    def __init__(self, options: DecodeConfig) -> None:
+        """See `Criterion`."""
+        self.epsilon, self.budget = one_epsilon(options, "drift-budget"), options.budget
+
+    def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
+        """See `Criterion.accept`."""
+        differences = difference(proposed, scores)
+        return (differences <= self.epsilon) & (differences.cumsum(1) <= self.budget)
 
 
 class TopK:
     """Accept a token that is among the verifier's k best (section 5.1); ties with the k-th are accepted."""
 
+    settings: ClassVar[tuple[str, ...]] = ("top_k",)
+
     def __init__(self, options: DecodeConfig) -> None:
-        """Take `options.top_k`."""
+        """See `Criterion`."""
         self.k = options.top_k
 
-    def accept(self, proposed: Tensor, scores: Tensor) -> Tensor:
+    def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
         """See `Criterion.accept`."""
         own = scores.gather(-1, proposed.unsqueeze(-1))
         worst = scores.topk(min(self.k, scores.shape[-1]), dim=-1).values[..., -1:]
         return (own >= worst).squeeze(-1)
 
 
-CRITERIA: dict[str, type[Exact] | type[Distance] | type[TopK]] = {"exact": Exact, "distance": Distance, "top-k": TopK}
+CRITERIA: dict[str, type[Criterion]] = {
+    "exact": Exact, "distance": Distance, "distance-by-offset": DistanceByOffset,
+    "distance-by-channel": DistanceByChannel, "drift-budget": DriftBudget, "top-k": TopK,
+}
 """Acceptance criteria by the name that users give."""

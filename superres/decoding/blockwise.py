@@ -107,7 +107,7 @@ class BlockwiseLoop:
         output = self.session.step(self.proposals, start + 1)
         target = start.unsqueeze(1) + self.columns[1:k]
         scores = self.chooser.adjust(output.scores[:, : k - 1], target)
-        passed = self.criterion.accept(self.proposals[:, 1:k], scores)
+        passed = self.criterion.accept(self.proposals[:, 1:k], scores, target)
         accepted = accepted_length(passed, self.minimum, self.limit - start)
         accepted = self._stop_at_end_token(accepted)
         # All columns are written; those that were not accepted are overwritten before anyone reads them.
@@ -155,10 +155,12 @@ def check_options(options: DecodeConfig, prediction_heads: int) -> int:
     """Return the block size that `options` asks of a model.
 
     Raises:
-        ConfigError: it exceeds the prediction heads, the criterion is unknown, or the minimum block exceeds it.
+        ConfigError: it exceeds the prediction heads, the minimum block exceeds it, or the criterion is unknown or
+            cannot use its settings.
     """
     if options.accept not in CRITERIA:
         raise ConfigError(f"unknown acceptance {options.accept!r}; choose one of {', '.join(CRITERIA)}")
+    CRITERIA[options.accept](options)
     block_size = prediction_heads if options.block_size is None else options.block_size
     if block_size > prediction_heads:
         raise ConfigError(f"block size {block_size} is more than the {prediction_heads} prediction heads; "

@@ -57,12 +57,15 @@ def separate_reference(
         place = torch.arange(len(tokens), len(tokens) + block_size, device=source.device).unsqueeze(0)
         heads = model.uncached_scores(source, _padded(model, source, tokens), place[:, 0])[:, :block_size]
         block = chooser.choose(heads, place)[0].tolist()
-        length, failed = 1, False
+        length, failed, scored = 1, False, []
         while length < min(block_size, model.length - len(tokens)) and block[length - 1] != model.end_token:
             position = place[:, length]
             scores = model.uncached_scores(source, _padded(model, source, tokens + block[:length]), position)[:, :1]
-            proposed = torch.tensor([[block[length]]], device=source.device)
-            failed = failed or not criterion.accept(proposed, chooser.adjust(scores, position.unsqueeze(1)))
+            scored.append(chooser.adjust(scores, position.unsqueeze(1)))
+            proposed = torch.tensor([block[1 : length + 1]], device=source.device)
+            # A criterion may remember the block, so it is handed all of it up to the token in question.
+            passed = criterion.accept(proposed, torch.cat(scored, dim=1), place[:, 1 : length + 1])
+            failed = failed or not passed[0, -1]
             if failed and length >= options.min_block:
                 break
             length += 1

@@ -1,0 +1,99 @@
+"""Compare ways of acceptance by what they cost in quality and gain in block size, on the same images.
+
+The grid is `superres.comparison.ACCEPTANCE`: exact (epsilon 0) and a constant epsilon of 1, 2, 3, 4, 6 and 8; falling
+and rising schedules over the offset; an epsilon for each colour; drift budgets. The block size is all prediction heads.
+
+    python scripts/compare_acceptance.py --data dev.npz --limit 100 --output acceptance/
+
+FOLDER/acceptance.json holds the scores, acceptance.md the table (Pareto-optimal settings marked by "PSNR" and "bits"),
+acceptance.png the plots. Needs matplotlib: pip install -e ".[train]".
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import matplotlib as mpl
+import typer
+
+from superres import DecodeConfig, SuperresError, load
+from superres.batch import prepare_folder, resolve_options, write_atomically
+from superres.comparison import (
+    ACCEPTANCE,
+    GREEDY,
+    as_rows,
+    compare,
+    comparison_table,
+    label,
+    pareto_front,
+    psnr_to_greedy,
+)
+from superres.tasks.faces import read_faces
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+Points = dict[DecodeConfig, tuple[float, float]]
+
+
+def draw(panels: dict[str, Points]) -> bytes:
+    """Return a PNG with a panel a measure of quality: a point a setting, the Pareto front joined and named."""
+    figure, axes = plt.subplots(1, len(panels), figsize=(8 * len(panels), 6), layout="constrained")
+    for axis, (title, points) in zip(axes, panels.items(), strict=True):
+        front = sorted(pareto_front(points), key=lambda options: points[options])
+        axis.plot(*zip(*(points[options] for options in front), strict=True), color="grey", linewidth=0.8)
+        for name in dict.fromkeys(options.accept for options in points):
+            axis.scatter(*zip(*(point for options, point in points.items() if options.accept == name), strict=True),
+                         label=name, s=25)
+        for options in front:
+            axis.annotate(label(options), points[options], (4, 4), textcoords="offset points", fontsize=7)
+        axis.set(xlabel="mean accepted block size", ylabel=title)
+        axis.legend()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    plt.close(figure)
+    return buffer.getvalue()
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Prepared .npz, folder of images or CelebA root.")],
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the results.")],
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
+    limit: Annotated[int, typer.Option(help="Images to decode.")] = 100,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images decoded together.")] = 16,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Decode with every setting of the grid and greedily; write the scores, a table and a plot."""
+    pairs = read_faces(data, "valid", limit)
+    prepare_folder(output)
+    upscaler = load(checkpoint, device)
+    settings = [resolve_options(options, upscaler) for options in ACCEPTANCE]
+    rows = compare(pairs, upscaler, settings, batch_size)
+    sizes = {options: scores["mean_accepted_block_size"] or 0.0 for options, scores in rows.items()}
+    by_psnr = {options: (sizes[options], psnr_to_greedy(scores)) for options, scores in rows.items()}
+    by_bits = {options: (sizes[options], -(scores["bits_per_dim"] or 0.0)) for options, scores in rows.items()}
+    fronts = {"PSNR": pareto_front(by_psnr), "bits": pareto_front(by_bits)}
+    marks = {options: ", ".join(name for name, front in fronts.items() if options in front) for options in rows}
+
+    finite = {options: point for options, point in by_psnr.items() if rows[options]["psnr_to_greedy"] is not None}
+    panels = {"PSNR to greedy, dB (exact is infinite)": finite,
+              "- bits/dim of the decoded images under p1": {o: p for o, p in by_bits.items() if o != GREEDY}}
+    report = {"checkpoint": f"{upscaler.name}@{upscaler.revision}", "device": upscaler.device.type,
+              "images": len(pairs), "batch_size": batch_size,
+              "settings": [{**row, "pareto": mark} for row, mark in zip(as_rows(rows), marks.values(), strict=True)]}
+    table = comparison_table(rows, marks)
+    write_atomically(output / "acceptance.json", json.dumps(report, indent=2).encode())
+    write_atomically(output / "acceptance.md", f"{table}\n".encode())
+    write_atomically(output / "acceptance.png", draw(panels))
+    print(table)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except SuperresError as error:
+        sys.exit(f"compare_acceptance: {error}")

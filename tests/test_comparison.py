@@ -1,0 +1,112 @@
+"""Ways of decoding side by side, with a real network made small."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fakes import LossyUpscaler, random_model
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from superres.comparison import (
+    ACCEPTANCE,
+    GREEDY,
+    as_rows,
+    compare,
+    comparison_table,
+    label,
+    pareto_front,
+    psnr_to_greedy,
+)
+from superres.config import DecodeConfig, ModelConfig
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.blockwise import check_options
+from superres.pipeline import Upscaler
+from superres.tasks.faces import FacePairs, area_reduce
+
+TINY = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
+                   prediction_heads=8, head_filter_size=8, conditioning_blocks=1, conditioning_width=4,
+                   cross_attention=False)
+LOOSE = DecodeConfig(accept="distance", epsilon=255)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    hr = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3)).astype(np.uint8)
+    pairs = FacePairs(hr, area_reduce(hr, 8, 8), np.arange(2, dtype=np.int32))
+    upscaler = Upscaler(random_model(TINY, dtype=torch.float32), "tiny", device="cpu")
+    return compare(pairs, upscaler, [LOOSE], batch_size=2)
+
+
+def test_every_setting_of_the_grid_is_accepted_and_has_a_name_of_its_own():
+    assert all(check_options(options, 10) == 10 for options in ACCEPTANCE)
+    assert len({label(options) for options in (GREEDY, *ACCEPTANCE)}) == len(ACCEPTANCE) + 1
+
+
+def test_label_names_what_the_criterion_reads():
+    assert label(GREEDY) == "k 1, exact"
+    assert label(DecodeConfig(4, "drift-budget", epsilon=3, budget=6, min_block=2)) == (
+        "k 4, drift-budget, epsilon 3, budget 6, min-block 2")
+    assert label(DecodeConfig(accept="distance-by-offset", epsilon=(4, 3))) == "distance-by-offset, epsilon 4,3"
+    assert all(name in label(DecodeConfig(accept=name)) for name in CRITERIA)
+
+
+def test_greedy_comes_first_and_loses_nothing_and_loose_blocks_trade_quality_for_size(rows):
+    assert list(rows) == [GREEDY, LOOSE]
+    greedy, loose = rows.values()
+    assert (greedy["mean_accepted_block_size"], loose["mean_accepted_block_size"]) == (1.0, 8.0)
+    assert psnr_to_greedy(greedy) == math.inf
+    assert psnr_to_greedy(loose) < 40
+    assert (greedy["speed_up"], greedy["bits_loss"]) == (1.0, 0.0)
+    assert loose["bits_loss"] == loose["bits_per_dim"] - greedy["bits_per_dim"] > 0
+
+
+def test_the_rows_are_strict_json_that_gives_the_settings_back(rows):
+    listed = json.loads(json.dumps(as_rows(rows), allow_nan=False))
+    assert [DecodeConfig.from_dict(row["config"]) for row in listed] == list(rows)
+
+
+def test_the_table_has_a_line_a_setting_and_only_measured_columns(rows):
+    lines = comparison_table(rows, {LOOSE: "fastest"}).splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert "distance, epsilon 255" in lines[3]
+    assert "fastest" in lines[3]
+    assert "bits/dim" in lines[0]
+    without = {options: {"speed_up": scores["speed_up"]} for options, scores in rows.items()}
+    assert "bits/dim" not in comparison_table(without, {})
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=8))
+def test_the_front_dominates_the_rest_and_not_itself(values):
+    points = {DecodeConfig(seed=number): value for number, value in enumerate(values)}
+    front = {points[settings] for settings in pareto_front(points)}
+    beats = [(a, b) for a in values for b in values if a != b and a[0] >= b[0] and a[1] >= b[1]]
+    assert front == set(values) - {beaten for _, beaten in beats}
+
+
+def test_the_script_writes_scores_table_and_plot_and_marks_the_front(tmp_path, monkeypatch, capsys):
+    path = Path(__file__).parents[1] / "scripts" / "compare_acceptance.py"
+    spec = importlib.util.spec_from_file_location("compare_acceptance", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "load", lambda *_: LossyUpscaler())
+    hr = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3)).astype(np.uint8)
+    np.savez(tmp_path / "dev.npz", hr=hr, lr=area_reduce(hr, 8, 8), ids=np.arange(3, dtype=np.int32))
+
+    script.main(tmp_path / "dev.npz", tmp_path / "out", "lossy", 2, 2, "cpu")
+
+    report = json.loads((tmp_path / "out" / "acceptance.json").read_text())
+    assert len(report["settings"]) == len(ACCEPTANCE) + 1
+    # Blocks of the same size: whatever loses nothing is at the front, and nothing else.
+    assert {row["config"]["accept"] for row in report["settings"] if row["pareto"]} == {"exact"}
+    assert [row["pareto"] for row in report["settings"][:2]] == ["", "PSNR, bits"]
+    assert (tmp_path / "out" / "acceptance.md").read_text() == capsys.readouterr().out
+    with Image.open(tmp_path / "out" / "acceptance.png") as picture:
+        assert picture.size[0] > picture.size[1] > 500

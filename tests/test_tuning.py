@@ -1,0 +1,218 @@
+"""The search for the fastest settings, and the default that it saves; with a real network made small."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import LossyUpscaler, random_model
+from PIL import Image
+from test_comparison import TINY
+
+from superres import load, tuning
+from superres.checkpoint import CONFIG, save_checkpoint
+from superres.cli import run
+from superres.comparison import GREEDY, label
+from superres.config import DecodeConfig, QualityBound
+from superres.errors import CheckpointError, ConfigError, OutputError
+from superres.tasks.faces import FacePairs, area_reduce, read_faces, read_image
+from superres.tuning import block_variants, save_default, shortlist, within
+from superres.tuning import tune as search
+
+EXACT = DecodeConfig(block_size=8)
+LOOSE = DecodeConfig(block_size=8, accept="distance", epsilon=255)
+STRICT = DecodeConfig(block_size=8, accept="distance", epsilon=1)
+BOUND = QualityBound(min_psnr_to_greedy=40)
+
+
+def scores(psnr, bits=0.0):
+    return {"psnr_to_greedy": psnr, "bits_loss": bits}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    save_checkpoint(random_model(TINY, dtype=torch.float32), folder, {"training": [{"stage": "base"}]})
+    return folder
+
+
+@pytest.fixture
+def folder(trained):
+    """A checkpoint without a default."""
+    before = (trained / CONFIG).read_bytes()
+    yield trained
+    (trained / CONFIG).write_bytes(before)
+
+
+@pytest.fixture
+def data(tmp_path):
+    hr = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3)).astype(np.uint8)
+    np.savez(tmp_path / "dev.npz", hr=hr, lr=area_reduce(hr, 8, 8), ids=np.arange(5, dtype=np.int32))
+    return tmp_path / "dev.npz"
+
+
+def tune(*words):
+    return run(["tune", "--batch-size", "1", "--device", "cpu", *map(str, words)])
+
+
+def test_a_bound_is_kept_by_what_is_at_it_and_by_identical_images():
+    assert within(BOUND, scores(40.0))
+    assert not within(BOUND, scores(39.99))
+    assert within(BOUND, scores(None))
+    assert within(QualityBound(max_bits_loss=0.1), scores(10.0, 0.1))
+    assert not within(QualityBound(max_bits_loss=0.1), scores(None, 0.11))
+
+
+def test_the_shortlist_holds_the_fastest_within_the_bound_and_within_a_tighter_one_and_an_exact_one():
+    by_psnr = {20: 1, 40.5: 2, 40.2: 3, 40.4: 4, 45: 5, 50: 6, 60: 7}
+    rows = {replace(STRICT, epsilon=number): scores(psnr) for psnr, number in by_psnr.items()}
+    rows[EXACT] = scores(None)
+    assert [options.epsilon for options in shortlist(rows, BOUND)[:-1]] == [2, 3, 5, 6]
+    assert shortlist(rows, BOUND)[-1] == EXACT
+
+
+def test_variants_cover_the_block_sizes_up_to_the_heads_and_a_minimum_block():
+    assert [(o.block_size, o.min_block) for o in block_variants(LOOSE, 6)] == [(2, 1), (4, 1), (6, 1), (6, 2)]
+    assert list(block_variants(LOOSE, 1)) == [replace(LOOSE, block_size=1)]
+
+
+@pytest.mark.parametrize(("bound", "largest"), [
+    (QualityBound(max_bits_loss=2), 2), (QualityBound(max_bits_loss=0), 0),
+    (QualityBound(min_psnr_to_greedy=38.5), 3), (QualityBound(min_psnr_to_greedy=60), 0),
+])
+def test_the_search_ends_with_the_largest_block_that_keeps_the_bound_on_all_images(bound, largest, data):
+    report, table, fastest = search(read_faces(data), LossyUpscaler(), bound, batch_size=3)
+    assert fastest.block_size == 10
+    assert fastest.accept == "exact" if largest == 0 else max(fastest.epsilons) <= largest
+    kept = [DecodeConfig.from_dict(row["config"]) for row in report["settings"] if row["within_bound"]]
+    assert kept[0] == fastest
+    assert all(options.accept == "exact" or max(options.epsilons) <= largest for options in kept)
+    assert GREEDY in kept
+    assert "fastest" in next(line for line in table.splitlines() if label(fastest) in line)
+    assert json.loads(json.dumps(report, allow_nan=False))["bound"] == bound.to_dict()
+
+
+def test_what_few_images_allow_is_dropped_where_all_images_do_not():
+    shapes = (12, 32, 32, 3), (12, 8, 8, 3)
+    pairs = FacePairs(np.full(shapes[0], 90, np.uint8), np.zeros(shapes[1], np.uint8), np.arange(12, dtype=np.int32))
+    pairs.lr[tuning.FEW:] = 1
+
+    class WorseLater(LossyUpscaler):
+        def __call__(self, sources, options, **more):
+            result = super().__call__(sources, options, **more)
+            late = (options.accept != "exact") & (sources[:, :1, :1, :1] == 1)
+            return replace(result, images=result.images + 50 * late)
+
+    report, _, fastest = search(pairs, WorseLater(), QualityBound(max_bits_loss=2), batch_size=4)
+    assert fastest.accept == "exact"
+    assert any(row["config"]["accept"] != "exact" and not row["within_bound"] for row in report["settings"])
+
+
+def test_tune_measures_the_real_network_and_saves_the_default_of_the_device(folder, data, monkeypatch, capsys):
+    monkeypatch.setattr(tuning, "ACCEPTANCE", (replace(LOOSE, block_size=None),))
+    monkeypatch.setattr(tuning, "BLOCK_SIZES", ())
+    assert tune("--data", data, "--limit", 1, "--checkpoint", folder, "--min-psnr-to-greedy", 1, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    fastest = DecodeConfig.from_dict(report["fastest"])
+    assert (fastest.accept, fastest.block_size) == ("distance", 8)
+    assert report["settings"][0]["config"] == report["fastest"]
+    seconds = [row["seconds_per_image"] for row in report["settings"]]
+    assert seconds == sorted(seconds)
+    assert (report["device"], report["saved"]) == ("cpu", str(folder))
+    document = json.loads((folder / CONFIG).read_text())
+    assert document["decode"] == {"cpu": report["fastest"]}
+    assert document["training"] == [{"stage": "base"}]
+    assert load(folder, "cpu").default == fastest
+
+
+def test_the_default_is_used_where_no_option_is_given_and_given_options_win(folder, tmp_path, data, capsys):
+    save_default(folder, "cpu", LOOSE)
+    source = np.load(data)["lr"][:1]
+    assert load(folder, "cpu")(source).traces[0].mean_accepted_block_size == 8
+    Image.fromarray(source[0]).save(tmp_path / "a.png")
+
+    def manifest_config(*words):
+        out, manifest = tmp_path / "out", tmp_path / "rows.jsonl"
+        assert run(["upscale", str(tmp_path / "a.png"), "--output", str(out), "--checkpoint", str(folder), "--device",
+                    "cpu", "--on-existing", "overwrite", "--manifest", str(manifest), *words]) == 0
+        assert read_image(out / "a.png").shape == (32, 32, 3)
+        return DecodeConfig.from_dict(json.loads(manifest.read_text())["config"])
+
+    assert manifest_config() == LOOSE
+    assert manifest_config("--epsilon", "200", "--seed", "3") == replace(LOOSE, epsilon=200, seed=3)
+    assert manifest_config("--accept", "exact", "--min-block", "4") == replace(EXACT, min_block=4)
+
+
+def test_defaults_are_kept_apart_by_kind_of_device(folder):
+    save_default(folder, "cuda", LOOSE)
+    save_default(folder, "cpu", GREEDY)
+    assert json.loads((folder / CONFIG).read_text())["decode"] == {"cuda": json.loads(json.dumps(LOOSE.to_dict())),
+                                                                 "cpu": GREEDY.to_dict()}
+    assert load(folder, "cpu").default == GREEDY
+
+
+def test_a_list_of_epsilons_survives_as_a_default(folder):
+    options = DecodeConfig(accept="distance-by-offset", epsilon=(4, 3, 2))
+    save_default(folder, "cpu", options)
+    assert load(folder, "cpu").default == options
+
+
+@pytest.mark.parametrize("entry", [{"cpu": {"epsilon": -1}}, {"cpu": 3}, [], {"cpu": {"colour": 1}}])
+def test_a_damaged_default_is_one_line(entry, folder):
+    document = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({**document, "decode": entry}))
+    with pytest.raises(CheckpointError, match="decode for cpu is damaged") as caught:
+        load(folder, "cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_left_as_it_was(folder, monkeypatch):
+    before = (folder / CONFIG).read_bytes()
+
+    def refuse(*_):
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", refuse)
+        with pytest.raises(OutputError, match="Read-only file system; tune a copy"):
+            save_default(folder, "cpu", LOOSE)
+    assert (folder / CONFIG).read_bytes() == before
+    assert sorted(path.name for path in folder.iterdir()) == [CONFIG, "model.safetensors"]
+
+
+def test_a_folder_that_takes_no_file_is_refused_before_anything_is_measured(folder, data, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", refuse)
+    assert tune("--data", data, "--checkpoint", folder, "--min-psnr-to-greedy", 1) == 2
+    line = capsys.readouterr().err
+    assert "Read-only file system; choose another with --checkpoint, or give --no-save" in line
+    assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("bound", "message"), [
+    ([], "either --min-psnr-to-greedy (dB) or --max-bits-loss (bits/dim)"),
+    (["--min-psnr-to-greedy", 40, "--max-bits-loss", 1], "either --min-psnr-to-greedy"),
+    (["--min-psnr-to-greedy", -1], "min-psnr-to-greedy must be positive, not -1"),
+    (["--max-bits-loss", "nan"], "max-bits-loss must be at least 0, not nan"),
+    (["--min-psnr-to-greedy", 40, "--batch-size", 0], "--batch-size must be at least 1, not 0"),
+])
+def test_bad_usage_is_one_line_and_code_2(bound, message, folder, data, capsys):
+    assert tune("--data", data, "--checkpoint", folder, *bound) == 2
+    line = capsys.readouterr().err
+    assert message in line
+    assert len(line.splitlines()) == 1
+
+
+def test_given_settings_replace_the_defaults_and_what_belonged_to_them():
+    default = DecodeConfig(10, "distance-by-offset", (4, 3, 2), min_block=3)
+    assert default.changed({}) == default
+    assert default.changed({"epsilon": (5, 1)}) == replace(default, epsilon=(5, 1))
+    assert default.changed({"accept": "distance"}) == replace(default, accept="distance", epsilon=2)
+    assert default.changed({"block_size": 2}) == replace(default, block_size=2, min_block=2)
+    with pytest.raises(ConfigError, match="min-block 4 is larger than the block size 2"):
+        default.changed({"block_size": 2, "min_block": 4})
