@@ -125,7 +125,7 @@ def resolve_options(decode: DecodeConfig, upscaler: Upscaler, samples: int = 1) 
 
 def check_samples(decode: DecodeConfig, samples: int) -> None:
     """Raise ConfigError where several samples of an image would all be the same."""
-    require(samples == 1 or decode.temperature > 0, f"--samples {samples} at temperature 0 would draw the same picture "
+    require(samples == 1 or decode.is_sampling, f"--samples {samples} at temperature 0 would draw the same picture "
             f"{samples} times; add --temperature 0.9 or leave --samples at 1")
 
 

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from superres.batch_plan import ON_EXISTING, BatchOptions, parse_shard, plan, require_choice
-from superres.config import HEAD_LOSSES, PRESETS, DecodeConfig, TrainConfig
+from superres.config import HEAD_LOSSES, PRESETS, DecodeConfig, TrainConfig, parse_temperature
 from superres.errors import OutputError, SuperresError
 from superres.tasks.faces import SOURCES, SPLITS
 from superres.tasks.faces import Split as SplitName
@@ -64,7 +64,8 @@ Epsilon = Annotated[int, typer.Option(metavar="E", help="distance: largest diffe
 TopK = Annotated[int, typer.Option(metavar="N", help="top-k: rank within which a proposal is accepted.")]
 MinBlock = Annotated[int, typer.Option(metavar="L", help="Tokens accepted a step at the least.")]
 Samples = Annotated[int, typer.Option(metavar="N", help="Pictures an input; <name>-1.png and so on if more than 1.")]
-Temperature = Annotated[float, typer.Option(metavar="T", help="0 is greedy (smooth); above, samples (try 0.9).")]
+Temperature = Annotated[str, typer.Option(metavar="T|R,G,B", help="0 is greedy (smooth); above, samples (try 0.9). "
+                                          "Three numbers: one a colour.")]
 Seed = Annotated[int, typer.Option(metavar="S", help="Seed of the sampling noise.")]
 BatchSize = Annotated[int, typer.Option(metavar="N", help="Images decoded together.")]
 Device = Annotated[str, typer.Option(metavar=choices(DEVICES), help="Where to compute.")]
@@ -116,7 +117,7 @@ def upscale(
     inputs: Inputs, output: Output, checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
     block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept, epsilon: Epsilon = DEFAULTS.epsilon,
     top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block, samples: Samples = 1,
-    temperature: Temperature = DEFAULTS.temperature, seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
+    temperature: Temperature = str(DEFAULTS.temperature), seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", recursive: Recursive = False, source: Source = "auto", on_existing: OnExisting = "skip",
     shard: Shard = "0/1", manifest: Manifest = None,
 ) -> None:
@@ -124,7 +125,7 @@ def upscale(
 
     Exit code 0: all succeeded; 1: some failed, the rest are done; 2: bad usage, nothing was decoded.
     """
-    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, temperature, seed)
+    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, parse_temperature(temperature), seed)
     options = BatchOptions(output, batch_size, samples, source, recursive, on_existing, parse_shard(shard), manifest)
 
     from superres.batch import check_samples, say, upscale_files
@@ -146,11 +147,11 @@ def images(
     data: Data, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid", limit: Limit = None,
     block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept, epsilon: Epsilon = DEFAULTS.epsilon,
     top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block,
-    temperature: Temperature = DEFAULTS.temperature, seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
+    temperature: Temperature = str(DEFAULTS.temperature), seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", greedy: Greedy = True, sheet: Sheet = None, as_json: AsJson = False,
 ) -> None:
     """Score decoding next to nearest, bicubic and greedy on the same images: quality, bits/dim, block size, speed."""
-    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, temperature, seed)
+    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, parse_temperature(temperature), seed)
     require_choice("--split", split, SPLITS)
 
     from superres.batch import encode_png, prepare_folder, write_atomically
