@@ -145,6 +145,18 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def write_result(path: Path, data: bytes, option: str = "--output") -> None:
+    """Write `data` to `path` in one move; `option` is what the user can change if this fails.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose another {option}") from error
+
+
 def prepare_folder(folder: Path, option: str = "--output") -> None:
     """Make `folder` and try it with a small file, so that a run does not decode what it cannot keep.
 

@@ -60,6 +60,7 @@ class FakeUpscaler:
     seconds_per_call: float = 0.5
     name: str = "fake"
     revision: str = "0123abcd"
+    device: str = "cpu"
     model_config: ModelConfig = field(default_factory=lambda: ModelConfig(prediction_heads=10))
     batches: list = field(default_factory=list)
     options: list = field(default_factory=list)
