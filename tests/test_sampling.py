@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +27,7 @@ from superres.sampling import (
 )
 from superres.tasks.faces import FacePairs, area_reduce, enlarge
 
+ROOT = Path(__file__).parent.parent
 SAMPLED = DecodeConfig(block_size=4, temperature=0.9)
 
 
@@ -138,3 +142,11 @@ def test_numbers_out_of_range_are_refused_before_decoding(pairs, temperature, ba
     with pytest.raises(ConfigError, match=message):
         evaluate_coupled_sampling(pairs, upscaler, temperature, batch_size)
     assert upscaler.batches == []
+
+
+def test_the_script_refuses_a_temperature_that_is_no_number_in_one_line(tmp_path):
+    words = [sys.executable, str(ROOT / "scripts" / "evaluate_sampling.py"), "--data", "x", "--temperature", "warm"]
+    result = subprocess.run([*words, "--output", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("evaluate_sampling: --temperature must be a number")
+    assert len(result.stderr.splitlines()) == 1

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import TOKENS, FakeUpscaler
+import torch
+from fakes import TOKENS, FakeUpscaler, random_model
 from PIL import Image
 
 from superres.config import ModelConfig
 from superres.errors import ConfigError, OutputError
+from superres.pipeline import Upscaler
 from superres.tables import BLOCK_SIZES, CHECKPOINTS, PLOTS, SERIES, Table2, table2_markdown
 from superres.tasks.faces import FacePairs, area_reduce
 
@@ -62,6 +64,17 @@ def test_a_cell_holds_acceptance_quality_likelihood_and_time_of_one_block_size(o
     assert cell["bits_per_dim_truth"] > cell["bits_per_dim_decoded"] == 0
     assert cell["paper_mean_accepted_block_size"] == 6.79
     assert {"psnr", "ssim", "consistency_rmse", "seconds_per_image"} <= set(cell)
+
+
+def test_a_real_network_is_measured(pairs, tmp_path):
+    tiny = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
+                       head_filter_size=8, conditioning_blocks=1, conditioning_width=4, cross_attention=False)
+    upscaler = Upscaler(random_model(tiny, dtype=torch.float32), "tiny", "89abcdef", "cpu")
+    table = Table2(tmp_path, FacePairs(pairs.hr[:1], pairs.lr[:1], pairs.ids[:1]), 2, str(upscaler.device))
+    table.add("base", upscaler)
+    (cell,) = saved(table)["series"]["base"]["cells"]
+    assert (cell["block_size"], cell["model_calls_per_image"], cell["survival"]) == (1, TOKENS + 1, [1.0])
+    assert 0 < cell["bits_per_dim_decoded"] < cell["bits_per_dim_truth"]
 
 
 def test_block_sizes_above_the_heads_are_left_out(opened):
