@@ -125,7 +125,7 @@ def resolve_options(decode: DecodeConfig, upscaler: Upscaler, samples: int = 1) 
 
 def check_samples(decode: DecodeConfig, samples: int) -> None:
     """Raise ConfigError where several samples of an image would all be the same."""
-    require(samples == 1 or decode.temperature > 0, f"--samples {samples} at temperature 0 would draw the same picture "
+    require(samples == 1 or decode.is_sampling, f"--samples {samples} at temperature 0 would draw the same picture "
             f"{samples} times; add --temperature 0.9 or leave --samples at 1")
 
 
@@ -143,6 +143,18 @@ def write_atomically(path: Path, data: bytes) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def write_result(path: Path, data: bytes, option: str = "--output") -> None:
+    """Write `data` to `path` in one move; `option` is what the user can change if this fails.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose another {option}") from error
 
 
 def prepare_folder(folder: Path, option: str = "--output") -> None:

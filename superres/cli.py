@@ -19,8 +19,16 @@ import typer
 from typer.core import TyperCommand
 
 from superres.batch_plan import ON_EXISTING, BatchOptions, parse_shard, plan, require_choice
-from superres.config import HEAD_LOSSES, PRESETS, DecodeConfig, QualityBound, TrainConfig, parse_epsilon
-from superres.errors import OutputError, SuperresError
+from superres.config import (
+    HEAD_LOSSES,
+    PRESETS,
+    DecodeConfig,
+    QualityBound,
+    TrainConfig,
+    parse_epsilon,
+    parse_temperature,
+)
+from superres.errors import SuperresError
 from superres.tasks.faces import SOURCES, SPLITS
 from superres.tasks.faces import Split as SplitName
 
@@ -71,7 +79,10 @@ Budget = Annotated[int, typer.Option(metavar="N", help="drift-budget: largest su
 TopK = Annotated[int, typer.Option(metavar="N", help="top-k: rank within which a proposal is accepted.")]
 MinBlock = Annotated[int, typer.Option(metavar="L", help="Tokens accepted a step at the least.")]
 Samples = Annotated[int, typer.Option(metavar="N", help="Pictures an input; <name>-1.png and so on if more than 1.")]
-Temperature = Annotated[float, typer.Option(metavar="T", help="0 is greedy (smooth); above, samples (try 0.9).")]
+Draws = Annotated[int, typer.Option("--samples", min=1, metavar="N", help="Samples an input; several are scored "
+                                    "together.")]
+Temperature = Annotated[str, typer.Option(metavar="T|R,G,B", help="0 is greedy (smooth); above, samples (try 0.9). "
+                                          "Three numbers: one a colour.")]
 Seed = Annotated[int, typer.Option(metavar="S", help="Seed of the sampling noise.")]
 BatchSize = Annotated[int, typer.Option(metavar="N", help="Images decoded together.")]
 Device = Annotated[str, typer.Option(metavar=choices(DEVICES), help="Where to compute.")]
@@ -134,7 +145,7 @@ def upscale(
     block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept,
     epsilon: Epsilon = str(DEFAULTS.epsilon), budget: Budget = DEFAULTS.budget,
     top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block, samples: Samples = 1,
-    temperature: Temperature = DEFAULTS.temperature, seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
+    temperature: Temperature = str(DEFAULTS.temperature), seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", recursive: Recursive = False, source: Source = "auto", on_existing: OnExisting = "skip",
     shard: Shard = "0/1", manifest: Manifest = None,
 ) -> None:
@@ -144,8 +155,8 @@ def upscale(
 
     Exit code 0: all succeeded; 1: some failed, the rest are done; 2: bad usage, nothing was decoded.
     """
-    decode = DecodeConfig(block_size, accept, parse_epsilon(epsilon), top_k, min_block, temperature, seed,
-                          budget=budget)
+    decode = DecodeConfig(block_size, accept, parse_epsilon(epsilon), top_k, min_block,
+                          parse_temperature(temperature), seed, budget=budget)
     options = BatchOptions(output, batch_size, samples, source, recursive, on_existing, parse_shard(shard), manifest)
 
     from superres.batch import check_samples, say, upscale_files
@@ -169,35 +180,38 @@ def images(
     data: Data, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid", limit: Limit = None,
     block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept,
     epsilon: Epsilon = str(DEFAULTS.epsilon), budget: Budget = DEFAULTS.budget,
-    top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block,
-    temperature: Temperature = DEFAULTS.temperature, seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
+    top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block, samples: Draws = 1,
+    temperature: Temperature = str(DEFAULTS.temperature), seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", greedy: Greedy = True, sheet: Sheet = None, as_json: AsJson = False,
 ) -> None:
     """Score decoding next to nearest, bicubic and greedy on the same images: quality, bits/dim, block size, speed."""
-    decode = DecodeConfig(block_size, accept, parse_epsilon(epsilon), top_k, min_block, temperature, seed,
-                          budget=budget)
+    decode = DecodeConfig(block_size, accept, parse_epsilon(epsilon), top_k, min_block,
+                          parse_temperature(temperature), seed, budget=budget)
     require_choice("--split", split, SPLITS)
 
-    from superres.batch import encode_png, prepare_folder, write_atomically
+    from superres.batch import check_samples, encode_png, prepare_folder, write_result
     from superres.evaluation import contact_sheet, evaluate_images, report_table
+    from superres.sampling import evaluate_samples, samples_table
     from superres.tasks.faces import read_faces
 
+    check_samples(decode, samples)
     pairs = read_faces(data, cast(SplitName, split), limit)
     upscaler = load_upscaler(checkpoint, device, accept)
     if sheet is not None:
         prepare_folder(sheet.parent, "--sheet")
     report, pictures = evaluate_images(pairs, upscaler, decode, batch_size, greedy)
+    if samples > 1:
+        report["sampling"] = evaluate_samples(pairs, upscaler, decode, samples, batch_size, pictures["blockwise"])
     if sheet is not None:
         columns = {"input": pictures.pop("nearest"), **pictures, "truth": pairs.hr}
-        try:
-            write_atomically(sheet, encode_png(contact_sheet(columns), {"checkpoint": report["checkpoint"]}))
-        except OSError as error:
-            raise OutputError(f"cannot write {sheet}: {error.strerror}; choose another --sheet") from error
+        write_result(sheet, encode_png(contact_sheet(columns), {"checkpoint": report["checkpoint"]}), "--sheet")
     report["device"] = device
     if as_json:
         typer.echo(json.dumps(report))
     else:
         typer.echo(report_table(report), err=True)
+        if samples > 1:
+            typer.echo(samples_table(report["sampling"]), err=True)
 
 
 @app.command()

@@ -197,7 +197,8 @@ class DecodeConfig(Config):
             criterion says how it reads them.
         top_k: rank within which "top-k" accepts.
         min_block: l, tokens accepted a step whatever the criterion says (section 5.3 of the paper); 1 is off.
-        temperature: T; 0 is greedy, T > 0 samples from softmax(scores / T).
+        temperature: T; 0 is greedy, T > 0 samples from softmax(scores / T). Three numbers are those of red, green and
+            blue.
         seed: key of the sampling noise.
         budget: largest sum of |proposal - verified token| along a block that "drift-budget" accepts, in grey levels.
     """
@@ -207,7 +208,7 @@ class DecodeConfig(Config):
     epsilon: int | tuple[int, ...] = 2
     top_k: int = 2
     min_block: int = 1
-    temperature: float = 0.0
+    temperature: float | tuple[float, ...] = 0.0
     seed: int = 0
     budget: int = 8
 
@@ -222,14 +223,25 @@ class DecodeConfig(Config):
         require(isinstance(self.min_block, int) and self.min_block >= 1,
                 f"min-block must be at least 1, not {self.min_block!r}")
         require(k is None or self.min_block <= k, f"min-block {self.min_block} is larger than the block size {k}")
-        require(math.isfinite(self.temperature) and self.temperature >= 0,
-                f"temperature must be 0 (greedy) or positive, not {self.temperature!r}")
+        require(self.temperature == 0 or (len(self.temperatures) in (1, 3) and all(
+            isinstance(t, (int, float)) and math.isfinite(t) and t > 0 for t in self.temperatures)),
+                f"temperature must be 0 (greedy) or positive, one number or one a colour, not {self.temperature!r}")
         require(isinstance(self.seed, int) and 0 <= self.seed < 2**63, f"seed must be in [0, 2**63), not {self.seed!r}")
 
     @property
     def epsilons(self) -> tuple[int, ...]:
         """The values of `epsilon`, one if it is a number."""
         return self.epsilon if isinstance(self.epsilon, tuple) else (self.epsilon,)
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """T of each colour channel in turn; a single one serves all."""
+        return self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether tokens are sampled, not chosen greedily."""
+        return self.temperature != 0
 
     def changed(self, given: dict[str, Any]) -> DecodeConfig:
         """Return these settings with those in `given` instead, as a user's options change a checkpoint's default.
@@ -261,6 +273,20 @@ def parse_epsilon(text: str) -> int | tuple[int, ...]:
     return values if len(values) > 1 else values[0]
 
 
+def parse_temperature(text: str) -> float | tuple[float, ...]:
+    """Return the temperature that "0.9" or "0.9,0.7,0.7" stands for; the range is checked by `DecodeConfig`.
+
+    Raises:
+        ConfigError: a part is not a number.
+    """
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError("--temperature must be a number, or three with commas between such as 0.9,0.7,0.7, "
+                          f"not {text!r}") from None
+    return values if len(values) > 1 else values[0]
+
+
 @dataclass(frozen=True)
 class QualityBound(Config):
     """How much quality decoding may lose against greedy decoding: one of two measures.
@@ -279,7 +305,6 @@ class QualityBound(Config):
                                                   "--max-bits-loss (bits/dim)")
         require(psnr is None or (math.isfinite(psnr) and psnr > 0), f"min-psnr-to-greedy must be positive, not {psnr}")
         require(bits is None or (math.isfinite(bits) and bits >= 0), f"max-bits-loss must be at least 0, not {bits}")
-
 
 HEAD_LOSSES = ("all-heads", "random-head")
 STAGES = ("base", "heads", "distil")

@@ -109,16 +109,24 @@ def equal_tokens(images: Pixels, others: Pixels) -> Scores:
     return share
 
 
+def pooled_psnr(images: Pixels, references: Pixels) -> float | None:
+    """Return the PSNR in dB of the squared errors of all images (uint8 [N,H,W,C]) together.
+
+    They are pooled because an identical pair alone would make a mean of PSNRs infinite; None where every pair is
+    identical.
+    """
+    error = float(mean_squared_error(images, references).mean())
+    return 10 * math.log10(255.0**2 / error) if error else None
+
+
 def agreement(images: Pixels, greedy: Pixels, truth: Pixels) -> dict[str, float | None]:
     """Return how close `images` are to the greedily decoded ones; all arguments are uint8 [N,H,W,C].
 
-    `psnr_to_greedy` pools the squared errors of all images, because an identical pair alone would make a mean of PSNRs
-    infinite; it is None where every pair is identical. `psnr_difference` is the mean PSNR to the truth minus greedy's.
+    `psnr_to_greedy` is a `pooled_psnr`; `psnr_difference` is the mean PSNR to the truth minus greedy's.
     """
     equal = equal_tokens(images, greedy)
-    error = float(mean_squared_error(images, greedy).mean())
     return {
-        "psnr_to_greedy": 10 * math.log10(255.0**2 / error) if error else None,
+        "psnr_to_greedy": pooled_psnr(images, greedy),
         "psnr_difference": _finite(psnr(images, truth).mean() - psnr(greedy, truth).mean()),
         "equal_tokens": float(equal.mean()),
         "identical_images": float((equal == 1).mean()),
@@ -251,24 +259,38 @@ def report_table(report: dict[str, Any]) -> str:
     config = report["config"]
     lines = [f"{report['images']} images, {report['checkpoint']}, block size {config['block_size']}, "
              f"{config['accept']}, temperature {config['temperature']}, batches of {report['batch_size']}",
-             f"{'':10}  PSNR dB    SSIM  consistency  mean accepted  model calls  s/image"]
-    columns = (("psnr", 9, 2), ("ssim", 8, 3), ("consistency_rmse", 13, 2), ("mean_accepted_block_size", 15, 2),
-               ("model_calls_per_image", 13, 1), ("seconds_per_image", 9, 3))
-    for method, scores in report["methods"].items():
-        cells = (_cell(scores.get(name), digits).rjust(width) for name, width, digits in columns)
-        lines.append(f"{method:10}{''.join(cells)}")
-    lines.append(f"bits/dim {_cell(report['bits_per_dim'], 3)}, with a wrong input "
-                 f"{_cell(report['bits_per_dim_wrong_input'], 3)}")
+             *method_lines(report["methods"])]
+    lines.append(f"bits/dim {number_text(report['bits_per_dim'], 3)}, with a wrong input "
+                 f"{number_text(report['bits_per_dim_wrong_input'], 3)}")
     if "agreement" in report:
         scores = report["agreement"]
-        lines.append(f"speed-up over greedy {report['speed_up']:.2f}; PSNR {_cell(scores['psnr_difference'], 3)} dB "
-                     f"above greedy's, PSNR to greedy {_cell(scores['psnr_to_greedy'], 2)} dB, equal tokens "
-                     f"{scores['equal_tokens']:.2%}, identical images {scores['identical_images']:.1%}")
+        lines.append(f"speed-up over greedy {report['speed_up']:.2f}; "
+                     f"PSNR {number_text(scores['psnr_difference'], 3)} dB above greedy's, "
+                     f"PSNR to greedy {number_text(scores['psnr_to_greedy'], 2)} dB, "
+                     f"equal tokens {scores['equal_tokens']:.2%}, identical images {scores['identical_images']:.1%}")
     return "\n".join(lines)
 
 
-def _cell(value: float | None, digits: int) -> str:
+def method_lines(methods: dict[str, dict[str, float | None]]) -> list[str]:
+    """Return the scores by method as lines for people, with a heading."""
+    columns = (("psnr", 9, 2), ("ssim", 8, 3), ("consistency_rmse", 13, 2), ("mean_accepted_block_size", 15, 2),
+               ("model_calls_per_image", 13, 1), ("seconds_per_image", 9, 3))
+    lines = [f"{'':10}  PSNR dB    SSIM  consistency  mean accepted  model calls  s/image"]
+    for method, scores in methods.items():
+        cells = (number_text(scores.get(name), digits).rjust(width) for name, width, digits in columns)
+        lines.append(f"{method:10}{''.join(cells)}")
+    return lines
+
+
+def number_text(value: float | None, digits: int) -> str:
+    """Return `value` with `digits` decimals, or "-" for None."""
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table whose columns but the first are aligned to the right."""
+    ruler = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ruler, *rows))
 
 
 def contact_sheet(columns: dict[str, Pixels], scale: int = 4, caption_height: int = 16) -> Pixels:

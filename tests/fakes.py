@@ -74,6 +74,7 @@ class FakeUpscaler:
     default: DecodeConfig = field(default_factory=DecodeConfig)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     revision: str = "0123abcd"
+    device: str = "cpu"
     model_config: ModelConfig = field(default_factory=lambda: ModelConfig(prediction_heads=10))
     batches: list = field(default_factory=list)
     options: list = field(default_factory=list)
@@ -88,7 +89,7 @@ class FakeUpscaler:
             raise RuntimeError("the network\nbroke")
         self.keys.extend(keys)
         images = enlarge(sources, "nearest")
-        if options.temperature > 0:
+        if options.is_sampling:
             images[:, 0, 0, 0] = [key % 256 for key in keys]
         if progress is not None:
             progress(TOKENS // 2, TOKENS)

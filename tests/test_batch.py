@@ -12,7 +12,7 @@ from fakes import TOKENS, FakeUpscaler
 from PIL import Image
 
 from superres import batch
-from superres.batch import image_key, upscale_files, write_atomically
+from superres.batch import image_key, upscale_files, write_atomically, write_result
 from superres.batch_plan import BatchOptions, Job, list_inputs, parse_shard, plan
 from superres.config import DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError
@@ -383,3 +383,11 @@ def test_summary_counts_the_mean_accepted_block_size_over_all_iterations(faces, 
     assert summary.mean_accepted_block_size == TOKENS / 308
     assert summary.line().startswith("5 done, 0 skipped, 0 failed; ")
     assert summary.line().endswith(" images/s, mean accepted block size 9.97")
+
+
+def test_a_result_that_cannot_be_written_is_one_line_that_names_the_option(tmp_path):
+    (tmp_path / "sheet.png").mkdir()
+    with pytest.raises(OutputError, match="choose another --sheet") as caught:
+        write_result(tmp_path / "sheet.png", b"", "--sheet")
+    assert str(tmp_path / "sheet.png") in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["sheet.png"]

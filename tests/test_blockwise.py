@@ -128,6 +128,19 @@ def test_sampling_equals_sequential_sampling_with_the_same_seed(variant, block_s
     check_exact(variant, DecodeConfig(block_size=block_size, temperature=0.9, seed=7))
 
 
+@pytest.mark.parametrize("block_size", [1, 2, 5])
+def test_sampling_with_a_temperature_a_colour_equals_sequential_sampling(block_size):
+    check_exact("base aids", DecodeConfig(block_size=block_size, temperature=(2.0, 0.5, 1.0), seed=7))
+
+
+def test_one_temperature_equals_three_equal_ones_and_three_different_ones_do_not():
+    model, source = small("base aids")
+    one, equal, different = (
+        decode(model, source, DecodeConfig(temperature=t)).tokens for t in (0.9, (0.9,) * 3, (0.9, 0.9, 1.8)))
+    assert torch.equal(one, equal)
+    assert not torch.equal(one, different)
+
+
 def test_sampling_depends_on_seed_and_key_and_not_on_the_company_of_a_row():
     model, source = small("base aids")
     source = source[:1].expand(3, -1)

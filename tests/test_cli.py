@@ -71,7 +71,9 @@ def refusal(capsys, *arguments):
     (["--accept", "always"], "--accept must be one of exact, distance, distance-by-offset, distance-by-channel, "
                              "drift-budget, top-k, not 'always'"),
     (["--top-k", "0"], "top-k must be at least 1, not 0"),
-    (["--temperature", "nan"], "temperature must be 0 (greedy) or positive, not nan"),
+    (["--temperature", "nan"], "temperature must be 0 (greedy) or positive, one number or one a colour, not nan"),
+    (["--temperature", "0.9,0.7"], "one number or one a colour, not (0.9, 0.7)"),
+    (["--temperature", "0.9,warm,0.7"], "three with commas between such as 0.9,0.7,0.7, not '0.9,warm,0.7'"),
     (["--seed", "-5"], "seed must be in [0, 2**63), not -5"),
     (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
     (["--device", "tpu"], "--device must be one of auto, cpu, cuda, not 'tpu'"),
@@ -156,6 +158,16 @@ def test_evaluate_prints_json_alone_on_standard_output(loaded, data, capsys):
     assert set(report["methods"]) == {"nearest", "bicubic", "greedy", "blockwise"}
 
 
+def test_evaluate_scores_several_samples_an_input(loaded, data, capsys):
+    words = ["evaluate", "images", "--data", str(data / "dev.npz"), "--temperature", "0.9,0.7,0.7", "--samples", "2"]
+    assert run([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["config"]["temperature"] == [0.9, 0.7, 0.7]
+    assert set(report["sampling"]["methods"]) == {"greedy", "one sample", "best of 2", "mean of 2"}
+    assert run(words) == 0
+    assert "2 samples an input" in capsys.readouterr().err
+
+
 def test_evaluate_prints_a_table_on_standard_error_and_draws_the_sheet(loaded, data, capsys):
     sheet = data / "sheets" / "sheet.png"
     assert run(["evaluate", "images", "--data", str(data / "dev.npz"), "--no-greedy", "--sheet", str(sheet)]) == 0
@@ -168,6 +180,8 @@ def test_evaluate_prints_a_table_on_standard_error_and_draws_the_sheet(loaded, d
 
 @pytest.mark.parametrize(("options", "message"), [
     (["--data", "nowhere.npz"], "nowhere.npz does not exist"),
+    (["--data", "dev.npz", "--samples", "2"], "--samples 2 at temperature 0 would draw the same picture 2 times"),
+    (["--data", "dev.npz", "--samples", "0"], "Invalid value for '--samples'"),
     (["--data", "dev.npz", "--limit", "0"], "limit must be at least 1, not 0"),
     (["--data", "dev.npz", "--split", "dev"], "--split must be one of train, valid, test, not 'dev'"),
     (["--data", "dev.npz", "--sheet", "dev.npz/sheet.png"], "choose another with --sheet"),

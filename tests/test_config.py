@@ -12,6 +12,7 @@ from superres.errors import ConfigError
 
 EXAMPLES = [*PRESETS.values(), DecodeConfig(), DecodeConfig(block_size=4, temperature=0.9, seed=2**63 - 1),
             DecodeConfig(accept="distance-by-offset", epsilon=(4, 3, 2)),
+            DecodeConfig(temperature=(0.9, 0.7, 0.7)),
             TrainConfig(steps=10), TrainConfig(minutes=1.5, stage="heads")]
 
 
@@ -41,7 +42,9 @@ IMPOSSIBLE = [
     (DecodeConfig, "epsilon", (2, 0.5)), (DecodeConfig, "budget", -1), (DecodeConfig, "budget", 1.5),
     (DecodeConfig, "top_k", 0), (DecodeConfig, "min_block", 0),
     (DecodeConfig, "temperature", -0.1), (DecodeConfig, "temperature", float("nan")),
-    (DecodeConfig, "temperature", float("inf")), (DecodeConfig, "seed", -1), (DecodeConfig, "seed", 2**63),
+    (DecodeConfig, "temperature", float("inf")), (DecodeConfig, "temperature", (0.9, 0.7)),
+    (DecodeConfig, "temperature", (0.9, 0.0, 0.7)), (DecodeConfig, "temperature", ()),
+    (DecodeConfig, "temperature", "1"), (DecodeConfig, "seed", -1), (DecodeConfig, "seed", 2**63),
     (TrainConfig, "batch_size", 0), (TrainConfig, "learning_rate", 0.0), (TrainConfig, "clip", -1.0),
     (TrainConfig, "stage", "middle"), (TrainConfig, "ema_decay", 1.0), (TrainConfig, "steps", 0),
     (TrainConfig, "head_loss", "none"),

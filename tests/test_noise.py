@@ -134,6 +134,14 @@ def test_noise_is_added_after_the_division_by_the_temperature():
     torch.testing.assert_close(adjusted, SCORES / 2 + noise)
 
 
+def test_each_colour_has_its_own_temperature():
+    chooser = Chooser(DecodeConfig(temperature=(0.5, 1.0, 2.0)), torch.arange(1), 6)
+    place = torch.tensor([[2, 3, 7]])
+    noise = GumbelNoise(0, torch.arange(1), 6).at(place)
+    adjusted = chooser.adjust(SCORES.expand(1, 3, -1), place) - noise
+    torch.testing.assert_close(adjusted[0], torch.stack([SCORES / 2, SCORES / 0.5, SCORES]))
+
+
 def test_greedy_choice_adds_no_noise():
     chooser = Chooser(DecodeConfig(), torch.arange(1), 6)
     assert chooser.adjust(SCORES.view(1, 1, -1), torch.zeros(1, 1)).equal(SCORES.view(1, 1, -1))

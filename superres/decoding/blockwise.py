@@ -36,18 +36,23 @@ class Decoded:
 
 
 class Chooser:
-    """Chooses tokens from scores: the argmax, or with a temperature the seed-coupled sample."""
+    """Chooses tokens from scores: the argmax, or with a temperature the seed-coupled sample.
+
+    The temperature is looked up by position; proposals and verification of a position so share it.
+    """
 
     def __init__(self, options: DecodeConfig, keys: Tensor, vocabulary: int) -> None:
         """Prepare for rows keyed by `keys` [B]."""
-        self.temperature = options.temperature
-        self.noise = GumbelNoise(options.seed, keys, vocabulary) if options.temperature > 0 else None
+        self.temperatures = torch.tensor(options.temperatures, dtype=torch.float64, device=keys.device)
+        self.noise = GumbelNoise(options.seed, keys, vocabulary) if options.is_sampling else None
 
     def adjust(self, scores: Tensor, position: Tensor) -> Tensor:
         """Return the scores [B, N, V] of target positions [B, N] whose argmax is the choice."""
         if self.noise is None:
             return scores
-        return scores / self.temperature + self.noise.at(position).to(scores.dtype)
+        # Intensities follow one another as red, green, blue.
+        temperature = self.temperatures[position % len(self.temperatures)].unsqueeze(-1)
+        return scores / temperature.to(scores.dtype) + self.noise.at(position).to(scores.dtype)
 
     def choose(self, scores: Tensor, position: Tensor) -> Tensor:
         """Return the chosen tokens [B, N]."""

@@ -1,0 +1,51 @@
+"""Compare blockwise sampling at several epsilons with sequential sampling from the same noise.
+
+The contact sheet is for people: how much does an epsilon change a picture?
+
+    python scripts/evaluate_sampling.py --data dev.npz --limit 64 --output sampling
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from superres import SuperresError, load
+from superres.batch import encode_png, prepare_folder, write_result
+from superres.config import parse_temperature
+from superres.evaluation import contact_sheet
+from superres.sampling import coupled_sampling_markdown, evaluate_coupled_sampling
+from superres.tasks.faces import read_faces
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Prepared .npz, folder of images or CelebA root.")],
+    output: Annotated[Path, typer.Option(help="Folder for sampling.json, sampling.md and sampling.png.")],
+    limit: Annotated[int | None, typer.Option(help="Use the first N images only.")] = None,
+    temperature: Annotated[str, typer.Option(help="A number, or three with commas between, one a colour.")] = "0.9",
+    batch_size: Annotated[int, typer.Option(help="Images decoded together.")] = 16,
+    seed: Annotated[int, typer.Option(help="Of the sampling noise.")] = 0,
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Write the figures as JSON and Markdown, and a contact sheet of the first images."""
+    temperatures = parse_temperature(temperature)
+    prepare_folder(output)
+    pairs = read_faces(data, "valid", limit)
+    report, pictures = evaluate_coupled_sampling(pairs, load(checkpoint, device), temperatures, batch_size, seed)
+    markdown = coupled_sampling_markdown(report)
+    write_result(output / "sampling.json", (json.dumps(report, indent=1) + "\n").encode())
+    write_result(output / "sampling.md", markdown.encode())
+    write_result(output / "sampling.png", encode_png(contact_sheet(pictures), {"checkpoint": report["checkpoint"]}))
+    print(markdown)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except SuperresError as error:
+        sys.exit(f"evaluate_sampling: {error}")

@@ -1,0 +1,59 @@
+"""Measure the tables of the paper again and lay ours beside the paper's.
+
+What is measured already is not measured again, so that checkpoints can be added one by one.
+
+    python scripts/reproduce_tables.py table2 --data dev.npz --output tables --fine-tuned runs/heads/checkpoint
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from superres import SuperresError, load
+from superres.config import require
+from superres.tables import SERIES, Table2
+from superres.tasks.faces import read_faces
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.callback()
+def reproduce_tables() -> None:
+    """Measure the tables of the paper again and lay ours beside the paper's."""
+
+
+@app.command()
+def table2(
+    data: Annotated[Path, typer.Option(help="Development faces: .npz, folder of images or CelebA root.")],
+    output: Annotated[Path, typer.Option(help="Folder for table2.json, table2.md and the plots; a run is resumed.")],
+    base: Annotated[str | None, typer.Option(help="The base model, p1 only.")] = None,
+    regular: Annotated[str | None, typer.Option(help="Prediction heads on the frozen base.")] = None,
+    fine_tuned: Annotated[str | None, typer.Option(help="Prediction heads with fine-tuning.")] = None,
+    distilled: Annotated[str | None, typer.Option(help="Self-distillation, not in the paper.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Use the first N images only.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Images decoded together.")] = 16,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Table 2: mean accepted block size on faces by k, with quality, likelihood and time. Checkpoints are optional."""
+    given = {"base": base, "regular": regular, "fine-tuned": fine_tuned, "distilled": distilled}
+    upscalers = {role: load(name, device) for role, name in given.items() if name is not None}
+    require(bool(upscalers), f"no checkpoint to measure; give at least one of --{', --'.join(given)}")
+    device_name = str(next(iter(upscalers.values())).device)
+    table = Table2(output, read_faces(data, "valid", limit), batch_size, device_name)
+    for name, series in SERIES.items():
+        if series.checkpoint in upscalers:
+            table.add(name, upscalers[series.checkpoint])
+    views = table.write_views()
+    print(views[0].read_text())
+    print(f"written: {table.path}, {', '.join(map(str, views))}")
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except SuperresError as error:
+        sys.exit(f"reproduce_tables: {error}")

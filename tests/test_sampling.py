@@ -1,0 +1,152 @@
+"""Scores of several samples an input, and of blockwise against sequential sampling."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import TOKENS, FakeUpscaler
+
+from superres.batch import image_key
+from superres.config import DecodeConfig
+from superres.errors import ConfigError
+from superres.evaluation import contact_sheet, psnr, ssim
+from superres.sampling import (
+    EPSILONS,
+    coupled_sampling_markdown,
+    diversity,
+    draw_samples,
+    evaluate_coupled_sampling,
+    evaluate_samples,
+    sample_scores,
+    samples_table,
+)
+from superres.tasks.faces import FacePairs, area_reduce, enlarge
+
+ROOT = Path(__file__).parent.parent
+SAMPLED = DecodeConfig(block_size=4, temperature=0.9)
+
+
+@pytest.fixture
+def pairs():
+    hr = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3)).astype(np.uint8)
+    return FacePairs(hr, area_reduce(hr, 8, 8), np.arange(3, dtype=np.int32))
+
+
+def constants(*values):
+    """Pictures of one grey level each."""
+    return np.stack([np.full((32, 32, 3), value, np.uint8) for value in values])
+
+
+def test_diversity_is_the_mean_difference_of_two_samples_in_grey_levels():
+    samples = np.stack([constants(0, 3, 6), constants(50, 50, 50)])
+    assert diversity(samples[:1]) == pytest.approx((3 + 6 + 3) / 3)
+    assert diversity(samples) == pytest.approx(2)
+
+
+def test_each_input_takes_its_own_best_sample_and_each_measure_its_own(pairs, rng):
+    samples = rng.integers(0, 256, (3, 2, 32, 32, 3)).astype(np.uint8)
+    samples[0, 0] = np.clip(pairs.hr[0].astype(int) + 9, 0, 255)
+    samples[0, 1] = 200
+    samples[2, 1] = np.clip(pairs.hr[2].astype(int) - 5, 0, 255)
+    scores = sample_scores(samples, pairs)
+    for name, measure in (("psnr", psnr), ("ssim", ssim)):
+        each = np.stack([measure(samples[:, i], pairs.hr) for i in range(2)])
+        assert scores["one sample"][name] == pytest.approx(each.mean())
+        assert scores["best of 2"][name] == pytest.approx(each.max(axis=0).mean())
+
+
+def test_the_mean_of_samples_is_scored_as_a_picture():
+    truth = FacePairs(constants(105), np.full((1, 8, 8, 3), 105, np.uint8), np.zeros(1, np.int32))
+    scores = sample_scores(constants(100, 108)[None], truth)
+    assert scores["mean of 2"]["psnr"] == pytest.approx(20 * np.log10(255))
+    assert scores["mean of 2"]["consistency_rmse"] == 1
+    assert scores["one sample"]["consistency_rmse"] == 4
+
+
+def test_a_perfect_sample_has_no_finite_psnr():
+    truth = FacePairs(constants(105), np.full((1, 8, 8, 3), 105, np.uint8), np.zeros(1, np.int32))
+    assert sample_scores(constants(105, 100)[None], truth)["best of 2"] == {"psnr": None, "ssim": pytest.approx(1)}
+
+
+def test_samples_are_keyed_by_their_number_whatever_the_batches(pairs):
+    upscaler = FakeUpscaler()
+    samples = draw_samples(pairs.lr, upscaler, SAMPLED, range(2, 4), batch_size=4)
+    assert samples.shape == (3, 2, 32, 32, 3)
+    assert upscaler.batches == [4, 2]
+    expected = [[image_key(source, number) % 256 for number in (2, 3)] for source in pairs.lr]
+    assert samples[:, :, 0, 0, 0].tolist() == expected
+    np.testing.assert_array_equal(samples[:, 1, 1:], enlarge(pairs.lr, "nearest")[:, 1:])
+
+
+def test_samples_are_scored_next_to_greedy_and_the_first_is_not_drawn_again(pairs):
+    upscaler = FakeUpscaler()
+    first = draw_samples(pairs.lr, FakeUpscaler(), SAMPLED, [1], 3)[:, 0]
+    report = evaluate_samples(pairs, upscaler, SAMPLED, 3, 3, first)
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    assert list(report["methods"]) == ["greedy", "one sample", "best of 3", "mean of 3"]
+    assert [options.is_sampling for options in upscaler.options] == [True, True, False]
+    assert image_key(pairs.lr[0], 1) not in upscaler.keys[:6]
+    assert report["methods"]["greedy"]["consistency_rmse"] == 0
+    assert report["diversity_rmse"] > 0
+    assert all(name in samples_table(report) for name in (*report["methods"], "3 samples"))
+
+
+def test_several_samples_of_greedy_decoding_are_refused(pairs):
+    with pytest.raises(ConfigError, match="add --temperature"):
+        evaluate_samples(pairs, FakeUpscaler(), DecodeConfig(), 2, 3, pairs.hr)
+
+
+def test_every_epsilon_is_compared_with_sequential_sampling_of_the_same_noise(pairs):
+    upscaler = FakeUpscaler()
+    report, pictures = evaluate_coupled_sampling(pairs, upscaler, (0.9, 0.7, 0.7), batch_size=3, seed=5)
+    assert json.loads(json.dumps(report, allow_nan=False)) == {**report, "temperature": [0.9, 0.7, 0.7]}
+    assert list(report["ways"]) == ["sequential", *(f"epsilon {epsilon}" for epsilon in EPSILONS)]
+    sampled = [options for options in upscaler.options if options.is_sampling]
+    assert {(o.seed, o.temperature) for o in sampled} == {(5, (0.9, 0.7, 0.7))}
+    assert {(o.block_size, o.epsilon) for o in sampled if o.accept == "distance"} == {(10, e) for e in EPSILONS}
+    fast = report["ways"]["epsilon 8"]
+    assert fast["speed_up"] == pytest.approx(10)
+    assert fast["mean_accepted_block_size"] == TOKENS / 308
+    assert (fast["equal_tokens"], fast["psnr_to_sequential"]) == (1, None)
+    assert list(pictures) == ["input", "greedy", "sequential", "epsilon 2", "epsilon 4", "epsilon 8"]
+    assert contact_sheet(pictures).shape == (16 + 3 * 128, 6 * 128, 3)
+    markdown = coupled_sampling_markdown(report)
+    assert "| epsilon 8 | 9.97 | 309.0 |" in markdown
+    assert "temperature (0.9, 0.7, 0.7), seed 5, 3 images" in markdown
+
+
+def test_a_sample_that_differs_is_noticed(pairs):
+    class Coarse(FakeUpscaler):
+        def __call__(self, sources, options, **rest):
+            result = super().__call__(sources, options, **rest)
+            if options.accept == "distance":
+                result.images[:, 0, 1] = np.where(result.images[:, 0, 1] > 9, 0, 255)
+            return result
+
+    report, _ = evaluate_coupled_sampling(pairs, Coarse(), 0.9, batch_size=3)
+    assert report["ways"]["epsilon 2"]["equal_tokens"] == pytest.approx(1 - 3 / TOKENS)
+    assert report["ways"]["epsilon 2"]["psnr_to_sequential"] < 60
+    assert report["ways"]["sequential"]["equal_tokens"] == 1
+
+
+@pytest.mark.parametrize(("temperature", "batch_size", "message"), [
+    (0.0, 3, "--temperature 0 is greedy"), (0.9, 0, "--batch-size must be at least 1, not 0"),
+])
+def test_numbers_out_of_range_are_refused_before_decoding(pairs, temperature, batch_size, message):
+    upscaler = FakeUpscaler()
+    with pytest.raises(ConfigError, match=message):
+        evaluate_coupled_sampling(pairs, upscaler, temperature, batch_size)
+    assert upscaler.batches == []
+
+
+def test_the_script_refuses_a_temperature_that_is_no_number_in_one_line(tmp_path):
+    words = [sys.executable, str(ROOT / "scripts" / "evaluate_sampling.py"), "--data", "x", "--temperature", "warm"]
+    result = subprocess.run([*words, "--output", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("evaluate_sampling: --temperature must be a number")
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,171 @@
+"""Table 2: what is measured, when it is measured again, and what is written."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fakes import TOKENS, FakeUpscaler, random_model
+from PIL import Image
+
+from superres.config import ModelConfig
+from superres.errors import ConfigError, OutputError
+from superres.pipeline import Upscaler
+from superres.tables import BLOCK_SIZES, CHECKPOINTS, PLOTS, SERIES, Table2, table2_markdown
+from superres.tasks.faces import FacePairs, area_reduce
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def pairs():
+    hr = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3)).astype(np.uint8)
+    return FacePairs(hr, area_reduce(hr, 8, 8), np.arange(3, dtype=np.int32))
+
+
+@pytest.fixture
+def opened(pairs, tmp_path):
+    """Open the table in the same folder again and again, as a run that is resumed does."""
+    return lambda: Table2(tmp_path / "table", pairs, 2, "cpu")
+
+
+def saved(table):
+    return json.loads(table.path.read_text())
+
+
+def test_the_papers_figures_are_those_of_its_table():
+    best = {name: max(series.paper.values()) for name, series in SERIES.items() if series.paper}
+    assert best == {"regular": 1.10, "approximate": 1.49, "fine-tuned": 2.23, "both": 6.79}
+    assert all(set(series.paper) - {1} == set(BLOCK_SIZES) - {1} for series in SERIES.values() if series.paper)
+    assert CHECKPOINTS == ("base", "regular", "fine-tuned", "distilled")
+
+
+def test_a_cell_holds_acceptance_quality_likelihood_and_time_of_one_block_size(opened):
+    table = opened()
+    table.add("both", FakeUpscaler())
+    cells = {cell["block_size"]: cell for cell in saved(table)["series"]["both"]["cells"]}
+    assert tuple(cells) == BLOCK_SIZES
+    cell = cells[10]
+    assert cell["config"]["accept"] == "distance"
+    assert cell["config"]["epsilon"] == 2
+    assert cell["mean_accepted_block_size"] == TOKENS / 308
+    assert cell["model_calls_per_image"] == 309
+    assert cell["speed_up"] == pytest.approx(10)
+    assert cells[1]["speed_up"] == 1
+    assert cell["survival"] == [1.0] * 10
+    assert cell["equal_tokens"] == 1
+    assert cell["psnr_to_greedy"] is None
+    assert cell["bits_per_dim_truth"] > cell["bits_per_dim_decoded"] == 0
+    assert cell["paper_mean_accepted_block_size"] == 6.79
+    assert {"psnr", "ssim", "consistency_rmse", "seconds_per_image"} <= set(cell)
+
+
+def test_a_real_network_is_measured(pairs, tmp_path):
+    tiny = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
+                       head_filter_size=8, conditioning_blocks=1, conditioning_width=4, cross_attention=False)
+    upscaler = Upscaler(random_model(tiny, dtype=torch.float32), "tiny", "89abcdef", "cpu")
+    table = Table2(tmp_path, FacePairs(pairs.hr[:1], pairs.lr[:1], pairs.ids[:1]), 2, str(upscaler.device))
+    table.add("base", upscaler)
+    (cell,) = saved(table)["series"]["base"]["cells"]
+    assert (cell["block_size"], cell["model_calls_per_image"], cell["survival"]) == (1, TOKENS + 1, [1.0])
+    assert 0 < cell["bits_per_dim_decoded"] < cell["bits_per_dim_truth"]
+
+
+def test_block_sizes_above_the_heads_are_left_out(opened):
+    table = opened()
+    table.add("regular", FakeUpscaler(model_config=ModelConfig(prediction_heads=5)))
+    table.add("base", FakeUpscaler())
+    series = saved(table)["series"]
+    assert [cell["block_size"] for cell in series["regular"]["cells"]] == [1, 2, 4]
+    assert [cell["block_size"] for cell in series["base"]["cells"]] == [1]
+    assert list(series) == ["base", "regular"]
+
+
+def test_what_is_measured_is_not_decoded_again_and_a_new_revision_is(opened):
+    opened().add("both", FakeUpscaler())
+    same, new = FakeUpscaler(), FakeUpscaler(revision="89abcdef")
+    before = saved(opened())
+    opened().add("both", same)
+    assert same.batches == []
+    assert saved(opened()) == before
+    opened().add("regular", same)
+    assert same.batches != []
+    opened().add("both", new)
+    assert new.batches != []
+    assert {name: entry["revision"] for name, entry in saved(opened())["series"].items()} == {
+        "regular": "0123abcd", "both": "89abcdef"}
+
+
+def test_a_run_that_stops_keeps_the_series_before(opened):
+    opened().add("regular", FakeUpscaler())
+    with pytest.raises(RuntimeError):
+        opened().add("approximate", FakeUpscaler(most=0))
+    assert list(saved(opened())["series"]) == ["regular"]
+
+
+def test_measurements_of_other_data_batches_or_devices_are_not_mixed(pairs, opened):
+    table = opened()
+    table.add("base", FakeUpscaler())
+    fewer = FacePairs(pairs.hr[:2], pairs.lr[:2], pairs.ids[:2])
+    for arguments, named in (((fewer, 2, "cpu"), "images 3, not 2"), ((pairs, 3, "cpu"), "batch_size 2, not 3"),
+                             ((pairs, 2, "cuda"), "device cpu, not cuda")):
+        with pytest.raises(ConfigError, match=named) as caught:
+            Table2(table.folder, *arguments)
+        assert "choose another --output" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"run": 3, "series": {}}'])
+def test_a_damaged_table_is_refused_in_one_line(opened, text):
+    table = opened()
+    table.path.write_text(text)
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        opened()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_or_batch_size_that_cannot_be_used_is_refused(pairs, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="--output"):
+        Table2(tmp_path / "file", pairs, 2, "cpu")
+    with pytest.raises(ConfigError, match="--batch-size"):
+        Table2(tmp_path, pairs, 0, "cpu")
+
+
+def test_markdown_has_the_papers_row_below_ours_and_names_what_is_missing(opened):
+    table = opened()
+    table.add("fine-tuned", FakeUpscaler())
+    lines = table2_markdown(table.document).splitlines()
+    ours = next(i for i, line in enumerate(lines) if line.startswith("| **fine-tuned** |"))
+    assert lines[ours] == "| **fine-tuned** | 1.00 | 2.00 | 4.00 | 6.00 | 8.00 | 9.97 |"
+    assert lines[ours + 1] == "| fine-tuned, paper | - | 1.59 | 2.11 | 2.23 | 2.17 | 2.04 |"
+    missing = next(line for line in lines if line.startswith("Missing: "))
+    assert "regular (needs --regular)" in missing
+    assert "both (needs --fine-tuned)" in missing
+    assert "fine-tuned (" not in missing
+
+
+@pytest.mark.parametrize("names", [["base"], list(SERIES)], ids=["base alone", "all"])
+def test_views_are_a_table_and_a_plot_each(opened, names):
+    table = opened()
+    for name in names:
+        table.add(name, FakeUpscaler())
+    paths = table.write_views()
+    assert [path.name for path in paths] == ["table2.md", *PLOTS]
+    assert {path.name for path in table.folder.iterdir()} == {"table2.json", "table2.md", *PLOTS}
+    for path in paths[1:]:
+        with Image.open(io.BytesIO(path.read_bytes())) as image:
+            assert image.size == (900, 600)
+
+
+def test_the_script_refuses_a_run_without_a_checkpoint_in_one_line(tmp_path):
+    words = [sys.executable, str(ROOT / "scripts" / "reproduce_tables.py"), "table2", "--data", "x", "--output"]
+    result = subprocess.run([*words, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == ["reproduce_tables: no checkpoint to measure; give at least one of --base, "
+                                          "--regular, --fine-tuned, --distilled"]
