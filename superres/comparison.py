@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.evaluation import agreement, decode_interleaved, mean_bits_per_dim
+from superres.evaluation import agreement, decode_interleaved, markdown_table, mean_bits_per_dim, number_text
 from superres.pipeline import Upscaler
 from superres.tasks.faces import FacePairs
 
@@ -91,12 +91,12 @@ def pareto_front(points: dict[DecodeConfig, tuple[float, float]]) -> set[DecodeC
 
 
 COLUMNS = {
-    "mean_accepted_block_size": ("mean accepted block size", ".2f"), "model_calls_per_image": ("model calls", ".0f"),
-    "seconds_per_image": ("s/image", ".3f"), "speed_up": ("speed-up", ".2f"),
-    "psnr_to_greedy": ("PSNR to greedy, dB", ".2f"), "psnr_difference": ("PSNR to the truth over greedy's, dB", "+.3f"),
-    "bits_per_dim": ("bits/dim", ".3f"), "bits_loss": ("bits/dim over greedy's", "+.3f"),
+    "mean_accepted_block_size": ("mean accepted block size", 2), "model_calls_per_image": ("model calls", 0),
+    "seconds_per_image": ("s/image", 3), "speed_up": ("speed-up", 2),
+    "psnr_to_greedy": ("PSNR to greedy, dB", 2), "psnr_difference": ("PSNR to the truth over greedy's, dB", 3),
+    "bits_per_dim": ("bits/dim", 3), "bits_loss": ("bits/dim over greedy's", 3),
 }
-"""Columns of a comparison's table: heading and format by score."""
+"""Columns of a comparison's table: heading and decimals by score."""
 
 
 def comparison_table(rows: dict[DecodeConfig, Scores], marks: dict[DecodeConfig, str]) -> str:
@@ -107,18 +107,11 @@ def comparison_table(rows: dict[DecodeConfig, Scores], marks: dict[DecodeConfig,
         marks: what the first column says of some of them.
     """
     shown = [name for name in COLUMNS if all(name in scores for scores in rows.values())]
-    lines = [["", "settings", *(COLUMNS[name][0] for name in shown)], ["---"] * 2 + ["---:"] * len(shown)]
-    for options, scores in rows.items():
-        cells = (_cell(scores[name], COLUMNS[name][1]) for name in shown)
-        lines.append([marks.get(options, ""), label(options), *cells])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
-    )
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    lines = [
+        [marks.get(options, ""), label(options), *(number_text(scores[name], COLUMNS[name][1]) for name in shown)]
+        for options, scores in rows.items()
+    ]
+    return markdown_table(["", "settings", *(COLUMNS[name][0] for name in shown)], lines)
 
 
 def as_rows(rows: dict[DecodeConfig, Scores]) -> list[dict[str, object]]:
