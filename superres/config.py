@@ -201,6 +201,8 @@ class DecodeConfig(Config):
             blue.
         seed: key of the sampling noise.
         budget: largest sum of |proposal - verified token| along a block that "drift-budget" accepts, in grey levels.
+        noise: how samples are drawn, a name in `superres.decoding.noise.NOISES`: "gumbel" for any tokens, "quantile"
+            for intensities, whose proposals it keeps close to the verifier's samples.
     """
 
     block_size: int | None = None
@@ -211,6 +213,7 @@ class DecodeConfig(Config):
     temperature: float | tuple[float, ...] = 0.0
     seed: int = 0
     budget: int = 8
+    noise: str = "gumbel"
 
     def __post_init__(self) -> None:
         k = self.block_size

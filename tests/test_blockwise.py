@@ -16,6 +16,7 @@ from superres.config import PRESETS, DecodeConfig
 from superres.decoding import blockwise
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.blockwise import BlockwiseLoop, accepted_length, check_options, decode
+from superres.decoding.noise import NOISES
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.reference import separate_reference, sequential_reference
 from superres.errors import ConfigError
@@ -32,9 +33,9 @@ def small(variant):
 
 
 @cache
-def greedy(variant, temperature=0.0, seed=0):
+def greedy(variant, temperature=0.0, seed=0, noise="gumbel"):
     model, source = small(variant)
-    options = DecodeConfig(temperature=temperature, seed=seed)
+    options = DecodeConfig(temperature=temperature, seed=seed, noise=noise)
     return torch.tensor([sequential_reference(model, source[r : r + 1], options, r) for r in range(ROWS)])
 
 
@@ -42,7 +43,7 @@ def check_exact(variant, options, proposer=None, width=None):
     """Decode a ragged batch and compare it with the plain decoder, token for token."""
     model, source = small(variant)
     decoded = decode(model, source, options, proposer=proposer, width=width)
-    assert torch.equal(decoded.tokens, greedy(variant, options.temperature, options.seed))
+    assert torch.equal(decoded.tokens, greedy(variant, options.temperature, options.seed, options.noise))
     assert decoded.lengths.tolist() == [model.length] * ROWS
     check_traces(decoded, options.block_size or model.prediction_heads)
     return decoded
@@ -122,10 +123,11 @@ def test_exact_equals_greedy_at_any_width(variant, block_size, more):
     check_exact(variant, DecodeConfig(block_size=block_size), width=block_size + more)
 
 
+@pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("block_size", [1, 2, 5])
 @pytest.mark.parametrize("variant", ["base aids", "as published", "causal attention"])
-def test_sampling_equals_sequential_sampling_with_the_same_seed(variant, block_size):
-    check_exact(variant, DecodeConfig(block_size=block_size, temperature=0.9, seed=7))
+def test_sampling_equals_sequential_sampling_with_the_same_seed(variant, block_size, noise):
+    check_exact(variant, DecodeConfig(block_size=block_size, temperature=0.9, seed=7, noise=noise))
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 5])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Criterion
-from superres.decoding.noise import GumbelNoise
+from superres.decoding.noise import NOISES
 from superres.decoding.proposal import Context, HeadProposer, Proposer
 from superres.decoding.trace import RowTrace, TraceRecorder
 from superres.errors import ConfigError
@@ -44,7 +44,7 @@ class Chooser:
     def __init__(self, options: DecodeConfig, keys: Tensor, vocabulary: int) -> None:
         """Prepare for rows keyed by `keys` [B]."""
         self.temperatures = torch.tensor(options.temperatures, dtype=torch.float64, device=keys.device)
-        self.noise = GumbelNoise(options.seed, keys, vocabulary) if options.is_sampling else None
+        self.noise = NOISES[options.noise](options.seed, keys, vocabulary) if options.is_sampling else None
 
     def adjust(self, scores: Tensor, position: Tensor) -> Tensor:
         """Return the scores [B, N, V] of target positions [B, N] whose argmax is the choice."""
@@ -52,7 +52,7 @@ class Chooser:
             return scores
         # Intensities follow one another as red, green, blue.
         temperature = self.temperatures[position % len(self.temperatures)].unsqueeze(-1)
-        return scores / temperature.to(scores.dtype) + self.noise.at(position).to(scores.dtype)
+        return self.noise.adjust(scores / temperature.to(scores.dtype), position)
 
     def choose(self, scores: Tensor, position: Tensor) -> Tensor:
         """Return the chosen tokens [B, N]."""
@@ -160,11 +160,13 @@ def check_options(options: DecodeConfig, prediction_heads: int) -> int:
     """Return the block size that `options` asks of a model.
 
     Raises:
-        ConfigError: it exceeds the prediction heads, the minimum block exceeds it, or the criterion is unknown or
-            cannot use its settings.
+        ConfigError: it exceeds the prediction heads, the minimum block exceeds it, the criterion or the noise is
+            unknown, or the criterion cannot use its settings.
     """
     if options.accept not in CRITERIA:
         raise ConfigError(f"unknown acceptance {options.accept!r}; choose one of {', '.join(CRITERIA)}")
+    if options.noise not in NOISES:
+        raise ConfigError(f"unknown noise {options.noise!r}; choose one of {', '.join(NOISES)}")
     CRITERIA[options.accept](options)
     block_size = prediction_heads if options.block_size is None else options.block_size
     if block_size > prediction_heads:

@@ -1,10 +1,13 @@
-"""Counter-based Gumbel noise: what is added to a score depends on (seed, key of the sequence, position, token) alone.
+"""Counter-based noise that turns sampling into a deterministic decode: it depends on (seed, key, position) alone.
 
-argmax(scores / T + noise) is a sample of softmax(scores / T). Since verifier and proposers add the same noise,
-sampling turns into a deterministic decode, and its result does not depend on block size, batch or order of images.
+Verifier and proposers see the same noise, so blockwise acceptance works as for greedy decoding, and a sample does not
+depend on block size, batch or order of images. All kinds sample softmax(scores) exactly. They
+differ in what happens where a proposer's scores are only close to the verifier's, as they always are.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,8 +29,8 @@ def mix(x: Tensor) -> Tensor:
     return _shift_xor(x, 31)
 
 
-class GumbelNoise:
-    """Standard Gumbel noise for a batch of sequences."""
+class Noise(Protocol):
+    """Noise for a batch of sequences."""
 
     def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
         """Key the noise.
@@ -37,14 +40,65 @@ class GumbelNoise:
             keys: int64 [B], one a sequence (e.g. derived from an image's content).
             vocabulary: V.
         """
+        ...
+
+    def adjust(self, scores: Tensor, position: Tensor) -> Tensor:
+        """Return scores [B, N, V] whose argmax is a sample of softmax(`scores`), for target positions [B, N]."""
+        ...
+
+
+class Uniforms:
+    """Uniform numbers keyed by seed, sequence and a counter."""
+
+    def __init__(self, seed: int, keys: Tensor) -> None:
+        """Key them by `seed` in [0, 2**63) and `keys`, int64 [B]."""
         seeded = mix(torch.full_like(keys, seed) * _GOLDEN + _GOLDEN)
         self.streams = mix(seeded ^ mix(keys + _SECOND))
+
+    def at(self, counter: Tensor) -> Tensor:
+        """Return float64 numbers in (0, 1) for counters [B, ...]."""
+        streams = self.streams.view(-1, *[1] * (counter.dim() - 1))
+        # 52 bits: with half a step added they stay below 1, where Gumbel noise would be infinite.
+        bits = (mix(streams + (counter + 1) * _GOLDEN) >> 12) & ((1 << 52) - 1)
+        return (bits.double() + 0.5) * 2.0**-52
+
+
+class GumbelNoise:
+    """Standard Gumbel noise on every score (the Gumbel-max trick); no order of the tokens is assumed."""
+
+    def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
+        """See `Noise`."""
+        self.uniforms = Uniforms(seed, keys)
         self.tokens = torch.arange(vocabulary, device=keys.device)
 
     def at(self, position: Tensor) -> Tensor:
         """Return the noise of every token at target positions `position` [B, N]: float64 [B, N, V]."""
-        counter = position.unsqueeze(-1) * len(self.tokens) + self.tokens + 1
-        # 52 bits: with half a step added they stay below 1, where the noise would be infinite.
-        bits = (mix(self.streams[:, None, None] + counter * _GOLDEN) >> 12) & ((1 << 52) - 1)
-        uniform = (bits.double() + 0.5) * 2.0**-52
+        uniform = self.uniforms.at(position.unsqueeze(-1) * len(self.tokens) + self.tokens)
         return -(-uniform.log()).log()
+
+    def adjust(self, scores: Tensor, position: Tensor) -> Tensor:
+        """See `Noise.adjust`."""
+        return scores + self.at(position).to(scores.dtype)
+
+
+class QuantileNoise:
+    """One uniform number u a position; the sample is the token where the cumulative distribution passes u.
+
+    For tokens in order, as intensities are: if a proposer's distribution lies two grey levels beside the verifier's,
+    so does its sample. Gumbel noise would as likely send the two samples to opposite ends of the distribution.
+    """
+
+    def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
+        """See `Noise`."""
+        self.uniforms = Uniforms(seed, keys)
+
+    def adjust(self, scores: Tensor, position: Tensor) -> Tensor:
+        """Return minus the distance of u from each token's part of the cumulative distribution; see `Noise.adjust`."""
+        probability = scores.softmax(-1)
+        upper = probability.cumsum(-1)
+        u = self.uniforms.at(position).unsqueeze(-1).to(scores.dtype)
+        return -torch.maximum(upper - probability - u, u - upper).clamp(min=0)
+
+
+NOISES: dict[str, type[Noise]] = {"gumbel": GumbelNoise, "quantile": QuantileNoise}
+"""Kinds of noise by the name that users give."""
