@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from superres.batch_plan import ON_EXISTING, BatchOptions, parse_shard, plan, require_choice
-from superres.config import HEAD_LOSSES, PRESETS, DecodeConfig, TrainConfig
+from superres.config import HEAD_LAYERS, HEAD_LOSSES, PRESETS, DecodeConfig, TrainConfig
 from superres.errors import OutputError, SuperresError
 from superres.tasks.faces import SOURCES, SPLITS
 from superres.tasks.faces import Split as SplitName
@@ -42,15 +42,17 @@ def choices(names: Sequence[str]) -> str:
 
 
 class DecodingCommand(TyperCommand):
-    """A command with decoding options: its help lists the registered criteria, which are imported only then."""
+    """A command with decoding options: its help lists the registered names, which are imported only then."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 -- their types move with typer
         """Write the help."""
         from superres.decoding.acceptance import CRITERIA
+        from superres.decoding.proposal import PROPOSERS
 
+        registered = {"accept": list(CRITERIA), "proposer": list(PROPOSERS)}
         for parameter in self.params:
-            if parameter.name == "accept":
-                parameter.metavar = choices(list(CRITERIA))
+            if parameter.name in registered:
+                parameter.metavar = choices(registered[parameter.name])
         super().format_help(ctx, formatter)
 
 
@@ -60,6 +62,7 @@ Checkpoint = Annotated[str, typer.Option(metavar="NAME|DIR", help="Bundled check
 BlockSize = Annotated[int | None, typer.Option(metavar="K", help="Tokens proposed a step; 1 is greedy. "
                                                "[default: all prediction heads]", show_default=False)]
 Accept = Annotated[str, typer.Option(metavar="CRITERION", help="When a proposal is accepted.")]
+Proposer = Annotated[str, typer.Option(metavar="NAME", help="Where proposals come from.")]
 Epsilon = Annotated[int, typer.Option(metavar="E", help="distance: largest difference accepted, in grey levels.")]
 TopK = Annotated[int, typer.Option(metavar="N", help="top-k: rank within which a proposal is accepted.")]
 MinBlock = Annotated[int, typer.Option(metavar="L", help="Tokens accepted a step at the least.")]
@@ -89,6 +92,9 @@ Heads = Annotated[int, typer.Option(metavar="K", help="Prediction heads p1..pk."
 Freeze = Annotated[bool, typer.Option("--freeze-base", help="Train the new heads alone; p1 stays the base.")]
 HeadLoss = Annotated[str, typer.Option(metavar=choices(HEAD_LOSSES), help="All heads on some positions, or one "
                                        "random head a minibatch as in the paper.")]
+HeadDecay = Annotated[float, typer.Option(metavar="D", help="Head i counts D**(i - 2) in the loss of the heads.")]
+HeadLayer = Annotated[str | None, typer.Option(metavar=choices(HEAD_LAYERS), help="Layer that makes the heads. "
+                                               "[default: that of --start]", show_default=False)]
 Minutes = Annotated[float | None, typer.Option(metavar="M", help="Length in minutes of training, over all resumes.",
                                                show_default=False)]
 Steps = Annotated[int | None, typer.Option(metavar="N", help="Length in steps.", show_default=False)]
@@ -118,20 +124,20 @@ def upscale(
     top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block, samples: Samples = 1,
     temperature: Temperature = DEFAULTS.temperature, seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", recursive: Recursive = False, source: Source = "auto", on_existing: OnExisting = "skip",
-    shard: Shard = "0/1", manifest: Manifest = None,
+    shard: Shard = "0/1", manifest: Manifest = None, proposer: Proposer = DEFAULTS.proposer,
 ) -> None:
     """Upscale images and folders of images: each becomes a 32x32 PNG.
 
     Exit code 0: all succeeded; 1: some failed, the rest are done; 2: bad usage, nothing was decoded.
     """
-    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, temperature, seed)
+    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, temperature, seed, proposer)
     options = BatchOptions(output, batch_size, samples, source, recursive, on_existing, parse_shard(shard), manifest)
 
     from superres.batch import check_samples, say, upscale_files
 
     check_samples(decode, samples)
     jobs = plan(inputs, options)
-    summary = upscale_files(jobs, load_upscaler(checkpoint, device, accept), options, decode)
+    summary = upscale_files(jobs, load_upscaler(checkpoint, device, accept, proposer), options, decode)
     say(summary.line())
     raise typer.Exit(summary.exit_code)
 
@@ -148,9 +154,10 @@ def images(
     top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block,
     temperature: Temperature = DEFAULTS.temperature, seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", greedy: Greedy = True, sheet: Sheet = None, as_json: AsJson = False,
+    proposer: Proposer = DEFAULTS.proposer,
 ) -> None:
     """Score decoding next to nearest, bicubic and greedy on the same images: quality, bits/dim, block size, speed."""
-    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, temperature, seed)
+    decode = DecodeConfig(block_size, accept, epsilon, top_k, min_block, temperature, seed, proposer)
     require_choice("--split", split, SPLITS)
 
     from superres.batch import encode_png, prepare_folder, write_atomically
@@ -158,7 +165,7 @@ def images(
     from superres.tasks.faces import read_faces
 
     pairs = read_faces(data, cast(SplitName, split), limit)
-    upscaler = load_upscaler(checkpoint, device, accept)
+    upscaler = load_upscaler(checkpoint, device, accept, proposer)
     if sheet is not None:
         prepare_folder(sheet.parent, "--sheet")
     report, pictures = evaluate_images(pairs, upscaler, decode, batch_size, greedy)
@@ -201,15 +208,17 @@ def heads(
     freeze_base: Freeze = False, head_loss: HeadLoss = TRAINING.head_loss, minutes: Minutes = None,
     steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
     precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
-    gradient_checkpointing: Recompute = False,
+    gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
+    head_layer: HeadLayer = None,
 ) -> None:
     """Train prediction heads on a trained base, which is fine-tuned or frozen; writes DIR/checkpoint."""
     settings = {
         "stage": "heads", "freeze_base": freeze_base, "head_loss": head_loss, "minutes": minutes, "steps": steps,
         "batch_size": batch_size, "learning_rate": learning_rate, "precision": precision, "seed": seed,
-        "gradient_checkpointing": gradient_checkpointing,
+        "gradient_checkpointing": gradient_checkpointing, "head_decay": head_decay,
     }
-    _train(settings, data=data, output=output, dev=dev, start=start, prediction_heads=prediction_heads, limit=limit)
+    _train(settings, data=data, output=output, dev=dev, start=start, prediction_heads=prediction_heads, limit=limit,
+           head_layer=head_layer)
 
 
 def _train(values: dict[str, Any], **stage_options: Any) -> None:  # noqa: ANN401 -- those of superres.training.Stage
@@ -238,8 +247,8 @@ def _train(values: dict[str, Any], **stage_options: Any) -> None:  # noqa: ANN40
     raise typer.Exit(0 if done else INTERRUPTED)
 
 
-def load_upscaler(checkpoint: str, device: str, accept: str) -> Upscaler:
-    """Check the names of the device and the criterion, and load the checkpoint.
+def load_upscaler(checkpoint: str, device: str, accept: str, proposer: str = DEFAULTS.proposer) -> Upscaler:
+    """Check the names of the device, the criterion and the proposer, and load the checkpoint.
 
     Raises:
         ConfigError: an unknown name, or a device that this machine lacks.
@@ -247,8 +256,10 @@ def load_upscaler(checkpoint: str, device: str, accept: str) -> Upscaler:
     """
     require_choice("--device", device, DEVICES)
     from superres.decoding.acceptance import CRITERIA
+    from superres.decoding.proposal import PROPOSERS
 
     require_choice("--accept", accept, list(CRITERIA))
+    require_choice("--proposer", proposer, list(PROPOSERS))
     from superres.pipeline import Upscaler
 
     return Upscaler.load(checkpoint, device)

@@ -256,13 +256,14 @@ class Trainer:
         folder = self.folder / "state"
         try:
             document = json.loads((folder / "state.json").read_text())
-            same = (document["model"], document["settings"])
+            # Through the settings' own classes, so that a setting newer than the run has its default.
+            there = ModelConfig.from_dict(document["model"]), TrainConfig.from_dict(document["settings"])
             position = document["step"], document["seconds"], document["history"]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, ConfigError) as error:
             raise CheckpointError(f"{folder}/state.json is damaged ({error!r}); choose a new run folder") from error
-        ours = json.loads(json.dumps([self.model.config.to_dict(), self.settings.to_dict()]))
-        for saved, current in zip(same, ours, strict=True):
-            different = [f"{k} {saved.get(k)!r} there, {v!r} now" for k, v in current.items() if saved.get(k) != v]
+        for saved, current in zip(there, (self.model.config, self.settings), strict=True):
+            before = saved.to_dict()
+            different = [f"{k} {before[k]!r} there, {v!r} now" for k, v in current.to_dict().items() if before[k] != v]
             if different:
                 raise CheckpointError(f"{self.folder} was started with other settings ({'; '.join(different)}); "
                                       "repeat those or choose a new run folder")
@@ -313,6 +314,7 @@ class Stage:
         start: checkpoint to start from; needed by the stage "heads".
         preset: network of the stage "base", a name in PRESETS, unless `start` gives one.
         prediction_heads: K of the stage "heads".
+        head_layer: of the stage "heads", a name in HEAD_LAYERS; as in `start` if None.
         limit: use the first images of `data` only.
     """
 
@@ -324,6 +326,7 @@ class Stage:
     preset: str = "base"
     prediction_heads: int = 10
     limit: int | None = None
+    head_layer: str | None = None
 
     def network(self) -> ModelConfig:
         """Return the settings of the network to train.
@@ -334,7 +337,10 @@ class Stage:
         """
         heads = self.prediction_heads if self.settings.stage == "heads" else 1
         if self.start is not None:
-            return dataclasses.replace(ModelConfig.from_dict(read_config(self.start)["model"]), prediction_heads=heads)
+            values: dict[str, Any] = {**read_config(self.start)["model"], "prediction_heads": heads}
+            if self.head_layer is not None:
+                values["head_layer"] = self.head_layer
+            return ModelConfig.from_dict(values)
         if self.settings.stage == "heads":
             raise ConfigError("stage heads needs a trained base; name its folder with --start")
         if self.preset not in PRESETS:
