@@ -17,9 +17,8 @@ class PredictionHeads(nn.Module):
     filter, fully connected to all k outputs. With identity p1, head 1 has no layer, so a frozen base keeps its scores.
     With aligned conditioning, a head also sees the vector of its own target: it is known before decoding starts.
 
-    "sequential" is per-head, and a head also sees the tokens between p1's target and its own, the ones proposed before
-    it, as deviations from their estimates: the true ones in training, those just chosen in decoding. So the proposals
-    of a block fit together.
+    "sequential" is per-head, and a head also sees the tokens from p1's target up to its own, as deviations from their
+    estimates: the true ones in training, those just proposed in decoding. So the proposals of a block fit together.
     """
 
     visible: Tensor
