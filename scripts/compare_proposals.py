@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -70,13 +71,13 @@ def measure(name: str, folder: Path, pairs: FacePairs, heads: int, batch_size: i
     layer = upscaler.model.heads
     proposers = [proposer for proposer in PROPOSERS if PROPOSERS[proposer].uses_heads == (layer is not None)]
     ways = {
-        (proposer, criterion): dataclasses.replace(options, block_size=heads, proposer=proposer)
+        f"{proposer} {criterion}": dataclasses.replace(options, block_size=heads, proposer=proposer)
         for proposer in proposers for criterion, options in CRITERIA.items()
     }
-    decoded = decode_interleaved(pairs.lr, upscaler, {" ".join(way): options for way, options in ways.items()}, batch_size)
+    decoded = decode_interleaved(pairs.lr, upscaler, ways, batch_size)
     parameters = 0 if layer is None else sum(weight.numel() for weight in layer.parameters())
     rows = []
-    for proposer, criterion in ways:
+    for proposer, criterion in itertools.product(proposers, CRITERIA):
         result = decoded[f"{proposer} {criterion}"]
         scores = agreement(result.images, decoded[f"{proposer} exact"].images, pairs.hr)
         rows.append({
