@@ -116,7 +116,7 @@ def resolve_options(decode: DecodeConfig, upscaler: Upscaler, samples: int = 1) 
     """Return `decode` with the block size filled in, having checked it against the checkpoint.
 
     Raises:
-        ConfigError: the block size exceeds the prediction heads, or greedy decoding is asked for several samples.
+        ConfigError: the block size does not fit the checkpoint, or greedy decoding is asked for several samples.
     """
     block_size = check_options(decode, upscaler.model_config.prediction_heads)
     check_samples(decode, samples)

@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 
 from superres.batch_plan import ON_EXISTING, BatchOptions, parse_shard, plan, require_choice
 from superres.config import (
+    HEAD_LAYERS,
     HEAD_LOSSES,
     PRESETS,
     DecodeConfig,
@@ -54,16 +55,24 @@ def choices(names: Sequence[str]) -> str:
 
 
 class DecodingCommand(TyperCommand):
-    """A command with decoding options: its help lists the registered criteria, which are imported only then."""
+    """A command with decoding options: its help lists the registered names, which are imported only then."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 -- their types move with typer
         """Write the help."""
-        from superres.decoding.acceptance import CRITERIA
-
+        registered = registered_names()
         for parameter in self.params:
-            if parameter.name == "accept":
-                parameter.metavar = choices(list(CRITERIA))
+            if parameter.name in registered:
+                parameter.metavar = choices(registered[parameter.name])
         super().format_help(ctx, formatter)
+
+
+def registered_names() -> dict[str, list[str]]:
+    """Return the names that may be given for each decoding option that takes one."""
+    from superres.decoding.acceptance import CRITERIA
+    from superres.decoding.noise import NOISES
+    from superres.decoding.proposal import PROPOSERS
+
+    return {"accept": list(CRITERIA), "proposer": list(PROPOSERS), "noise": list(NOISES)}
 
 
 Inputs = Annotated[list[Path], typer.Argument(metavar="INPUT...", help="Images, and folders of images.")]
@@ -76,6 +85,8 @@ Epsilon = Annotated[str, typer.Option(metavar="E[,E...]", help="Largest differen
                                       "distance and drift-budget, one an offset (the last repeats) for "
                                       "distance-by-offset, and red,green,blue for distance-by-channel.")]
 Budget = Annotated[int, typer.Option(metavar="N", help="drift-budget: largest sum of differences along a block.")]
+Proposer = Annotated[str, typer.Option(metavar="NAME", help="Where proposals come from.")]
+Noise = Annotated[str, typer.Option(metavar="NAME", help="How samples are drawn; quantile keeps proposals close.")]
 TopK = Annotated[int, typer.Option(metavar="N", help="top-k: rank within which a proposal is accepted.")]
 MinBlock = Annotated[int, typer.Option(metavar="L", help="Tokens accepted a step at the least.")]
 Samples = Annotated[int, typer.Option(metavar="N", help="Pictures an input; <name>-1.png and so on if more than 1.")]
@@ -117,6 +128,9 @@ Piece = Annotated[float | None, typer.Option("--piece-minutes", metavar="M", hel
 Freeze = Annotated[bool, typer.Option("--freeze-base", help="Train the new heads alone; p1 stays the base.")]
 HeadLoss = Annotated[str, typer.Option(metavar=choices(HEAD_LOSSES), help="All heads on some positions, or one "
                                        "random head a minibatch as in the paper.")]
+HeadDecay = Annotated[float, typer.Option(metavar="D", help="Head i counts D**(i - 2) in the loss of the heads.")]
+HeadLayer = Annotated[str | None, typer.Option(metavar=choices(HEAD_LAYERS), help="Layer that makes the heads. "
+                                               "[default: that of --start]", show_default=False)]
 Minutes = Annotated[float | None, typer.Option(metavar="M", help="Length in minutes of training, over all resumes.",
                                                show_default=False)]
 Steps = Annotated[int | None, typer.Option(metavar="N", help="Length in steps.", show_default=False)]
@@ -147,7 +161,8 @@ def upscale(
     top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block, samples: Samples = 1,
     temperature: Temperature = str(DEFAULTS.temperature), seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", recursive: Recursive = False, source: Source = "auto", on_existing: OnExisting = "skip",
-    shard: Shard = "0/1", manifest: Manifest = None,
+    shard: Shard = "0/1", manifest: Manifest = None, proposer: Proposer = DEFAULTS.proposer,
+    noise: Noise = DEFAULTS.noise,
 ) -> None:
     """Upscale images and folders of images: each becomes a 32x32 PNG.
 
@@ -155,15 +170,14 @@ def upscale(
 
     Exit code 0: all succeeded; 1: some failed, the rest are done; 2: bad usage, nothing was decoded.
     """
-    decode = DecodeConfig(block_size, accept, parse_epsilon(epsilon), top_k, min_block,
-                          parse_temperature(temperature), seed, budget=budget)
+    decode = decode_config(context)
     options = BatchOptions(output, batch_size, samples, source, recursive, on_existing, parse_shard(shard), manifest)
 
     from superres.batch import check_samples, say, upscale_files
 
     check_samples(decode, samples)
     jobs = plan(inputs, options)
-    upscaler = load_upscaler(checkpoint, device, accept)
+    upscaler = load_upscaler(checkpoint, device, decode)
     decode = upscaler.default.changed(given_options(context, decode))
     summary = upscale_files(jobs, upscaler, options, decode)
     say(summary.line())
@@ -177,16 +191,16 @@ def evaluate() -> None:
 
 @evaluate_app.command(cls=DecodingCommand)
 def images(
-    data: Data, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid", limit: Limit = None,
-    block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept,
+    context: typer.Context, data: Data, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid",
+    limit: Limit = None, block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept,
     epsilon: Epsilon = str(DEFAULTS.epsilon), budget: Budget = DEFAULTS.budget,
     top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block, samples: Draws = 1,
     temperature: Temperature = str(DEFAULTS.temperature), seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", greedy: Greedy = True, sheet: Sheet = None, as_json: AsJson = False,
+    proposer: Proposer = DEFAULTS.proposer, noise: Noise = DEFAULTS.noise,
 ) -> None:
     """Score decoding next to nearest, bicubic and greedy on the same images: quality, bits/dim, block size, speed."""
-    decode = DecodeConfig(block_size, accept, parse_epsilon(epsilon), top_k, min_block,
-                          parse_temperature(temperature), seed, budget=budget)
+    decode = decode_config(context)
     require_choice("--split", split, SPLITS)
 
     from superres.batch import check_samples, encode_png, prepare_folder, write_result
@@ -196,7 +210,7 @@ def images(
 
     check_samples(decode, samples)
     pairs = read_faces(data, cast(SplitName, split), limit)
-    upscaler = load_upscaler(checkpoint, device, accept)
+    upscaler = load_upscaler(checkpoint, device, decode)
     if sheet is not None:
         prepare_folder(sheet.parent, "--sheet")
     report, pictures = evaluate_images(pairs, upscaler, decode, batch_size, greedy)
@@ -238,7 +252,7 @@ def tune(
     folder = find_checkpoint(checkpoint)
     if save:
         prepare_folder(folder, "--checkpoint, or give --no-save")
-    upscaler = load_upscaler(checkpoint, device, DEFAULTS.accept)
+    upscaler = load_upscaler(checkpoint, device, DEFAULTS)
     report, table, fastest = search(pairs, upscaler, bound, batch_size)
     if save:
         save_default(folder, upscaler.device.type, fastest)
@@ -278,15 +292,17 @@ def heads(
     freeze_base: Freeze = False, head_loss: HeadLoss = TRAINING.head_loss, minutes: Minutes = None,
     steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
     precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
-    gradient_checkpointing: Recompute = False,
+    gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
+    head_layer: HeadLayer = None,
 ) -> None:
     """Train prediction heads on a trained base, which is fine-tuned or frozen; writes DIR/checkpoint."""
     settings = {
         "stage": "heads", "freeze_base": freeze_base, "head_loss": head_loss, "minutes": minutes, "steps": steps,
         "batch_size": batch_size, "learning_rate": learning_rate, "precision": precision, "seed": seed,
-        "gradient_checkpointing": gradient_checkpointing,
+        "gradient_checkpointing": gradient_checkpointing, "head_decay": head_decay,
     }
-    _train(settings, data=data, output=output, dev=dev, start=start, prediction_heads=prediction_heads, limit=limit)
+    _train(settings, data=data, output=output, dev=dev, start=start, prediction_heads=prediction_heads, limit=limit,
+           head_layer=head_layer)
 
 
 @train_app.command()
@@ -301,7 +317,7 @@ def decode(
     from superres.tasks.faces import read_faces
 
     pairs = read_faces(data, "train", limit)
-    upscaler = load_upscaler(checkpoint, device, options.accept)
+    upscaler = load_upscaler(checkpoint, device, options)
     with _training_bar(len(pairs), "image") as (bar, stop):
 
         def report(record: dict[str, float]) -> None:
@@ -386,6 +402,18 @@ def _finish(output: Path, done: bool) -> None:
     raise typer.Exit(0 if done else INTERRUPTED)
 
 
+def decode_config(context: typer.Context) -> DecodeConfig:
+    """Return the decoding settings of a command that has an option for each.
+
+    Raises:
+        ConfigError: a setting is out of range, or two contradict one another.
+    """
+    values = {name: context.params[name] for name in DEFAULTS.to_dict()}
+    values["epsilon"] = parse_epsilon(values["epsilon"])
+    values["temperature"] = parse_temperature(values["temperature"])
+    return DecodeConfig(**values)
+
+
 def given_options(context: typer.Context, decode: DecodeConfig) -> dict[str, Any]:
     """Return those of the settings `decode` that stand on the command line, rather than being an option's default."""
     sources = {name: context.get_parameter_source(name) for name in decode.to_dict()}
@@ -393,17 +421,16 @@ def given_options(context: typer.Context, decode: DecodeConfig) -> dict[str, Any
     return {name: getattr(decode, name) for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
-def load_upscaler(checkpoint: str, device: str, accept: str) -> Upscaler:
-    """Check the names of the device and the criterion, and load the checkpoint.
+def load_upscaler(checkpoint: str, device: str, decode: DecodeConfig) -> Upscaler:
+    """Check the names of the device, the criterion, the proposer and the noise, and load the checkpoint.
 
     Raises:
         ConfigError: an unknown name, or a device that this machine lacks.
         CheckpointError: the checkpoint is missing or damaged.
     """
     require_choice("--device", device, DEVICES)
-    from superres.decoding.acceptance import CRITERIA
-
-    require_choice("--accept", accept, list(CRITERIA))
+    for option, names in registered_names().items():
+        require_choice(f"--{option}", getattr(decode, option), names)
     from superres.pipeline import Upscaler
 
     return Upscaler.load(checkpoint, device)

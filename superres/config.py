@@ -46,6 +46,9 @@ class Config:
             raise ConfigError(f"{cls.__name__} cannot be built from {values}: {error}") from error
 
 
+HEAD_LAYERS = ("per-head", "dense", "sequential")
+
+
 @dataclass(frozen=True)
 class ModelConfig(Config):
     """The network; `PRESETS` holds the named ones.
@@ -67,7 +70,8 @@ class ModelConfig(Config):
         norm: "pre" (normalise before a sub-layer) or "post" (after the residual sum, as published).
         dropout: probability of dropping a sub-layer's output while training.
         prediction_heads: K, heads p1..pk; 1 is a plain autoregressive model.
-        head_layer: "per-head" (block-diagonal) or "dense" (the paper's, fully connected across heads).
+        head_layer: "per-head" (block-diagonal), "dense" (the paper's, fully connected across heads) or "sequential"
+            (per-head, and a head sees the tokens proposed before its own; needs `numeric_neighbourhood`).
         head_filter_size: hidden size of one prediction head's layer.
         identity_p1: head 1 is the base model's own output; False sends it through the head layer, as published.
         aligned_conditioning: add an enlargement of the memory to the decoder input, position by position.
@@ -95,7 +99,7 @@ class ModelConfig(Config):
     norm: Literal["pre", "post"] = "pre"
     dropout: float = 0.0
     prediction_heads: int = 1
-    head_layer: Literal["per-head", "dense"] = "per-head"
+    head_layer: Literal["per-head", "dense", "sequential"] = "per-head"
     head_filter_size: int = 64
     identity_p1: bool = True
     aligned_conditioning: bool = True
@@ -127,8 +131,10 @@ class ModelConfig(Config):
         require(self.attention in ("local_1d", "causal"),
                 f"attention must be local_1d or causal, not {self.attention!r}")
         require(self.norm in ("pre", "post"), f"norm must be pre or post, not {self.norm!r}")
-        require(self.head_layer in ("per-head", "dense"),
-                f"head_layer must be per-head or dense, not {self.head_layer!r}")
+        require(self.head_layer in HEAD_LAYERS,
+                f"head_layer must be one of {', '.join(HEAD_LAYERS)}, not {self.head_layer!r}")
+        require(self.numeric_neighbourhood or self.head_layer != "sequential",
+                "head_layer sequential needs numeric_neighbourhood")
         require(0.0 <= self.dropout < 1.0, f"dropout must be in [0, 1), not {self.dropout!r}")
         require(self.free_scores or self.ordinal_output, "a model without free_scores needs ordinal_output")
         require(self.numeric_neighbourhood or not self.cell_remainder, "cell_remainder needs numeric_neighbourhood")
@@ -203,6 +209,8 @@ class DecodeConfig(Config):
         budget: largest sum of |proposal - verified token| along a block that "drift-budget" accepts, in grey levels.
         noise: how samples are drawn, a name in `superres.decoding.noise.NOISES`: "gumbel" for any tokens, "quantile"
             for intensities, whose proposals it keeps close to the verifier's samples.
+        proposer: source of proposals, a name in `superres.decoding.proposal.PROPOSERS`: "heads", "stale", "source",
+            "left" or "above".
     """
 
     block_size: int | None = None
@@ -214,6 +222,7 @@ class DecodeConfig(Config):
     seed: int = 0
     budget: int = 8
     noise: str = "gumbel"
+    proposer: str = "heads"
 
     def __post_init__(self) -> None:
         k = self.block_size
@@ -336,6 +345,8 @@ class TrainConfig(Config):
             of the paper).
         head_positions: size of that subset.
         head_weight: weight of the proposal heads' mean loss beside p1's.
+        head_decay: head i counts head_decay**(i - 2) in that mean: a far head matters only if all nearer ones are
+            right. 1 weighs all alike.
         precision: "bf16" autocast or "no".
         gradient_checkpointing: compute decoder layers again in the backward pass, for large networks on little memory.
         seed: of the weights, the order of images and every random choice.
@@ -357,6 +368,7 @@ class TrainConfig(Config):
     head_loss: Literal["all-heads", "random-head"] = "all-heads"
     head_positions: int = 192
     head_weight: float = 1.0
+    head_decay: float = 1.0
     precision: Literal["bf16", "no"] = "bf16"
     gradient_checkpointing: bool = False
     seed: int = 0
@@ -370,6 +382,7 @@ class TrainConfig(Config):
         require(self.stage != "distil" or self.batch_size % 2 == 0,
                 f"batch_size must be even in stage distil, half of it own pictures; not {self.batch_size}")
         require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1), not {self.ema_decay!r}")
+        require(0 < self.head_decay <= 1, f"head_decay must be in (0, 1], not {self.head_decay!r}")
         limit = self.steps if self.minutes is None else self.minutes
         require((self.steps is None) != (self.minutes is None),
                 "give the length of training as either steps or minutes")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
+
+Choose = Callable[[Tensor, Tensor], Tensor]
+"""Turns scores [B, N, V] of the tokens `offsets` [N] past the next one into tokens [B, N], as the verifier does."""
 
 
 @dataclass
@@ -29,6 +33,10 @@ class Session(Protocol):
 
     width: int
     """W, tokens a step."""
+    shape: tuple[int, ...]
+    """Shape of the raster that the target positions run over, the last axis fastest; (T,) for text."""
+    estimate: Tensor | None
+    """Tokens expected before decoding starts, one a target position, float [B, T]; None where nothing is expected."""
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         """Read `tokens` [B, W] (int64) at decoder positions `position` [B] + 0..W-1 and score the tokens there.
@@ -38,8 +46,21 @@ class Session(Protocol):
         """
         ...
 
-    def propose(self, output: StepOutput, index: Tensor, count: int) -> Tensor:
-        """Score proposals: heads p2..p(count+1) at step column `index` [B] of `output`, as [B, count, V]."""
+    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
+        """Propose with heads p2..p(N+1) at step column `index` [B] of `output`.
+
+        Choosing happens in here because a sequential head reads the tokens chosen before its own.
+
+        Args:
+            output: result of a step.
+            index: column whose scores chose `first`, [B].
+            first: p1's token there, [B].
+            offsets: 1..N, how far past `first` the proposals stand.
+            choose: turns the heads' scores into tokens; may be called once for all offsets or once for each, in order.
+
+        Returns:
+            Tokens [B, N], int64.
+        """
         ...
 
 
@@ -60,5 +81,8 @@ class ScoringModel(Protocol):
         ...
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
-        """Score p1..pk without a cache after the first `position` [B] tokens of `target` [B, T], as [B, K, V]."""
+        """Score p1..pk without a cache after the first `position` [B] tokens of `target` [B, T], as [B, K, V].
+
+        A sequential head pi reads the i - 1 tokens of `target` after those, too: what was chosen before its own.
+        """
         ...

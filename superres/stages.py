@@ -49,6 +49,7 @@ class Stage:
         start: checkpoint to start from; needed where heads are trained.
         preset: network of the stage "base", a name in PRESETS, unless `start` gives one.
         prediction_heads: K where heads are trained; None keeps those of `start`, or makes PREDICTION_HEADS.
+        head_layer: of new heads, a name in HEAD_LAYERS; as in `start` if None.
         limit: use the first images of `data` only.
         own: pictures that `start` decoded itself (`decode_own_faces`), for the stage "distil".
     """
@@ -62,6 +63,7 @@ class Stage:
     prediction_heads: int | None = None
     limit: int | None = None
     own: Path | None = None
+    head_layer: str | None = None
 
     def network(self) -> ModelConfig:
         """Return the settings of the network to train.
@@ -71,7 +73,9 @@ class Stage:
             ConfigError: the preset is unknown, or the heads have nothing to start from.
         """
         if self.start is not None:
-            network = ModelConfig.from_dict(read_config(self.start)["model"])
+            values: dict[str, Any] = read_config(self.start)["model"]
+            layer = {} if self.head_layer is None else {"head_layer": self.head_layer}
+            network = ModelConfig.from_dict({**values, **layer})
             return dataclasses.replace(network, prediction_heads=self._heads(network))
         if self.settings.trains_heads:
             raise ConfigError(f"stage {self.settings.stage} needs a trained base; name its folder with --start")

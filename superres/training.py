@@ -271,13 +271,14 @@ class Trainer:
         folder = self.folder / "state"
         try:
             document = json.loads((folder / "state.json").read_text())
-            same = (document["model"], document["settings"])
+            # Through the settings' own classes, so that a setting newer than the run has its default.
+            there = ModelConfig.from_dict(document["model"]), TrainConfig.from_dict(document["settings"])
             position = document["step"], document["seconds"], document["history"]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, ConfigError) as error:
             raise CheckpointError(f"{folder}/state.json is damaged ({error!r}); choose a new run folder") from error
-        ours = json.loads(json.dumps([self.model.config.to_dict(), self.settings.to_dict()]))
-        for saved, current in zip(same, ours, strict=True):
-            different = [f"{k} {saved.get(k)!r} there, {v!r} now" for k, v in current.items() if saved.get(k) != v]
+        for saved, current in zip(there, (self.model.config, self.settings), strict=True):
+            before = saved.to_dict()
+            different = [f"{k} {before[k]!r} there, {v!r} now" for k, v in current.to_dict().items() if before[k] != v]
             if different:
                 raise CheckpointError(f"{self.folder} was started with other settings ({'; '.join(different)}); "
                                       "repeat those or choose a new run folder")

@@ -138,6 +138,8 @@ VARIANTS = {
     "plain without encoder layers": replace(SMALL, **PLAIN, encoder_layers=0),
     "post-norm": replace(SMALL, norm="post"),
     "dense heads": replace(SMALL, head_layer="dense"),
+    "sequential heads": replace(SMALL, head_layer="sequential"),
+    "sequential heads, own layer for p1": replace(SMALL, head_layer="sequential", identity_p1=False),
     "own layer for p1": replace(SMALL, identity_p1=False),
     "as published": replace(SMALL, **PLAIN, norm="post", head_layer="dense", identity_p1=False),
     "causal attention": replace(SMALL, attention="causal"),
@@ -175,15 +177,20 @@ class ScriptedSession:
     rows: torch.Tensor
     width: int
     calls: int = 0
+    estimate: torch.Tensor | None = None
+
+    @property
+    def shape(self):
+        return (self.model.length,)
 
     def step(self, tokens, position):
         self.calls += 1
         place = position.unsqueeze(1) + torch.arange(self.width)
         return StepOutput(self.model.first_scores(self.rows, tokens, place), place)
 
-    def propose(self, output, index, count):
-        position = output.state.gather(1, index.unsqueeze(1)) + torch.arange(1, count + 1)
-        return self.model.proposal_scores(self.rows, position)
+    def propose(self, output, index, first, offsets, choose):
+        position = output.state.gather(1, index.unsqueeze(1)) + offsets
+        return choose(self.model.proposal_scores(self.rows, position), offsets)
 
 
 @dataclass

@@ -125,7 +125,7 @@ def test_exact_equals_greedy_at_any_width(variant, block_size, more):
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("block_size", [1, 2, 5])
-@pytest.mark.parametrize("variant", ["base aids", "as published", "causal attention"])
+@pytest.mark.parametrize("variant", ["base aids", "as published", "causal attention", "sequential heads"])
 def test_sampling_equals_sequential_sampling_with_the_same_seed(variant, block_size, noise):
     check_exact(variant, DecodeConfig(block_size=block_size, temperature=0.9, seed=7, noise=noise))
 
@@ -251,7 +251,7 @@ APPROXIMATE = {
 
 
 @pytest.mark.parametrize("options", APPROXIMATE.values(), ids=APPROXIMATE)
-@pytest.mark.parametrize(("variant", "block_size"), [("base aids", 4), ("as published", 3)])
+@pytest.mark.parametrize(("variant", "block_size"), [("base aids", 4), ("as published", 3), ("sequential heads", 3)])
 def test_merged_calls_equal_separate_predict_and_verify_calls(variant, block_size, options):
     model, source = small(variant)
     decoded = decode(model, source, replace(options, block_size=block_size), width=block_size + 2)
@@ -372,11 +372,14 @@ READS = ["item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("accept", CRITERIA)
-def test_iterating_reads_nothing_from_the_device(accept, temperature, monkeypatch):
-    model, source = small("base aids")
+@pytest.mark.parametrize(("variant", "accept", "proposer"), [
+    *(("base aids", accept, "heads") for accept in CRITERIA), *(("base aids", "exact", name) for name in PROPOSERS),
+    ("sequential heads", "exact", "stale"),
+])
+def test_iterating_reads_nothing_from_the_device(variant, accept, proposer, temperature, monkeypatch):
+    model, source = small(variant)
     model = StepModel(model.model, end_token=1)
-    options = criterion_options(accept, temperature=temperature)
+    options = criterion_options(accept, temperature=temperature, proposer=proposer)
     loop = BlockwiseLoop(model, model.session(source, 6), options, torch.arange(ROWS), 5)
 
     def refuse(*_, **__):
@@ -390,12 +393,14 @@ def test_iterating_reads_nothing_from_the_device(accept, temperature, monkeypatc
     assert bool((loop.position > 0).all())
 
 
-def test_iterating_works_where_values_cannot_be_read():
+@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize("variant", ["base aids", "sequential heads"])
+def test_iterating_works_where_values_cannot_be_read(variant, proposer):
     """On torch's meta device every read raises, also one from compiled code."""
-    model = StepModel(random_model(SMALL).to("meta"))
+    model = StepModel(random_model(VARIANTS[variant]).to("meta"))
     source = torch.zeros(ROWS, SMALL.source_length, dtype=torch.int64, device="meta")
     keys = torch.zeros(ROWS, dtype=torch.int64, device="meta")
-    loop = BlockwiseLoop(model, model.session(source, 5), DecodeConfig(temperature=0.9), keys, 5)
+    loop = BlockwiseLoop(model, model.session(source, 5), DecodeConfig(temperature=0.9, proposer=proposer), keys, 5)
     loop.iterate()
     with pytest.raises((RuntimeError, NotImplementedError)):
         loop.done()
@@ -415,7 +420,9 @@ def test_accepted_length_is_the_first_the_passed_prefix_the_minimum_and_the_room
 
 @pytest.mark.parametrize(("options", "named"), [
     (DecodeConfig(block_size=6), "block size 6"),
+    (DecodeConfig(block_size=6, proposer="stale"), "block size 6"),
     (DecodeConfig(accept="never"), "'never'"),
+    (DecodeConfig(proposer="oracle"), "'oracle'"),
     (DecodeConfig(min_block=6), "min-block 6"),
     (DecodeConfig(accept="distance", epsilon=(4, 3, 2)), "distance takes one epsilon, not 4,3,2"),
     (DecodeConfig(accept="drift-budget", epsilon=(4, 3)), "drift-budget takes one epsilon, not 4,3"),
@@ -440,5 +447,5 @@ def test_default_block_size_is_all_heads():
 
 def test_heads_are_the_default_proposer():
     model, source = small("base aids")
-    named = decode(model, source, DecodeConfig(), proposer=PROPOSERS["heads"]())
+    named = decode(model, source, DecodeConfig(proposer="heads"))
     assert torch.equal(named.tokens, decode(model, source, DecodeConfig()).tokens)

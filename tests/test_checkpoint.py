@@ -60,6 +60,23 @@ def test_round_trip_keeps_settings_and_bfloat16_weights(model, folder):
         assert torch.equal(loaded.state_dict()[name], weight.bfloat16().float())
 
 
+def test_round_trip_keeps_sequential_heads(tmp_path):
+    config = replace(SMALL, head_layer="sequential")
+    model = random_model(config, dtype=torch.float32)
+    save_checkpoint(model, tmp_path, dtype=torch.float32)
+    loaded = load_checkpoint(tmp_path)
+    assert loaded.config == config
+    for name, weight in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight)
+
+
+def test_a_checkpoint_from_before_sequential_heads_still_loads(folder):
+    config = read_config(folder)["model"]
+    del config["head_layer"]
+    edit_config(folder, model=config)
+    assert load_checkpoint(folder).config == SMALL
+
+
 def test_round_trip_in_float32_is_exact(model, tmp_path):
     save_checkpoint(model, tmp_path / "full", dtype=torch.float32)
     for name, weight in load_checkpoint(tmp_path / "full").state_dict().items():

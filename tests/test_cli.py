@@ -70,6 +70,8 @@ def refusal(capsys, *arguments):
     (["--budget", "-1"], "budget must be at least 0, not -1"),
     (["--accept", "always"], "--accept must be one of exact, distance, distance-by-offset, distance-by-channel, "
                              "drift-budget, top-k, not 'always'"),
+    (["--proposer", "oracle"], "--proposer must be one of heads, stale, source, left, above, not 'oracle'"),
+    (["--noise", "pink"], "--noise must be one of gumbel, quantile, not 'pink'"),
     (["--top-k", "0"], "top-k must be at least 1, not 0"),
     (["--temperature", "nan"], "temperature must be 0 (greedy) or positive, one number or one a colour, not nan"),
     (["--temperature", "0.9,0.7"], "one number or one a colour, not (0.9, 0.7)"),
@@ -120,7 +122,8 @@ def test_two_inputs_with_one_output_are_code_2(loaded, data, capsys):
 def test_success_is_code_0_with_a_summary_on_standard_error(loaded, data, capsys):
     manifest = data / "rows" / "manifest.jsonl"
     words = ["upscale", data / "in", "--output", data / "out", "--checkpoint", "other", "--device", "cpu",
-             "--seed", "9", "--block-size", "4", "--accept", "distance", "--epsilon", "3", "--manifest", manifest]
+             "--seed", "9", "--block-size", "4", "--proposer", "left",
+             "--accept", "distance", "--epsilon", "3", "--manifest", manifest]
     assert run(map(str, words)) == 0
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -128,7 +131,8 @@ def test_success_is_code_0_with_a_summary_on_standard_error(loaded, data, capsys
     assert captured.err.endswith("mean accepted block size 4.00\n")
     assert loaded == [("other", "cpu")]
     row = json.loads(manifest.read_text())
-    assert [row["config"][name] for name in ("block_size", "accept", "epsilon", "seed")] == [4, "distance", 3, 9]
+    names = ("block_size", "accept", "epsilon", "seed", "proposer")
+    assert [row["config"][name] for name in names] == [4, "distance", 3, 9, "left"]
     assert (data / "out" / "a.png").is_file()
 
 
@@ -193,10 +197,12 @@ def test_bad_usage_of_evaluate_is_one_line_and_code_2(loaded, data, capsys, monk
 
 def test_help_lists_the_registered_choices(capsys):
     from superres.decoding.acceptance import CRITERIA
+    from superres.decoding.proposal import PROPOSERS
 
     assert run(["upscale", "--help"]) == 0
     text = capsys.readouterr().out
     assert f"[{'|'.join(CRITERIA)}]" in text
+    assert f"[{'|'.join(PROPOSERS)}]" in text
     assert "[auto|lowres|photo]" in text
     assert "[skip|overwrite|error]" in text
 

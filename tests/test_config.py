@@ -47,7 +47,7 @@ IMPOSSIBLE = [
     (DecodeConfig, "temperature", "1"), (DecodeConfig, "seed", -1), (DecodeConfig, "seed", 2**63),
     (TrainConfig, "batch_size", 0), (TrainConfig, "learning_rate", 0.0), (TrainConfig, "clip", -1.0),
     (TrainConfig, "stage", "middle"), (TrainConfig, "ema_decay", 1.0), (TrainConfig, "steps", 0),
-    (TrainConfig, "head_loss", "none"),
+    (TrainConfig, "head_loss", "none"), (TrainConfig, "head_decay", 0.0), (TrainConfig, "head_decay", 1.1),
 ]
 
 
@@ -64,6 +64,11 @@ def test_impossible_values_are_refused_with_the_value(kind, name, value):
 def test_minimum_block_above_the_block_size_is_refused():
     with pytest.raises(ConfigError, match="min-block 5"):
         DecodeConfig(block_size=4, min_block=5)
+
+
+def test_sequential_heads_need_intensities_as_numbers():
+    with pytest.raises(ConfigError, match="head_layer sequential needs numeric_neighbourhood"):
+        ModelConfig(head_layer="sequential", numeric_neighbourhood=False)
 
 
 @pytest.mark.parametrize("length", [{}, {"steps": 3, "minutes": 1.0}])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, criterion_options, random_model, random_tokens
+from fakes import SMALL, VARIANTS, criterion_options, random_model, random_tokens
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
@@ -61,8 +61,8 @@ def test_criterion_reads_the_settings_that_it_names_and_no_other(name, judged):
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_decode_gives_all_tokens_in_blocks_of_1_to_k(name, proposer):
     model = StepModel(random_model(SMALL))
-    options = criterion_options(name)
-    decoded = decode(model, random_tokens(SMALL, 2)[0], options, proposer=PROPOSERS[proposer]())
+    options = criterion_options(name, proposer=proposer)
+    decoded = decode(model, random_tokens(SMALL, 2)[0], options)
     assert decoded.tokens.shape == (2, SMALL.target_length)
     assert bool(((decoded.tokens >= 0) & (decoded.tokens < SMALL.vocabulary)).all())
     for trace in decoded.traces:
@@ -74,18 +74,38 @@ def test_decode_gives_all_tokens_in_blocks_of_1_to_k(name, proposer):
 def test_proposer_makes_tokens_for_the_offsets_it_is_asked_for(proposer):
     seen = []
 
-    class Watched(PROPOSERS[proposer]):
+    class Watched:
         def propose(self, context, offsets):
-            proposals = super().propose(context, offsets)
+            proposals = PROPOSERS[proposer]().propose(context, offsets)
             seen.append((proposals, offsets.tolist()))
             return proposals
 
     decode(StepModel(random_model(SMALL)), random_tokens(SMALL, 3)[0], DecodeConfig(block_size=4), proposer=Watched())
+    assert seen
     for proposals, offsets in seen:
         assert offsets == [1, 2, 3]
         assert proposals.shape == (3, 3)
         assert proposals.dtype == torch.int64
         assert bool(((proposals >= 0) & (proposals < SMALL.vocabulary)).all())
+
+
+def block_sizes(proposer):
+    return (2, 5) if PROPOSERS[proposer].uses_heads else (2, 9)
+
+
+@pytest.mark.parametrize(("variant", "temperature"), [("base aids", 0.0), ("sequential heads", 0.9)])
+@pytest.mark.parametrize(("proposer", "k"), [(name, k) for name in PROPOSERS for k in block_sizes(name)])
+def test_proposer_leaves_exact_decoding_as_it_is(proposer, k, variant, temperature):
+    model, source = StepModel(random_model(VARIANTS[variant])), random_tokens(VARIANTS[variant], 3)[0]
+    alone = decode(model, source, DecodeConfig(block_size=1, temperature=temperature)).tokens
+    decoded = decode(model, source, DecodeConfig(block_size=k, temperature=temperature, proposer=proposer))
+    assert torch.equal(decoded.tokens, alone)
+    assert len({tuple(trace.accepted) for trace in decoded.traces}) > 1  # the rows are ragged
+    for row, trace in enumerate(decoded.traces):
+        assert all(1 <= accepted <= k for accepted in trace.accepted)
+        assert trace.positions == [0, *np.cumsum(trace.accepted)[:-1].tolist()]
+        kept = [p[:a] for p, a in zip(trace.proposed, trace.accepted, strict=True)]
+        assert np.concatenate(kept).tolist() == decoded.tokens[row].tolist()
 
 
 @pytest.mark.parametrize("name", TASKS)

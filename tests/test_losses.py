@@ -72,6 +72,28 @@ def test_heads_loss_is_the_mean_over_heads_of_their_own_cross_entropy(head_loss,
         assert len(set(chosen)) > 2
 
 
+@pytest.mark.parametrize("identity", [True, False])
+def test_head_decay_weighs_head_i_by_its_power_i_minus_2(identity):
+    config = replace(SMALL, identity_p1=identity)
+    model = random_model(config)
+    source, target = random_tokens(config, 2)
+    decoded = model(source, target)
+    first = 1 if identity else 0
+    losses, weights = {}, {head: 0.7 ** max(head - 1, 0) for head in range(first, config.prediction_heads)}
+    for head in weights:
+        scores = model.head_scores(decoded, torch.arange(48).expand(2, -1), head)[:, : 48 - head]
+        losses[head] = F.cross_entropy(scores.flatten(0, 1), target[:, head:].flatten())
+    settings = replace(HEADS, head_decay=0.7)
+    counts = {head: weight * (48 - head) for head, weight in weights.items()}
+    expected = sum(counts[head] * losses[head] for head in weights) / sum(counts.values())
+    torch.testing.assert_close(TeacherForcingLoss(model, settings)(source, target, 0)["heads"], expected)
+    mean = sum(weights.values()) / len(weights)
+    scaled = torch.stack([losses[head] * weights[head] / mean for head in weights])
+    one = TeacherForcingLoss(model, replace(settings, head_loss="random-head"))
+    for draw in range(6):
+        assert float((scaled - one(source, target, draw)["heads"]).abs().min()) < 1e-6
+
+
 def test_all_heads_on_a_subset_of_positions_depends_on_the_draw_alone():
     model = random_model(SMALL)
     source, target = random_tokens(SMALL, 2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fakes import SMALL, VARIANTS, random_model, random_tokens
 
-from superres.config import PRESETS, DecodeConfig, TrainConfig
+from superres.config import HEAD_LAYERS, PRESETS, DecodeConfig, TrainConfig
 from superres.decoding.blockwise import decode
 from superres.nn.image_aids import neighbour_table
 from superres.nn.losses import TeacherForcingLoss
@@ -77,7 +77,7 @@ def test_shrunken_paper_network_trains_a_step_and_decodes():
 # Prediction heads
 
 
-@pytest.mark.parametrize("layer", ["per-head", "dense"])
+@pytest.mark.parametrize("layer", HEAD_LAYERS)
 def test_p1_keeps_the_scores_of_the_base_when_heads_are_added(layer):
     base = random_model(replace(SMALL, prediction_heads=1))
     grown = random_model(replace(SMALL, prediction_heads=6, head_layer=layer), seed=9)
@@ -125,8 +125,12 @@ def test_a_token_changes_no_score_up_to_its_own_position(variant):
     position = torch.arange(config.target_length).expand(len(every), -1)
     for head in (0, config.prediction_heads - 1):
         scores = model.head_scores(decoded, position, head)
+        earlier = head if config.head_layer == "sequential" else 0
         for row, place in enumerate(changed, start=1):
-            torch.testing.assert_close(scores[row, : place + 1], scores[0, : place + 1], rtol=1e-9, atol=1e-9)
+            first = max(place + 1 - earlier, 0)  # the first position whose head may see the token
+            torch.testing.assert_close(scores[row, :first], scores[0, :first], rtol=1e-9, atol=1e-9)
+            for seeing in range(first, place + 1):
+                assert not torch.allclose(scores[row, seeing], scores[0, seeing], rtol=1e-9, atol=1e-9)
             if head == 0 and place + 1 < config.target_length:
                 assert not torch.allclose(scores[row, place + 1], scores[0, place + 1], rtol=1e-9, atol=1e-9)
 

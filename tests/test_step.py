@@ -33,7 +33,7 @@ def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=N
     everywhere = torch.arange(config.target_length).expand(rows, -1)
     heads = torch.stack([model.head_scores(decoded, everywhere, h) for h in range(config.prediction_heads)], dim=1)
     session = session or StepModel(model).session(source, width, padding)
-    right_ahead = torch.cat([target, torch.zeros(rows, width, dtype=torch.int64)], dim=1)
+    right_ahead = torch.cat([target, torch.zeros(rows, width + config.prediction_heads, dtype=torch.int64)], dim=1)
     position, seen = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, config.target_length, dtype=torch.bool)
     wrong = torch.randint(config.vocabulary, (rows, width), generator=draw)
     output, accepted, start = session.step(wrong, position), torch.ones_like(position), position
@@ -44,7 +44,7 @@ def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=N
         assert_close(output.scores[judged], wanted[row, place[judged]])
         seen[row, place[judged]] = True
         if config.prediction_heads > 1:
-            check_proposals(session, output, start, accepted, heads)
+            check_proposals(session, output, start, accepted, heads, right_ahead)
         if bool((position >= config.target_length).all()):
             break
         room = (config.target_length - position).clamp(max=min(width, most or width))
@@ -59,15 +59,29 @@ def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=N
     assert bool(seen.all())
 
 
-def check_proposals(session, output, start, accepted, heads):
+def check_proposals(session, output, start, accepted, heads, right_ahead):
     count, length = heads.shape[1] - 1, heads.shape[2]
     index = (accepted - 1).clamp(min=0)
-    proposed = session.propose(output, index, count)
     offset = torch.arange(1, count + 1)
     place = (start + index).unsqueeze(1).expand(-1, count)
+    first, right = right_ahead.gather(1, place[:, :1])[:, 0], right_ahead.gather(1, place + offset)
+    proposed = proposal_scores(session, output, index, first, right)
     inside = place + offset < length
     row = torch.arange(len(accepted)).unsqueeze(1).expand_as(place)[inside]
     assert_close(proposed[inside], heads[row, offset.expand_as(place)[inside], place[inside]])
+
+
+def proposal_scores(session, output, index, first, tokens):
+    """Return the scores of the heads while `tokens` [B, N] are chosen whatever they say (teacher forcing)."""
+    seen = []
+
+    def choose(scores, offsets):
+        seen.append(scores)
+        return tokens[:, offsets - 1]
+
+    proposed = session.propose(output, index, first, torch.arange(1, tokens.shape[1] + 1), choose)
+    assert torch.equal(proposed, tokens)
+    return torch.cat(seen, dim=1)
 
 
 def assert_close(actual, expected):
@@ -125,12 +139,13 @@ def test_batch_of_sessions_equals_its_single_rows(variant):
     for position in positions:
         tokens = target.gather(1, (position.unsqueeze(1) + torch.arange(width) - 1).clamp(min=0))
         output = together.step(tokens, position)
-        proposals = together.propose(output, torch.tensor([0, 3, 1]), 3)
+        proposals = proposal_scores(together, output, torch.tensor([0, 3, 1]), target[:, 0], target[:, 1:4])
         for row, session in enumerate(alone):
             single = session.step(tokens[row : row + 1], position[row : row + 1])
             assert_close(output.scores[row], single.scores[0])
             index = torch.tensor([[0, 3, 1][row]])
-            assert_close(proposals[row], session.propose(single, index, 3)[0])
+            own = target[row : row + 1]
+            assert_close(proposals[row], proposal_scores(session, single, index, own[:, 0], own[:, 1:4])[0])
 
 
 def test_steps_past_the_end_of_the_image_are_harmless():
@@ -222,8 +237,8 @@ class AdvancingSession:
         self.next = position + self.session.width if self.next is not None else position + 1
         return self.session.step(tokens, position)
 
-    def propose(self, output, index, count):
-        return self.session.propose(output, index, count)
+    def propose(self, *arguments):
+        return self.session.propose(*arguments)
 
 
 @pytest.mark.parametrize("missing", [1, 4])

@@ -16,6 +16,7 @@ from superres.checkpoint import load_checkpoint, read_training, save_checkpoint
 from superres.config import TrainConfig
 from superres.data import ImageBatches
 from superres.errors import CheckpointError, ConfigError, OutputError
+from superres.stages import Stage
 from superres.training import Progress, Trainer, build_model, learning_rate_factor
 
 TINY = replace(SMALL, vocabulary=16, prediction_heads=1, dropout=0.1)
@@ -182,6 +183,24 @@ def test_heads_stage_starts_from_a_checkpoint_without_heads(base):
     grown = build_model(replace(TINY, prediction_heads=4), replace(SETTINGS, stage="heads", seed=8), base)
     for name, weight in load_checkpoint(base).state_dict().items():
         assert torch.equal(grown.state_dict()[name], weight)
+
+
+def test_heads_stage_takes_its_head_layer_from_the_stage_or_else_from_the_start(base):
+    stage = Stage(replace(SETTINGS, stage="heads"), base, base, start=base, prediction_heads=3)
+    assert stage.network() == replace(TINY, prediction_heads=3)
+    assert replace(stage, head_layer="sequential").network().head_layer == "sequential"
+    with pytest.raises(ConfigError, match="per-head, dense, sequential, not 'wide'"):
+        replace(stage, head_layer="wide").network()
+
+
+def test_run_from_before_a_setting_existed_resumes(tmp_path):
+    run = trainer(tmp_path)
+    run.run(stop=stop_after(run, 2))
+    path = tmp_path / "state" / "state.json"
+    state = json.loads(path.read_text())
+    del state["settings"]["head_decay"], state["model"]["head_layer"]
+    path.write_text(json.dumps(state))
+    assert trainer(tmp_path).progress.step == 2
 
 
 def test_warm_start_that_does_not_fit_is_refused(base):

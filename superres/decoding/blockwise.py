@@ -11,7 +11,7 @@ from torch import Tensor
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.noise import NOISES
-from superres.decoding.proposal import Context, HeadProposer, Proposer
+from superres.decoding.proposal import PROPOSERS, Context, Proposer
 from superres.decoding.trace import RowTrace, TraceRecorder
 from superres.errors import ConfigError
 from superres.scoring import ScoringModel, Session, StepOutput
@@ -89,13 +89,13 @@ class BlockwiseLoop:
             options: acceptance and sampling.
             keys: keys of the sampling noise, int64 [B].
             block_size: k, at most the session's width.
-            proposer: source of proposals 2..k; the prediction heads if None.
+            proposer: source of proposals 2..k; by `options.proposer` if None.
             criterion: acceptance; by `options.accept` if None.
         """
         self.session, self.block_size, self.minimum = session, block_size, options.min_block
         self.end_token = model.end_token
         self.criterion = criterion or CRITERIA[options.accept](options)
-        self.proposer = proposer or HeadProposer()
+        self.proposer = proposer or PROPOSERS[options.proposer]()
         self.chooser = Chooser(options, keys, model.vocabulary)
         batch, device = len(keys), keys.device
         self.position = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -139,7 +139,11 @@ class BlockwiseLoop:
         first = self.chooser.choose(scores, position)
         parts = [first]
         if self.block_size > 1:
-            context = Context(self.session, output, index, self.position, self.tokens, self.chooser.choose)
+
+            def choose(scores: Tensor, offsets: Tensor) -> Tensor:
+                return self.chooser.choose(scores, position + offsets)
+
+            context = Context(self.session, output, index, self.position, first[:, 0], self.tokens, choose)
             parts.append(self.proposer.propose(context, self.columns[1 : self.block_size]))
         if self.block_size < self.session.width:
             parts.append(first.expand(-1, self.session.width - self.block_size))
@@ -160,16 +164,18 @@ def check_options(options: DecodeConfig, prediction_heads: int) -> int:
     """Return the block size that `options` asks of a model.
 
     Raises:
-        ConfigError: it exceeds the prediction heads, the minimum block exceeds it, the criterion or the noise is
-            unknown, or the criterion cannot use its settings.
+        ConfigError: it exceeds the prediction heads that the proposer uses, the minimum block exceeds it, or the
+            criterion, the noise or the proposer is unknown or cannot use its settings.
     """
     if options.accept not in CRITERIA:
         raise ConfigError(f"unknown acceptance {options.accept!r}; choose one of {', '.join(CRITERIA)}")
     if options.noise not in NOISES:
         raise ConfigError(f"unknown noise {options.noise!r}; choose one of {', '.join(NOISES)}")
+    if options.proposer not in PROPOSERS:
+        raise ConfigError(f"unknown proposer {options.proposer!r}; choose one of {', '.join(PROPOSERS)}")
     CRITERIA[options.accept](options)
     block_size = prediction_heads if options.block_size is None else options.block_size
-    if block_size > prediction_heads:
+    if block_size > prediction_heads and PROPOSERS[options.proposer].uses_heads:
         raise ConfigError(f"block size {block_size} is more than the {prediction_heads} prediction heads; "
                           f"use {prediction_heads} or less")
     if options.min_block > block_size:
@@ -191,12 +197,12 @@ def decode(
     Args:
         model: the model.
         source: source tokens [B, S].
-        options: block size, acceptance, sampling.
+        options: block size, proposer, acceptance, sampling.
         padding: bool [B, S], True where a source is padding.
         keys: key of each row's sampling noise, int64 [B]; the row's number if None.
         width: step width W, at least the block size, which it is by default. A larger one runs the same kernels
             as a larger block.
-        proposer: source of proposals; the prediction heads if None (then the block size is at most their number).
+        proposer: source of proposals, with which any block size goes; by `options.proposer` if None.
         progress: called every DONE_CHECK_INTERVAL iterations with (tokens of the shortest row, T).
 
     Returns:

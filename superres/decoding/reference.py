@@ -37,7 +37,7 @@ def sequential_reference(model: ScoringModel, source: Tensor, options: DecodeCon
 def separate_reference(
     model: ScoringModel, source: Tensor, options: DecodeConfig, block_size: int, key: int = 0
 ) -> tuple[list[int], list[int]]:
-    """Blockwise decoding with separate predict and verify substeps (section 3): two model invocations an iteration.
+    """Blockwise decoding by the heads with separate predict and verify substeps (section 3), token by token.
 
     Args:
         model: the model.
@@ -55,8 +55,10 @@ def separate_reference(
     accepted: list[int] = []
     while len(tokens) < model.length and (not tokens or tokens[-1] != model.end_token):
         place = torch.arange(len(tokens), len(tokens) + block_size, device=source.device).unsqueeze(0)
-        heads = model.uncached_scores(source, _padded(model, source, tokens), place[:, 0])[:, :block_size]
-        block = chooser.choose(heads, place)[0].tolist()
+        block: list[int] = []
+        for head in range(block_size):
+            heads = model.uncached_scores(source, _padded(model, source, tokens + block), place[:, 0])
+            block.append(int(chooser.choose(heads[:, head : head + 1], place[:, head : head + 1])))
         length, failed, scored = 1, False, []
         while length < min(block_size, model.length - len(tokens)) and block[length - 1] != model.end_token:
             position = place[:, length]

@@ -219,13 +219,13 @@ def extrapolate(weights: Tensor, neighbours: Tensor, position: Tensor) -> Tensor
 
     Args:
         weights: [channels, N] for one prediction head, [channels, heads, N] for several.
-        neighbours: [..., N].
+        neighbours: [..., N], or less: the numbers left out count as 0.
         position: position of p1's target, broadcastable to [...]; its channel chooses the weights.
 
     Returns:
         [...] for one head, [..., heads] for several, in units of RESIDUAL_SCALE.
     """
-    chosen = weights[position % len(weights)].to(neighbours.dtype)
+    chosen = weights[..., : neighbours.shape[-1]][position % len(weights)].to(neighbours.dtype)
     if weights.dim() == 3:
         return (chosen @ neighbours.unsqueeze(-1)).squeeze(-1)
     return (neighbours * chosen).sum(-1)

@@ -62,19 +62,30 @@ class TeacherForcingLoss(nn.Module):
         scores = self.model.block_scores(decoded, position)
         first = self.model.config.prediction_heads - scores.shape[2]
         offsets = torch.arange(first, self.model.config.prediction_heads, device=target.device)
-        return masked_loss(scores, position.unsqueeze(-1) + offsets, target)
+        return masked_loss(scores, position.unsqueeze(-1) + offsets, target, self._head_weights(target.device))
 
     def _one_head(self, decoded: Decoded, target: Tensor, generator: torch.Generator) -> Tensor:
         """Loss of one random head at all positions (section 6 of the paper)."""
         first = 1 if self.model.config.identity_p1 else 0
         head = int(torch.randint(first, self.model.config.prediction_heads, (), generator=generator))
         position = torch.arange(target.shape[1], device=target.device).expand(len(target), -1)
-        return masked_loss(self.model.head_scores(decoded, position, head), position + head, target)
+        weight = self._head_weights(target.device)[head - first]
+        return weight * masked_loss(self.model.head_scores(decoded, position, head), position + head, target)
+
+    def _head_weights(self, device: torch.device) -> Tensor:
+        """Return what each head in the layer counts: decay**(i - 2) for head i, p1 in it as p2; the mean is 1."""
+        first = 1 if self.model.config.identity_p1 else 0
+        distance = torch.arange(first - 1, self.model.config.prediction_heads - 1, device=device).clamp(min=0)
+        weights = self.settings.head_decay**distance
+        return weights / weights.mean()
 
 
-def masked_loss(scores: Tensor, position: Tensor, target: Tensor) -> Tensor:
-    """Return the mean cross-entropy of `scores` [..., V] for the tokens at `position` [B, ...], if any."""
-    inside = position < target.shape[1]
+def masked_loss(scores: Tensor, position: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Return the mean cross-entropy of `scores` [..., V] for the tokens at `position` [B, ...], if any.
+
+    `weight` (broadcastable to `position`) says how much each counts in the mean; alike if None.
+    """
+    inside = (position < target.shape[1]) * (1 if weight is None else weight)
     wanted = target.gather(1, position.clamp(max=target.shape[1] - 1).flatten(1)).view(position.shape)
     loss = F.cross_entropy(scores.flatten(0, -2), wanted.flatten(), reduction="none").view(position.shape)
-    return (loss * inside).sum() / inside.sum().clamp(min=1)
+    return (loss * inside).sum() / inside.sum().clamp(min=torch.finfo(loss.dtype).tiny)

@@ -50,11 +50,13 @@ class Decoded:
     Attributes:
         hidden: [B, T, D]; the state at t scores token t.
         neighbours: numbers of each target from the numeric neighbourhood [B, T, N], or None.
+        deviation: target minus estimate [B, T + 1] in units of RESIDUAL_SCALE, entry T is 0; or None.
         memory: what was attended to.
     """
 
     hidden: Tensor
     neighbours: Tensor | None
+    deviation: Tensor | None
     memory: Memory
 
 
@@ -91,10 +93,10 @@ class EncoderDecoder(nn.Module):
         self.heads = PredictionHeads(config) if has_layer else None
 
     @property
-    def needs_estimate(self) -> bool:
-        """Whether any aid works with intensities as numbers."""
-        config = self.config
-        return config.aligned_conditioning or config.numeric_neighbourhood or config.ordinal_output
+    def has_estimate(self) -> bool:
+        """Whether source and target are images of the same channels, so that enlarging the one estimates the other."""
+        source, target = self.config.source_shape, self.config.target_shape
+        return len(source) == len(target) == 3 and source[-1] == target[-1]
 
     def encode(self, source: Tensor, padding: Tensor | None = None) -> Memory:
         """Encode sources.
@@ -112,7 +114,7 @@ class EncoderDecoder(nn.Module):
         for layer in self.encoder:
             x = layer(x, mask)
         memory = Memory(self.encoder_norm(x), mask)
-        if self.needs_estimate:
+        if self.has_estimate:
             large = enlarge_source(source, self.config).to(self.signal.dtype)
             memory.estimate = to_raster(large)
             if self.conditioning is not None:
@@ -137,7 +139,7 @@ class EncoderDecoder(nn.Module):
         position = torch.arange(length, device=target.device)
         embedded = self.target_embedding(target[:, :-1], position[:-1])
         x = F.pad(embedded, (0, 0, 1, 0)) + self.signal[:length]
-        neighbours = None
+        neighbours = deviation = None
         if memory.conditioning is not None:
             x = x + memory.conditioning[:, :length]
         if self.neighbourhood is not None and memory.estimate is not None and memory.budget is not None:
@@ -150,7 +152,7 @@ class EncoderDecoder(nn.Module):
                 x = checkpoint(layer, x, memory.states, memory.mask, use_reentrant=False)
             else:
                 x = layer(x, memory.states, memory.mask)
-        return Decoded(self.decoder_norm(x), neighbours, memory)
+        return Decoded(self.decoder_norm(x), neighbours, deviation, memory)
 
     def scores(self, decoded: Decoded) -> Tensor:
         """Return p1's scores (logits) at every position, [B, T, V] in at least float32."""
@@ -169,14 +171,15 @@ class EncoderDecoder(nn.Module):
         Returns:
             Scores [B, P, V] in at least float32. Rows whose target lies past the end are meaningless: mask them.
         """
-        hidden = take(decoded.hidden, position)
+        hidden, earlier = take(decoded.hidden, position), self._earlier(decoded, position, head)
         weights: Tensor | None = self.neighbourhood.direct if self.neighbourhood is not None else None
         if self.heads is not None and head >= self.heads.first:
             vectors = self._head_conditioning(decoded.memory, position + head)
             vectors = None if vectors is None else vectors.flatten(0, 1)
-            hidden = self.heads.one(hidden.flatten(0, 1), head, vectors).view(hidden.shape)
+            before = None if earlier is None else earlier.flatten(0, 1)
+            hidden = self.heads.one(hidden.flatten(0, 1), head, vectors, before).view(hidden.shape)
             weights = self.heads.direct[:, head - self.heads.first] if self.heads.direct is not None else None
-        return self._finish(hidden, decoded, position, position + head, weights)
+        return self._finish(hidden, decoded, position, position + head, weights, earlier)
 
     def block_scores(self, decoded: Decoded, position: Tensor) -> Tensor:
         """Return the scores of all heads in the head layer: p2..pk, and p1 where it is not the identity.
@@ -195,8 +198,17 @@ class EncoderDecoder(nn.Module):
         target = position.unsqueeze(-1) + offset
         vectors = self._head_conditioning(decoded.memory, target)
         vectors = None if vectors is None else vectors.flatten(0, 1)
-        states = self.heads(hidden.flatten(0, 1), vectors).view(*target.shape, -1)
-        return self._finish(states, decoded, position, target, self.heads.direct)
+        earlier = self._earlier(decoded, position, self.config.prediction_heads - 1)
+        before = None if earlier is None else earlier.flatten(0, 1)
+        states = self.heads(hidden.flatten(0, 1), vectors, earlier=before).view(*target.shape, -1)
+        return self._finish(states, decoded, position, target, self.heads.linear_weights(), earlier)
+
+    def _earlier(self, decoded: Decoded, position: Tensor, count: int) -> Tensor | None:
+        """Return the deviations of `count` tokens from `position` [B, P] on, [B, P, count]; None unless sequential."""
+        if decoded.deviation is None or count == 0 or self.config.head_layer != "sequential":
+            return None
+        place = position.unsqueeze(-1) + torch.arange(count, device=position.device)
+        return decoded.deviation.gather(1, place.clamp(max=self.config.target_length).flatten(1)).view(place.shape)
 
     def _head_conditioning(self, memory: Memory, target: Tensor) -> Tensor | None:
         """Return the conditioning of `target` [B, ...] as the head layer takes it, [B, ..., D]."""
@@ -207,7 +219,8 @@ class EncoderDecoder(nn.Module):
         return vectors.view(*target.shape, -1)
 
     def _finish(
-        self, states: Tensor, decoded: Decoded, position: Tensor, target: Tensor, weights: Tensor | None
+        self, states: Tensor, decoded: Decoded, position: Tensor, target: Tensor, weights: Tensor | None,
+        earlier: Tensor | None,
     ) -> Tensor:
         """Project states [B, P, ..., D] that score `target` [B, P, ...] and add the ordinal term."""
         projected: Tensor = self.project(states)
@@ -219,6 +232,7 @@ class EncoderDecoder(nn.Module):
         centre = estimate.gather(1, target.flatten(1)).view(target.shape)
         if weights is not None and decoded.neighbours is not None:
             near = take(decoded.neighbours, position)
+            near = near if earlier is None else torch.cat([near, earlier], dim=-1)
             centre = centre + extrapolate(weights, near, position) * RESIDUAL_SCALE
         return ordinal_scores(projected, centre, self.config.vocabulary)
 

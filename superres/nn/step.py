@@ -22,7 +22,7 @@ from superres.nn.heads import PredictionHeads
 from superres.nn.image_aids import RESIDUAL_SCALE, extrapolate, ordinal_scores
 from superres.nn.layers import DecoderLayer
 from superres.nn.model import EncoderDecoder, Memory
-from superres.scoring import StepOutput
+from superres.scoring import Choose, StepOutput
 
 
 @dataclass
@@ -137,7 +137,10 @@ class CrossStep:
 
 @dataclass
 class StepState:
-    """What proposals are computed from: hidden [B, W, D], positions [B, W] and neighbours [B, W, N] or None."""
+    """What proposals are computed from: hidden [B, W, D], positions [B, W] and neighbours [B, W, N] or None.
+
+    Where a row's one accepted column is picked, without the W.
+    """
 
     hidden: Tensor
     position: Tensor
@@ -154,6 +157,7 @@ class StepSession:
         self.heads: PredictionHeads | None = model.heads
         self.neighbourhood = model.neighbourhood
         memory = model.encode(source, padding)
+        self.shape = self.config.target_shape
         self.estimate, self.budget = memory.estimate, memory.budget
         self.layers = [LayerStep(layer, memory, self.batch, width) for layer in model.decoder]  # type: ignore[arg-type]
         self.final_norm = model.decoder_norm
@@ -178,27 +182,64 @@ class StepSession:
         state = StepState(hidden.view(self.batch, self.width, -1), inside, neighbours)
         return StepOutput(self._verify(hidden, state), state)
 
-    def propose(self, output: StepOutput, index: Tensor, count: int) -> Tensor:
+    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
         """See `superres.scoring.Session.propose`."""
         if self.heads is None:
             raise ValueError("a model of one prediction head makes no proposals")
         state: StepState = output.state
         rows = torch.arange(self.batch, device=index.device)
-        position = state.position[rows, index]
-        skipped = 1 - self.heads.first
-        offsets = torch.arange(1 - skipped, count + 1, device=index.device)
-        target = (position.unsqueeze(1) + offsets).clamp(max=self.config.target_length - 1)
+        neighbours = None if state.neighbours is None else state.neighbours[rows, index]
+        here = StepState(state.hidden[rows, index], state.position[rows, index], neighbours)
+        if self.heads.chain is not None:
+            return self._propose_in_turn(self.heads, here, first, offsets, choose)
+        return choose(self._block_scores(self.heads, here, offsets), offsets)
+
+    def _block_scores(self, heads: PredictionHeads, here: StepState, offsets: Tensor) -> Tensor:
+        """Return the scores [B, N, V] of heads p2..p(N+1) at one position a row."""
+        count, skipped = len(offsets), 1 - heads.first
+        own = F.pad(offsets, (skipped, 0))  # where p1 has a layer of its own, its offset 0 comes along
+        target = (here.position.unsqueeze(1) + own).clamp(max=self.config.target_length - 1)
         vectors = self.head_table[self.row_start + target] if self.head_table is not None else None
-        states = self.heads(state.hidden[rows, index], vectors, count + skipped)[:, skipped:]
-        target = target[:, skipped:]
-        projected = self.project(states.reshape(self.batch * count, -1)).view(self.batch, count, -1)
+        states = heads(here.hidden, vectors, count + skipped)[:, skipped:]
+        return self._head_scores(heads, 1, states, here, target[:, skipped:])
+
+    def _propose_in_turn(
+        self, heads: PredictionHeads, here: StepState, first: Tensor, offsets: Tensor, choose: Choose
+    ) -> Tensor:
+        """Let each head choose after those before it, whose tokens it reads: [B, N]."""
+        target = here.position.unsqueeze(1)
+        tokens, deviations = [first.unsqueeze(1)], []
+        for head in range(1, len(offsets) + 1):
+            deviations.append(self._deviation(tokens[-1], target))
+            earlier = torch.cat(deviations, dim=1)
+            target = (here.position.unsqueeze(1) + head).clamp(max=self.config.target_length - 1)
+            vectors = self.head_table[(self.row_start + target)[:, 0]] if self.head_table is not None else None
+            state = heads.one(here.hidden, head, vectors, earlier).unsqueeze(1)
+            scores = self._head_scores(heads, head, state, here, target, earlier)
+            tokens.append(choose(scores, offsets[head - 1 : head]))
+        return torch.cat(tokens[1:], dim=1)
+
+    def _head_scores(
+        self, heads: PredictionHeads, head: int, states: Tensor, here: StepState, target: Tensor,
+        earlier: Tensor | None = None,
+    ) -> Tensor:
+        """Return the scores [B, N, V] of N heads from `head` (0-based) on, from their states and targets."""
+        projected = self.project(states.reshape(-1, states.shape[-1])).view(*target.shape, -1)
         if not self.config.ordinal_output or self.estimate is None:
             return projected
         centre = self.estimate.gather(1, target)
-        if state.neighbours is not None and self.heads.direct is not None:
-            weights = self.heads.direct[:, skipped : skipped + count]
-            centre = centre + extrapolate(weights, state.neighbours[rows, index], position) * RESIDUAL_SCALE
+        if here.neighbours is not None and heads.direct is not None:
+            index = head - heads.first
+            weights = heads.direct[:, index : index + target.shape[1]]
+            numbers = here.neighbours if earlier is None else torch.cat([here.neighbours, earlier], dim=1)
+            centre = centre + extrapolate(weights, numbers, here.position) * RESIDUAL_SCALE
         return ordinal_scores(projected, centre, self.config.vocabulary)
+
+    def _deviation(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Return how far `tokens` at `position`, both [B, N], are from their estimates, in units of RESIDUAL_SCALE."""
+        if self.estimate is None:
+            raise ValueError("deviations need an estimate")
+        return (tokens - self.estimate.gather(1, position)) / RESIDUAL_SCALE
 
     def _embed(self, model: EncoderDecoder, memory: Memory) -> None:
         """Join tables: tokens (a zero row for the start of the sequence last) and position signal with conditioning."""
@@ -225,7 +266,7 @@ class StepSession:
         if self.neighbourhood is None or self.estimate is None or self.budget is None:
             return x, None
         valid = (before >= 0) & (before < self.config.target_length)
-        deviation = (tokens - self.estimate.gather(1, before.clamp(0, self.config.target_length - 1))) / RESIDUAL_SCALE
+        deviation = self._deviation(tokens, before.clamp(0, self.config.target_length - 1))
         self.deviation.scatter_(1, torch.where(valid, before, self.config.target_length + 1), deviation)
         neighbours = self.neighbourhood.gather(self.deviation, inside, self.budget)
         return x + self.neighbourhood(neighbours, inside).flatten(0, 1), neighbours

@@ -1,0 +1,162 @@
+"""Compare ways to propose: trains every variant of the heads on one frozen base, then decodes with every proposer.
+
+The folder OUTPUT then holds results.json, results.md and survival.png (S_i, the share of iterations that accept at
+least i tokens), and a run folder for each variant. The same command resumes a comparison that was killed.
+
+    python scripts/compare_proposals.py --data train.npz --dev dev.npz --start runs/base/checkpoint --minutes 10 \
+        --output runs/proposals
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from superres.batch import prepare_folder, write_atomically
+from superres.checkpoint import load_checkpoint, load_weights, save_checkpoint
+from superres.config import DecodeConfig, TrainConfig
+from superres.decoding.proposal import PROPOSERS
+from superres.decoding.trace import survival_curve
+from superres.errors import SuperresError
+from superres.evaluation import agreement, decode_interleaved
+from superres.nn.model import EncoderDecoder
+from superres.pipeline import Upscaler
+from superres.stages import Stage, train_faces
+from superres.tasks.faces import FacePairs, read_faces
+
+Row = dict[str, Any]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "per-head": {"head_layer": "per-head"},
+    "one-random-head": {"head_layer": "per-head", "head_loss": "random-head"},
+    "decay-0.8": {"head_layer": "per-head", "head_decay": 0.8},
+    "dense": {"head_layer": "dense"},
+    "sequential": {"head_layer": "sequential"},
+}
+"""Variants of the heads, each as its difference from all heads per-head on a subset of positions."""
+
+CRITERIA = {"exact": DecodeConfig(), "epsilon 2": DecodeConfig(accept="distance", epsilon=2)}
+
+
+def bare_base(start: Path, folder: Path) -> Path:
+    """Write the checkpoint `start` without its heads, so that all variants begin alike, and return its folder."""
+    trained = load_checkpoint(start)
+    base = EncoderDecoder(dataclasses.replace(trained.config, prediction_heads=1, head_layer="per-head"))
+    weights = {name: weight for name, weight in trained.state_dict().items() if not name.startswith("heads.")}
+    load_weights(base, weights, str(start))
+    save_checkpoint(base, folder)
+    return folder
+
+
+def train_variant(name: str, base: Path, data: Path, folder: Path, heads: int, minutes: float, batch_size: int) -> Path:
+    """Train a variant on the frozen base, or what is left of it, and return the folder of its checkpoint."""
+    options = dict(VARIANTS[name])
+    layer = options.pop("head_layer")
+    settings = TrainConfig(stage="heads", freeze_base=True, minutes=minutes, batch_size=batch_size, **options)
+    stage = Stage(settings, data, folder, start=base, prediction_heads=heads, head_layer=layer)
+    train_faces(stage, lambda: False, lambda record: print(f"{name}: {record}", file=sys.stderr))
+    return folder / "checkpoint"
+
+
+def measure(name: str, folder: Path, pairs: FacePairs, heads: int, batch_size: int, device: str) -> list[Row]:
+    """Decode with each proposer that needs a checkpoint's heads, or with the free ones if it has none; a row a way."""
+    upscaler = Upscaler.load(folder, device)
+    layer = upscaler.model.heads
+    proposers = [proposer for proposer in PROPOSERS if PROPOSERS[proposer].uses_heads == (layer is not None)]
+    ways = {
+        f"{proposer} {criterion}": dataclasses.replace(options, block_size=heads, proposer=proposer)
+        for proposer in proposers for criterion, options in CRITERIA.items()
+    }
+    decoded = decode_interleaved(pairs.lr, upscaler, ways, batch_size)
+    parameters = 0 if layer is None else sum(weight.numel() for weight in layer.parameters())
+    rows = []
+    for proposer, criterion in itertools.product(proposers, CRITERIA):
+        result = decoded[f"{proposer} {criterion}"]
+        scores = agreement(result.images, decoded[f"{proposer} exact"].images, pairs.hr)
+        rows.append({
+            "heads": name, "proposer": proposer, "accept": criterion, "head_parameters": parameters,
+            **result.statistics(), "psnr_to_greedy": scores["psnr_to_greedy"],
+            "survival": survival_curve(result.traces, heads),
+        })
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    """Return the rows as a Markdown table, the survival of a few offsets beside the rest."""
+    shown = [i for i in (2, 3, 4, 6, 8, 10) if i <= len(rows[0]["survival"])]
+    head = ["heads", "proposer", "accept", "mean accepted", "calls/image", "s/image", "head weights", "PSNR to greedy",
+            *(f"S{i}" for i in shown)]
+    lines = [" | ".join(head), " | ".join(["---"] * 3 + ["---:"] * (len(head) - 3))]
+    for row in rows:
+        psnr = row["psnr_to_greedy"]
+        lines.append(" | ".join([
+            row["heads"], row["proposer"], row["accept"], f"{row['mean_accepted_block_size']:.3f}",
+            f"{row['model_calls_per_image']:.0f}", f"{row['seconds_per_image']:.3f}", f"{row['head_parameters']:,}",
+            "equal" if psnr is None else f"{psnr:.1f} dB", *(f"{row['survival'][i - 1]:.3f}" for i in shown),
+        ]))
+    return "".join(f"| {line} |\n" for line in lines)
+
+
+def plot(rows: list[Row]) -> bytes:
+    """Draw the survival curves, a panel a criterion, as PNG bytes: a colour a kind of heads, dashes where stale."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    panels = figure.subplots(1, len(CRITERIA), sharey=True)
+    colours = {name: f"C{number}" for number, name in enumerate([*VARIANTS, *PROPOSERS])}
+    for axes, criterion in zip(panels, CRITERIA, strict=True):
+        for row in (row for row in rows if row["accept"] == criterion):
+            free = not row["head_parameters"]
+            label = row["proposer"] if free else f"{row['heads']}, {row['proposer']}"
+            axes.plot(range(1, len(row["survival"]) + 1), row["survival"], label=label, marker=".", linewidth=1,
+                      color=colours[row["proposer"] if free else row["heads"]],
+                      linestyle=":" if free else "--" if row["proposer"] == "stale" else "-")
+        axes.set(title=criterion, xlabel="i", ylim=(0, 1.02))
+    panels[0].set_ylabel("S_i: share of iterations that accept at least i tokens")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize="small")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=110)
+    return buffer.getvalue()
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Faces to train on: .npz, folder of images or CelebA root.")],
+    dev: Annotated[Path, typer.Option(help="Faces to decode.")],
+    start: Annotated[Path, typer.Option(help="Checkpoint folder of a trained base; heads in it are dropped.")],
+    minutes: Annotated[float, typer.Option(help="Training time of each variant.")],
+    output: Annotated[Path, typer.Option(help="Folder for runs and results.")],
+    limit: Annotated[int, typer.Option(help="Dev images to decode.")] = 64,
+    heads: Annotated[int, typer.Option(min=2, help="Prediction heads, and block size of all proposers.")] = 10,
+    train_batch: Annotated[int, typer.Option(help="Images a training step.")] = 4,
+    batch_size: Annotated[int, typer.Option(help="Images decoded together.")] = 16,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda, for decoding.")] = "auto",
+) -> None:
+    """Train all variants, decode with all of them, and write what was measured."""
+    prepare_folder(output)
+    pairs = read_faces(dev, "valid", limit)
+    base = bare_base(start, output / "base")
+    folders = {
+        name: train_variant(name, base, data, output / name, heads, minutes, train_batch) for name in VARIANTS
+    }
+    rows = [row for name, folder in folders.items() for row in measure(name, folder, pairs, heads, batch_size, device)]
+    rows += measure("none", base, pairs, heads, batch_size, device)
+    report = {"images": len(pairs), "block_size": heads, "minutes": minutes, "start": start.name, "rows": rows}
+    write_atomically(output / "results.json", json.dumps(report, indent=1).encode())
+    write_atomically(output / "results.md", table(rows).encode())
+    write_atomically(output / "survival.png", plot(rows))
+    print(table(rows), end="")
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except SuperresError as error:
+        sys.exit(f"compare_proposals: {error}")
