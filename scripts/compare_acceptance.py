@@ -82,7 +82,7 @@ def main(
     finite = {options: point for options, point in by_psnr.items() if rows[options]["psnr_to_greedy"] is not None}
     panels = {"PSNR to greedy, dB (exact is infinite)": finite,
               "- bits/dim of the decoded images under p1": {o: p for o, p in by_bits.items() if o != GREEDY}}
-    report = {"checkpoint": f"{upscaler.name}@{upscaler.revision}", "device": upscaler.device.type,
+    report = {"checkpoint": f"{upscaler.name}@{upscaler.revision}", "device": str(upscaler.device),
               "images": len(pairs), "batch_size": batch_size,
               "settings": [{**row, "pareto": mark} for row, mark in zip(as_rows(rows), marks.values(), strict=True)]}
     table = comparison_table(rows, marks)
