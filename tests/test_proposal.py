@@ -31,10 +31,8 @@ def watched(variant, name, block_size=K, temperature=0.0):
 
     config = VARIANTS[variant]
     options = DecodeConfig(block_size=block_size, temperature=temperature)
-    network, source = random_model(config), random_tokens(config, 3)[0]
-    if network.heads.chain is not None:
-        network.heads.chain.mul_(50)  # the few intensities here differ by little
-    return decode(StepModel(network), source, options, proposer=Watched()), seen
+    model, source = StepModel(random_model(config)), random_tokens(config, 3)[0]
+    return decode(model, source, options, proposer=Watched()), seen
 
 
 def proposed_by_heads(context, offsets):
@@ -56,20 +54,35 @@ def test_stale_takes_the_verifiers_choices_as_far_as_they_reach_and_then_the_hea
     assert {0, K - 1} < reaches
 
 
+def head_scores(context, propose):
+    """Return what `propose` gives and the scores of the heads that chose one by one, [B, k - 1, V]."""
+    seen = []
+
+    def choose(scores, offsets):
+        if len(offsets) == 1:
+            seen.append(scores)
+        return context.choose(scores, offsets)
+
+    return propose(replace(context, choose=choose)), torch.cat(seen, dim=1)
+
+
 def test_stale_proposals_are_what_sequential_heads_read():
     _, seen = watched("sequential heads", "stale")
     offsets, differences = torch.arange(1, K), 0
-    for context, row, _, proposals in seen:
-        reach = K - 1 - int(context.index[row])
-        given = torch.tensor(proposals).expand(len(context.first), -1)
+    for context, row, _, _ in seen[::5]:
+        proposals, scores = head_scores(context, lambda c: PROPOSERS["stale"]().propose(c, offsets))
+        forced = []
 
-        def choose(scores, offsets, given=given, reach=reach, context=context):
-            chosen = context.choose(scores, offsets)
-            return torch.where(offsets <= reach, given[:, offsets - 1], chosen)
+        def given(scores, offsets, proposals=proposals, forced=forced):
+            forced.append(scores)
+            return proposals[:, offsets - 1]
 
-        read = context.session.propose(context.output, context.index, context.first, offsets, choose)
-        assert read[row].tolist() == proposals
-        differences += proposed_by_heads(context, offsets)[row].tolist()[reach:] != proposals[reach:]
+        context.session.propose(context.output, context.index, context.first, offsets, given)
+        assert torch.equal(scores, torch.cat(forced, dim=1))
+        alone, own = head_scores(context, lambda c: proposed_by_heads(c, offsets))
+        differ = proposals[row, :-1] != alone[row, :-1]
+        differences += int(differ.sum())
+        assert torch.equal(scores[row, 1:], own[row, 1:]) != bool(differ.any())
     assert differences
 
 
