@@ -23,7 +23,7 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for face-1.png and so on.")],
     count: Annotated[int, typer.Option(help="Faces to draw.")] = 7,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name or folder.")] = "celeba-8to32",
-    seed: Annotated[int, typer.Option(help="Of the choice of inputs and the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the choice of inputs and the sampling.")] = 1,
 ) -> None:
     """Draw `count` faces."""
     inputs = read_faces(data, "train").lr
