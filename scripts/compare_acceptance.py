@@ -11,17 +11,16 @@ acceptance.png the plots. Needs matplotlib: pip install -e ".[train]".
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib as mpl
 import typer
+from matplotlib.figure import Figure
 
 from superres import DecodeConfig, SuperresError, load
-from superres.batch import prepare_folder, resolve_options, write_atomically
+from superres.batch import prepare_folder, resolve_options, write_result
 from superres.comparison import (
     ACCEPTANCE,
     GREEDY,
@@ -32,18 +31,16 @@ from superres.comparison import (
     pareto_front,
     psnr_to_greedy,
 )
+from superres.evaluation import figure_png
 from superres.tasks.faces import read_faces
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 
 Points = dict[DecodeConfig, tuple[float, float]]
 
 
 def draw(panels: dict[str, Points]) -> bytes:
     """Return a PNG with a panel a measure of quality: a point a setting, the Pareto front joined and named."""
-    figure, axes = plt.subplots(1, len(panels), figsize=(8 * len(panels), 6), layout="constrained")
-    for axis, (title, points) in zip(axes, panels.items(), strict=True):
+    figure = Figure(figsize=(8 * len(panels), 6), layout="constrained")
+    for axis, (title, points) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         front = sorted(pareto_front(points), key=lambda options: points[options])
         axis.plot(*zip(*(points[options] for options in front), strict=True), color="grey", linewidth=0.8)
         for name in dict.fromkeys(options.accept for options in points):
@@ -53,10 +50,7 @@ def draw(panels: dict[str, Points]) -> bytes:
             axis.annotate(label(options), points[options], (4, 4), textcoords="offset points", fontsize=7)
         axis.set(xlabel="mean accepted block size", ylabel=title)
         axis.legend()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    plt.close(figure)
-    return buffer.getvalue()
+    return figure_png(figure)
 
 
 def main(
@@ -86,9 +80,9 @@ def main(
               "images": len(pairs), "batch_size": batch_size,
               "settings": [{**row, "pareto": mark} for row, mark in zip(as_rows(rows), marks.values(), strict=True)]}
     table = comparison_table(rows, marks)
-    write_atomically(output / "acceptance.json", json.dumps(report, indent=2).encode())
-    write_atomically(output / "acceptance.md", f"{table}\n".encode())
-    write_atomically(output / "acceptance.png", draw(panels))
+    write_result(output / "acceptance.json", json.dumps(report, indent=2).encode())
+    write_result(output / "acceptance.md", f"{table}\n".encode())
+    write_result(output / "acceptance.png", draw(panels))
     print(table)
 
 

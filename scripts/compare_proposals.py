@@ -10,7 +10,6 @@ least i tokens), and a run folder for each variant. The same command resumes a c
 from __future__ import annotations
 
 import dataclasses
-import io
 import itertools
 import json
 import sys
@@ -19,13 +18,13 @@ from typing import Annotated, Any
 
 import typer
 
-from superres.batch import prepare_folder, write_atomically
+from superres.batch import prepare_folder, write_result
 from superres.checkpoint import load_checkpoint, load_weights, save_checkpoint
 from superres.config import DecodeConfig, TrainConfig
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.trace import survival_curve
 from superres.errors import SuperresError
-from superres.evaluation import agreement, decode_interleaved
+from superres.evaluation import agreement, decode_interleaved, figure_png, markdown_table, number_text
 from superres.nn.model import EncoderDecoder
 from superres.pipeline import Upscaler
 from superres.stages import Stage, train_faces
@@ -91,17 +90,17 @@ def measure(name: str, folder: Path, pairs: FacePairs, heads: int, batch_size: i
 def table(rows: list[Row]) -> str:
     """Return the rows as a Markdown table, the survival of a few offsets beside the rest."""
     shown = [i for i in (2, 3, 4, 6, 8, 10) if i <= len(rows[0]["survival"])]
-    head = ["heads", "proposer", "accept", "mean accepted", "calls/image", "s/image", "head weights", "PSNR to greedy",
+    head = ["heads", "proposer", "accept", "mean accepted", "calls/image", "s/image", "head weights",
+            "PSNR to greedy, dB",
             *(f"S{i}" for i in shown)]
-    lines = [" | ".join(head), " | ".join(["---"] * 3 + ["---:"] * (len(head) - 3))]
-    for row in rows:
-        psnr = row["psnr_to_greedy"]
-        lines.append(" | ".join([
-            row["heads"], row["proposer"], row["accept"], f"{row['mean_accepted_block_size']:.3f}",
-            f"{row['model_calls_per_image']:.0f}", f"{row['seconds_per_image']:.3f}", f"{row['head_parameters']:,}",
-            "equal" if psnr is None else f"{psnr:.1f} dB", *(f"{row['survival'][i - 1]:.3f}" for i in shown),
-        ]))
-    return "".join(f"| {line} |\n" for line in lines)
+    lines = [
+        [row["heads"], row["proposer"], row["accept"], number_text(row["mean_accepted_block_size"], 3),
+         number_text(row["model_calls_per_image"], 0), number_text(row["seconds_per_image"], 3),
+         f"{row['head_parameters']:,}", number_text(row["psnr_to_greedy"], 1),
+         *(number_text(row["survival"][i - 1], 3) for i in shown)]
+        for row in rows
+    ]
+    return markdown_table(head, lines) + "\n"
 
 
 def plot(rows: list[Row]) -> bytes:
@@ -122,9 +121,7 @@ def plot(rows: list[Row]) -> bytes:
     panels[0].set_ylabel("S_i: share of iterations that accept at least i tokens")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", fontsize="small")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=110)
-    return buffer.getvalue()
+    return figure_png(figure)
 
 
 def main(
@@ -149,9 +146,9 @@ def main(
     rows = [row for name, folder in folders.items() for row in measure(name, folder, pairs, heads, batch_size, device)]
     rows += measure("none", base, pairs, heads, batch_size, device)
     report = {"images": len(pairs), "block_size": heads, "minutes": minutes, "start": start.name, "rows": rows}
-    write_atomically(output / "results.json", json.dumps(report, indent=1).encode())
-    write_atomically(output / "results.md", table(rows).encode())
-    write_atomically(output / "survival.png", plot(rows))
+    write_result(output / "results.json", json.dumps(report, indent=1).encode())
+    write_result(output / "results.md", table(rows).encode())
+    write_result(output / "survival.png", plot(rows))
     print(table(rows), end="")
 
 

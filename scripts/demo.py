@@ -14,7 +14,7 @@ import typer
 from skimage import data
 
 from superres import DecodeConfig, SuperresError, load
-from superres.batch import encode_png, prepare_folder, write_atomically
+from superres.batch import encode_png, prepare_folder, write_result
 from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation import contact_sheet, decode_interleaved
 from superres.tasks.faces import area_reduce, enlarge, read_image, to_source
@@ -50,10 +50,10 @@ def main(
     decoded = decode_interleaved(sources, upscaler, WAYS, batch_size=1)
     for way in ("epsilon 2", "sample"):
         for name, image in zip(inputs, decoded[way].images, strict=True):
-            write_atomically(output / f"{name}-{way.replace(' ', '-')}.png", encode_png(image, WAYS[way].to_dict()))
+            write_result(output / f"{name}-{way.replace(' ', '-')}.png", encode_png(image, WAYS[way].to_dict()))
     columns = {"input": enlarge(sources, "nearest"), "bicubic": enlarge(sources, "bicubic")}
     columns.update({way: result.images for way, result in decoded.items() if way != "exact"})
-    write_atomically(output / "sheet.png", encode_png(contact_sheet(columns), {"checkpoint": upscaler.name}))
+    write_result(output / "sheet.png", encode_png(contact_sheet(columns), {"checkpoint": upscaler.name}))
 
     print(f"{len(sources)} faces, one at a time, checkpoint {upscaler.name}@{upscaler.revision}, {upscaler.device}")
     print(f"{'':10}  s/image  mean accepted block size  speed-up over greedy")

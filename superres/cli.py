@@ -273,36 +273,28 @@ def train() -> None:
 
 @train_app.command()
 def base(
-    data: TrainData, output: RunFolder, dev: Dev = None, start: Start = None, preset: Preset = "base",
-    minutes: Minutes = None, steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size,
-    learning_rate: Rate = TRAINING.learning_rate, precision: Precision = TRAINING.precision, seed: Seed = 0,
-    limit: Limit = None, gradient_checkpointing: Recompute = False,
+    context: typer.Context, data: TrainData, output: RunFolder, dev: Dev = None, start: Start = None,
+    preset: Preset = "base", minutes: Minutes = None, steps: Steps = None,
+    batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
+    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
+    gradient_checkpointing: Recompute = False,
 ) -> None:
     """Train the base model p1 by teacher forcing; writes DIR/checkpoint."""
-    settings = {
-        "stage": "base", "minutes": minutes, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate,
-        "precision": precision, "seed": seed, "gradient_checkpointing": gradient_checkpointing,
-    }
-    _train(settings, data=data, output=output, dev=dev, start=start, preset=preset, limit=limit)
+    _train(train_config(context, "base"), data=data, output=output, dev=dev, start=start, preset=preset, limit=limit)
 
 
 @train_app.command()
 def heads(
-    data: TrainData, output: RunFolder, start: Start = None, dev: Dev = None, prediction_heads: Heads = None,
-    freeze_base: Freeze = False, head_loss: HeadLoss = TRAINING.head_loss, minutes: Minutes = None,
-    steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
-    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
-    gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
+    context: typer.Context, data: TrainData, output: RunFolder, start: Start = None, dev: Dev = None,
+    prediction_heads: Heads = None, freeze_base: Freeze = False, head_loss: HeadLoss = TRAINING.head_loss,
+    minutes: Minutes = None, steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size,
+    learning_rate: Rate = TRAINING.learning_rate, precision: Precision = TRAINING.precision, seed: Seed = 0,
+    limit: Limit = None, gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
     head_layer: HeadLayer = None,
 ) -> None:
     """Train prediction heads on a trained base, which is fine-tuned or frozen; writes DIR/checkpoint."""
-    settings = {
-        "stage": "heads", "freeze_base": freeze_base, "head_loss": head_loss, "minutes": minutes, "steps": steps,
-        "batch_size": batch_size, "learning_rate": learning_rate, "precision": precision, "seed": seed,
-        "gradient_checkpointing": gradient_checkpointing, "head_decay": head_decay,
-    }
-    _train(settings, data=data, output=output, dev=dev, start=start, prediction_heads=prediction_heads, limit=limit,
-           head_layer=head_layer)
+    _train(train_config(context, "heads"), data=data, output=output, dev=dev, start=start, limit=limit,
+           prediction_heads=prediction_heads, head_layer=head_layer)
 
 
 @train_app.command()
@@ -329,18 +321,14 @@ def decode(
 
 @train_app.command()
 def distil(
-    data: TrainData, own: Own, output: RunFolder, start: Start = None, dev: Dev = None, freeze_base: Freeze = False,
-    minutes: Minutes = None, steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size,
-    learning_rate: Rate = TRAINING.learning_rate, precision: Precision = TRAINING.precision, seed: Seed = 0,
-    limit: Limit = None, gradient_checkpointing: Recompute = False,
+    context: typer.Context, data: TrainData, own: Own, output: RunFolder, start: Start = None, dev: Dev = None,
+    freeze_base: Freeze = False, minutes: Minutes = None, steps: Steps = None,
+    batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
+    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
+    gradient_checkpointing: Recompute = False,
 ) -> None:
     """Train prediction heads on pictures that the model decoded itself (self-distillation); writes DIR/checkpoint."""
-    settings = {
-        "stage": "distil", "freeze_base": freeze_base, "minutes": minutes, "steps": steps, "batch_size": batch_size,
-        "learning_rate": learning_rate, "precision": precision, "seed": seed,
-        "gradient_checkpointing": gradient_checkpointing,
-    }
-    _train(settings, data=data, own=own, output=output, dev=dev, start=start, limit=limit)
+    _train(train_config(context, "distil"), data=data, own=own, output=output, dev=dev, start=start, limit=limit)
 
 
 @train_app.command()
@@ -360,11 +348,20 @@ def ladder(recipe: Recipe, data: TrainData, output: RunFolder, dev: Dev = None, 
     _finish(output, done)
 
 
-def _train(values: dict[str, Any], **stage_options: Any) -> None:  # noqa: ANN401 -- those of superres.stages.Stage
+def train_config(context: typer.Context, stage: str) -> TrainConfig:
+    """Return the settings of a stage from a command with options for some of them; the others have their defaults.
+
+    Raises:
+        ConfigError: a setting is out of range, or two contradict one another.
+    """
+    given = {name: context.params[name] for name in TRAINING.to_dict() if name in context.params}
+    return TrainConfig.from_dict({"stage": stage, **given})
+
+
+def _train(settings: TrainConfig, **stage_options: Any) -> None:  # noqa: ANN401 -- those of superres.stages.Stage
     """Run a stage with a progress bar."""
     from superres.stages import Stage, train_faces
 
-    settings = TrainConfig.from_dict(values)
     stage = Stage(settings, **stage_options)
     total = settings.steps or round(60 * (settings.minutes or 0))
     with _training_bar(total, "step" if settings.steps else "s") as (bar, stop):

@@ -264,12 +264,11 @@ class DecodeConfig(Config):
         Raises:
             ConfigError: the result contradicts itself.
         """
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        changes: dict[str, Any] = {"min_block": min(self.min_block, given.get("block_size") or self.min_block)}
         if given.get("accept", self.accept) != self.accept:
             plain = DecodeConfig()
-            values.update(epsilon=plain.epsilon, top_k=plain.top_k, budget=plain.budget)
-        values["min_block"] = min(self.min_block, given.get("block_size") or self.min_block)
-        return DecodeConfig(**{**values, **given})
+            changes.update(epsilon=plain.epsilon, top_k=plain.top_k, budget=plain.budget)
+        return dataclasses.replace(self, **{**changes, **given})
 
 
 def parse_epsilon(text: str) -> int | tuple[int, ...]:
@@ -317,6 +316,7 @@ class QualityBound(Config):
                                                   "--max-bits-loss (bits/dim)")
         require(psnr is None or (math.isfinite(psnr) and psnr > 0), f"min-psnr-to-greedy must be positive, not {psnr}")
         require(bits is None or (math.isfinite(bits) and bits >= 0), f"max-bits-loss must be at least 0, not {bits}")
+
 
 HEAD_LOSSES = ("all-heads", "random-head")
 STAGES = ("base", "heads", "distil")

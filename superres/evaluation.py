@@ -7,6 +7,7 @@ set.
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from superres.config import DecodeConfig, require
 from superres.tasks.faces import FacePairs, area_reduce, enlarge
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from superres.decoding.trace import RowTrace
     from superres.pipeline import Upscaler
 
@@ -291,6 +294,13 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table whose columns but the first are aligned to the right."""
     ruler = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ruler, *rows))
+
+
+def figure_png(figure: Figure) -> bytes:
+    """Return a plot as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=100)
+    return buffer.getvalue()
 
 
 def contact_sheet(columns: dict[str, Pixels], scale: int = 4, caption_height: int = 16) -> Pixels:

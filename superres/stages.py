@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from accelerate import PartialState
 
-from superres.batch import image_key, write_atomically
+from superres.batch import image_key, prepare_folder, write_result
 from superres.checkpoint import read_config, read_training
 from superres.config import PRESETS, Config, DecodeConfig, ModelConfig, TrainConfig, require
 from superres.data import Batches, DistilBatches, ImageBatches
-from superres.errors import ConfigError, OutputError
+from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
 from superres.nn.scores import bits_per_dim
 from superres.pipeline import Upscaler
@@ -191,20 +191,13 @@ def decode_own_faces(
 
 def _claim(folder: Path, settings: dict[str, Any]) -> None:
     """Write `settings` into `folder`, or check that they are the ones it was started with."""
+    prepare_folder(folder)
     path = folder / "settings.json"
     text = json.dumps(settings, indent=1) + "\n"
     if not path.exists():
-        _write(path, text)
+        write_result(path, text.encode())
     require(path.read_text() == text, f"{folder} was started with other settings (see settings.json there); "
             "repeat those or choose a new folder")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode())
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose a writable folder with space") from error
 
 
 @dataclass(frozen=True)
@@ -313,5 +306,5 @@ def climb(
         if not train_faces(stage, stop, told):
             return False
         rows.append({"rung": rung.name, "start": rung.start, **read_training(folder / "checkpoint")[-1]})
-        _write(output / "training.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        write_result(output / "training.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
     return True

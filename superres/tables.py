@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from superres.evaluation import (
     Decoded,
     agreement,
     decode_interleaved,
+    figure_png,
     markdown_table,
     mean_bits_per_dim,
     number_text,
@@ -296,6 +296,4 @@ def _png(draw: Callable[[Figure, dict[str, Any]], None], series: dict[str, Any])
 
     figure = Figure(figsize=(9, 6), layout="constrained")
     draw(figure, series)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=100)
-    return buffer.getvalue()
+    return figure_png(figure)
