@@ -34,12 +34,14 @@ Row = dict[str, Any]
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "per-head": {"head_layer": "per-head"},
+    "tokens": {"head_layer": "per-head", "head_target": "tokens"},
     "one-random-head": {"head_layer": "per-head", "head_loss": "random-head"},
     "decay-0.8": {"head_layer": "per-head", "head_decay": 0.8},
     "dense": {"head_layer": "dense"},
+    "adaptive": {"head_layer": "adaptive"},
     "sequential": {"head_layer": "sequential"},
 }
-"""Variants of the heads, each as its difference from all heads per-head on a subset of positions."""
+"""Variants of the heads, each as its difference from all heads per-head on a subset of positions, learning from p1."""
 
 CRITERIA = {"exact": DecodeConfig(), "epsilon 2": DecodeConfig(accept="distance", epsilon=2)}
 

@@ -22,6 +22,7 @@ from superres.batch_plan import ON_EXISTING, BatchOptions, parse_shard, plan, re
 from superres.config import (
     HEAD_LAYERS,
     HEAD_LOSSES,
+    HEAD_TARGETS,
     PRESETS,
     DecodeConfig,
     QualityBound,
@@ -128,6 +129,8 @@ Piece = Annotated[float | None, typer.Option("--piece-minutes", metavar="M", hel
 Freeze = Annotated[bool, typer.Option("--freeze-base", help="Train the new heads alone; p1 stays the base.")]
 HeadLoss = Annotated[str, typer.Option(metavar=choices(HEAD_LOSSES), help="All heads on some positions, or one "
                                        "random head a minibatch as in the paper.")]
+HeadTarget = Annotated[str, typer.Option(metavar=choices(HEAD_TARGETS), help="What heads learn: p1's own "
+                                         "distribution at their target, or the true token as in the paper.")]
 HeadDecay = Annotated[float, typer.Option(metavar="D", help="Head i counts D**(i - 2) in the loss of the heads.")]
 HeadLayer = Annotated[str | None, typer.Option(metavar=choices(HEAD_LAYERS), help="Layer that makes the heads. "
                                                "[default: that of --start]", show_default=False)]
@@ -290,7 +293,7 @@ def heads(
     minutes: Minutes = None, steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size,
     learning_rate: Rate = TRAINING.learning_rate, precision: Precision = TRAINING.precision, seed: Seed = 0,
     limit: Limit = None, gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
-    head_layer: HeadLayer = None,
+    head_layer: HeadLayer = None, head_target: HeadTarget = TRAINING.head_target,
 ) -> None:
     """Train prediction heads on a trained base, which is fine-tuned or frozen; writes DIR/checkpoint."""
     _train(train_config(context, "heads"), data=data, output=output, dev=dev, start=start, limit=limit,
@@ -325,10 +328,12 @@ def distil(
     freeze_base: Freeze = False, minutes: Minutes = None, steps: Steps = None,
     batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
     precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
-    gradient_checkpointing: Recompute = False,
+    gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
+    head_target: HeadTarget = TRAINING.head_target,
 ) -> None:
     """Train prediction heads on pictures that the model decoded itself (self-distillation); writes DIR/checkpoint."""
-    _train(train_config(context, "distil"), data=data, own=own, output=output, dev=dev, start=start, limit=limit)
+    _train(train_config(context, "distil"), data=data, own=own, output=output, dev=dev, start=start, limit=limit,
+           head_layer=head_layer)
 
 
 @train_app.command()

@@ -46,7 +46,7 @@ class Config:
             raise ConfigError(f"{cls.__name__} cannot be built from {values}: {error}") from error
 
 
-HEAD_LAYERS = ("per-head", "dense", "sequential")
+HEAD_LAYERS = ("per-head", "dense", "adaptive", "sequential")
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,9 @@ class ModelConfig(Config):
         norm: "pre" (normalise before a sub-layer) or "post" (after the residual sum, as published).
         dropout: probability of dropping a sub-layer's output while training.
         prediction_heads: K, heads p1..pk; 1 is a plain autoregressive model.
-        head_layer: "per-head" (block-diagonal), "dense" (the paper's, fully connected across heads) or "sequential"
-            (per-head, and a head sees the tokens proposed before its own; needs `numeric_neighbourhood`).
+        head_layer: "per-head" (block-diagonal), "dense" (the paper's, fully connected across heads), "adaptive"
+            (per-head, and its state weighs the numbers of the neighbourhood) or "sequential" (adaptive, and a head sees
+            the tokens proposed before its own). The last two need `numeric_neighbourhood` and `ordinal_output`.
         head_filter_size: hidden size of one prediction head's layer.
         identity_p1: head 1 is the base model's own output; False sends it through the head layer, as published.
         aligned_conditioning: add an enlargement of the memory to the decoder input, position by position.
@@ -99,7 +100,7 @@ class ModelConfig(Config):
     norm: Literal["pre", "post"] = "pre"
     dropout: float = 0.0
     prediction_heads: int = 1
-    head_layer: Literal["per-head", "dense", "sequential"] = "per-head"
+    head_layer: Literal["per-head", "dense", "adaptive", "sequential"] = "per-head"
     head_filter_size: int = 64
     identity_p1: bool = True
     aligned_conditioning: bool = True
@@ -133,8 +134,8 @@ class ModelConfig(Config):
         require(self.norm in ("pre", "post"), f"norm must be pre or post, not {self.norm!r}")
         require(self.head_layer in HEAD_LAYERS,
                 f"head_layer must be one of {', '.join(HEAD_LAYERS)}, not {self.head_layer!r}")
-        require(self.numeric_neighbourhood or self.head_layer != "sequential",
-                "head_layer sequential needs numeric_neighbourhood")
+        require(self.head_layer in ("per-head", "dense") or (self.numeric_neighbourhood and self.ordinal_output),
+                f"head_layer {self.head_layer} needs numeric_neighbourhood and ordinal_output")
         require(0.0 <= self.dropout < 1.0, f"dropout must be in [0, 1), not {self.dropout!r}")
         require(self.free_scores or self.ordinal_output, "a model without free_scores needs ordinal_output")
         require(self.numeric_neighbourhood or not self.cell_remainder, "cell_remainder needs numeric_neighbourhood")
@@ -180,8 +181,8 @@ PRESETS: dict[str, ModelConfig] = {
     "tiny": ModelConfig(cell_remainder=True),
     "base": ModelConfig(
         width=128, filter_size=512, attention_heads=4, encoder_layers=3, decoder_layers=4, cross_attention=False,
-        head_filter_size=256, conditioning_blocks=6, conditioning_width=96, cell_remainder=True,
-        free_scores=False,
+        head_layer="sequential", head_filter_size=256, conditioning_blocks=6, conditioning_width=96,
+        cell_remainder=True, free_scores=False,
     ),
     "paper": ModelConfig(
         width=512, filter_size=2048, attention_heads=8, encoder_layers=4, decoder_layers=8, norm="post", dropout=0.1,
@@ -319,6 +320,7 @@ class QualityBound(Config):
 
 
 HEAD_LOSSES = ("all-heads", "random-head")
+HEAD_TARGETS = ("p1", "tokens")
 STAGES = ("base", "heads", "distil")
 
 
@@ -344,6 +346,8 @@ class TrainConfig(Config):
         head_loss: "all-heads" on a random subset of positions, or "random-head" (one head a minibatch, section 6
             of the paper).
         head_positions: size of that subset.
+        head_target: what heads learn at a position: "p1", the distribution that p1 itself has there once it knows all
+            tokens before (what they are verified against), or "tokens", the true token (as published).
         head_weight: weight of the proposal heads' mean loss beside p1's.
         head_decay: head i counts head_decay**(i - 2) in that mean: a far head matters only if all nearer ones are
             right. 1 weighs all alike.
@@ -367,6 +371,7 @@ class TrainConfig(Config):
     freeze_base: bool = False
     head_loss: Literal["all-heads", "random-head"] = "all-heads"
     head_positions: int = 192
+    head_target: Literal["p1", "tokens"] = "p1"
     head_weight: float = 1.0
     head_decay: float = 1.0
     precision: Literal["bf16", "no"] = "bf16"
@@ -389,6 +394,8 @@ class TrainConfig(Config):
         require(limit is not None and limit > 0, f"the length of training must be positive, not {limit!r}")
         require(self.head_loss in HEAD_LOSSES,
                 f"head_loss must be one of {', '.join(HEAD_LOSSES)}, not {self.head_loss!r}")
+        require(self.head_target in HEAD_TARGETS,
+                f"head_target must be one of {', '.join(HEAD_TARGETS)}, not {self.head_target!r}")
         require(self.precision in ("bf16", "no"), f"precision must be bf16 or no, not {self.precision!r}")
 
     @property

@@ -67,6 +67,10 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
     """
     if settings.trains_heads and config.prediction_heads < 2:
         raise ConfigError(f"stage {settings.stage} needs at least 2 prediction heads, not {config.prediction_heads}")
+    learns_p1 = settings.trains_base or settings.head_target == "tokens"
+    if settings.trains_heads and not config.identity_p1 and not learns_p1:
+        raise ConfigError("on a frozen base, a p1 with a layer of its own has only tokens to learn from; "
+                          "set head_target tokens")
     torch.manual_seed(settings.seed)
     model = EncoderDecoder(config)
     model.gradient_checkpointing = settings.gradient_checkpointing

@@ -137,6 +137,7 @@ VARIANTS = {
     "plain without encoder layers": replace(SMALL, **PLAIN, encoder_layers=0),
     "post-norm": replace(SMALL, norm="post"),
     "dense heads": replace(SMALL, head_layer="dense"),
+    "adaptive heads": replace(SMALL, head_layer="adaptive"),
     "sequential heads": replace(SMALL, head_layer="sequential"),
     "sequential heads, own layer for p1": replace(SMALL, head_layer="sequential", identity_p1=False),
     "own layer for p1": replace(SMALL, identity_p1=False),

@@ -47,7 +47,8 @@ IMPOSSIBLE = [
     (DecodeConfig, "temperature", "1"), (DecodeConfig, "seed", -1), (DecodeConfig, "seed", 2**63),
     (TrainConfig, "batch_size", 0), (TrainConfig, "learning_rate", 0.0), (TrainConfig, "clip", -1.0),
     (TrainConfig, "stage", "middle"), (TrainConfig, "ema_decay", 1.0), (TrainConfig, "steps", 0),
-    (TrainConfig, "head_loss", "none"), (TrainConfig, "head_decay", 0.0), (TrainConfig, "head_decay", 1.1),
+    (TrainConfig, "head_loss", "none"), (TrainConfig, "head_target", "p2"),
+    (TrainConfig, "head_decay", 0.0), (TrainConfig, "head_decay", 1.1),
 ]
 
 
@@ -66,9 +67,11 @@ def test_minimum_block_above_the_block_size_is_refused():
         DecodeConfig(block_size=4, min_block=5)
 
 
-def test_sequential_heads_need_intensities_as_numbers():
-    with pytest.raises(ConfigError, match="head_layer sequential needs numeric_neighbourhood"):
-        ModelConfig(head_layer="sequential", numeric_neighbourhood=False)
+@pytest.mark.parametrize("layer", ["adaptive", "sequential"])
+@pytest.mark.parametrize("aid", ["numeric_neighbourhood", "ordinal_output"])
+def test_heads_that_weigh_intensities_need_them_as_numbers(layer, aid):
+    with pytest.raises(ConfigError, match=f"head_layer {layer} needs numeric_neighbourhood and ordinal_output"):
+        ModelConfig(head_layer=layer, **{aid: False})
 
 
 @pytest.mark.parametrize("length", [{}, {"steps": 3, "minutes": 1.0}])

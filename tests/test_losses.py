@@ -13,7 +13,7 @@ from superres.config import TrainConfig
 from superres.nn.losses import TeacherForcingLoss, masked_loss
 from superres.training import build_model
 
-HEADS = TrainConfig(stage="heads", steps=10, head_positions=48)
+HEADS = TrainConfig(stage="heads", steps=10, head_positions=48, head_target="tokens")
 
 
 def certain(tokens, vocabulary):
@@ -70,6 +70,39 @@ def test_heads_loss_is_the_mean_over_heads_of_their_own_cross_entropy(head_loss,
         chosen = [min(range(len(means)), key=lambda h: float((means[h] - a).abs())) for a in actual]
         torch.testing.assert_close(torch.stack(actual), torch.stack([means[h] for h in chosen]))
         assert len(set(chosen)) > 2
+
+
+@pytest.mark.parametrize("head_loss", ["all-heads", "random-head"])
+@pytest.mark.parametrize("identity", [True, False])
+def test_heads_learn_what_p1_expects_once_it_knows_the_tokens_between(head_loss, identity):
+    config = replace(SMALL, identity_p1=identity)
+    model = random_model(config).requires_grad_(True)
+    source, target = random_tokens(config, 2)
+    decoded = model(source, target)
+    expected = model.scores(decoded).detach().softmax(-1)
+    everywhere = torch.arange(48).expand(2, -1)
+    divergence = []
+    for head in range(1 if identity else 0, config.prediction_heads):
+        log_q = model.head_scores(decoded, everywhere, head)[:, : 48 - head].log_softmax(-1)
+        p = expected[:, head:]
+        divergence.append((p * (p.log() - log_q)).sum(-1))
+    loss = TeacherForcingLoss(model, replace(HEADS, head_loss=head_loss, head_target="p1"))
+    for draw in range(6):
+        actual = loss(source, target, draw)["heads"]
+        if head_loss == "all-heads":
+            torch.testing.assert_close(actual, torch.cat(divergence, dim=1).mean())
+        else:
+            assert min(float((actual - d.mean()).abs().detach()) for d in divergence) < 1e-6
+
+
+def test_what_heads_learn_from_p1_does_not_pull_p1_towards_the_heads():
+    settings = replace(HEADS, head_target="p1")
+    model = random_model(SMALL).requires_grad_(True)
+    source, target = random_tokens(SMALL, 2)
+    TeacherForcingLoss(model, settings)(source, target, 0)["heads"].backward()
+    direct = model.neighbourhood.direct  # p1's alone
+    assert direct.grad is None or not direct.grad.any()
+    assert model.heads.direct.grad.any()
 
 
 @pytest.mark.parametrize("identity", [True, False])

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
-from superres.nn.image_aids import number_count
+from superres.nn.image_aids import extrapolate, number_count
 
 
 class PredictionHeads(nn.Module):
@@ -17,8 +17,10 @@ class PredictionHeads(nn.Module):
     filter, fully connected to all k outputs. With identity p1, head 1 has no layer, so a frozen base keeps its scores.
     With aligned conditioning, a head also sees the vector of its own target: it is known before decoding starts.
 
-    "sequential" is per-head, and a head also sees the tokens from p1's target up to its own, as deviations from their
-    estimates: the true ones in training, those just proposed in decoding. So the proposals of a block fit together.
+    "adaptive" is per-head, and a head's linear weights on the numbers around p1's target depend on its state.
+    "sequential" is adaptive, and the numbers go on with the tokens from p1's target up to the head's own, as deviations
+    from their estimates: the true ones in training, those just proposed in decoding. So the proposals of a block fit
+    together, and yet all heads but for that one linear term are computed at once.
     """
 
     visible: Tensor
@@ -42,26 +44,26 @@ class PredictionHeads(nn.Module):
             self.conditioning = nn.Linear(width, width, bias=False)
             nn.init.zeros_(self.conditioning.weight)
         self.direct: nn.Parameter | None = None
-        earlier = config.prediction_heads - 1 if config.head_layer == "sequential" else 0
+        self.adapt: nn.Linear | None = None
+        numbers = number_count(config)
         if config.numeric_neighbourhood:
-            self.direct = nn.Parameter(torch.zeros(config.channels, self.count, number_count(config) + earlier))
-        self.chain: nn.Parameter | None = None
-        if earlier:
-            self.chain = nn.Parameter(torch.zeros(self.count, earlier, size))
+            self.direct = nn.Parameter(torch.zeros(config.channels, self.count, numbers))
+        if config.head_layer in ("adaptive", "sequential"):
+            earlier = config.prediction_heads - 1 if config.head_layer == "sequential" else 0
+            self.adapt = nn.Linear(width, numbers + earlier)
+            nn.init.zeros_(self.adapt.weight)
+            nn.init.zeros_(self.adapt.bias)
             visible = torch.arange(earlier) < torch.arange(self.first, self.count + self.first).unsqueeze(1)
             self.register_buffer("visible", visible, persistent=False)
         nn.init.normal_(self.contract, std=0.5 * self.contract.shape[-2] ** -0.5)
 
-    def forward(
-        self, hidden: Tensor, vectors: Tensor | None = None, count: int | None = None, earlier: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, vectors: Tensor | None = None, count: int | None = None) -> Tensor:
         """Map decoder outputs to the states of the layer's heads.
 
         Args:
             hidden: [N, D].
             vectors: conditioning of each head's target after `self.conditioning`, [N, count, D]; None without it.
             count: only the layer's first `count` heads; all if None.
-            earlier: deviations of the tokens from p1's target on, [N, K - 1], for all heads; None unless sequential.
 
         Returns:
             [N, count, D]; the first is head `first + 1` (1-based).
@@ -72,9 +74,6 @@ class PredictionHeads(nn.Module):
             return self._finish(hidden, states[:, :count], vectors)
         size = self.contract.shape[1]
         inner = F.linear(hidden, self.expand.weight[: count * size], self.expand.bias[: count * size])
-        if self.chain is not None and earlier is not None:
-            seen = self.chain * self.visible.unsqueeze(-1)
-            inner = inner + earlier @ seen.transpose(0, 1).flatten(1)
         grouped = F.relu(inner).view(len(hidden), count, size).transpose(0, 1)
         states = torch.baddbmm(self.bias[:count].unsqueeze(1), grouped, self.contract[:count]).transpose(0, 1)
         return self._finish(hidden, states, vectors)
@@ -85,13 +84,10 @@ class PredictionHeads(nn.Module):
         result: Tensor = self.norm(states if vectors is None else states + vectors)
         return result
 
-    def one(
-        self, hidden: Tensor, head: int, vectors: Tensor | None = None, earlier: Tensor | None = None
-    ) -> Tensor:
+    def one(self, hidden: Tensor, head: int, vectors: Tensor | None = None) -> Tensor:
         """Map decoder outputs [N, D] to the state of one head (0-based, at least `first`), [N, D].
 
-        `vectors` [N, D] is the conditioning of the head's target after `self.conditioning`; `earlier` [N, head] are the
-        deviations of the tokens before that target, None unless sequential.
+        `vectors` [N, D] is the conditioning of the head's target after `self.conditioning`.
         """
         index = head - self.first
         vectors = None if vectors is None else vectors.unsqueeze(1)
@@ -102,17 +98,33 @@ class PredictionHeads(nn.Module):
         size = self.contract.shape[1]
         rows = slice(index * size, (index + 1) * size)
         inner = F.linear(hidden, self.expand.weight[rows], self.expand.bias[rows])
-        if self.chain is not None and earlier is not None:
-            inner = inner + earlier @ self.chain[index, :head]
         states = torch.addmm(self.bias[index], F.relu(inner), self.contract[index]).unsqueeze(1)
         return self._finish(hidden, states, vectors)[:, 0]
 
-    def linear_weights(self) -> Tensor | None:
-        """Return the weights of all heads on the numbers around p1's target, [channels, count, N (+ K - 1)], or None.
+    def linear_part(
+        self, states: Tensor, numbers: Tensor, position: Tensor, head: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Predict linearly how far the targets of neighbouring heads are from their estimates.
 
-        The last K - 1 are those of the earlier tokens, 0 where a head may not see them.
+        Args:
+            states: [..., n, D], of n heads from `head` (0-based, at least `first`) on.
+            numbers: the numeric neighbourhood of p1's target, [..., N].
+            position: of p1's target, broadcastable to [...].
+            head: the first of them.
+
+        Returns:
+            What the numbers contribute [..., n], in units of RESIDUAL_SCALE. And the weights on the deviations of the
+            K - 1 tokens from p1's target on, [..., n, K - 1], 0 where a head does not see the token; None unless
+            sequential.
         """
-        if self.direct is None or self.chain is None:
-            return self.direct
-        numbers = self.direct.shape[-1] - self.visible.shape[-1]
-        return self.direct * F.pad(self.visible, (numbers, 0), value=True)
+        if self.direct is None:
+            raise ValueError("a model without numeric_neighbourhood has no linear part")
+        heads = slice(head - self.first, head - self.first + states.shape[-2])
+        deviation = extrapolate(self.direct[:, heads], numbers, position)
+        if self.adapt is None:
+            return deviation, None
+        weights = self.adapt(states).to(numbers.dtype)
+        count = numbers.shape[-1]
+        # A product and a sum: a matrix product would run in half precision under autocast.
+        deviation = deviation + (weights[..., :count] * numbers.unsqueeze(-2)).sum(-1)
+        return deviation, weights[..., count:] * self.visible[heads] if self.visible.shape[1] else None

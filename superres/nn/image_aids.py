@@ -231,21 +231,28 @@ def extrapolate(weights: Tensor, neighbours: Tensor, position: Tensor) -> Tensor
     return (neighbours * chosen).sum(-1)
 
 
-def ordinal_scores(projected: Tensor, centre: Tensor, vocabulary: int) -> Tensor:
-    """Return the scores of intensities from the ordinal term -|v - mu| / s, and free scores where there are any.
+def ordinal_term(projected: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the centre mu, in grey levels, and the slope 1 / s of the ordinal term, both [...].
 
     Args:
         projected: [..., V + 2], or [..., 2] without free scores: the free scores, the shift of mu in units of
             RESIDUAL_SCALE, and log(1 / s) less its initial value.
         centre: mu before the shift [...], grey levels.
-        vocabulary: V.
-
-    Returns:
-        Scores [..., V].
     """
-    shift, sharpness = projected[..., -2], projected[..., -1]
-    mu = centre + shift * RESIDUAL_SCALE
-    rate = (sharpness + INITIAL_SHARPNESS).clamp(-7.0, 3.0).exp()
-    value = torch.arange(vocabulary, device=projected.device, dtype=projected.dtype)
-    ordinal = (value - mu.unsqueeze(-1)).abs() * -rate.unsqueeze(-1)
+    mu = centre + projected[..., -2] * RESIDUAL_SCALE
+    return mu, (projected[..., -1] + INITIAL_SHARPNESS).clamp(-7.0, 3.0).exp()
+
+
+def scores_around(mu: Tensor, slope: Tensor, projected: Tensor, vocabulary: int) -> Tensor:
+    """Return the scores [..., V] of intensities: the ordinal term -|v - mu| / s, and free scores where there are any.
+
+    `mu` and `slope` [...] are as from `ordinal_term`, `projected` as given to it.
+    """
+    value = torch.arange(vocabulary, device=mu.device, dtype=mu.dtype)
+    ordinal = (value - mu.unsqueeze(-1)).abs() * -slope.unsqueeze(-1)
     return ordinal + projected[..., :-2] if projected.shape[-1] > 2 else ordinal
+
+
+def ordinal_scores(projected: Tensor, centre: Tensor, vocabulary: int) -> Tensor:
+    """Return the scores [..., V] that the outputs `projected` give intensities; see `ordinal_term`."""
+    return scores_around(*ordinal_term(projected, centre), projected, vocabulary)

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.config import TrainConfig
-from superres.nn.model import Decoded, EncoderDecoder
+from superres.nn.model import Decoded, EncoderDecoder, take
 
 
 class TeacherForcingLoss(nn.Module):
-    """Cross-entropy of p1 and, where heads are trained, of the proposal heads; the estimate's error beside it.
+    """Cross-entropy of p1, the proposal heads' loss where they are trained, and the estimate's error beside them.
 
     A module, so that every weight is used inside one forward call (which distributed training requires).
     """
@@ -38,39 +38,43 @@ class TeacherForcingLoss(nn.Module):
         decoded = self.model(source, target)
         settings, losses = self.settings, {}
         true = slice(true_count)
-        if settings.trains_base:
-            losses["p1"] = F.cross_entropy(self.model.scores(decoded)[true].flatten(0, 1), target[true].flatten())
+        scores = None
+        if settings.trains_base or settings.head_target == "p1":
+            scores = self.model.scores(decoded)
+        if settings.trains_base and scores is not None:
+            losses["p1"] = F.cross_entropy(scores[true].flatten(0, 1), target[true].flatten())
         total = losses.get("p1", decoded.hidden.new_zeros(()))
         if settings.trains_heads:
             random_head = settings.head_loss == "random-head"
             heads = self._one_head if random_head else self._all_heads
-            losses["heads"] = heads(decoded, target, torch.Generator().manual_seed(draw))
+            wanted = scores.detach() if scores is not None and settings.head_target == "p1" else target
+            losses["heads"] = heads(decoded, wanted, torch.Generator().manual_seed(draw))
             total = total + settings.head_weight * losses["heads"]
         if decoded.memory.estimate is not None and self.model.conditioning is not None and "p1" in losses:
             losses["estimate"] = (decoded.memory.estimate - target)[true].abs().mean()
             total = total + settings.estimate_weight * losses["estimate"]
         return losses | {"total": total}
 
-    def _all_heads(self, decoded: Decoded, target: Tensor, generator: torch.Generator) -> Tensor:
-        """Mean loss of all proposal heads on a random subset of positions."""
-        length = target.shape[1]
+    def _all_heads(self, decoded: Decoded, wanted: Tensor, generator: torch.Generator) -> Tensor:
+        """Mean loss of all proposal heads on a random subset of positions; `wanted` as in `masked_loss`."""
+        batch, length = wanted.shape[:2]
         count = min(self.settings.head_positions, length)
-        chosen = torch.randperm(length, generator=generator)[:count].to(target.device)
-        position = chosen.expand(len(target), -1).contiguous()
-        if count == length:
-            position = torch.arange(length, device=target.device).expand(len(target), -1)
+        position = torch.arange(length, device=wanted.device)
+        if count < length:
+            position = torch.randperm(length, generator=generator)[:count].to(wanted.device)
+        position = position.expand(batch, -1)
         scores = self.model.block_scores(decoded, position)
         first = self.model.config.prediction_heads - scores.shape[2]
-        offsets = torch.arange(first, self.model.config.prediction_heads, device=target.device)
-        return masked_loss(scores, position.unsqueeze(-1) + offsets, target, self._head_weights(target.device))
+        offsets = torch.arange(first, self.model.config.prediction_heads, device=wanted.device)
+        return masked_loss(scores, position.unsqueeze(-1) + offsets, wanted, self._head_weights(wanted.device))
 
-    def _one_head(self, decoded: Decoded, target: Tensor, generator: torch.Generator) -> Tensor:
+    def _one_head(self, decoded: Decoded, wanted: Tensor, generator: torch.Generator) -> Tensor:
         """Loss of one random head at all positions (section 6 of the paper)."""
         first = 1 if self.model.config.identity_p1 else 0
         head = int(torch.randint(first, self.model.config.prediction_heads, (), generator=generator))
-        position = torch.arange(target.shape[1], device=target.device).expand(len(target), -1)
-        weight = self._head_weights(target.device)[head - first]
-        return weight * masked_loss(self.model.head_scores(decoded, position, head), position + head, target)
+        position = torch.arange(wanted.shape[1], device=wanted.device).expand(len(wanted), -1)
+        weight = self._head_weights(wanted.device)[head - first]
+        return weight * masked_loss(self.model.head_scores(decoded, position, head), position + head, wanted)
 
     def _head_weights(self, device: torch.device) -> Tensor:
         """Return what each head in the layer counts: decay**(i - 2) for head i, p1 in it as p2; the mean is 1."""
@@ -80,12 +84,23 @@ class TeacherForcingLoss(nn.Module):
         return weights / weights.mean()
 
 
-def masked_loss(scores: Tensor, position: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Return the mean cross-entropy of `scores` [..., V] for the tokens at `position` [B, ...], if any.
+def masked_loss(scores: Tensor, position: Tensor, wanted: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Return the mean loss of `scores` [..., V] at `position` [B, ...], of which those past the end do not count.
 
-    `weight` (broadcastable to `position`) says how much each counts in the mean; alike if None.
+    Args:
+        scores: of the tokens at `position`.
+        position: target positions.
+        wanted: tokens [B, T], for the cross-entropy; or scores [B, T, V] of the distributions to learn, for the
+            Kullback-Leibler divergence from them.
+        weight: how much each counts in the mean, broadcastable to `position`; alike if None.
     """
-    inside = (position < target.shape[1]) * (1 if weight is None else weight)
-    wanted = target.gather(1, position.clamp(max=target.shape[1] - 1).flatten(1)).view(position.shape)
-    loss = F.cross_entropy(scores.flatten(0, -2), wanted.flatten(), reduction="none").view(position.shape)
+    length = wanted.shape[1]
+    inside = (position < length) * (1 if weight is None else weight)
+    place = position.clamp(max=length - 1).flatten(1)
+    if wanted.dim() == 2:
+        tokens = wanted.gather(1, place).flatten()
+        loss = F.cross_entropy(scores.flatten(0, -2), tokens, reduction="none").view(position.shape)
+    else:
+        expected = take(wanted, place).view(scores.shape).log_softmax(-1)
+        loss = F.kl_div(scores.log_softmax(-1), expected, reduction="none", log_target=True).sum(-1)
     return (loss * inside).sum() / inside.sum().clamp(min=torch.finfo(loss.dtype).tiny)

@@ -171,15 +171,17 @@ class EncoderDecoder(nn.Module):
         Returns:
             Scores [B, P, V] in at least float32. Rows whose target lies past the end are meaningless: mask them.
         """
-        hidden, earlier = take(decoded.hidden, position), self._earlier(decoded, position, head)
-        weights: Tensor | None = self.neighbourhood.direct if self.neighbourhood is not None else None
+        hidden = take(decoded.hidden, position)
         if self.heads is not None and head >= self.heads.first:
             vectors = self._head_conditioning(decoded.memory, position + head)
             vectors = None if vectors is None else vectors.flatten(0, 1)
-            before = None if earlier is None else earlier.flatten(0, 1)
-            hidden = self.heads.one(hidden.flatten(0, 1), head, vectors, before).view(hidden.shape)
-            weights = self.heads.direct[:, head - self.heads.first] if self.heads.direct is not None else None
-        return self._finish(hidden, decoded, position, position + head, weights, earlier)
+            states = self.heads.one(hidden.flatten(0, 1), head, vectors).view(hidden.shape)
+            return self._layer_scores(self.heads, states.unsqueeze(2), decoded, position, head).squeeze(2)
+        deviation = None
+        if self.neighbourhood is not None and decoded.neighbours is not None:
+            near = take(decoded.neighbours, position)
+            deviation = extrapolate(self.neighbourhood.direct, near, position)
+        return self._finish(hidden, decoded.memory, position, deviation)
 
     def block_scores(self, decoded: Decoded, position: Tensor) -> Tensor:
         """Return the scores of all heads in the head layer: p2..pk, and p1 where it is not the identity.
@@ -198,17 +200,24 @@ class EncoderDecoder(nn.Module):
         target = position.unsqueeze(-1) + offset
         vectors = self._head_conditioning(decoded.memory, target)
         vectors = None if vectors is None else vectors.flatten(0, 1)
-        earlier = self._earlier(decoded, position, self.config.prediction_heads - 1)
-        before = None if earlier is None else earlier.flatten(0, 1)
-        states = self.heads(hidden.flatten(0, 1), vectors, earlier=before).view(*target.shape, -1)
-        return self._finish(states, decoded, position, target, self.heads.linear_weights(), earlier)
+        states = self.heads(hidden.flatten(0, 1), vectors).view(*target.shape, -1)
+        return self._layer_scores(self.heads, states, decoded, position, self.heads.first)
 
-    def _earlier(self, decoded: Decoded, position: Tensor, count: int) -> Tensor | None:
-        """Return the deviations of `count` tokens from `position` [B, P] on, [B, P, count]; None unless sequential."""
-        if decoded.deviation is None or count == 0 or self.config.head_layer != "sequential":
-            return None
-        place = position.unsqueeze(-1) + torch.arange(count, device=position.device)
-        return decoded.deviation.gather(1, place.clamp(max=self.config.target_length).flatten(1)).view(place.shape)
+    def _layer_scores(
+        self, heads: PredictionHeads, states: Tensor, decoded: Decoded, position: Tensor, head: int
+    ) -> Tensor:
+        """Return the scores [B, P, n, V] of n heads from `head` on, from their states [B, P, n, D]."""
+        target = position.unsqueeze(-1) + torch.arange(head, head + states.shape[2], device=position.device)
+        deviation: Tensor | None = None
+        if decoded.neighbours is not None and decoded.deviation is not None:
+            near = take(decoded.neighbours, position)
+            deviation, weights = heads.linear_part(states, near, position, head)
+            if weights is not None:
+                place = position.unsqueeze(-1) + torch.arange(weights.shape[-1], device=position.device)
+                place = place.clamp(max=self.config.target_length)
+                earlier = decoded.deviation.gather(1, place.flatten(1)).view(place.shape)
+                deviation = deviation + (weights * earlier.unsqueeze(2)).sum(-1)
+        return self._finish(states, decoded.memory, target, deviation)
 
     def _head_conditioning(self, memory: Memory, target: Tensor) -> Tensor | None:
         """Return the conditioning of `target` [B, ...] as the head layer takes it, [B, ..., D]."""
@@ -218,22 +227,16 @@ class EncoderDecoder(nn.Module):
         vectors: Tensor = self.heads.conditioning(take(memory.conditioning, index))
         return vectors.view(*target.shape, -1)
 
-    def _finish(
-        self, states: Tensor, decoded: Decoded, position: Tensor, target: Tensor, weights: Tensor | None,
-        earlier: Tensor | None,
-    ) -> Tensor:
-        """Project states [B, P, ..., D] that score `target` [B, P, ...] and add the ordinal term."""
+    def _finish(self, states: Tensor, memory: Memory, target: Tensor, deviation: Tensor | None) -> Tensor:
+        """Project states [B, ..., D] that score `target` [B, ...]; the ordinal term is centred `deviation` off."""
         projected: Tensor = self.project(states)
         projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
-        estimate = decoded.memory.estimate
-        if not self.config.ordinal_output or estimate is None:
+        if not self.config.ordinal_output or memory.estimate is None:
             return projected
         target = target.clamp(max=self.config.target_length - 1)
-        centre = estimate.gather(1, target.flatten(1)).view(target.shape)
-        if weights is not None and decoded.neighbours is not None:
-            near = take(decoded.neighbours, position)
-            near = near if earlier is None else torch.cat([near, earlier], dim=-1)
-            centre = centre + extrapolate(weights, near, position) * RESIDUAL_SCALE
+        centre = memory.estimate.gather(1, target.flatten(1)).view(target.shape)
+        if deviation is not None:
+            centre = centre + deviation * RESIDUAL_SCALE
         return ordinal_scores(projected, centre, self.config.vocabulary)
 
 

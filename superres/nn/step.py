@@ -19,7 +19,7 @@ from superres.config import ModelConfig
 from superres.nn.attention import Attention, split_heads
 from superres.nn.cache import KeyValueCache
 from superres.nn.heads import PredictionHeads
-from superres.nn.image_aids import RESIDUAL_SCALE, extrapolate, ordinal_scores
+from superres.nn.image_aids import RESIDUAL_SCALE, extrapolate, ordinal_scores, ordinal_term, scores_around
 from superres.nn.layers import DecoderLayer
 from superres.nn.model import EncoderDecoder, Memory
 from superres.scoring import Choose, StepOutput
@@ -190,50 +190,35 @@ class StepSession:
         rows = torch.arange(self.batch, device=index.device)
         neighbours = None if state.neighbours is None else state.neighbours[rows, index]
         here = StepState(state.hidden[rows, index], state.position[rows, index], neighbours)
-        if self.heads.chain is not None:
-            return self._propose_in_turn(self.heads, here, first, offsets, choose)
-        return choose(self._block_scores(self.heads, here, offsets), offsets)
+        states, target = self._head_states(self.heads, here, offsets)
+        projected = self.project(states.flatten(0, 1)).view(*target.shape, -1)
+        if not self.config.ordinal_output or self.estimate is None:
+            return choose(projected, offsets)
+        estimate = self.estimate.gather(1, target)
+        mu, slope = ordinal_term(projected, estimate)
+        weights = None
+        if here.neighbours is not None:
+            deviation, weights = self.heads.linear_part(states, here.neighbours, here.position, 1)
+            mu = mu + deviation * RESIDUAL_SCALE
+        if weights is None:
+            return choose(scores_around(mu, slope, projected, self.config.vocabulary), offsets)
+        known = torch.cat([self.estimate.gather(1, here.position.unsqueeze(1)), estimate], dim=1)
+        tokens = [first.unsqueeze(1)]
+        for head in range(len(offsets)):
+            # A head chooses after those before it, whose tokens it reads.
+            mu = torch.addcmul(mu, weights[:, :, head], tokens[head] - known[:, head : head + 1])
+            own = slice(head, head + 1)
+            scores = scores_around(mu[:, own], slope[:, own], projected[:, own], self.config.vocabulary)
+            tokens.append(choose(scores, offsets[own]))
+        return torch.cat(tokens[1:], dim=1)
 
-    def _block_scores(self, heads: PredictionHeads, here: StepState, offsets: Tensor) -> Tensor:
-        """Return the scores [B, N, V] of heads p2..p(N+1) at one position a row."""
+    def _head_states(self, heads: PredictionHeads, here: StepState, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the states [B, N, D] of heads p2..p(N+1) at one position a row, and their targets [B, N]."""
         count, skipped = len(offsets), 1 - heads.first
         own = F.pad(offsets, (skipped, 0))  # where p1 has a layer of its own, its offset 0 comes along
         target = (here.position.unsqueeze(1) + own).clamp(max=self.config.target_length - 1)
         vectors = self.head_table[self.row_start + target] if self.head_table is not None else None
-        states = heads(here.hidden, vectors, count + skipped)[:, skipped:]
-        return self._head_scores(heads, 1, states, here, target[:, skipped:])
-
-    def _propose_in_turn(
-        self, heads: PredictionHeads, here: StepState, first: Tensor, offsets: Tensor, choose: Choose
-    ) -> Tensor:
-        """Let each head choose after those before it, whose tokens it reads: [B, N]."""
-        target = here.position.unsqueeze(1)
-        tokens, deviations = [first.unsqueeze(1)], []
-        for head in range(1, len(offsets) + 1):
-            deviations.append(self._deviation(tokens[-1], target))
-            earlier = torch.cat(deviations, dim=1)
-            target = (here.position.unsqueeze(1) + head).clamp(max=self.config.target_length - 1)
-            vectors = self.head_table[(self.row_start + target)[:, 0]] if self.head_table is not None else None
-            state = heads.one(here.hidden, head, vectors, earlier).unsqueeze(1)
-            scores = self._head_scores(heads, head, state, here, target, earlier)
-            tokens.append(choose(scores, offsets[head - 1 : head]))
-        return torch.cat(tokens[1:], dim=1)
-
-    def _head_scores(
-        self, heads: PredictionHeads, head: int, states: Tensor, here: StepState, target: Tensor,
-        earlier: Tensor | None = None,
-    ) -> Tensor:
-        """Return the scores [B, N, V] of N heads from `head` (0-based) on, from their states and targets."""
-        projected = self.project(states.reshape(-1, states.shape[-1])).view(*target.shape, -1)
-        if not self.config.ordinal_output or self.estimate is None:
-            return projected
-        centre = self.estimate.gather(1, target)
-        if here.neighbours is not None and heads.direct is not None:
-            index = head - heads.first
-            weights = heads.direct[:, index : index + target.shape[1]]
-            numbers = here.neighbours if earlier is None else torch.cat([here.neighbours, earlier], dim=1)
-            centre = centre + extrapolate(weights, numbers, here.position) * RESIDUAL_SCALE
-        return ordinal_scores(projected, centre, self.config.vocabulary)
+        return heads(here.hidden, vectors, count + skipped)[:, skipped:], target[:, skipped:]
 
     def _deviation(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Return how far `tokens` at `position`, both [B, N], are from their estimates, in units of RESIDUAL_SCALE."""
@@ -273,21 +258,24 @@ class StepSession:
 
     def _verify(self, hidden: Tensor, state: StepState) -> Tensor:
         """Return p1's scores [B, W, V]."""
-        if self.heads is not None and self.heads.first == 0:
+        layer = self.heads if self.heads is not None and self.heads.first == 0 else None
+        if layer is not None:
             vectors = None
             if self.head_table is not None:
                 vectors = self.head_table[(self.row_start + state.position).flatten()]
-            hidden = self.heads.one(hidden, 0, vectors)
+            hidden = layer.one(hidden, 0, vectors)
         projected = self.project(hidden).view(self.batch, self.width, -1)
         if not self.config.ordinal_output or self.estimate is None:
             return projected
         centre = self.estimate.gather(1, state.position)
-        if self.neighbourhood is not None and state.neighbours is not None:
-            weights: Tensor = self.neighbourhood.direct
-            if self.heads is not None and self.heads.first == 0 and self.heads.direct is not None:
-                weights = self.heads.direct[:, 0]
-            centre = centre + extrapolate(weights, state.neighbours, state.position) * RESIDUAL_SCALE
-        return ordinal_scores(projected, centre, self.config.vocabulary)
+        if self.neighbourhood is None or state.neighbours is None:
+            return ordinal_scores(projected, centre, self.config.vocabulary)
+        if layer is None:
+            deviation = extrapolate(self.neighbourhood.direct, state.neighbours, state.position)
+        else:
+            states = hidden.view(self.batch, self.width, 1, -1)
+            deviation = layer.linear_part(states, state.neighbours, state.position, 0)[0].squeeze(-1)
+        return ordinal_scores(projected, centre + deviation * RESIDUAL_SCALE, self.config.vocabulary)
 
 
 class StepModel:
