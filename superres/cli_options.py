@@ -1,0 +1,124 @@
+"""Options that commands share, and what they mean: decoding settings, and the checkpoint on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from superres.batch_plan import ON_EXISTING, require_choice
+from superres.config import DecodeConfig, parse_epsilon, parse_temperature
+from superres.tasks.faces import SOURCES, SPLITS
+
+if TYPE_CHECKING:
+    from superres.pipeline import Upscaler
+
+DEFAULTS = DecodeConfig()
+DEFAULT_CHECKPOINT = "celeba-8to32"
+DEVICES = ("auto", "cpu", "cuda")
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+def choices(names: Sequence[str]) -> str:
+    """Return `names` as help shows them."""
+    return f"[{'|'.join(names)}]"
+
+
+class DecodingCommand(TyperCommand):
+    """A command with decoding options: its help lists the registered names, which are imported only then."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 -- their types move with typer
+        """Write the help."""
+        registered = registered_names()
+        for parameter in self.params:
+            if parameter.name in registered:
+                parameter.metavar = choices(registered[parameter.name])
+        super().format_help(ctx, formatter)
+
+
+def registered_names() -> dict[str, list[str]]:
+    """Return the names that may be given for each decoding option that takes one."""
+    from superres.decoding.acceptance import CRITERIA
+    from superres.decoding.noise import NOISES
+    from superres.decoding.proposal import PROPOSERS
+
+    return {"accept": list(CRITERIA), "proposer": list(PROPOSERS), "noise": list(NOISES)}
+
+
+Inputs = Annotated[list[Path], typer.Argument(metavar="INPUT...", help="Images, and folders of images.")]
+Output = Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results, DIR/<name of the input>.png.")]
+Checkpoint = Annotated[str, typer.Option(metavar="NAME|DIR", help="Bundled checkpoint, folder or hub id.")]
+BlockSize = Annotated[int | None, typer.Option(metavar="K", help="Tokens proposed a step; 1 is greedy. "
+                                               "[default: all prediction heads]", show_default=False)]
+Accept = Annotated[str, typer.Option(metavar="CRITERION", help="When a proposal is accepted.")]
+Epsilon = Annotated[str, typer.Option(metavar="E[,E...]", help="Largest difference accepted, in grey levels: one for "
+                                      "distance and drift-budget, one an offset (the last repeats) for "
+                                      "distance-by-offset, and red,green,blue for distance-by-channel.")]
+Budget = Annotated[int, typer.Option(metavar="N", help="drift-budget: largest sum of differences along a block.")]
+Proposer = Annotated[str, typer.Option(metavar="NAME", help="Where proposals come from.")]
+Noise = Annotated[str, typer.Option(metavar="NAME", help="How samples are drawn; quantile keeps proposals close.")]
+TopK = Annotated[int, typer.Option(metavar="N", help="top-k: rank within which a proposal is accepted.")]
+MinBlock = Annotated[int, typer.Option(metavar="L", help="Tokens accepted a step at the least.")]
+Samples = Annotated[int, typer.Option(metavar="N", help="Pictures an input; <name>-1.png and so on if more than 1.")]
+Draws = Annotated[int, typer.Option("--samples", min=1, metavar="N", help="Samples an input; several are scored "
+                                    "together.")]
+Temperature = Annotated[str, typer.Option(metavar="T|R,G,B", help="0 is greedy (smooth); above, samples (try 0.9). "
+                                          "Three numbers: one a colour.")]
+Seed = Annotated[int, typer.Option(metavar="S", help="Seed of the sampling noise.")]
+BatchSize = Annotated[int, typer.Option(metavar="N", help="Images decoded together.")]
+Device = Annotated[str, typer.Option(metavar=choices(DEVICES), help="Where to compute.")]
+Recursive = Annotated[bool, typer.Option("--recursive", help="Descend into sub-folders of input folders.")]
+Source = Annotated[str, typer.Option(metavar=choices(SOURCES), help="Take inputs as 8x8 images, or as photos to crop "
+                                     "and reduce; auto goes by their size.")]
+OnExisting = Annotated[str, typer.Option(metavar=choices(ON_EXISTING), help="What to do with an output that exists.")]
+Shard = Annotated[str, typer.Option(metavar="I/N", help="Do only part I of N equal parts, I from 0 to N-1.")]
+Manifest = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JSON line an output to FILE (replaced).")]
+Data = Annotated[Path, typer.Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA root.")]
+Split = Annotated[str, typer.Option(metavar=choices(SPLITS), help="Part of a CelebA root.")]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="Score the first N images only.", show_default=False)]
+Greedy = Annotated[bool, typer.Option("--greedy/--no-greedy", help="Compare with block size 1.")]
+Sheet = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet of the first images.")]
+MinPsnr = Annotated[float | None, typer.Option(metavar="DB", help="Bound: PSNR to the greedy images, in dB (try 40).",
+                                               show_default=False)]
+MaxBits = Annotated[float | None, typer.Option(metavar="BITS", help="Bound: bits/dim under p1 above that of the "
+                                               "greedy images.", show_default=False)]
+Save = Annotated[bool, typer.Option("--save/--no-save", help="Save the fastest settings as the checkpoint's default.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")]
+
+
+def decode_config(context: typer.Context) -> DecodeConfig:
+    """Return the decoding settings of a command that has an option for each.
+
+    Raises:
+        ConfigError: a setting is out of range, or two contradict one another.
+    """
+    values = {name: context.params[name] for name in DEFAULTS.to_dict()}
+    values["epsilon"] = parse_epsilon(values["epsilon"])
+    values["temperature"] = parse_temperature(values["temperature"])
+    return DecodeConfig(**values)
+
+
+def given_options(context: typer.Context, decode: DecodeConfig) -> dict[str, Any]:
+    """Return those of the settings `decode` that stand on the command line, rather than being an option's default."""
+    sources = {name: context.get_parameter_source(name) for name in decode.to_dict()}
+    # The type of a source moves with typer, its name does not.
+    return {name: getattr(decode, name) for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def load_upscaler(checkpoint: str, device: str, decode: DecodeConfig) -> Upscaler:
+    """Check the names of the device, the criterion, the proposer and the noise, and load the checkpoint.
+
+    Raises:
+        ConfigError: an unknown name, or a device that this machine lacks.
+        CheckpointError: the checkpoint is missing or damaged.
+    """
+    require_choice("--device", device, DEVICES)
+    for option, names in registered_names().items():
+        require_choice(f"--{option}", getattr(decode, option), names)
+    from superres.pipeline import Upscaler
+
+    return Upscaler.load(checkpoint, device)

@@ -1,0 +1,197 @@
+"""The commands of `superres train`: stages of training, each with a progress bar and safe to interrupt."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from superres.cli_options import (
+    DEFAULT_CHECKPOINT,
+    DEFAULTS,
+    INTERRUPTED,
+    BatchSize,
+    BlockSize,
+    Checkpoint,
+    Device,
+    Limit,
+    Seed,
+    choices,
+    load_upscaler,
+)
+from superres.config import HEAD_LAYERS, HEAD_LOSSES, HEAD_TARGETS, PRESETS, DecodeConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+TRAINING = TrainConfig(steps=1)
+
+TrainData = Annotated[Path, typer.Option("--data", metavar="PATH", help="Faces to train on: .npz, folder or CelebA.")]
+RunFolder = Annotated[Path, typer.Option("--output", metavar="DIR", help="The run's folder; a run in it is resumed.")]
+Dev = Annotated[Path | None, typer.Option(metavar="PATH", help="Faces for bits/dim on the way.", show_default=False)]
+Start = Annotated[Path | None, typer.Option(metavar="DIR", help="Checkpoint folder to start from.",
+                                            show_default=False)]
+Preset = Annotated[str, typer.Option(metavar=choices(list(PRESETS)), help="The network, unless --start gives one.")]
+Heads = Annotated[int | None, typer.Option(metavar="K", help="Prediction heads p1..pk. [default: those of --start, or "
+                                           "10]", show_default=False)]
+Own = Annotated[Path, typer.Option(metavar="PATH", help="Pictures that the model decoded itself, from 'train decode'.")]
+Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="JSON file of stages; see scripts/recipes.")]
+Piece = Annotated[float | None, typer.Option("--piece-minutes", metavar="M", help="Save and stop after M minutes; the "
+                                             "same command goes on.", show_default=False)]
+Freeze = Annotated[bool, typer.Option("--freeze-base", help="Train the new heads alone; p1 stays the base.")]
+HeadLoss = Annotated[str, typer.Option(metavar=choices(HEAD_LOSSES), help="All heads on some positions, or one "
+                                       "random head a minibatch as in the paper.")]
+HeadTarget = Annotated[str, typer.Option(metavar=choices(HEAD_TARGETS), help="What heads learn: p1's own "
+                                         "distribution at their target, or the true token as in the paper.")]
+HeadDecay = Annotated[float, typer.Option(metavar="D", help="Head i counts D**(i - 2) in the loss of the heads.")]
+HeadLayer = Annotated[str | None, typer.Option(metavar=choices(HEAD_LAYERS), help="Layer that makes the heads. "
+                                               "[default: that of --start]", show_default=False)]
+Minutes = Annotated[float | None, typer.Option(metavar="M", help="Length in minutes of training, over all resumes.",
+                                               show_default=False)]
+Steps = Annotated[int | None, typer.Option(metavar="N", help="Length in steps.", show_default=False)]
+TrainBatch = Annotated[int, typer.Option("--batch-size", metavar="N", help="Images a step over all processes.")]
+Rate = Annotated[float, typer.Option("--learning-rate", metavar="R", help="Peak learning rate.")]
+Recompute = Annotated[bool, typer.Option("--gradient-checkpointing", help="Less memory for more computation.")]
+Precision = Annotated[str, typer.Option(metavar="[bf16|no]", help="Autocast to bf16, or not.")]
+
+train_app = typer.Typer(help="Train a checkpoint in stages.", rich_markup_mode=None)
+
+
+@train_app.callback()
+def train() -> None:
+    """Train a checkpoint in stages; a stage that is killed or interrupted resumes where it was."""
+
+
+@train_app.command()
+def base(
+    context: typer.Context, data: TrainData, output: RunFolder, dev: Dev = None, start: Start = None,
+    preset: Preset = "base", minutes: Minutes = None, steps: Steps = None,
+    batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
+    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
+    gradient_checkpointing: Recompute = False,
+) -> None:
+    """Train the base model p1 by teacher forcing; writes DIR/checkpoint."""
+    _train(train_config(context, "base"), data=data, output=output, dev=dev, start=start, preset=preset, limit=limit)
+
+
+@train_app.command()
+def heads(
+    context: typer.Context, data: TrainData, output: RunFolder, start: Start = None, dev: Dev = None,
+    prediction_heads: Heads = None, freeze_base: Freeze = False, head_loss: HeadLoss = TRAINING.head_loss,
+    minutes: Minutes = None, steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size,
+    learning_rate: Rate = TRAINING.learning_rate, precision: Precision = TRAINING.precision, seed: Seed = 0,
+    limit: Limit = None, gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
+    head_layer: HeadLayer = None, head_target: HeadTarget = TRAINING.head_target,
+) -> None:
+    """Train prediction heads on a trained base, which is fine-tuned or frozen; writes DIR/checkpoint."""
+    _train(train_config(context, "heads"), data=data, output=output, dev=dev, start=start, limit=limit,
+           prediction_heads=prediction_heads, head_layer=head_layer)
+
+
+@train_app.command()
+def decode(
+    data: TrainData, output: RunFolder, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, limit: Limit = None,
+    block_size: BlockSize = DEFAULTS.block_size, batch_size: BatchSize = 64, device: Device = "auto",
+) -> None:
+    """Let a checkpoint decode training inputs greedily, for the stage distil; writes DIR/faces.npz."""
+    options = DecodeConfig(block_size)
+
+    from superres.stages import decode_own_faces
+    from superres.tasks.faces import read_faces
+
+    pairs = read_faces(data, "train", limit)
+    upscaler = load_upscaler(checkpoint, device, options)
+    with _training_bar(len(pairs), "image") as (bar, stop):
+
+        def report(record: dict[str, float]) -> None:
+            bar.update(record["images"] - bar.n)
+
+        done = decode_own_faces(upscaler, pairs, output, options, batch_size, stop, report)
+    _finish(output, done)
+
+
+@train_app.command()
+def distil(
+    context: typer.Context, data: TrainData, own: Own, output: RunFolder, start: Start = None, dev: Dev = None,
+    freeze_base: Freeze = False, minutes: Minutes = None, steps: Steps = None,
+    batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
+    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
+    gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
+    head_target: HeadTarget = TRAINING.head_target,
+) -> None:
+    """Train prediction heads on pictures that the model decoded itself (self-distillation); writes DIR/checkpoint."""
+    _train(train_config(context, "distil"), data=data, own=own, output=output, dev=dev, start=start, limit=limit,
+           head_layer=head_layer)
+
+
+@train_app.command()
+def ladder(recipe: Recipe, data: TrainData, output: RunFolder, dev: Dev = None, piece: Piece = None) -> None:
+    """Train every stage of a recipe in turn; each rung has its folder in DIR, training.jsonl there tells of all."""
+    from superres.stages import Ladder, climb
+
+    rungs = Ladder.read(recipe)
+    end = time.monotonic() + 60 * piece if piece is not None else None
+    with _training_bar(None, "s") as (bar, stop):
+
+        def report(rung: str, record: dict[str, float]) -> None:
+            bar.set_description_str(rung, refresh=False)
+            _show(bar, record)
+
+        done = climb(rungs, data, output, dev, lambda: stop() or (end is not None and time.monotonic() > end), report)
+    _finish(output, done)
+
+
+def train_config(context: typer.Context, stage: str) -> TrainConfig:
+    """Return the settings of a stage from a command with options for some of them; the others have their defaults.
+
+    Raises:
+        ConfigError: a setting is out of range, or two contradict one another.
+    """
+    given = {name: context.params[name] for name in TRAINING.to_dict() if name in context.params}
+    return TrainConfig.from_dict({"stage": stage, **given})
+
+
+def _train(settings: TrainConfig, **stage_options: Any) -> None:  # noqa: ANN401 -- those of superres.stages.Stage
+    """Run a stage with a progress bar."""
+    from superres.stages import Stage, train_faces
+
+    stage = Stage(settings, **stage_options)
+    total = settings.steps or round(60 * (settings.minutes or 0))
+    with _training_bar(total, "step" if settings.steps else "s") as (bar, stop):
+
+        def report(record: dict[str, float]) -> None:
+            done = record["step"] if settings.steps else record["seconds"]
+            bar.update(min(done, total) - bar.n)
+            _show(bar, record)
+
+        done = train_faces(stage, stop, report)
+    _finish(stage.output, done)
+
+
+@contextmanager
+def _training_bar(total: float | None, unit: str) -> Iterator[tuple[tqdm[NoReturn], Callable[[], bool]]]:
+    """Show a progress bar; SIGTERM and Ctrl-C meanwhile make the function beside it return True."""
+    from tqdm import tqdm
+
+    stopping: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: stopping.append(received))
+    with tqdm(total=total, unit=unit, disable=None) as bar:
+        yield bar, lambda: bool(stopping)
+
+
+def _show(bar: tqdm[NoReturn], record: dict[str, float]) -> None:
+    shown = ("images", "p1", "heads", "bits_per_dim")
+    bar.set_postfix_str(", ".join(f"{name} {record[name]:.4g}" for name in shown if name in record))
+
+
+def _finish(output: Path, done: bool) -> None:
+    """Say whether a run is finished, and exit."""
+    state = "finished" if done else "stopped and saved; the same command resumes it"
+    typer.echo(f"superres: {output}: {state}", err=True)
+    raise typer.Exit(0 if done else INTERRUPTED)
