@@ -116,7 +116,7 @@ LIMIT = 20.5  # of chi-square with 5 degrees of freedom: exceeded one time in a 
 def test_choice_samples_the_softmax(temperature, noise):
     chooser = Chooser(DecodeConfig(temperature=temperature, seed=1, noise=noise), torch.arange(20), 6)
     place = torch.arange(500).expand(20, -1)
-    tokens = chooser.choose(SCORES.expand(20, 500, -1), place)
+    tokens = chooser.at(place).choose(SCORES.expand(20, 500, -1))
     assert chi_square(tokens, (SCORES / temperature).softmax(-1)) < LIMIT
 
 
@@ -124,7 +124,7 @@ def test_noise_of_another_distribution_is_noticed(monkeypatch):
     plain = GumbelNoise.at
     monkeypatch.setattr(GumbelNoise, "at", lambda self, position: (-(-plain(self, position)).exp()).exp())
     chooser = Chooser(DecodeConfig(temperature=1.0, seed=1), torch.arange(20), 6)
-    tokens = chooser.choose(SCORES.expand(20, 500, -1), torch.arange(500).expand(20, -1))
+    tokens = chooser.at(torch.arange(500).expand(20, -1)).choose(SCORES.expand(20, 500, -1))
     assert chi_square(tokens, SCORES.softmax(-1)) > 10 * LIMIT
 
 
@@ -137,7 +137,7 @@ def test_quantile_noise_keeps_samples_as_close_as_the_distributions_are_and_gumb
     place, moved = torch.arange(500).expand(20, -1), {}
     for noise in NOISES:
         chooser = Chooser(DecodeConfig(temperature=1.0, noise=noise), torch.arange(20), 256)
-        here, there = (chooser.choose(intensities(centre), place) for centre in (100.0, 102.0))
+        here, there = (chooser.at(place).choose(intensities(centre)) for centre in (100.0, 102.0))
         moved[noise] = (there - here).abs()
     assert int((moved["quantile"] - 2).abs().max()) <= 1  # where the distribution is continuous, exactly 2
     assert int(moved["gumbel"].max()) > 20
@@ -146,7 +146,7 @@ def test_quantile_noise_keeps_samples_as_close_as_the_distributions_are_and_gumb
 def test_quantile_scores_fall_with_the_distance_from_the_sample():
     chooser = Chooser(DecodeConfig(temperature=1.0, noise="quantile"), torch.arange(20), 256)
     place = torch.arange(500).expand(20, -1)
-    adjusted = chooser.adjust(intensities(128.0), place)
+    adjusted = chooser.at(place).adjust(intensities(128.0))
     best = adjusted.argmax(-1, keepdim=True)
     assert float(adjusted.max()) == 0.0
     near, far = (adjusted.gather(-1, (best + step).clamp(max=255)) for step in (1, 9))
@@ -161,7 +161,7 @@ def test_unknown_noise_is_refused_with_the_choices():
 def test_noise_is_added_after_the_division_by_the_temperature():
     chooser = Chooser(DecodeConfig(temperature=2.0, seed=1), torch.arange(2), 6)
     place = torch.tensor([[3], [4]])
-    adjusted = chooser.adjust(SCORES.expand(2, 1, -1), place)
+    adjusted = chooser.at(place).adjust(SCORES.expand(2, 1, -1))
     noise = GumbelNoise(1, torch.arange(2), 6).at(place)
     torch.testing.assert_close(adjusted, SCORES / 2 + noise)
 
@@ -170,10 +170,10 @@ def test_each_colour_has_its_own_temperature():
     chooser = Chooser(DecodeConfig(temperature=(0.5, 1.0, 2.0)), torch.arange(1), 6)
     place = torch.tensor([[2, 3, 7]])
     noise = GumbelNoise(0, torch.arange(1), 6).at(place)
-    adjusted = chooser.adjust(SCORES.expand(1, 3, -1), place) - noise
+    adjusted = chooser.at(place).adjust(SCORES.expand(1, 3, -1)) - noise
     torch.testing.assert_close(adjusted[0], torch.stack([SCORES / 2, SCORES / 0.5, SCORES]))
 
 
 def test_greedy_choice_adds_no_noise():
     chooser = Chooser(DecodeConfig(), torch.arange(1), 6)
-    assert chooser.adjust(SCORES.view(1, 1, -1), torch.zeros(1, 1)).equal(SCORES.view(1, 1, -1))
+    assert chooser.at(torch.zeros(1, 1)).adjust(SCORES.view(1, 1, -1)).equal(SCORES.view(1, 1, -1))

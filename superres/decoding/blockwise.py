@@ -35,28 +35,52 @@ class Decoded:
     traces: list[RowTrace]
 
 
-class Chooser:
-    """Chooses tokens from scores: the argmax, or with a temperature the seed-coupled sample.
+@dataclass
+class Choice:
+    """How tokens are chosen at some target positions of each row; verification and proposals of a position share it.
 
-    The temperature is looked up by position; proposals and verification of a position so share it.
+    Attributes:
+        adjusting: the rule of the noise (`Noise.adjust`); None for greedy decoding.
+        noise: of the positions, [B, N, ...].
+        temperature: [B, N, 1].
     """
+
+    adjusting: Callable[[Tensor, Tensor], Tensor] | None
+    noise: Tensor
+    temperature: Tensor
+
+    def of(self, columns: Tensor | slice) -> Choice:
+        """Return the choice at some of the N positions."""
+        if self.adjusting is None:
+            return self
+        return Choice(self.adjusting, self.noise[:, columns], self.temperature[:, columns])
+
+    def adjust(self, scores: Tensor) -> Tensor:
+        """Return the scores [B, N, V] whose argmax is the choice."""
+        if self.adjusting is None:
+            return scores
+        return self.adjusting(scores / self.temperature.to(scores.dtype), self.noise)
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """Return the tokens [B, N] chosen by scores [B, N, V]."""
+        return self.adjust(scores).argmax(-1)
+
+
+class Chooser:
+    """Chooses tokens from scores: the argmax, or with a temperature the seed-coupled sample."""
 
     def __init__(self, options: DecodeConfig, keys: Tensor, vocabulary: int) -> None:
         """Prepare for rows keyed by `keys` [B]."""
         self.temperatures = torch.tensor(options.temperatures, dtype=torch.float64, device=keys.device)
         self.noise = NOISES[options.noise](options.seed, keys, vocabulary) if options.is_sampling else None
 
-    def adjust(self, scores: Tensor, position: Tensor) -> Tensor:
-        """Return the scores [B, N, V] of target positions [B, N] whose argmax is the choice."""
+    def at(self, position: Tensor) -> Choice:
+        """Return the choice at target positions [B, N]."""
         if self.noise is None:
-            return scores
+            return Choice(None, position, position)
         # Intensities follow one another as red, green, blue.
         temperature = self.temperatures[position % len(self.temperatures)].unsqueeze(-1)
-        return self.noise.adjust(scores / temperature.to(scores.dtype), position)
-
-    def choose(self, scores: Tensor, position: Tensor) -> Tensor:
-        """Return the chosen tokens [B, N]."""
-        return self.adjust(scores, position).argmax(-1)
+        return Choice(self.noise.adjust, self.noise.at(position), temperature)
 
 
 def accepted_length(passed: Tensor, minimum: int, room: Tensor) -> Tensor:
@@ -111,7 +135,7 @@ class BlockwiseLoop:
         start, k = self.position, self.block_size
         output = self.session.step(self.proposals, start + 1)
         target = start.unsqueeze(1) + self.columns[1:k]
-        scores = self.chooser.adjust(output.scores[:, : k - 1], target)
+        scores = self.choice.of(slice(1, None)).adjust(output.scores[:, : k - 1])
         passed = self.criterion.accept(self.proposals[:, 1:k], scores, target)
         accepted = accepted_length(passed, self.minimum, self.limit - start)
         accepted = self._stop_at_end_token(accepted)
@@ -134,14 +158,15 @@ class BlockwiseLoop:
 
     def _predict(self, output: StepOutput, index: Tensor) -> Tensor:
         """Return the next proposals [B, W]: p1's own choice first, then the proposer's, then filler up to the width."""
-        position = self.position.unsqueeze(1)
+        # One choice serves the proposals and their verification in the next iteration.
+        choice = self.choice = self.chooser.at(self.position.unsqueeze(1) + self.columns[: self.block_size])
         scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
-        first = self.chooser.choose(scores, position)
+        first = choice.of(slice(1)).choose(scores)
         parts = [first]
         if self.block_size > 1:
 
             def choose(scores: Tensor, offsets: Tensor) -> Tensor:
-                return self.chooser.choose(scores, position + offsets)
+                return choice.of(offsets).choose(scores)
 
             context = Context(self.session, output, index, self.position, first[:, 0], self.tokens, choose)
             parts.append(self.proposer.propose(context, self.columns[1 : self.block_size]))

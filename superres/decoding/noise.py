@@ -42,8 +42,13 @@ class Noise(Protocol):
         """
         ...
 
-    def adjust(self, scores: Tensor, position: Tensor) -> Tensor:
-        """Return scores [B, N, V] whose argmax is a sample of softmax(`scores`), for target positions [B, N]."""
+    def at(self, position: Tensor) -> Tensor:
+        """Return the noise of target positions [B, N]: [B, N, V], or [B, N, 1] where one number serves all tokens."""
+        ...
+
+    @staticmethod
+    def adjust(scores: Tensor, noise: Tensor) -> Tensor:
+        """Return scores [B, N, V] whose argmax is a sample of softmax(`scores`), given the noise of their positions."""
         ...
 
 
@@ -72,13 +77,14 @@ class GumbelNoise:
         self.tokens = torch.arange(vocabulary, device=keys.device)
 
     def at(self, position: Tensor) -> Tensor:
-        """Return the noise of every token at target positions `position` [B, N]: float64 [B, N, V]."""
+        """See `Noise.at`; float64 [B, N, V]."""
         uniform = self.uniforms.at(position.unsqueeze(-1) * len(self.tokens) + self.tokens)
         return -(-uniform.log()).log()
 
-    def adjust(self, scores: Tensor, position: Tensor) -> Tensor:
+    @staticmethod
+    def adjust(scores: Tensor, noise: Tensor) -> Tensor:
         """See `Noise.adjust`."""
-        return scores + self.at(position).to(scores.dtype)
+        return scores + noise.to(scores.dtype)
 
 
 class QuantileNoise:
@@ -92,11 +98,16 @@ class QuantileNoise:
         """See `Noise`."""
         self.uniforms = Uniforms(seed, keys)
 
-    def adjust(self, scores: Tensor, position: Tensor) -> Tensor:
+    def at(self, position: Tensor) -> Tensor:
+        """See `Noise.at`; float64 [B, N, 1]."""
+        return self.uniforms.at(position).unsqueeze(-1)
+
+    @staticmethod
+    def adjust(scores: Tensor, noise: Tensor) -> Tensor:
         """Return minus the distance of u from each token's part of the cumulative distribution; see `Noise.adjust`."""
         probability = scores.softmax(-1)
         upper = probability.cumsum(-1)
-        u = self.uniforms.at(position).unsqueeze(-1).to(scores.dtype)
+        u = noise.to(scores.dtype)
         return -torch.maximum(upper - probability - u, u - upper).clamp(min=0)
 
 

@@ -29,7 +29,7 @@ def sequential_reference(model: ScoringModel, source: Tensor, options: DecodeCon
     while len(tokens) < model.length and (not tokens or tokens[-1] != model.end_token):
         position = torch.tensor([len(tokens)], device=source.device)
         scores = model.uncached_scores(source, target, position)[:, :1]
-        tokens.append(int(chooser.choose(scores, position.unsqueeze(1))))
+        tokens.append(int(chooser.at(position.unsqueeze(1)).choose(scores)))
         target[0, len(tokens) - 1] = tokens[-1]
     return tokens
 
@@ -58,12 +58,12 @@ def separate_reference(
         block: list[int] = []
         for head in range(block_size):
             heads = model.uncached_scores(source, _padded(model, source, tokens + block), place[:, 0])
-            block.append(int(chooser.choose(heads[:, head : head + 1], place[:, head : head + 1])))
+            block.append(int(chooser.at(place[:, head : head + 1]).choose(heads[:, head : head + 1])))
         length, failed, scored = 1, False, []
         while length < min(block_size, model.length - len(tokens)) and block[length - 1] != model.end_token:
             position = place[:, length]
             scores = model.uncached_scores(source, _padded(model, source, tokens + block[:length]), position)[:, :1]
-            scored.append(chooser.adjust(scores, position.unsqueeze(1)))
+            scored.append(chooser.at(position.unsqueeze(1)).adjust(scores))
             proposed = torch.tensor([block[1 : length + 1]], device=source.device)
             # A criterion may remember the block, so it is handed all of it up to the token in question.
             passed = criterion.accept(proposed, torch.cat(scored, dim=1), place[:, 1 : length + 1])
