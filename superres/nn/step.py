@@ -146,6 +146,12 @@ class StepState:
     position: Tensor
     neighbours: Tensor | None
 
+    def at(self, index: Tensor) -> StepState:
+        """Return what there is at one column of each row, `index` [B]."""
+        rows = torch.arange(len(index), device=index.device)
+        neighbours = None if self.neighbours is None else self.neighbours[rows, index]
+        return StepState(self.hidden[rows, index], self.position[rows, index], neighbours)
+
 
 class StepSession:
     """A batch being decoded: `superres.scoring.Session` for `EncoderDecoder`. It serves one decode, in one thread."""
@@ -186,10 +192,7 @@ class StepSession:
         """See `superres.scoring.Session.propose`."""
         if self.heads is None:
             raise ValueError("a model of one prediction head makes no proposals")
-        state: StepState = output.state
-        rows = torch.arange(self.batch, device=index.device)
-        neighbours = None if state.neighbours is None else state.neighbours[rows, index]
-        here = StepState(state.hidden[rows, index], state.position[rows, index], neighbours)
+        here = output.state.at(index)
         states, target = self._head_states(self.heads, here, offsets)
         projected = self.project(states.flatten(0, 1)).view(*target.shape, -1)
         if not self.config.ordinal_output or self.estimate is None:
