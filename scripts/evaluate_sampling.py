@@ -16,7 +16,7 @@ import typer
 
 from superres import SuperresError, load
 from superres.batch import encode_png, prepare_folder, write_result
-from superres.config import parse_temperature
+from superres.config import DecodeConfig, parse_temperature
 from superres.evaluation import contact_sheet
 from superres.sampling import coupled_sampling_markdown, evaluate_coupled_sampling
 from superres.tasks.faces import read_faces
@@ -27,16 +27,17 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for sampling.json, sampling.md and sampling.png.")],
     limit: Annotated[int | None, typer.Option(help="Use the first N images only.")] = None,
     temperature: Annotated[str, typer.Option(help="A number, or three with commas between, one a colour.")] = "0.9",
+    noise: Annotated[str, typer.Option(help="gumbel or quantile.")] = "gumbel",
     batch_size: Annotated[int, typer.Option(help="Images decoded together.")] = 16,
     seed: Annotated[int, typer.Option(help="Of the sampling noise.")] = 0,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Write the figures as JSON and Markdown, and a contact sheet of the first images."""
-    temperatures = parse_temperature(temperature)
+    sampling = DecodeConfig(temperature=parse_temperature(temperature), noise=noise, seed=seed)
     prepare_folder(output)
     pairs = read_faces(data, "valid", limit)
-    report, pictures = evaluate_coupled_sampling(pairs, load(checkpoint, device), temperatures, batch_size, seed)
+    report, pictures = evaluate_coupled_sampling(pairs, load(checkpoint, device), sampling, batch_size)
     markdown = coupled_sampling_markdown(report)
     write_result(output / "sampling.json", (json.dumps(report, indent=1) + "\n").encode())
     write_result(output / "sampling.md", markdown.encode())

@@ -20,7 +20,6 @@ from superres.cli_options import (
     Checkpoint,
     Device,
     Limit,
-    Seed,
     choices,
     load_upscaler,
 )
@@ -57,6 +56,7 @@ Steps = Annotated[int | None, typer.Option(metavar="N", help="Length in steps.",
 TrainBatch = Annotated[int, typer.Option("--batch-size", metavar="N", help="Images a step over all processes.")]
 Rate = Annotated[float, typer.Option("--learning-rate", metavar="R", help="Peak learning rate.")]
 Recompute = Annotated[bool, typer.Option("--gradient-checkpointing", help="Less memory for more computation.")]
+TrainSeed = Annotated[int, typer.Option("--seed", metavar="S", help="Of the weights and the order of the pictures.")]
 Precision = Annotated[str, typer.Option(metavar="[bf16|no]", help="Autocast to bf16, or not.")]
 
 train_app = typer.Typer(help="Train a checkpoint in stages.", rich_markup_mode=None)
@@ -72,7 +72,7 @@ def base(
     context: typer.Context, data: TrainData, output: RunFolder, dev: Dev = None, start: Start = None,
     preset: Preset = "base", minutes: Minutes = None, steps: Steps = None,
     batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
-    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
+    precision: Precision = TRAINING.precision, seed: TrainSeed = 0, limit: Limit = None,
     gradient_checkpointing: Recompute = False,
 ) -> None:
     """Train the base model p1 by teacher forcing; writes DIR/checkpoint."""
@@ -84,7 +84,7 @@ def heads(
     context: typer.Context, data: TrainData, output: RunFolder, start: Start = None, dev: Dev = None,
     prediction_heads: Heads = None, freeze_base: Freeze = False, head_loss: HeadLoss = TRAINING.head_loss,
     minutes: Minutes = None, steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size,
-    learning_rate: Rate = TRAINING.learning_rate, precision: Precision = TRAINING.precision, seed: Seed = 0,
+    learning_rate: Rate = TRAINING.learning_rate, precision: Precision = TRAINING.precision, seed: TrainSeed = 0,
     limit: Limit = None, gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
     head_layer: HeadLayer = None, head_target: HeadTarget = TRAINING.head_target,
 ) -> None:
@@ -120,7 +120,7 @@ def distil(
     context: typer.Context, data: TrainData, own: Own, output: RunFolder, start: Start = None, dev: Dev = None,
     freeze_base: Freeze = False, minutes: Minutes = None, steps: Steps = None,
     batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
-    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
+    precision: Precision = TRAINING.precision, seed: TrainSeed = 0, limit: Limit = None,
     gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
     head_target: HeadTarget = TRAINING.head_target,
 ) -> None:

@@ -96,8 +96,8 @@ def draw_samples(
 
 
 def _greedy(sources: Pixels, upscaler: Upscaler, batch_size: int) -> Pixels:
-    """Return the greedily decoded pictures, uint8 [N,32,32,3]: those of exact blocks, which come sooner."""
-    return draw_samples(sources, upscaler, resolve_options(DecodeConfig(), upscaler), [1], batch_size)[:, 0]
+    """Return the greedily decoded pictures, uint8 [N,32,32,3]."""
+    return draw_samples(sources, upscaler, DecodeConfig(block_size=1), [1], batch_size)[:, 0]
 
 
 def evaluate_samples(
@@ -137,7 +137,7 @@ def samples_table(report: dict[str, Any]) -> str:
 
 
 def evaluate_coupled_sampling(
-    pairs: FacePairs, upscaler: Upscaler, temperature: float | tuple[float, ...], batch_size: int = 16, seed: int = 0,
+    pairs: FacePairs, upscaler: Upscaler, sampling: DecodeConfig, batch_size: int = 16,
 ) -> tuple[dict[str, Any], dict[str, Pixels]]:
     """Compare blockwise sampling, with acceptance by distance, with sequential sampling from the same noise.
 
@@ -147,9 +147,8 @@ def evaluate_coupled_sampling(
     Args:
         pairs: inputs and truth.
         upscaler: the checkpoint.
-        temperature: T, above 0.
+        sampling: temperature, noise and seed; the rest is set here.
         batch_size: images decoded together.
-        seed: of the noise.
 
     Returns:
         the report, ready for JSON, with a row a way of sampling; and pictures of the first inputs, for
@@ -159,7 +158,7 @@ def evaluate_coupled_sampling(
         ConfigError: the temperature is 0, or a number is out of range.
     """
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
-    sequential = DecodeConfig(block_size=1, temperature=temperature, seed=seed)
+    sequential = dataclasses.replace(sampling, block_size=1)
     require(sequential.is_sampling, "--temperature 0 is greedy decoding; give one above 0, such as 0.9")
     block_size = upscaler.model_config.prediction_heads
     ways = {"sequential": sequential}
@@ -180,8 +179,8 @@ def evaluate_coupled_sampling(
     }
     report = {
         "images": len(pairs), "checkpoint": f"{upscaler.name}@{upscaler.revision}", "device": str(upscaler.device),
-        "batch_size": min(batch_size, len(pairs)), "block_size": block_size, "temperature": temperature, "seed": seed,
-        "ways": rows,
+        "batch_size": min(batch_size, len(pairs)), "block_size": block_size,
+        "temperature": sampling.temperature, "noise": sampling.noise, "seed": sampling.seed, "ways": rows,
     }
     shown = pairs.lr[:SHEET_ROWS]
     pictures = {"input": enlarge(shown, "nearest"), "greedy": _greedy(shown, upscaler, batch_size)}
@@ -203,6 +202,7 @@ def coupled_sampling_markdown(report: dict[str, Any]) -> str:
         for way, scores in report["ways"].items()
     ]
     heading = (f"Blockwise sampling with k = {report['block_size']} against sequential sampling from the same noise: "
-               f"temperature {report['temperature']}, seed {report['seed']}, {report['images']} images, "
-               f"batches of {report['batch_size']}, {report['device']}, {report['checkpoint']}.")
+               f"temperature {report['temperature']}, noise {report['noise']}, seed {report['seed']}, "
+               f"{report['images']} images, batches of {report['batch_size']}, {report['device']}, "
+               f"{report['checkpoint']}.")
     return f"# Coupled sampling\n\n{heading}\n\n{markdown_table(['', *columns], rows)}\n"

@@ -103,11 +103,12 @@ def test_several_samples_of_greedy_decoding_are_refused(pairs):
 
 def test_every_epsilon_is_compared_with_sequential_sampling_of_the_same_noise(pairs):
     upscaler = FakeUpscaler()
-    report, pictures = evaluate_coupled_sampling(pairs, upscaler, (0.9, 0.7, 0.7), batch_size=3, seed=5)
+    report, pictures = evaluate_coupled_sampling(
+        pairs, upscaler, DecodeConfig(temperature=(0.9, 0.7, 0.7), noise="quantile", seed=5), batch_size=3)
     assert json.loads(json.dumps(report, allow_nan=False)) == {**report, "temperature": [0.9, 0.7, 0.7]}
     assert list(report["ways"]) == ["sequential", *(f"epsilon {epsilon}" for epsilon in EPSILONS)]
     sampled = [options for options in upscaler.options if options.is_sampling]
-    assert {(o.seed, o.temperature) for o in sampled} == {(5, (0.9, 0.7, 0.7))}
+    assert {(o.seed, o.noise, o.temperature) for o in sampled} == {(5, "quantile", (0.9, 0.7, 0.7))}
     assert {(o.block_size, o.epsilon) for o in sampled if o.accept == "distance"} == {(10, e) for e in EPSILONS}
     fast = report["ways"]["epsilon 8"]
     assert fast["speed_up"] == pytest.approx(10)
@@ -117,7 +118,7 @@ def test_every_epsilon_is_compared_with_sequential_sampling_of_the_same_noise(pa
     assert contact_sheet(pictures).shape == (16 + 3 * 128, 6 * 128, 3)
     markdown = coupled_sampling_markdown(report)
     assert "| epsilon 8 | 9.97 | 309.0 |" in markdown
-    assert "temperature (0.9, 0.7, 0.7), seed 5, 3 images" in markdown
+    assert "temperature (0.9, 0.7, 0.7), noise quantile, seed 5, 3 images" in markdown
 
 
 def test_a_sample_that_differs_is_noticed(pairs):
@@ -128,7 +129,7 @@ def test_a_sample_that_differs_is_noticed(pairs):
                 result.images[:, 0, 1] = np.where(result.images[:, 0, 1] > 9, 0, 255)
             return result
 
-    report, _ = evaluate_coupled_sampling(pairs, Coarse(), 0.9, batch_size=3)
+    report, _ = evaluate_coupled_sampling(pairs, Coarse(), SAMPLED, batch_size=3)
     assert report["ways"]["epsilon 2"]["equal_tokens"] == pytest.approx(1 - 3 / TOKENS)
     assert report["ways"]["epsilon 2"]["psnr_to_sequential"] < 60
     assert report["ways"]["sequential"]["equal_tokens"] == 1
@@ -140,7 +141,7 @@ def test_a_sample_that_differs_is_noticed(pairs):
 def test_numbers_out_of_range_are_refused_before_decoding(pairs, temperature, batch_size, message):
     upscaler = FakeUpscaler()
     with pytest.raises(ConfigError, match=message):
-        evaluate_coupled_sampling(pairs, upscaler, temperature, batch_size)
+        evaluate_coupled_sampling(pairs, upscaler, DecodeConfig(temperature=temperature), batch_size)
     assert upscaler.batches == []
 
 
