@@ -19,7 +19,6 @@ from superres.cli_options import (
     BlockSize,
     Checkpoint,
     Device,
-    Limit,
     choices,
     load_upscaler,
 )
@@ -56,6 +55,8 @@ Steps = Annotated[int | None, typer.Option(metavar="N", help="Length in steps.",
 TrainBatch = Annotated[int, typer.Option("--batch-size", metavar="N", help="Images a step over all processes.")]
 Rate = Annotated[float, typer.Option("--learning-rate", metavar="R", help="Peak learning rate.")]
 Recompute = Annotated[bool, typer.Option("--gradient-checkpointing", help="Less memory for more computation.")]
+TrainLimit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Use the first N images of --data only.",
+                                                show_default=False)]
 TrainSeed = Annotated[int, typer.Option("--seed", metavar="S", help="Of the weights and the order of the pictures.")]
 Precision = Annotated[str, typer.Option(metavar="[bf16|no]", help="Autocast to bf16, or not.")]
 
@@ -72,7 +73,7 @@ def base(
     context: typer.Context, data: TrainData, output: RunFolder, dev: Dev = None, start: Start = None,
     preset: Preset = "base", minutes: Minutes = None, steps: Steps = None,
     batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
-    precision: Precision = TRAINING.precision, seed: TrainSeed = 0, limit: Limit = None,
+    precision: Precision = TRAINING.precision, seed: TrainSeed = 0, limit: TrainLimit = None,
     gradient_checkpointing: Recompute = False,
 ) -> None:
     """Train the base model p1 by teacher forcing; writes DIR/checkpoint."""
@@ -85,7 +86,7 @@ def heads(
     prediction_heads: Heads = None, freeze_base: Freeze = False, head_loss: HeadLoss = TRAINING.head_loss,
     minutes: Minutes = None, steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size,
     learning_rate: Rate = TRAINING.learning_rate, precision: Precision = TRAINING.precision, seed: TrainSeed = 0,
-    limit: Limit = None, gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
+    limit: TrainLimit = None, gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
     head_layer: HeadLayer = None, head_target: HeadTarget = TRAINING.head_target,
 ) -> None:
     """Train prediction heads on a trained base, which is fine-tuned or frozen; writes DIR/checkpoint."""
@@ -95,7 +96,7 @@ def heads(
 
 @train_app.command()
 def decode(
-    data: TrainData, output: RunFolder, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, limit: Limit = None,
+    data: TrainData, output: RunFolder, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, limit: TrainLimit = None,
     block_size: BlockSize = DEFAULTS.block_size, batch_size: BatchSize = 64, device: Device = "auto",
 ) -> None:
     """Let a checkpoint decode training inputs greedily, for the stage distil; writes DIR/faces.npz."""
@@ -120,7 +121,7 @@ def distil(
     context: typer.Context, data: TrainData, own: Own, output: RunFolder, start: Start = None, dev: Dev = None,
     freeze_base: Freeze = False, minutes: Minutes = None, steps: Steps = None,
     batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
-    precision: Precision = TRAINING.precision, seed: TrainSeed = 0, limit: Limit = None,
+    precision: Precision = TRAINING.precision, seed: TrainSeed = 0, limit: TrainLimit = None,
     gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
     head_target: HeadTarget = TRAINING.head_target,
 ) -> None:
