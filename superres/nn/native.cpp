@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
 #include <sched.h>
 
 #ifdef _OPENMP
@@ -121,6 +122,7 @@ struct Session {
   const float *channel_bias, *direct;                 // [channels, filter], [channels, numbers]
   float residual_scale, initial_sharpness;
   Heads heads;
+  double* seconds;  // [PARTS] to which the parts' times are added, or null
   // Scratch, a slice a row of the batch
   float *x, *normed, *wide, *attended, *weights, *gathered, *projected;
 };
@@ -146,6 +148,26 @@ struct Team {
   void share(int64_t count, int64_t& begin, int64_t& end) const {
     begin = count * rank / size;
     end = count * (rank + 1) / size;
+  }
+};
+
+enum Part { INPUT, ATTENTION, FEED_FORWARD, SCORES };
+
+// Adds the time since the last lap to a part of the session's clock; the first thread's time counts.
+struct Clock {
+  double* seconds;
+  double last;
+  static double now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+  }
+  explicit Clock(double* seconds) : seconds(seconds), last(seconds ? now() : 0) {}
+  void lap(Part part) {
+    if (!seconds) return;
+    const double time = now();
+    seconds[part] += time - last;
+    last = time;
   }
 };
 
@@ -461,7 +483,7 @@ struct Rows {
 
   const float* before(const float* x) const { return s.pre ? normed(x, own(), nullptr, nullptr) : x; }
 
-  void run(const Layer& layer, float* x) const {
+  void run(const Layer& layer, float* x, Clock& clock) const {
     const int64_t D = s.size_d, n = count();
     float *wide = of(s.wide, s.filter), *projected = of(s.projected, s.stride), *attended = of(s.attended, D);
     apply(layer.projection, team, before(x), D, n, projected, s.stride, STORE);
@@ -480,11 +502,13 @@ struct Rows {
       team.meet();
       after(layer, 1, x);
     }
+    clock.lap(ATTENTION);
     apply(layer.expand, team, before(x), D, n, wide, s.filter, RELU);
     team.meet();
     apply(layer.contract, team, wide, s.filter, n, x, D, ADD);
     team.meet();
     after(layer, 2, x);
+    clock.lap(FEED_FORWARD);
   }
 };
 
@@ -576,11 +600,13 @@ void superres_step(const Session* session, const int64_t* tokens, const int64_t*
   const Session& s = *session;
   in_teams(s, [&](const Team& team, int64_t begin, int64_t end) {
     const Rows rows{s, team, begin, end, tokens, position};
+    Clock clock(team.rank || begin ? nullptr : s.seconds);
     float* x = rows.of(s.x, s.size_d);
     if (team.rank == 0) rows.embed(x);
     if (s.numbers) rows.neighbourhood(x);
     else team.meet();
-    for (int64_t l = 0; l < s.layers; l++) rows.run(s.layer[l], x);
+    clock.lap(INPUT);
+    for (int64_t l = 0; l < s.layers; l++) rows.run(s.layer[l], x, clock);
     if (team.rank != 0) return;  // what is left is small
     const Team alone{0, 1, nullptr};
     float* states = rows.of(hidden, s.size_d);
@@ -601,6 +627,7 @@ void superres_step(const Session* session, const int64_t* tokens, const int64_t*
           mu += dot(s.gathered + r * s.numbers, s.direct + target % s.channels * s.numbers, s.numbers) * s.residual_scale;
         scores_around(s, mu, slope_of(s, out), out, scores + r * s.vocabulary);
       }
+    clock.lap(SCORES);
   });
 }
 

@@ -32,7 +32,7 @@ from superres.nn.cache import slot_count
 from superres.nn.heads import PredictionHeads
 from superres.nn.image_aids import INITIAL_SHARPNESS, RESIDUAL_SCALE
 from superres.nn.model import EncoderDecoder, Memory
-from superres.nn.step import Affine, ProposingSession, StepModel, StepState, fold
+from superres.nn.step import PARTS, Affine, ProposingSession, StepModel, StepState, fold
 from superres.scoring import Choose, StepOutput
 
 LOG = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class CSession(Structure):
         *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "budget")),
         ("source_length", c_int64), ("deviation", c_void_p), ("first", CLinear), ("second", CLinear),
         ("channel_bias", c_void_p), ("direct", c_void_p), ("residual_scale", c_float), ("initial_sharpness", c_float),
-        ("heads", CHeads),
+        ("heads", CHeads), ("seconds", c_void_p),
         *((name, c_void_p) for name in ("x", "normed", "wide", "attended", "weights", "gathered", "projected")),
     ]
 
@@ -318,6 +318,17 @@ class NativeSession(ProposingSession):
             *map(_address, (state.hidden, temperature, noise, self.room, tokens)),
         )
         return tokens
+
+    def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
+        """See `superres.nn.step.StepSession.part_seconds`."""
+        seconds = torch.zeros(len(PARTS), dtype=torch.float64)
+        self.session.seconds = seconds.data_ptr()
+        try:
+            for _ in range(repeats):
+                self.step(tokens, position)
+        finally:
+            self.session.seconds = None
+        return dict(zip(PARTS, (seconds / repeats).tolist(), strict=True))
 
     def _plain(self, state: NativeState) -> StepState:
         """Return the state as the plain session has it."""

@@ -8,6 +8,7 @@ position a row.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,9 @@ from superres.nn.image_aids import RESIDUAL_SCALE, extrapolate, ordinal_scores, 
 from superres.nn.layers import DecoderLayer
 from superres.nn.model import EncoderDecoder, Memory
 from superres.scoring import Choose, StepOutput
+
+PARTS = ("input", "attention", "feed-forward", "scores")
+"""Parts of a step whose time is told apart."""
 
 
 @dataclass
@@ -77,16 +81,18 @@ class LayerStep:
         if layer.cross_attention is not None and layer.cross_residual is not None:
             self.cross = CrossStep(layer.cross_attention, layer.cross_residual.norm, memory, self.pre, scale)
 
-    def __call__(self, x: Tensor, cache: KeyValueCache, layer: int, index: Tensor, mask: Tensor) -> Tensor:
-        """Map states [B * W, D]; `index` and `mask` come from `cache.locate`."""
+    def attend(self, x: Tensor, cache: KeyValueCache, layer: int, index: Tensor, mask: Tensor) -> Tensor:
+        """Map states [B * W, D] by the attention sub-layers; `index` and `mask` come from `cache.locate`."""
         width = x.shape[1]
         projected = self.projection(self._before(x))
         key, value = cache.write(layer, projected[:, width:], index)
         query = self._split(projected[:, :width])
         weights = torch.baddbmm(mask, query, key.transpose(1, 2)).softmax(-1)
         x = self._after(self.output.add_to(x, self._merge(torch.bmm(weights, value))), 0)
-        if self.cross is not None:
-            x = self.cross(x, self._split, self._merge)
+        return x if self.cross is None else self.cross(x, self._split, self._merge)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Map states [B * W, D] by the feed-forward sub-layer."""
         return self._after(self.contract.add_to(x, self.expand(self._before(x)).relu_()), 1)
 
     def _before(self, x: Tensor) -> Tensor:
@@ -231,16 +237,43 @@ class StepSession(ProposingSession):
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         """See `superres.scoring.Session.step`."""
+        return self._step(tokens, position, lambda part: None)
+
+    def _step(self, tokens: Tensor, position: Tensor, lap: Callable[[str], None]) -> StepOutput:
+        """Do a step and call `lap` after each of its parts."""
         length = self.config.target_length
         place = position.unsqueeze(1) + self.columns
         inside = place.clamp(max=length - 1)
         x, neighbours = self._input(tokens, place, inside)
         index, mask = self.cache.locate(place)
+        lap("input")
         for number, layer in enumerate(self.layers):
-            x = layer(x, self.cache, number, index, mask)
+            x = layer.attend(x, self.cache, number, index, mask)
+            lap("attention")
+            x = layer.feed_forward(x)
+            lap("feed-forward")
         hidden = self.final_norm(x)
         state = StepState(hidden.view(self.batch, self.width, -1), inside, neighbours)
-        return StepOutput(self._verify(hidden, state), state)
+        output = StepOutput(self._verify(hidden, state), state)
+        lap("scores")
+        return output
+
+    def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
+        """Return the seconds of a step's parts (PARTS), means over `repeats` steps; arguments as for `step`."""
+        seconds = dict.fromkeys(PARTS, 0.0)
+        last = time.perf_counter()
+
+        def lap(part: str) -> None:
+            nonlocal last
+            if tokens.is_cuda:
+                torch.cuda.synchronize()
+            now = time.perf_counter()
+            seconds[part] += (now - last) / repeats
+            last = now
+
+        for _ in range(repeats):
+            self._step(tokens, position, lap)
+        return seconds
 
     def _deviation(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Return how far `tokens` at `position`, both [B, N], are from their estimates, in units of RESIDUAL_SCALE."""
