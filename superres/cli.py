@@ -28,6 +28,7 @@ from superres.cli_options import (
     DecodingCommand,
     Device,
     Draws,
+    Engine,
     Epsilon,
     Greedy,
     Inputs,
@@ -85,7 +86,7 @@ def upscale(
     temperature: Temperature = str(DEFAULTS.temperature), seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", recursive: Recursive = False, source: Source = "auto", on_existing: OnExisting = "skip",
     shard: Shard = "0/1", manifest: Manifest = None, proposer: Proposer = DEFAULTS.proposer,
-    noise: Noise = DEFAULTS.noise,
+    noise: Noise = DEFAULTS.noise, engine: Engine = "auto",
 ) -> None:
     """Upscale images and folders of images: each becomes a 32x32 PNG.
 
@@ -100,7 +101,7 @@ def upscale(
 
     check_samples(decode, samples)
     jobs = plan(inputs, options)
-    upscaler = load_upscaler(checkpoint, device, decode)
+    upscaler = load_upscaler(checkpoint, device, decode, engine)
     decode = upscaler.default.changed(given_options(context, decode))
     summary = upscale_files(jobs, upscaler, options, decode)
     say(summary.line())
@@ -120,7 +121,7 @@ def images(
     top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block, samples: Draws = 1,
     temperature: Temperature = str(DEFAULTS.temperature), seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", greedy: Greedy = True, sheet: Sheet = None, as_json: AsJson = False,
-    proposer: Proposer = DEFAULTS.proposer, noise: Noise = DEFAULTS.noise,
+    proposer: Proposer = DEFAULTS.proposer, noise: Noise = DEFAULTS.noise, engine: Engine = "auto",
 ) -> None:
     """Score decoding next to nearest, bicubic and greedy on the same images: quality, bits/dim, block size, speed."""
     decode = decode_config(context)
@@ -133,7 +134,7 @@ def images(
 
     check_samples(decode, samples)
     pairs = read_faces(data, cast(SplitName, split), limit)
-    upscaler = load_upscaler(checkpoint, device, decode)
+    upscaler = load_upscaler(checkpoint, device, decode, engine)
     if sheet is not None:
         prepare_folder(sheet.parent, "--sheet")
     report, pictures = evaluate_images(pairs, upscaler, decode, batch_size, greedy)
@@ -155,7 +156,7 @@ def images(
 def tune(
     data: Data, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid", limit: Limit = 64,
     min_psnr_to_greedy: MinPsnr = None, max_bits_loss: MaxBits = None, batch_size: BatchSize = 16,
-    device: Device = "auto", save: Save = True, as_json: AsJson = False,
+    device: Device = "auto", save: Save = True, as_json: AsJson = False, engine: Engine = "auto",
 ) -> None:
     """Find the fastest decoding settings within a bound on quality, and make them the checkpoint's default.
 
@@ -175,7 +176,7 @@ def tune(
     folder = find_checkpoint(checkpoint)
     if save:
         prepare_folder(folder, "--checkpoint, or give --no-save")
-    upscaler = load_upscaler(checkpoint, device, DEFAULTS)
+    upscaler = load_upscaler(checkpoint, device, DEFAULTS, engine)
     report, table, fastest = search(pairs, upscaler, bound, batch_size)
     if save:
         save_default(folder, upscaler.device.type, fastest)

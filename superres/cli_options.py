@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from superres.batch_plan import ON_EXISTING, require_choice
-from superres.config import DecodeConfig, parse_epsilon, parse_temperature
+from superres.config import ENGINES, DecodeConfig, parse_epsilon, parse_temperature
 from superres.tasks.faces import SOURCES, SPLITS
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ Temperature = Annotated[str, typer.Option(metavar="T|R,G,B", help="0 is greedy (
 Seed = Annotated[int, typer.Option(metavar="S", help="Seed of the sampling noise.")]
 BatchSize = Annotated[int, typer.Option(metavar="N", help="Images decoded together.")]
 Device = Annotated[str, typer.Option(metavar=choices(DEVICES), help="Where to compute.")]
+Engine = Annotated[str, typer.Option(metavar=choices(ENGINES), help="How a decoding step is computed: by torch, or by "
+                                     "code that is compiled for this CPU on first use.")]
 Recursive = Annotated[bool, typer.Option("--recursive", help="Descend into sub-folders of input folders.")]
 Source = Annotated[str, typer.Option(metavar=choices(SOURCES), help="Take inputs as 8x8 images, or as photos to crop "
                                      "and reduce; auto goes by their size.")]
@@ -109,16 +111,17 @@ def given_options(context: typer.Context, decode: DecodeConfig) -> dict[str, Any
     return {name: getattr(decode, name) for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
-def load_upscaler(checkpoint: str, device: str, decode: DecodeConfig) -> Upscaler:
-    """Check the names of the device, the criterion, the proposer and the noise, and load the checkpoint.
+def load_upscaler(checkpoint: str, device: str, decode: DecodeConfig, engine: str = "auto") -> Upscaler:
+    """Check the names of device, engine, criterion, proposer and noise, and load the checkpoint.
 
     Raises:
-        ConfigError: an unknown name, or a device that this machine lacks.
+        ConfigError: an unknown name, or a device that this machine lacks, or an engine that cannot serve there.
         CheckpointError: the checkpoint is missing or damaged.
     """
     require_choice("--device", device, DEVICES)
+    require_choice("--engine", engine, ENGINES)
     for option, names in registered_names().items():
         require_choice(f"--{option}", getattr(decode, option), names)
     from superres.pipeline import Upscaler
 
-    return Upscaler.load(checkpoint, device)
+    return Upscaler.load(checkpoint, device, engine)

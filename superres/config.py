@@ -46,6 +46,9 @@ class Config:
             raise ConfigError(f"{cls.__name__} cannot be built from {values}: {error}") from error
 
 
+ENGINES = ("auto", "plain", "native")
+"""Ways to compute the decoding step: with torch, or in compiled code for CPUs, which "auto" takes where it can."""
+
 HEAD_LAYERS = ("per-head", "dense", "adaptive", "sequential")
 
 

@@ -105,7 +105,7 @@ class Upscaler:
             revision: of its weights.
             device: "auto", "cpu" or "cuda".
             default: decoding settings of a call without options; exact blocks of all heads if None.
-            engine: how the decoding step is computed, a name in `superres.nn.native.ENGINES`.
+            engine: how the decoding step is computed, a name in `superres.config.ENGINES`.
 
         Raises:
             ConfigError: the device is absent, or the engine cannot serve there.

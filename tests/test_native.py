@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from dataclasses import replace
 
@@ -112,6 +113,28 @@ def test_bfloat16_weights_score_nearly_alike():
                   for half in (False, True))
     assert not torch.equal(full, half)
     assert (full - half).norm() < 0.05 * full.norm()
+
+
+@pytest.mark.parametrize(("costs", "threads"), [((4, 2, 1, 3), 4), ((1, 2, 3, 4), 1), ((4, 2, 1.95, 1.94), 2)])
+def test_as_many_threads_are_taken_as_were_seen_to_pay(monkeypatch, costs, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    clock = itertools.count()
+    seconds = dict(zip((1, 2, 4, 6), costs, strict=True))
+    monkeypatch.setattr(native.time, "perf_counter", lambda: spent[0])
+    spent = [0.0]
+    step = native.NativeSession.step
+
+    def counted(self, tokens, position):
+        next(clock)
+        spent[0] += seconds[self.session.threads]
+        return step(self, tokens, position)
+
+    monkeypatch.setattr(native.NativeSession, "step", counted)
+    config = KNOWN["sequential heads"]
+    model = model_of(config)
+    sessions = [model.session(random_tokens(config, 1)[0], 3) for _ in range(2)]
+    assert [session.session.threads for session in sessions] == [threads, threads]
+    assert next(clock) == 4 * native.TRIALS
 
 
 @pytest.mark.parametrize(("change", "message"), [

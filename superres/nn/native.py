@@ -1,7 +1,7 @@
 """The decoding step as one call of compiled code (`native.cpp`), for CPUs: built on first use, and kept.
 
 `NativeModel` takes the place of `superres.nn.step.StepModel` where a compiler is found and the network is one that
-the code knows; otherwise `step_model` says so and the plain step serves.
+the code knows; otherwise `step_model` says so in the log and the plain step serves.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.config import require
+from superres.config import ENGINES, require
 from superres.errors import ConfigError
 from superres.nn.attention import Attention, split_heads
 from superres.nn.cache import slot_count
@@ -43,6 +44,9 @@ COMPILERS = ("c++", "g++", "clang++")
 
 LANES = 16
 """Numbers in a vector of native.cpp."""
+
+TRIALS = 8
+"""Steps with each number of threads, of which the fastest counts."""
 
 PANEL = 2 * LANES
 """Outputs that lie side by side in a packed weight."""
@@ -330,6 +334,22 @@ class NativeSession(ProposingSession):
             self.session.seconds = None
         return dict(zip(PARTS, (seconds / repeats).tolist(), strict=True))
 
+    def fastest_threads(self) -> int:
+        """Return how many threads do a step fastest, by trying; to be called before the first step."""
+        tokens = torch.zeros(self.batch, self.width, dtype=torch.int64)
+        position = torch.zeros(self.batch, dtype=torch.int64)
+        most, best, least = self.session.threads, 1, math.inf
+        for threads in (*(2**power for power in range((most - 1).bit_length())), most):
+            self.session.threads = threads
+            seconds = []
+            for _ in range(TRIALS):
+                started = time.perf_counter()
+                self.step(tokens, position)
+                seconds.append(time.perf_counter() - started)
+            if min(seconds) < 0.95 * least:  # a thread more has to be worth it
+                best, least = threads, min(seconds)
+        return best
+
     def _plain(self, state: NativeState) -> StepState:
         """Return the state as the plain session has it."""
         place = (state.position.unsqueeze(1) + torch.arange(self.width)).clamp(max=self.config.target_length - 1)
@@ -409,7 +429,7 @@ class NativeModel(StepModel):
         Args:
             model: the network.
             end_token: as in `StepModel`.
-            threads: of a step; as torch has them if None.
+            threads: of a step; None measures how many serve best, up to as many as torch has.
             half: keep weights as bfloat16, which halves what a step reads; sums stay in float32.
 
         Raises:
@@ -426,17 +446,22 @@ class NativeModel(StepModel):
         if config.width // config.attention_heads % LANES:
             raise NativeUnavailable(f"the width of an attention head must be a multiple of {LANES}")
         library()
-        self.threads = threads or torch.get_num_threads()
+        self.threads = threads
+        self.measured: dict[tuple[int, int], int] = {}
         with torch.inference_mode():
             self.packed = Packed(model, half)
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None) -> NativeSession:  # type: ignore[override]
         """See `superres.scoring.ScoringModel.session`."""
-        return NativeSession(self.packed, source, width, self.threads, padding)
-
-
-ENGINES = ("auto", "plain", "native")
-"""Ways to compute the decoding step: with torch, or in native.cpp, which "auto" takes where it can."""
+        most = self.threads or torch.get_num_threads()
+        session = NativeSession(self.packed, source, width, most, padding)
+        if self.threads is None:
+            # With a thread a row there is nothing to wait for; how the threads of a team get on, only trying tells.
+            key = min(len(source), most), width
+            if key not in self.measured:
+                self.measured[key] = session.fastest_threads()
+            session.session.threads = self.measured[key]
+        return session
 
 
 def step_model(model: EncoderDecoder, end_token: int | None = None, engine: str = "auto") -> StepModel:
@@ -445,7 +470,7 @@ def step_model(model: EncoderDecoder, end_token: int | None = None, engine: str 
     Args:
         model: the network, in evaluation mode and on its device.
         end_token: as in `StepModel`.
-        engine: a name in ENGINES; if "auto" has to take the plain step on a CPU, a line in the log tells why.
+        engine: a name in ENGINES; if "auto" has to take the plain step on a CPU, a warning in the log tells why.
 
     Raises:
         ConfigError: the engine is unknown, or "native" and not possible here.
@@ -458,5 +483,5 @@ def step_model(model: EncoderDecoder, end_token: int | None = None, engine: str 
     except NativeUnavailable as error:
         if engine == "native":
             raise
-        LOG.info("plain decoding step: %s", error)
+        LOG.warning("decoding with the plain step, which is slower: %s", error)
         return StepModel(model, end_token)
