@@ -254,7 +254,7 @@ def _draw_quality(figure: Figure, series: dict[str, Any]) -> None:
     grid = figure.subplots(2, 2)
     for axes, (key, title) in zip(grid.flat, panels.items(), strict=True):
         _draw_cells(axes, series, key, title)
-    grid.flat[0].legend()
+    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
 
 
 def _draw_wall_clock(figure: Figure, series: dict[str, Any]) -> None:
