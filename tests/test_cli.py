@@ -23,8 +23,8 @@ def loaded(monkeypatch):
 
     class Loader(FakeUpscaler):
         @classmethod
-        def load(cls, name_or_dir="celeba-8to32", device="auto"):
-            calls.append((name_or_dir, device))
+        def load(cls, name_or_dir="celeba-8to32", device="auto", engine="auto"):
+            calls.append((name_or_dir, device, engine))
             if "missing" in str(name_or_dir):
                 raise CheckpointError(f"no checkpoint {name_or_dir};\nthe bundled one is celeba-8to32")
             return FakeUpscaler()
@@ -79,6 +79,7 @@ def refusal(capsys, *arguments):
     (["--seed", "-5"], "seed must be in [0, 2**63), not -5"),
     (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
     (["--device", "tpu"], "--device must be one of auto, cpu, cuda, not 'tpu'"),
+    (["--engine", "steam"], "--engine must be one of auto, plain, native, not 'steam'"),
     (["--checkpoint", "missing"], "no checkpoint missing; the bundled one is celeba-8to32"),
     (["--nonsense"], "No such option: --nonsense"),
 ])
@@ -122,14 +123,14 @@ def test_two_inputs_with_one_output_are_code_2(loaded, data, capsys):
 def test_success_is_code_0_with_a_summary_on_standard_error(loaded, data, capsys):
     manifest = data / "rows" / "manifest.jsonl"
     words = ["upscale", data / "in", "--output", data / "out", "--checkpoint", "other", "--device", "cpu",
-             "--seed", "9", "--block-size", "4", "--proposer", "left",
+             "--engine", "plain", "--seed", "9", "--block-size", "4", "--proposer", "left",
              "--accept", "distance", "--epsilon", "3", "--manifest", manifest]
     assert run(map(str, words)) == 0
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("superres: 1 done, 0 skipped, 0 failed; ")
     assert captured.err.endswith("mean accepted block size 4.00\n")
-    assert loaded == [("other", "cpu")]
+    assert loaded == [("other", "cpu", "plain")]
     row = json.loads(manifest.read_text())
     names = ("block_size", "accept", "epsilon", "seed", "proposer")
     assert [row["config"][name] for name in names] == [4, "distance", 3, 9, "left"]
