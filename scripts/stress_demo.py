@@ -37,6 +37,8 @@ app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
 Url = Annotated[str, typer.Argument(help="Where the demo runs.")]
 Pid = Annotated[int | None, typer.Option(help="Its process, to look at its memory.")]
+PATIENCE = 300
+"""Seconds to wait for an answer."""
 FACE = Path(__file__).parent / "faces" / "face-1.png"
 
 
@@ -131,18 +133,18 @@ def memory_mb(pid: int | None) -> float | None:
 
 def send(url: str, name: str, content: bytes) -> dict[str, Any]:
     """Upload a file under any name, and return what stands for it in a request."""
-    response = httpx.post(f"{url}/gradio_api/upload", files={"files": (name, content)}, timeout=60)
+    response = httpx.post(f"{url}/gradio_api/upload", files={"files": (name, content)}, timeout=PATIENCE)
     response.raise_for_status()
     return {"path": response.json()[0], "orig_name": name, "meta": {"_type": "gradio.FileData"}}
 
 
 def call(url: str, endpoint: str, arguments: dict[str, Any]) -> tuple[list[Any], str]:
     """Call an endpoint and return its last outputs, or no outputs and the error."""
-    started = httpx.post(f"{url}/gradio_api/call/v2/{endpoint}", json=arguments, timeout=60)
+    started = httpx.post(f"{url}/gradio_api/call/v2/{endpoint}", json=arguments, timeout=PATIENCE)
     started.raise_for_status()
     path = f"{url}/gradio_api/call/{endpoint}/{started.json()['event_id']}"
     kind = ""
-    with httpx.stream("GET", path, timeout=300) as answers:
+    with httpx.stream("GET", path, timeout=PATIENCE) as answers:
         for line in answers.iter_lines():
             if line.startswith("event: "):
                 kind = line.removeprefix("event: ")
@@ -266,9 +268,9 @@ def visitors(
     waiting, pages = [], []
     while any(visitor.is_alive() for visitor in crowd):
         started = time.monotonic()
-        httpx.get(url, timeout=60).raise_for_status()
+        httpx.get(url, timeout=PATIENCE).raise_for_status()
         pages.append(time.monotonic() - started)
-        waiting.append(httpx.get(f"{url}/health", timeout=60).json()["waiting"])
+        waiting.append(httpx.get(f"{url}/health", timeout=PATIENCE).json()["waiting"])
         time.sleep(1)
     outcomes = sum((visitor.outcomes for visitor in crowd), Counter[str]())
     latencies = sorted(second for visitor in crowd for second in visitor.seconds)

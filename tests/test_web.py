@@ -199,8 +199,14 @@ def test_names_are_text_and_not_html(photo):
 def test_the_suggested_settings_come_back_from_their_controls():
     values = {"block_size": 10.0, "accept": "distance", "epsilon": "2", "top_k": 2, "budget": 8, "temperature": 0,
               "seed": 0}
-    assert settings_of(**values) == replace(SUGGESTED, block_size=10)
-    assert settings_of(**{**values, "epsilon": "4,3,2", "temperature": 0.5}).epsilon == (4, 3, 2)
+    assert settings_of(DecodeConfig(), **values) == replace(SUGGESTED, block_size=10)
+    assert settings_of(DecodeConfig(), **{**values, "epsilon": "4,3,2", "temperature": 0.5}).epsilon == (4, 3, 2)
+
+
+def test_settings_without_a_control_are_the_checkpoint_s_own():
+    tuned = DecodeConfig(min_block=3, proposer="stale", accept="top-k")
+    values = {"block_size": 2, "accept": "top-k", "epsilon": "2", "top_k": 2, "budget": 8, "temperature": 0, "seed": 0}
+    assert settings_of(tuned, **values) == replace(tuned, block_size=2, min_block=2)
 
 
 @pytest.mark.parametrize("wrong", [
@@ -211,7 +217,7 @@ def test_the_suggested_settings_come_back_from_their_controls():
 def test_whatever_a_visitor_sends_instead_is_refused_with_a_message(wrong):
     values = {"block_size": 10, "accept": "exact", "epsilon": "2", "top_k": 2, "budget": 8, "temperature": 0, "seed": 0}
     with pytest.raises(ConfigError):
-        settings_of(**{**values, **wrong})
+        settings_of(DecodeConfig(), **{**values, **wrong})
 
 
 # Decoding
@@ -385,7 +391,17 @@ def test_the_sweep_deletes_what_is_old_and_spares_what_is_new_or_the_page_s_own(
         os.utime(path, (0, 0))
     assert workspace.sweep() == 1
     assert [os.path.exists(path) for path in (own, old, new)] == [True, False, True]
-    assert not os.path.exists(os.path.dirname(old)) or workspace.sweep(-1) == 1
+    workspace.sweep(-1)
+    assert [path.name for path in workspace.folder.rglob("*") if path.is_file()] == ["own.png"]
+
+
+def test_the_sweep_deletes_the_oldest_beyond_the_space_there_is(workspace):
+    paths = [workspace.new_folder() / f"{age}" for age in range(5)]
+    for age, path in enumerate(paths):
+        path.write_bytes(bytes(100))
+        os.utime(path, (1e9 - age, 1e9 - age))
+    assert workspace.sweep(age=1e10, most_bytes=250) == 3
+    assert [path.exists() for path in paths] == [True, True, False, False, False]
 
 
 def test_the_folder_is_private_and_gone_at_the_end(photo, monkeypatch):

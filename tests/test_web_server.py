@@ -5,22 +5,21 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import zipfile
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 import torch
 from fakes import random_model
 from gradio_client import Client, handle_file
 from PIL import Image
-from web_demo import events, running, wait
+from web_demo import FACES, HTTP, Blocked, events, running, wait
 
 import app
 from superres.batch import image_key
@@ -31,7 +30,6 @@ from superres.tasks.faces import read_image
 from superres.web.photos import Crop, take
 
 ROOT = Path(__file__).parents[1]
-FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
 TINY = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
                    prediction_heads=8, head_filter_size=8, conditioning_blocks=1, conditioning_width=4,
                    cross_attention=False)
@@ -84,7 +82,7 @@ def test_upscale_gives_what_the_upscaler_gives(client, upscaler):
 def test_upscale_streams_frames_while_it_decodes(client, monkeypatch):
     monkeypatch.setattr("superres.web.decoding.FRAME_SECONDS", 0.01)
     job = client.submit(handle_file(FACES[0]), **SLOW, api_name="/upscale")
-    job.result(timeout=120)
+    job.result(timeout=300)
     tokens = [report["samples"][0]["tokens"] for _, report in job.outputs()]
     assert tokens == sorted(tokens)
     assert len(set(tokens)) > 2
@@ -110,6 +108,21 @@ def test_a_batch_gives_a_zip_with_a_manifest_and_names_the_bad_file(client, tmp_
         assert opened.namelist() == [FACES[0].name, "manifest.jsonl"]
         rows = [json.loads(line) for line in opened.read("manifest.jsonl").splitlines()]
     assert rows == report["rows"]
+
+
+def test_the_readme_s_example_runs(demo, tmp_path, monkeypatch, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    example = next(block for block in blocks if "gradio_client" in block)
+    assert "http://127.0.0.1:7860" in example
+    face = FACES[0].read_bytes()
+    (tmp_path / "face.png").write_bytes(face)
+    with zipfile.ZipFile(tmp_path / "more.zip", "w") as archive:
+        archive.writestr("other.png", face)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(example.replace("http://127.0.0.1:7860", demo.url), names)  # noqa: S102 -- our own README
+    assert [row["input"] for row in names["batch"]["rows"]] == ["face.png", "other.png"]
+    assert capsys.readouterr().out.splitlines()[-1].startswith("True 3072 ")
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -150,46 +163,57 @@ def test_only_what_was_uploaded_is_read(demo, path, endpoint):
 
 
 def test_the_page_s_own_events_read_only_what_was_uploaded(demo):
-    config = httpx.get(f"{demo.url}/config").json()
+    config = HTTP.get(f"{demo.url}/config").json()
     file = {"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}
     for dependency in config["dependencies"]:
         if dependency["queue"] or not dependency["inputs"]:
             continue
         body = {"data": [file] * len(dependency["inputs"]), "fn_index": dependency["id"], "session_hash": "x"}
-        answer = httpx.post(f"{demo.url}/gradio_api/run/predict", json=body)
+        answer = HTTP.post(f"{demo.url}/gradio_api/run/predict", json=body)
         assert "root:" not in answer.text
         assert answer.status_code != 200 or "passwd" not in answer.text
 
 
 @pytest.mark.parametrize("path", ["/gradio_api/file=/etc/passwd", f"/gradio_api/file={ROOT}/README.md"])
 def test_no_file_of_the_machine_is_served(demo, path):
-    assert httpx.get(demo.url + path).status_code == 403
+    assert HTTP.get(demo.url + path).status_code == 403
 
 
 @pytest.mark.parametrize("path", ["/gradio_api/runs", "/monitoring", "/gradio_api/deep_link?session_hash=x",
                                   "/gradio_api/proxy=https://a.hf.space/", "/gradio_api/component_server"])
 def test_what_the_page_does_not_use_is_closed(demo, path):
-    assert httpx.get(demo.url + path).status_code == 404
-    assert httpx.post(demo.url + path, json={}).status_code == 404
+    assert HTTP.get(demo.url + path).status_code == 404
+    assert HTTP.post(demo.url + path, json={}).status_code == 404
 
 
 def test_a_decoding_cannot_get_around_the_queue(demo):
     for name in ("upscale", "upscale_batch"):
-        answer = httpx.post(f"{demo.url}/gradio_api/run/{name}", json={"data": []})
+        answer = HTTP.post(f"{demo.url}/gradio_api/run/{name}", json={"data": []})
         assert answer.status_code in (404, 500)
         assert "data" not in answer.json()
 
 
 def test_a_file_over_the_limit_is_refused(demo):
-    answer = httpx.post(f"{demo.url}/gradio_api/upload", files={"files": ("a.png", bytes(11_000_000))}, timeout=60)
+    answer = HTTP.post(f"{demo.url}/gradio_api/upload", files={"files": ("a.png", bytes(11_000_000))})
     assert answer.status_code == 413
 
 
+def test_a_request_over_the_limit_or_of_unknown_size_is_refused(demo):
+    def pieces():
+        yield b"x"
+
+    def answer(**more):
+        return HTTP.post(f"{demo.url}/gradio_api/upload", content=pieces(), **more).status_code
+
+    assert answer() == 413
+    assert answer(headers={"content-length": "200000001"}) == 413
+
+
 def test_answers_forbid_other_hosts_and_keeping_what_belongs_to_a_visitor(demo):
-    page = httpx.get(demo.url)
+    page = HTTP.get(demo.url)
     assert "default-src 'self'" in page.headers["content-security-policy"]
     assert page.headers["referrer-policy"] == "no-referrer"
-    assert httpx.get(f"{demo.url}/gradio_api/info").headers["cache-control"] == "no-store"
+    assert HTTP.get(f"{demo.url}/gradio_api/info").headers["cache-control"] == "no-store"
 
 
 def test_all_files_of_visitors_are_in_the_folder_that_is_swept(demo, client):
@@ -205,44 +229,17 @@ def test_all_files_of_visitors_are_in_the_folder_that_is_swept(demo, client):
 # The queue
 
 
-def join(demo, session, **arguments):
-    """Ask for a decoding and do not wait for it."""
-    image = demo.upload("face.png", FACES[0].read_bytes())
-    body = {"image": image, **arguments}
-    config = httpx.get(f"{demo.url}/config").json()
-    dependency = next(d for d in config["dependencies"] if d["api_name"] == "upscale")
-    info = httpx.get(f"{demo.url}/gradio_api/info").json()["named_endpoints"]["/upscale"]["parameters"]
-    data = [body.get(p["parameter_name"], p["parameter_default"]) for p in info]
-    return httpx.post(f"{demo.url}/gradio_api/queue/join",
-                      json={"data": data, "fn_index": dependency["id"], "session_hash": session})
-
-
-class Blocked:
-    """An upscaler that decodes nothing until it is told to."""
-
-    def __init__(self, upscaler):
-        self._upscaler, self.go, self.streams = upscaler, threading.Event(), 0
-
-    def __getattr__(self, name):
-        return getattr(self._upscaler, name)
-
-    def stream(self, *arguments, **keywords):
-        self.streams += 1
-        self.go.wait(60)
-        yield from self._upscaler.stream(*arguments, **keywords)
-
-
 def test_a_full_queue_says_busy_and_the_page_still_answers(upscaler):
     blocked = Blocked(upscaler)
     with running(blocked, max_queue=2) as demo:
         try:
-            assert join(demo, "first", **FAST).status_code == 200
+            assert demo.join("first", **FAST).status_code == 200
             demo.wait(lambda: demo.decoder.is_busy)
-            answers = [join(demo, f"other{number}", **FAST) for number in range(4)]
+            answers = [demo.join(f"other{number}", **FAST) for number in range(4)]
             assert [answer.status_code for answer in answers] == [200, 200, 503, 503]
             assert "full" in answers[-1].json()["detail"]
             assert demo.health() == {**demo.health(), "status": "ok", "busy": True, "waiting": 2, "max_queue": 2}
-            assert httpx.get(demo.url).status_code == 200
+            assert HTTP.get(demo.url).status_code == 200
             assert blocked.streams == 1
         finally:
             blocked.go.set()
@@ -251,13 +248,13 @@ def test_a_full_queue_says_busy_and_the_page_still_answers(upscaler):
 
 def test_cancelling_stops_the_decoding_and_lets_the_next_one_in(demo, client, monkeypatch):
     monkeypatch.setattr("superres.web.decoding.FRAME_SECONDS", 0.01)
-    event = join(demo, "leaving", **SLOW).json()["event_id"]
-    config = httpx.get(f"{demo.url}/config").json()
+    event = demo.join("leaving", **SLOW).json()["event_id"]
+    config = HTTP.get(f"{demo.url}/config").json()
     index = next(d["id"] for d in config["dependencies"] if d["api_name"] == "upscale")
     for message in events(demo.url, "leaving"):
         if message["msg"] == "process_generating":
             break
-    httpx.post(f"{demo.url}/gradio_api/cancel", json={"session_hash": "leaving", "fn_index": index, "event_id": event})
+    HTTP.post(f"{demo.url}/gradio_api/cancel", json={"session_hash": "leaving", "fn_index": index, "event_id": event})
     demo.wait(lambda: not demo.decoder.is_busy)
     assert client.predict(handle_file(FACES[0]), **FAST, api_name="/upscale")[1]["complete"]
 
@@ -266,7 +263,7 @@ def test_a_visitor_who_leaves_frees_the_decoder(demo, monkeypatch):
     monkeypatch.setattr("superres.web.decoding.FRAME_SECONDS", 0.01)
     stopped = []
     monkeypatch.setattr("superres.web.decoding.log", lambda event, **facts: stopped.append(facts["outcome"]))
-    join(demo, "gone", **SLOW)
+    demo.join("gone", **SLOW)
     for message in events(demo.url, "gone"):
         if message["msg"] == "process_generating":
             break  # and the connection closes
@@ -279,8 +276,8 @@ def test_a_visitor_who_leaves_frees_the_decoder(demo, monkeypatch):
 
 def test_only_those_with_a_password_enter(upscaler):
     with running(upscaler, auth=[("eve", "secret")]) as demo:
-        assert httpx.get(f"{demo.url}/config").status_code == 401
-        assert httpx.post(f"{demo.url}/gradio_api/upload", files={"files": ("a.png", b"x")}).status_code == 401
+        assert HTTP.get(f"{demo.url}/config").status_code == 401
+        assert HTTP.post(f"{demo.url}/gradio_api/upload", files={"files": ("a.png", b"x")}).status_code == 401
         assert demo.health()["status"] == "ok"
         assert Client(demo.url, auth=("eve", "secret"), verbose=False).endpoints
 
@@ -311,17 +308,17 @@ def test_it_stops_in_the_middle_of_a_decoding_and_leaves_nothing_behind(tmp_path
     try:
         url = f"http://127.0.0.1:{read('ready')['port']}"
         assert next(iter(tmp_path.iterdir())).name.startswith("superres-web-")
-        file = httpx.post(f"{url}/gradio_api/upload", files={"files": ("eve.png", FACES[0].read_bytes())}).json()[0]
+        file = HTTP.post(f"{url}/gradio_api/upload", files={"files": ("eve.png", FACES[0].read_bytes())}).json()[0]
         image = {"path": file, "meta": {"_type": "gradio.FileData"}}
         body = {"image": image, "block_size": 1}
-        event = httpx.post(f"{url}/gradio_api/call/v2/upscale", json=body, timeout=60).json()["event_id"]
-        with httpx.stream("GET", f"{url}/gradio_api/call/upscale/{event}", timeout=60) as answers:
+        event = HTTP.post(f"{url}/gradio_api/call/v2/upscale", json=body).json()["event_id"]
+        with HTTP.stream("GET", f"{url}/gradio_api/call/upscale/{event}") as answers:
             received = answers.iter_lines()
             assert next(received) == "event: generating"
             process.send_signal(signal.SIGTERM)
             assert any("about to stop" in line for line in received)
         read("stopped")
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=300) == 0
     finally:
         process.kill()
     outcomes = [line["outcome"] for line in lines if line["event"] == "decoding"]

@@ -56,7 +56,8 @@ def batch_for_page(
     shown = -1
     yield '<p class="sr-hint">Reading the files.</p>', "", None
     paths = [path_of(upload) for upload in uploads or []]
-    for progress in upscale_batch(decoder, workspace, paths, settings_of(*settings)):
+    options = settings_of(decoder.upscaler.default, *settings)
+    for progress in upscale_batch(decoder, workspace, paths, options):
         finished = len(progress.rows)
         if finished == shown:
             yield state_html(progress), gr.skip(), gr.skip()
@@ -92,10 +93,10 @@ def endpoint(
     """Offer `/upscale_batch` to programs: a zip file and the manifest's rows, streamed after each group."""
 
     def upscale_files(
-        files: list[Uploaded] | None, block_size: float, accept: str, epsilon: str, top_k: float, budget: float,
-        temperature: float, seed: float,
+        files: list[Uploaded] | None, block_size: Setting, accept: Setting, epsilon: Setting, top_k: Setting,
+        budget: Setting, temperature: Setting, seed: Setting,
     ) -> Iterator[tuple[str | None, dict[str, Any]]]:
-        options = settings_of(block_size, accept, epsilon, top_k, budget, temperature, seed)
+        options = settings_of(decoder.upscaler.default, block_size, accept, epsilon, top_k, budget, temperature, seed)
         finished = -1
         for progress in upscale_batch(decoder, workspace, [path_of(file) for file in files or []], options):
             if len(progress.rows) > finished:

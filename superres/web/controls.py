@@ -57,9 +57,20 @@ def decoding_controls(default: DecodeConfig, heads: int) -> list[gr.components.C
 
 
 def settings_of(
-    block_size: float, accept: str, epsilon: str, top_k: float, budget: float, temperature: float, seed: float,
+    default: DecodeConfig, block_size: Setting, accept: Setting, epsilon: Setting, top_k: Setting, budget: Setting,
+    temperature: Setting, seed: Setting,
 ) -> DecodeConfig:
     """Return the decoding settings that the controls' values stand for; they may be anything that JSON can hold.
+
+    Args:
+        default: where settings without a control come from.
+        block_size: value of the control, as are the others.
+        accept: see above.
+        epsilon: see above.
+        top_k: see above.
+        budget: see above.
+        temperature: see above.
+        seed: see above.
 
     Raises:
         ConfigError: a value is missing or out of range, or two contradict one another.
@@ -68,10 +79,10 @@ def settings_of(
     numbers = {"block size": block_size, "top k": top_k, "budget": budget, "seed": seed}
     for name, value in numbers.items():
         require(isinstance(value, (int, float)) and value % 1 == 0, f"{name} must be a whole number, not {value!r}")
-    return DecodeConfig(
-        block_size=int(block_size), accept=accept, epsilon=parse_epsilon(str(epsilon)), top_k=int(top_k),
-        budget=int(budget), temperature=parse_temperature(str(temperature)), seed=int(seed),
-    )
+    return default.changed({
+        "block_size": int(block_size), "accept": accept, "epsilon": parse_epsilon(str(epsilon)), "top_k": int(top_k),
+        "budget": int(budget), "temperature": parse_temperature(str(temperature)), "seed": int(seed),
+    })
 
 
 def samples_of(value: float) -> int:

@@ -26,6 +26,8 @@ Picture = tuple[str, Pixels, dict[str, Any]]
 
 KEEP_SECONDS = 600
 """How long an upload or a result stays on the server after its last use."""
+KEEP_BYTES = 2_000_000_000
+"""What uploads and results may take on the server in all."""
 
 
 class Workspace:
@@ -81,17 +83,32 @@ class Workspace:
         """Leave the files that are here now out of every sweep: they are the page's own."""
         self._kept = {path for path in self.folder.rglob("*") if path.is_file()}
 
-    def sweep(self, age: float = KEEP_SECONDS) -> int:
-        """Delete files that were last written or used more than `age` seconds ago, and return how many."""
+    def sweep(self, age: float = KEEP_SECONDS, most_bytes: int = KEEP_BYTES) -> int:
+        """Delete files last written or used more than `age` seconds ago, and the oldest above `most_bytes` in all.
+
+        Returns:
+            How many were deleted.
+        """
         oldest = time.time() - age
-        deleted = 0
-        for path in sorted(self.folder.rglob("*"), reverse=True):  # the files of a folder before the folder
-            with suppress(OSError):  # another request may have deleted it; a folder may have been filled
-                if path.lstat().st_mtime > oldest or path in self._kept:
-                    continue
-                if path.is_dir() and not path.is_symlink():
-                    path.rmdir()
-                else:
+        deleted = total = 0
+        for path, used, size in self._by_age():
+            total += size
+            if used <= oldest or total > most_bytes:
+                with suppress(OSError):  # another request may have deleted it
                     path.unlink()
                     deleted += 1
+        for folder in sorted((path for path in self.folder.rglob("*") if path.is_dir()), reverse=True):
+            with suppress(OSError):  # it holds something, or did a moment ago
+                if folder.stat().st_mtime <= oldest:
+                    folder.rmdir()
         return deleted
+
+    def _by_age(self) -> list[tuple[Path, float, int]]:
+        """Return the visitors' files with the time of their last use and their size, the youngest first."""
+        found = []
+        for path in self.folder.rglob("*"):
+            with suppress(FileNotFoundError):
+                status = path.lstat()
+                if path not in self._kept and not path.is_dir():
+                    found.append((path, status.st_mtime, status.st_size))
+        return sorted(found, key=lambda entry: -entry[1])

@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from gradio import processing_utils
+from starlette.datastructures import Headers
 
 from superres.web.decoding import Decoder
 from superres.web.files import Workspace
@@ -20,6 +21,8 @@ from superres.web.logs import log
 from superres.web.page import CSS, THEME
 
 MAX_FILE_SIZE = "10mb"
+MAX_REQUEST_BYTES = 200_000_000
+"""A request may upload many files."""
 SWEEP_SECONDS = 30
 GRACE_SECONDS = 5
 """How long open connections may take to end when the server stops."""
@@ -106,7 +109,7 @@ async def _sweep_forever(workspace: Workspace) -> None:
 
 
 class Guard:
-    """Adds the headers to each answer, and keeps Gradio's unused parts closed."""
+    """Adds the headers to each answer, keeps Gradio's unused parts closed, and limits the size of a request."""
 
     def __init__(self, app: Application) -> None:
         """Wrap `app`."""
@@ -127,10 +130,14 @@ class Guard:
                     (name.encode(), value.encode()) for name, value in own.items() if name.encode() not in present)]
             await send(message)
 
+        headers = Headers(scope=scope)
         if scope["path"].startswith(CLOSED_PATHS):
-            await JSONResponse({"detail": "not found"}, 404)(scope, receive, send_with_headers)
+            answer: Application = JSONResponse({"detail": "not found"}, 404)
+        elif "transfer-encoding" in headers or int(headers.get("content-length", 0)) > MAX_REQUEST_BYTES:
+            answer = JSONResponse({"detail": f"send at most {MAX_REQUEST_BYTES:,} bytes, and say how many"}, 413)
         else:
-            await self.app(scope, receive, send_with_headers)
+            answer = self.app
+        await answer(scope, receive, send_with_headers)
 
 
 class Server(uvicorn.Server):

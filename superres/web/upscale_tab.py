@@ -47,11 +47,10 @@ def upscale_tab(
     heads = decoder.upscaler.model_config.prediction_heads
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
-            first = str(examples[0]) if examples else None
-            upload = gr.Image(first, type="filepath", format="png", sources=["upload", "webcam", "clipboard"],
-                            label="Face: a photo, or an 8x8 picture", height=220, buttons=[], elem_id="photo")
+            upload = gr.Image(str(examples[0]), label="Face: a photo, or an 8x8 picture", type="filepath", format="png",
+                              sources=["upload", "webcam", "clipboard"], height=220, buttons=[], elem_id="photo")
             buttons = example_buttons(examples)
-            crop_group, crop, preview = crop_controls(first)
+            crop_group, crop, preview = crop_controls(examples[0])
             with gr.Accordion("Decoding settings", open=False):
                 settings = decoding_controls(default, heads)
                 samples = gr.Slider(1, MAX_SAMPLES, 1, step=1, label="Samples",
@@ -85,9 +84,9 @@ def example_buttons(examples: Sequence[Path]) -> list[gr.Button]:
                 for path in examples]
 
 
-def crop_controls(first: str | None) -> tuple[gr.Group, list[gr.Slider], gr.HTML]:
+def crop_controls(first: Path) -> tuple[gr.Group, list[gr.Slider], gr.HTML]:
     """Lay out the crop of a photo and the view of what becomes of it."""
-    visible, html, *values = (False, "", 50.0, 50.0, 100.0) if first is None else crop_of(first)
+    visible, html, *values = crop_of(str(first))
     preview = gr.HTML(html, elem_id="preview")
     with gr.Group(visible=visible, elem_id="crop") as group:
         labels = ("Crop: centre from the left, %", "Crop: centre from the top, %", "Crop: size, %")
@@ -125,7 +124,7 @@ def upscale_for_page(
     *settings: Setting,
 ) -> Iterator[tuple[str, str]]:
     """Decode and yield what the page shows: the live view, and at the end the results."""
-    options = settings_of(*settings)
+    options = settings_of(decoder.upscaler.default, *settings)
     subject = take(read_upload(path_of(upload)), Crop(x, y, size))
     if race:
         yield from race_for_page(decoder, subject, options)
@@ -159,9 +158,10 @@ def endpoint(
 
     def upscale(
         image: Uploaded | None, crop_x: float, crop_y: float, crop_size: float, samples: float,
-        block_size: float, accept: str, epsilon: str, top_k: float, budget: float, temperature: float, seed: float,
+        block_size: Setting, accept: Setting, epsilon: Setting, top_k: Setting, budget: Setting, temperature: Setting,
+        seed: Setting,
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        options = settings_of(block_size, accept, epsilon, top_k, budget, temperature, seed)
+        options = settings_of(decoder.upscaler.default, block_size, accept, epsilon, top_k, budget, temperature, seed)
         subject = take(read_upload(path_of(image)), Crop(crop_x, crop_y, crop_size))
         for result in decoder.watch("upscale", subject.source[None], options, samples_of(samples)):
             frame = [(f"face-{row + 1}.png", drawing.unfinished(result, row),

@@ -6,17 +6,16 @@ import base64
 import io
 import json
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from web_demo import FACES, Blocked, running
 
 from superres.batch import image_key
 from superres.config import DecodeConfig
 from superres.tasks.faces import read_image
 
-FACES = sorted((Path(__file__).parents[2] / "scripts" / "faces").glob("*.png"))
 FACTS = "#live .sr-facts"
 
 
@@ -197,6 +196,23 @@ def test_two_visitors_at_once_get_their_own_results(visit, demo):
         source = read_image(face)
         expected = demo.decoder.upscaler(source[None], DecodeConfig(accept="distance"), keys=[image_key(source, 1)])
         np.testing.assert_array_equal(np.asarray(downloaded(page)), expected.images[0])
+
+
+def test_a_full_queue_says_that_the_demo_is_busy(visit, demo, screenshots):
+    blocked = Blocked(demo.decoder.upscaler)
+    with running(blocked, max_queue=1) as crowded:
+        try:
+            assert crowded.join("first").status_code == 200
+            crowded.wait(lambda: crowded.decoder.is_busy)
+            assert crowded.join("second").status_code == 200
+            page = visit(demo=crowded)
+            page.click("#run")
+            toast = page.locator(".toast-body")
+            toast.wait_for()
+            page.screenshot(path=screenshots / "busy.png")
+            assert "busy" in toast.inner_text()
+        finally:
+            blocked.go.set()
 
 
 def test_the_keyboard_alone_is_enough(visit):
