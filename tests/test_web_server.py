@@ -80,7 +80,7 @@ def test_upscale_gives_what_the_upscaler_gives(client, upscaler):
 
 
 def test_upscale_streams_frames_while_it_decodes(client, monkeypatch):
-    monkeypatch.setattr("superres.web.decoding.FRAME_SECONDS", 0.01)
+    monkeypatch.setattr("superres.web.decoding.FRAME_SECONDS", 0.05)
     job = client.submit(handle_file(FACES[0]), **SLOW, api_name="/upscale")
     job.result(timeout=300)
     tokens = [report["samples"][0]["tokens"] for _, report in job.outputs()]
