@@ -155,19 +155,19 @@ def call(url: str, endpoint: str, arguments: dict[str, Any]) -> tuple[list[Any],
     return [], "the answer ended too early"
 
 
-def try_image(url: str, name: str, content: bytes) -> str:
+def try_image(url: str, name: str, content: bytes, settings: dict[str, Any]) -> str:
     """Upload and upscale an image; return "" for a right result, or the error that came back."""
-    outputs, error = call(url, "upscale", {"image": send(url, name, content)})
+    outputs, error = call(url, "upscale", {"image": send(url, name, content), **settings})
     if error:
         return error
     files, report = outputs
-    picture = Image.open(io.BytesIO(httpx.get(files[0]["url"]).content))
+    picture = Image.open(io.BytesIO(httpx.get(files[0]["url"], timeout=PATIENCE).content))
     return "" if report["complete"] and picture.size == (32, 32) else f"odd result {report} {picture.size}"
 
 
-def try_zip(url: str, content: bytes) -> tuple[list[int], str]:
+def try_zip(url: str, content: bytes, settings: dict[str, Any]) -> tuple[list[int], str]:
     """Upload and upscale a zip file; return how many files succeeded and failed, and the error if there was one."""
-    outputs, error = call(url, "upscale_batch", {"files": [send(url, "faces.zip", content)]})
+    outputs, error = call(url, "upscale_batch", {"files": [send(url, "faces.zip", content)], **settings})
     statuses = Counter(row["status"] for row in outputs[1]["rows"]) if outputs else Counter[str]()
     return [statuses["ok"], statuses["failed"]], error
 
@@ -177,16 +177,16 @@ def is_clear(message: str) -> bool:
     return ";" in message and "superres-web-" not in message and "<" not in message
 
 
-def check(url: str, seed: int) -> tuple[Counter[str], list[str]]:
+def check(url: str, seed: int, **settings: Any) -> tuple[Counter[str], list[str]]:  # noqa: ANN401 -- of the endpoints
     """Upload each hostile file and zip file once; return how often what came back, and what was wrong."""
     outcomes, wrong = Counter[str](), []
     for kind, (name, content, usable) in hostile_files(seed).items():
-        error = try_image(url, name, content)
+        error = try_image(url, name, content, settings)
         outcomes["message" if error else "result"] += 1
         if usable != (not error) or (error and not is_clear(error)):
             wrong.append(f"{kind}: {error or 'a result'}")
     for kind, (content, good, bad) in hostile_zips().items():
-        counts, error = try_zip(url, content)
+        counts, error = try_zip(url, content, settings)
         outcomes["message" if error else "result"] += 1
         if counts != [good, bad] or bool(error) != (good + bad == 0) or (error and not is_clear(error)):
             wrong.append(f"{kind} zip: {counts} {error}")
@@ -209,7 +209,7 @@ def hostile(url: Url, count: Annotated[int, typer.Option(help="Uploads.")] = 200
     new = sorted({path.name for path in outside.iterdir()} - before)
     report = {"uploads": outcomes.total(), "outcomes": outcomes, "wrong": wrong, "memory_mb_before": memory,
               "memory_mb_after": memory_mb(pid), "new_in_temporary_folder": new,
-              "health": httpx.get(f"{url}/health").json()}
+              "health": httpx.get(f"{url}/health", timeout=PATIENCE).json()}
     print(json.dumps(report, indent=1))
     sys.exit(1 if wrong else 0)
 
@@ -274,7 +274,7 @@ def visitors(
         time.sleep(1)
     outcomes = sum((visitor.outcomes for visitor in crowd), Counter[str]())
     latencies = sorted(second for visitor in crowd for second in visitor.seconds)
-    health = httpx.get(f"{url}/health").json()
+    health = httpx.get(f"{url}/health", timeout=PATIENCE).json()
     report = {"visitors": visitors, "seconds": seconds, "outcomes": outcomes,
               "latency_seconds": quantiles(latencies), "page_seconds": quantiles(pages), "most_waiting": max(waiting),
               "memory_mb_before": memory, "memory_mb_after": memory_mb(pid), "health": health}
