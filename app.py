@@ -75,8 +75,8 @@ def main(
     require(not root_path or root_path.startswith("/"), f"--root-path must begin with a slash, not {root_path!r}")
     visitors = parse_auth(auth or [])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the temporary files are removed at any time
-    # Before Gradio is imported, which reads these then.
-    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_VIBE_MODE="")
+    # Before Gradio is imported, which reads these then. It would keep a record of the last 10,000 requests.
+    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_ANALYTICS_MAX_EVENTS="1", GRADIO_VIBE_MODE="")
     with logging_as_json(), Workspace() as workspace:
         from superres.pipeline import Upscaler
         from superres.web.decoding import Decoder

@@ -305,7 +305,7 @@ def test_it_stops_in_the_middle_of_a_decoding_and_leaves_nothing_behind(tmp_path
     try:
         url = f"http://127.0.0.1:{read('ready')['port']}"
         assert next(iter(tmp_path.iterdir())).name.startswith("superres-web-")
-        file = HTTP.post(f"{url}/gradio_api/upload", files={"files": ("eve.png", FACES[0].read_bytes())}).json()[0]
+        file = HTTP.post(f"{url}/gradio_api/upload", files={"files": ("private-name.png", FACES[0].read_bytes())}).json()[0]
         image = {"path": file, "meta": {"_type": "gradio.FileData"}}
         body = {"image": image, "block_size": 1}
         event = HTTP.post(f"{url}/gradio_api/call/v2/upscale", json=body).json()["event_id"]
@@ -320,7 +320,7 @@ def test_it_stops_in_the_middle_of_a_decoding_and_leaves_nothing_behind(tmp_path
         process.kill()
     outcomes = [line["outcome"] for line in lines if line["event"] == "decoding"]
     assert outcomes == ["done", "StoppedError"]  # the first is the warm-up
-    assert not any("eve" in json.dumps(line) or "127.0.0.1:" in json.dumps(line) for line in lines)
+    assert not any("private-name" in json.dumps(line) or "127.0.0.1:" in json.dumps(line) for line in lines)
     assert [path.name for path in tmp_path.iterdir()] == []
 
 
