@@ -305,8 +305,9 @@ def test_it_stops_in_the_middle_of_a_decoding_and_leaves_nothing_behind(tmp_path
     try:
         url = f"http://127.0.0.1:{read('ready')['port']}"
         assert next(iter(tmp_path.iterdir())).name.startswith("superres-web-")
-        file = HTTP.post(f"{url}/gradio_api/upload", files={"files": ("private-name.png", FACES[0].read_bytes())}).json()[0]
-        image = {"path": file, "meta": {"_type": "gradio.FileData"}}
+        files = {"files": ("private-name.png", FACES[0].read_bytes())}
+        path = HTTP.post(f"{url}/gradio_api/upload", files=files).json()[0]
+        image = {"path": path, "meta": {"_type": "gradio.FileData"}}
         body = {"image": image, "block_size": 1}
         event = HTTP.post(f"{url}/gradio_api/call/v2/upscale", json=body).json()["event_id"]
         with HTTP.stream("GET", f"{url}/gradio_api/call/upscale/{event}") as answers:

@@ -17,13 +17,19 @@ from superres.config import DecodeConfig
 from superres.tasks.faces import read_image
 
 FACTS = "#live .sr-facts"
+PREVIEW = "[...document.querySelectorAll('#preview img, #preview [role=alert]')].map(e => e.src || e.textContent).join()"
 
 
 def choose(page, path):
     """Upload `path` in place of what is there, and wait until the server has looked at it."""
-    before = page.inner_html("#preview")
+    before = page.evaluate(PREVIEW)
     page.set_input_files("#photo input[type=file]", path)
-    page.wait_for_function("before => document.querySelector('#preview').innerHTML !== before", arg=before)
+    wait_for_preview(page, before)
+
+
+def wait_for_preview(page, before):
+    """Wait until the preview is another one; Gradio may change what is around it before."""
+    page.wait_for_function(f"before => {PREVIEW} !== before", arg=before)
 
 
 def set_block_size(page, value):
@@ -46,13 +52,13 @@ def downloaded(page):
 def test_an_upload_is_decoded_block_by_block_to_the_end(visit, demo, screenshots):
     page = visit()
     seen = []
-    page.expose_function("seen", seen.append)
+    page.expose_function("seen", lambda frame: seen.append(frame))
     page.evaluate("""new MutationObserver(() => {
         const caption = document.querySelector('#live figcaption');
         if (caption) seen([caption.firstChild.textContent, !!document.querySelector('#live .sr-block')]);
     }).observe(document.querySelector('#live'), {childList: true, subtree: true})""")
     choose(page, FACES[1])
-    assert page.locator("#crop").is_hidden()
+    page.wait_for_selector("#crop", state="hidden")
     page.click("#run")
     page.wait_for_selector("#live .sr-block", state="attached")
     page.screenshot(path=screenshots / "live.png")
@@ -76,12 +82,12 @@ def test_an_upload_is_decoded_block_by_block_to_the_end(visit, demo, screenshots
 def test_a_photo_is_cropped_before_the_visitor_and_compared_with_its_truth(visit, screenshots):
     page = visit()
     page.get_by_role("button", name="Astronaut").click()
-    before = page.get_attribute("#preview .sr-pixels img", "src")
+    before = page.evaluate(PREVIEW)
     slider = page.get_by_label("range slider for Crop: size, %")
     slider.focus()
     for _ in range(20):
         slider.press("ArrowLeft")
-    page.wait_for_function("before => document.querySelector('#preview .sr-pixels img').src !== before", arg=before)
+    wait_for_preview(page, before)
     page.screenshot(path=screenshots / "crop.png")
     page.click("#run")
     finish(page)
@@ -217,7 +223,7 @@ def test_a_full_queue_says_that_the_demo_is_busy(visit, demo, screenshots):
 
 def test_the_keyboard_alone_is_enough(visit):
     page = visit()
-    before = page.inner_html("#preview")
+    before = page.evaluate(PREVIEW)
 
     def tab_to(name):
         for _ in range(60):
@@ -228,7 +234,7 @@ def test_the_keyboard_alone_is_enough(visit):
 
     tab_to("Face 3")
     page.keyboard.press("Enter")
-    page.wait_for_function("before => document.querySelector('#preview').innerHTML !== before", arg=before)
+    wait_for_preview(page, before)
     tab_to("Upscale")
     page.keyboard.press("Enter")
     finish(page)
