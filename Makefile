@@ -12,12 +12,8 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(RUN) -m pytest $(ARGS)
 
-app: app.py $(VENV)/.installed-ui
+app: $(VENV)/.installed-ui
 	$(RUN) app.py $(ARGS)
-
-# Runs only while there is no app.py, and before anything is installed for it.
-app.py:
-	@echo "The web demo is not built yet; use 'make demo'." >&2; exit 1
 
 check: $(VENV)/.installed-dev
 	$(RUN) -m ruff check .

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 
 from superres.checkpoint import fetch_from_hub, load_checkpoint, read_decode_default, weights_digest
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import check_options, decode
+from superres.decoding.blockwise import Decoded, check_options, decode, iterations
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.nn.model import EncoderDecoder
@@ -25,10 +25,10 @@ DEFAULT_CHECKPOINT = "celeba-8to32"
 
 @dataclass(frozen=True)
 class Upscaled:
-    """Result of upscaling a batch.
+    """Result of upscaling a batch, or what there is of it so far.
 
     Attributes:
-        images: uint8 [N, 32, 32, 3], RGB.
+        images: uint8 [N, 32, 32, 3], RGB; 0 where there is no token yet.
         traces: one a image: what was accepted when.
         seconds: wall clock of the whole batch.
     """
@@ -36,6 +36,19 @@ class Upscaled:
     images: np.ndarray
     traces: list[RowTrace]
     seconds: float
+
+    @property
+    def filled(self) -> np.ndarray:
+        """Which tokens are decoded: bool [N, 32, 32, 3], all of them in a result."""
+        tokens = np.array([trace.tokens for trace in self.traces], np.int64)
+        size = int(np.prod(self.images.shape[1:]))
+        filled: np.ndarray = (np.arange(size) < tokens[:, None]).reshape(self.images.shape)
+        return filled
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every image has all its tokens."""
+        return bool(self.filled.all())
 
 
 def bundled_folder() -> Path:
@@ -159,18 +172,59 @@ class Upscaler:
             ConfigError: options do not fit the checkpoint.
         """
         options = options or self.default
+        tokens, keyed = self._prepare(sources, options, keys)
+        started = time.perf_counter()
+        if not len(sources):
+            return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0)
+        decoded = decode(self._scoring, tokens, options, keys=keyed, width=width, progress=progress)
+        return _upscaled(decoded, time.perf_counter() - started)
+
+    def stream(
+        self, sources: np.ndarray, options: DecodeConfig | None = None, *, keys: Sequence[int] | None = None,
+        interval: float = 0.125,
+    ) -> Iterator[Upscaled]:
+        """Upscale a batch and show how far it is, now and then; the decoding stops when nobody asks for more.
+
+        Args:
+            sources: uint8 [N, 8, 8, 3], RGB, at least one.
+            options: as for a call.
+            keys: as for a call.
+            interval: seconds of decoding between two looks, at the least.
+
+        Yields:
+            What there is so far, and last the complete result, which equals that of a call. `seconds` leaves out the
+            time between two requests.
+
+        Raises:
+            InvalidInputError: `sources` has another shape or type, or is empty.
+            ConfigError: options do not fit the checkpoint.
+        """
+        options = options or self.default
+        tokens, keyed = self._prepare(sources, options, keys)
+        if not len(sources):
+            raise InvalidInputError("there is no source to decode; give at least one")
+        started = time.perf_counter()
+        due = interval
+        for number, loop in enumerate(iterations(self._scoring, tokens, options, keys=keyed)):
+            seconds = time.perf_counter() - started
+            if number and seconds >= due and not loop.done():
+                shown = _upscaled(loop.result(), seconds)
+                suspended = time.perf_counter()
+                yield shown
+                started += time.perf_counter() - suspended
+                due = time.perf_counter() - started + interval
+        yield _upscaled(loop.result(), time.perf_counter() - started)
+
+    def _prepare(
+        self, sources: np.ndarray, options: DecodeConfig, keys: Sequence[int] | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Check the arguments of a call, and return source tokens [N, 192] and keys [N] on the device."""
         check_options(options, self.model_config.prediction_heads)
         expected = self.model_config.source_shape
         if sources.dtype != np.uint8 or sources.shape[1:] != expected:
             raise InvalidInputError(f"sources are {sources.dtype} {sources.shape}; give uint8 (N, *{expected})")
-        started = time.perf_counter()
-        if not len(sources):
-            return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0)
         tokens = torch.from_numpy(faces.encode(sources)).to(self.device)
-        keyed = None if keys is None else torch.tensor(list(keys), dtype=torch.int64, device=self.device)
-        decoded = decode(self._scoring, tokens, options, keys=keyed, width=width, progress=progress)
-        images = faces.decode(decoded.tokens.cpu().numpy())
-        return Upscaled(images, decoded.traces, time.perf_counter() - started)
+        return tokens, None if keys is None else torch.tensor(list(keys), dtype=torch.int64, device=self.device)
 
     def bits_per_dim(self, sources: np.ndarray, targets: np.ndarray, batch_size: int = 8) -> np.ndarray:
         """Return the bits a token that p1 needs for each target image.
@@ -187,6 +241,10 @@ class Upscaler:
         with torch.inference_mode():
             values: np.ndarray = bits_per_dim(self.model, source, target, batch_size).numpy()
         return values
+
+
+def _upscaled(decoded: Decoded, seconds: float) -> Upscaled:
+    return Upscaled(faces.decode(decoded.tokens.cpu().numpy()), decoded.traces, seconds)
 
 
 def load(name_or_dir: str | Path = DEFAULT_CHECKPOINT, device: str = "auto") -> Upscaler:

@@ -12,6 +12,7 @@ import torch
 from fakes import random_model
 
 import superres
+from superres import pipeline
 from superres.checkpoint import save_checkpoint, weights_digest
 from superres.config import DecodeConfig, ModelConfig
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
@@ -72,6 +73,58 @@ def test_progress_rises_to_the_length(upscaler, sources):
     done = [d for d, _ in seen]
     assert done == sorted(done)
     assert {total for _, total in seen} == {3072}
+
+
+def test_stream_ends_with_the_result_of_a_call(upscaler, sources):
+    called = upscaler(sources, SAMPLED, keys=[3, 1, 2])
+    shown = list(upscaler.stream(sources, SAMPLED, keys=[3, 1, 2], interval=0))
+    np.testing.assert_array_equal(shown[-1].images, called.images)
+    assert [trace.accepted for trace in shown[-1].traces] == [trace.accepted for trace in called.traces]
+    assert [result.is_complete for result in shown] == [False] * (len(shown) - 1) + [True]
+    assert shown[-1].filled.all()
+
+
+def test_stream_shows_the_tokens_of_the_result_in_order_and_nothing_beyond_them(upscaler, sources):
+    shown = list(upscaler.stream(sources, WIDE_STEPS, interval=0))
+    assert len(shown) == 384 // 16
+    for iteration, result in enumerate(shown, 1):
+        done = iteration * 16 * 8
+        assert [trace.tokens for trace in result.traces] == [done] * 3
+        assert (result.filled.reshape(3, -1) == (np.arange(3072) < done)).all()
+        np.testing.assert_array_equal(result.images, np.where(result.filled, shown[-1].images, 0))
+
+
+def test_stream_looks_no_more_often_than_it_is_asked_to(upscaler, sources):
+    assert len(list(upscaler.stream(sources, WIDE_STEPS, interval=1e9))) == 1
+
+
+def test_stream_leaves_out_the_time_between_two_requests(upscaler, sources, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(pipeline.time, "perf_counter", lambda: now[0])
+    for result in upscaler.stream(sources[:1], WIDE_STEPS, interval=0):
+        assert result.seconds == 0
+        now[0] += 100
+
+
+def test_a_stream_that_nobody_asks_decodes_nothing(upscaler, sources, monkeypatch):
+    calls = []
+    step = pipeline.iterations
+
+    def counted(*arguments, **keywords):
+        for loop in step(*arguments, **keywords):
+            calls.append(int(loop.position[0]))
+            yield loop
+
+    monkeypatch.setattr(pipeline, "iterations", counted)
+    stream = upscaler.stream(sources, WIDE_STEPS, interval=0)
+    assert next(stream).traces[0].tokens == 128
+    stream.close()
+    assert calls == [0, 128]
+
+
+def test_stream_refuses_no_source(upscaler, sources):
+    with pytest.raises(InvalidInputError, match="at least one"):
+        next(upscaler.stream(sources[:0]))
 
 
 @pytest.mark.parametrize("wrong", [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -206,6 +206,44 @@ def check_options(options: DecodeConfig, prediction_heads: int) -> int:
     return block_size
 
 
+@torch.inference_mode()
+def iterations(
+    model: ScoringModel, source: Tensor, options: DecodeConfig, *, padding: Tensor | None = None,
+    keys: Tensor | None = None, width: int | None = None, proposer: Proposer | None = None,
+) -> Iterator[BlockwiseLoop]:
+    """Decode a batch blockwise, and hand out the loop every DONE_CHECK_INTERVAL iterations, to be looked at.
+
+    The loop is handed out first before any iteration and last when every row is complete. It is one and the same
+    object; whoever stops asking has stopped the decoding.
+
+    Args:
+        model: the model.
+        source: source tokens [B, S].
+        options: block size, proposer, acceptance, sampling.
+        padding: bool [B, S], True where a source is padding.
+        keys: key of each row's sampling noise, int64 [B]; the row's number if None.
+        width: step width W, at least the block size, which it is by default. A larger one runs the same kernels
+            as a larger block.
+        proposer: source of proposals, with which any block size goes; by `options.proposer` if None.
+
+    Raises:
+        ConfigError: options do not fit the model.
+    """
+    heads = model.prediction_heads if proposer is None else options.block_size or model.prediction_heads
+    block_size = check_options(options, heads)
+    if width is not None and width < block_size:
+        raise ConfigError(f"width {width} is smaller than the block size {block_size}")
+    if keys is None:
+        keys = torch.arange(len(source), device=source.device)
+    session = model.session(source, width or block_size, padding)
+    loop = BlockwiseLoop(model, session, options, keys, block_size, proposer)
+    yield loop
+    while not loop.done():
+        for _ in range(DONE_CHECK_INTERVAL):
+            loop.iterate()
+        yield loop
+
+
 def decode(
     model: ScoringModel, source: Tensor, options: DecodeConfig, *, padding: Tensor | None = None,
     keys: Tensor | None = None, width: int | None = None, proposer: Proposer | None = None,
@@ -218,14 +256,13 @@ def decode(
     shapes.
 
     Args:
-        model: the model.
+        model: see `iterations`, as for all that is not said here.
         source: source tokens [B, S].
         options: block size, proposer, acceptance, sampling.
-        padding: bool [B, S], True where a source is padding.
-        keys: key of each row's sampling noise, int64 [B]; the row's number if None.
-        width: step width W, at least the block size, which it is by default. A larger one runs the same kernels
-            as a larger block.
-        proposer: source of proposals, with which any block size goes; by `options.proposer` if None.
+        padding: bool [B, S].
+        keys: int64 [B].
+        width: step width W.
+        proposer: source of proposals.
         progress: called every DONE_CHECK_INTERVAL iterations with (tokens of the shortest row, T).
 
     Returns:
@@ -234,18 +271,9 @@ def decode(
     Raises:
         ConfigError: options do not fit the model.
     """
-    heads = model.prediction_heads if proposer is None else options.block_size or model.prediction_heads
-    block_size = check_options(options, heads)
-    if width is not None and width < block_size:
-        raise ConfigError(f"width {width} is smaller than the block size {block_size}")
-    if keys is None:
-        keys = torch.arange(len(source), device=source.device)
-    with torch.inference_mode():
-        session = model.session(source, width or block_size, padding)
-        loop = BlockwiseLoop(model, session, options, keys, block_size, proposer)
-        while not loop.done():
-            if progress is not None:
-                progress(int(loop.position.min()), model.length)
-            for _ in range(DONE_CHECK_INTERVAL):
-                loop.iterate()
-        return loop.result()
+    for loop in iterations(
+        model, source, options, padding=padding, keys=keys, width=width, proposer=proposer,
+    ):
+        if progress is not None:
+            progress(int(loop.position.min()), model.length)
+    return loop.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 
@@ -64,7 +65,7 @@ def survival_curve(traces: list[RowTrace], block_size: int) -> list[float]:
 
 
 class TraceRecorder:
-    """Collects what each iteration did, on the device; reads it back once at the end."""
+    """Collects what each iteration did, on the device, and reads it back when asked."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -78,7 +79,7 @@ class TraceRecorder:
         """Return one trace a sequence."""
         if not self._steps:
             return []
-        stacked = [np.stack([t.cpu().numpy() for t in column]) for column in zip(*self._steps, strict=True)]
+        stacked = [torch.stack(column).cpu().numpy() for column in zip(*self._steps, strict=True)]
         positions, proposed, accepted = stacked
         rows = []
         for row in range(positions.shape[1]):

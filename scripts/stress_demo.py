@@ -1,0 +1,292 @@
+"""Try a running web demo: hostile uploads, or many visitors at once.
+
+    python app.py --port 7860 --max-queue 16 &
+    python scripts/stress_demo.py hostile http://127.0.0.1:7860 --count 200 --pid $!
+    python scripts/stress_demo.py visitors http://127.0.0.1:7860 --visitors 50 --seconds 120 --pid $!
+
+Both print one JSON object, and exit with 1 if anything went wrong.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import struct
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+
+import httpx
+import numpy as np
+import typer
+from gradio_client import Client, handle_file
+from gradio_client.utils import QueueError
+from PIL import Image
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+
+Url = Annotated[str, typer.Argument(help="Where the demo runs.")]
+Pid = Annotated[int | None, typer.Option(help="Its process, to look at its memory.")]
+PATIENCE = 300
+"""Seconds to wait for an answer."""
+FACE = Path(__file__).parent / "faces" / "face-1.png"
+
+
+def encoded(image: Image.Image, suffix: str, **options: Any) -> bytes:  # noqa: ANN401 -- Pillow's
+    """Return an image as the bytes of a file."""
+    buffer = io.BytesIO()
+    image.save(buffer, suffix, **options)
+    return buffer.getvalue()
+
+
+def huge_png(side: int) -> bytes:
+    """Return a PNG whose header claims `side` x `side` pixels."""
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    """Return a zip file."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def hostile_files(seed: int = 0) -> dict[str, tuple[str, bytes, bool]]:
+    """Return hostile and odd files by kind: the name, the content, and whether it can be upscaled all the same."""
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(40, 120))
+    photo = Image.fromarray(rng.integers(0, 256, (size, size + 20, 3), np.uint8))
+    png = encoded(photo, "PNG")
+    rotated = Image.Exif()
+    rotated[0x0112] = 6
+    frames = [Image.fromarray(rng.integers(0, 256, (20, 20, 3), np.uint8)) for _ in range(3)]
+    sixteen = Image.fromarray(rng.integers(0, 65536, (30, 30), np.uint16))
+    svg = b'<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"><script>alert(1)</script></svg>'
+    return {
+        "text as PNG": ("face.png", b"not a picture " * 50, False),
+        "truncated PNG": ("face.png", png[:len(png) // 2], False),
+        "truncated JPEG": ("face.jpg", encoded(photo, "JPEG")[:400], False),
+        "1x1": ("dot.png", encoded(photo.resize((1, 1)), "PNG"), False),
+        "1 pixel high": ("line.png", encoded(photo.resize((5000, 1)), "PNG"), False),
+        "huge dimensions": ("huge.png", huge_png(100_000), False),
+        "large dimensions, tiny file": ("white.png", encoded(Image.new("1", (9000, 9000)), "PNG"), False),
+        "animated GIF": ("moving.gif", encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]), True),
+        "CMYK": ("print.jpg", encoded(photo.convert("CMYK"), "JPEG"), True),
+        "16-bit": ("deep.png", encoded(sixteen, "PNG"), True),
+        "alpha": ("clear.png", encoded(Image.new("RGBA", (40, 40), (255, 0, 0, 0)), "PNG"), True),
+        "EXIF-rotated": ("phone.jpg", encoded(photo, "JPEG", exif=rotated), True),
+        "SVG": ("drawing.svg", svg, False),
+        "SVG as PNG": ("drawing.png", svg, False),
+        "HTML name": ("<img src=x onerror=alert(1)>.png", b"nothing", False),
+        "path traversal name": ("../../../../tmp/superres-traversal.png", png, True),
+        "0 bytes": ("empty.png", b"", False),
+        "palette": ("palette.png", encoded(photo.convert("P"), "PNG"), True),
+        "plain": ("plain.png", png, True),
+    }
+
+
+def hostile_zips() -> dict[str, tuple[bytes, int, int]]:
+    """Return zip files by kind: the content, and how many of their files can be upscaled and how many cannot.
+
+    Both numbers are 0 for a zip file that is refused as a whole.
+    """
+    png = FACE.read_bytes()
+    names = ("../../../../tmp/superres-traversal.png", "/tmp/superres-absolute.png", "C:\\superres-windows.png",  # noqa: S108
+             "a/../../b.png", "__MACOSX/._face.png", ".hidden.png")
+    broken = bytearray(zipped({"face.png": png, "other.png": png}))
+    broken[60:90] = bytes(30)
+    return {
+        "path traversal": (zipped(dict.fromkeys(names, png)), 5, 0),
+        "zip bomb": (zipped({"bomb.png": bytes(300_000_000), "face.png": png}), 1, 1),
+        "zip in a zip": (zipped({"inner.zip": zipped({"face.png": png}), "face.png": png}), 1, 1),
+        "damaged member": (bytes(broken), 1, 1),
+        "many members": (zipped({f"{number}.png": b"" for number in range(5000)}), 0, 0),
+        "truncated": (zipped({"face.png": png})[:-40], 0, 0),
+        "empty": (zipped({}), 0, 0),
+    }
+
+
+def memory_mb(pid: int | None) -> float | None:
+    """Return the resident memory of a process, in MB."""
+    if pid is None:
+        return None
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def send(url: str, name: str, content: bytes) -> dict[str, Any]:
+    """Upload a file under any name, and return what stands for it in a request."""
+    response = httpx.post(f"{url}/gradio_api/upload", files={"files": (name, content)}, timeout=PATIENCE)
+    response.raise_for_status()
+    return {"path": response.json()[0], "orig_name": name, "meta": {"_type": "gradio.FileData"}}
+
+
+def call(url: str, endpoint: str, arguments: dict[str, Any]) -> tuple[list[Any], str]:
+    """Call an endpoint and return its last outputs, or no outputs and the error."""
+    started = httpx.post(f"{url}/gradio_api/call/v2/{endpoint}", json=arguments, timeout=PATIENCE)
+    started.raise_for_status()
+    path = f"{url}/gradio_api/call/{endpoint}/{started.json()['event_id']}"
+    kind = ""
+    with httpx.stream("GET", path, timeout=PATIENCE) as answers:
+        for line in answers.iter_lines():
+            if line.startswith("event: "):
+                kind = line.removeprefix("event: ")
+            elif line.startswith("data: ") and kind == "complete":
+                return json.loads(line.removeprefix("data: ")), ""
+            elif line.startswith("data: ") and kind == "error":
+                return [], json.loads(line.removeprefix("data: "))["error"]
+    return [], "the answer ended too early"
+
+
+def try_image(url: str, name: str, content: bytes, settings: dict[str, Any]) -> str:
+    """Upload and upscale an image; return "" for a right result, or the error that came back."""
+    outputs, error = call(url, "upscale", {"image": send(url, name, content), **settings})
+    if error:
+        return error
+    files, report = outputs
+    picture = Image.open(io.BytesIO(httpx.get(files[0]["url"], timeout=PATIENCE).content))
+    return "" if report["complete"] and picture.size == (32, 32) else f"odd result {report} {picture.size}"
+
+
+def try_zip(url: str, content: bytes, settings: dict[str, Any]) -> tuple[list[int], str]:
+    """Upload and upscale a zip file; return how many files succeeded and failed, and the error if there was one."""
+    outputs, error = call(url, "upscale_batch", {"files": [send(url, "faces.zip", content)], **settings})
+    statuses = Counter(row["status"] for row in outputs[1]["rows"]) if outputs else Counter[str]()
+    return [statuses["ok"], statuses["failed"]], error
+
+
+def is_clear(message: str) -> bool:
+    """Tell whether an error is a message for people: a reason and a remedy, and no path of the server."""
+    return ";" in message and "superres-web-" not in message and "<" not in message
+
+
+def check(url: str, seed: int, **settings: Any) -> tuple[Counter[str], list[str]]:  # noqa: ANN401 -- of the endpoints
+    """Upload each hostile file and zip file once; return how often what came back, and what was wrong."""
+    outcomes, wrong = Counter[str](), []
+    for kind, (name, content, usable) in hostile_files(seed).items():
+        error = try_image(url, name, content, settings)
+        outcomes["message" if error else "result"] += 1
+        if usable != (not error) or (error and not is_clear(error)):
+            wrong.append(f"{kind}: {error or 'a result'}")
+    for kind, (content, good, bad) in hostile_zips().items():
+        counts, error = try_zip(url, content, settings)
+        outcomes["message" if error else "result"] += 1
+        if counts != [good, bad] or bool(error) != (good + bad == 0) or (error and not is_clear(error)):
+            wrong.append(f"{kind} zip: {counts} {error}")
+    return outcomes, wrong
+
+
+@app.command()
+def hostile(url: Url, count: Annotated[int, typer.Option(help="Uploads.")] = 200, pid: Pid = None) -> None:
+    """Upload hostile files and zip files, and check that each ends in a clear message or a right result."""
+    outside = Path(tempfile.gettempdir())
+    before = {path.name for path in outside.iterdir()}
+    check(url, 0)  # what is imported and cached at the first use is not counted as lost memory
+    memory, seed = memory_mb(pid), 0
+    outcomes, wrong = Counter[str](), []
+    while outcomes.total() < count:
+        seed += 1
+        more, bad = check(url, seed)
+        outcomes += more
+        wrong += bad
+    new = sorted({path.name for path in outside.iterdir()} - before)
+    report = {"uploads": outcomes.total(), "outcomes": outcomes, "wrong": wrong, "memory_mb_before": memory,
+              "memory_mb_after": memory_mb(pid), "new_in_temporary_folder": new,
+              "health": httpx.get(f"{url}/health", timeout=PATIENCE).json()}
+    print(json.dumps(report, indent=1))
+    sys.exit(1 if wrong else 0)
+
+
+class Visitor(threading.Thread):
+    """Asks for one picture after another, each time one of `expected`, and compares what comes back."""
+
+    def __init__(self, url: str, expected: dict[Path, bytes], number: int, end: float) -> None:
+        """Prepare visitor `number`, who leaves at `time.monotonic() == end`."""
+        super().__init__(daemon=True)
+        self.url, self.expected, self.end = url, expected, end
+        self.random = random.Random(number)  # noqa: S311 -- a test
+        self.seconds: list[float] = []
+        self.outcomes: Counter[str] = Counter()
+
+    def run(self) -> None:
+        """Visit."""
+        client = Client(self.url, verbose=False)
+        while time.monotonic() < self.end:
+            face = self.random.choice(list(self.expected))
+            started = time.monotonic()
+            try:
+                files, _ = client.predict(handle_file(face), api_name="/upscale")
+            except QueueError:
+                self.outcomes["busy"] += 1
+                time.sleep(self.random.uniform(1, 3))
+                continue
+            except Exception as error:  # whatever it is, it is a lost result
+                self.outcomes[f"lost: {type(error).__name__} {error}"[:120]] += 1
+                continue
+            self.seconds.append(time.monotonic() - started)
+            right = pixels(files[0]) == self.expected[face]
+            self.outcomes["right" if right else "mixed up"] += 1
+
+
+def pixels(path: str | Path) -> bytes:
+    """Return the intensities of a picture."""
+    return np.asarray(Image.open(path)).tobytes()
+
+
+@app.command()
+def visitors(
+    url: Url, visitors: Annotated[int, typer.Option(help="How many at once.")] = 50,
+    seconds: Annotated[float, typer.Option(help="For how long.")] = 120, pid: Pid = None,
+) -> None:
+    """Let many visitors upscale different faces at once, and check that each gets the result of its own."""
+    client = Client(url, verbose=False)
+    expected = {}
+    for face in sorted(FACE.parent.glob("*.png")):
+        files, _ = client.predict(handle_file(face), api_name="/upscale")
+        expected[face] = pixels(files[0])
+    memory, end = memory_mb(pid), time.monotonic() + seconds
+    crowd = [Visitor(url, expected, number, end) for number in range(visitors)]
+    for visitor in crowd:
+        visitor.start()
+    waiting, pages = [], []
+    while any(visitor.is_alive() for visitor in crowd):
+        started = time.monotonic()
+        httpx.get(url, timeout=PATIENCE).raise_for_status()
+        pages.append(time.monotonic() - started)
+        waiting.append(httpx.get(f"{url}/health", timeout=PATIENCE).json()["waiting"])
+        time.sleep(1)
+    outcomes = sum((visitor.outcomes for visitor in crowd), Counter[str]())
+    latencies = sorted(second for visitor in crowd for second in visitor.seconds)
+    health = httpx.get(f"{url}/health", timeout=PATIENCE).json()
+    report = {"visitors": visitors, "seconds": seconds, "outcomes": outcomes,
+              "latency_seconds": quantiles(latencies), "page_seconds": quantiles(pages), "most_waiting": max(waiting),
+              "memory_mb_before": memory, "memory_mb_after": memory_mb(pid), "health": health}
+    print(json.dumps(report, indent=1))
+    sys.exit(0 if set(outcomes) <= {"right", "busy"} and max(waiting) <= health["max_queue"] else 1)
+
+
+def quantiles(values: list[float]) -> dict[str, float]:
+    """Return the median, the 95th percentile and the largest of `values`."""
+    return {name: round(float(np.quantile(values, share)), 2)
+            for name, share in (("median", 0.5), ("p95", 0.95), ("most", 1.0))} if values else {}
+
+
+if __name__ == "__main__":
+    app()

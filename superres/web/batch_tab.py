@@ -1,0 +1,111 @@
+"""The tab that upscales many files, and its endpoint `/upscale_batch`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from superres.config import DecodeConfig
+from superres.web import drawing
+from superres.web.batches import MAX_FILES, Progress, manifest, upscale_batch
+from superres.web.controls import RAW, Setting, Uploaded, decoding_controls, path_of, settings_of, streaming
+from superres.web.decoding import Decoder
+from superres.web.files import Workspace
+
+ZIP_NAME = "superres-batch.zip"
+
+
+def batch_tab(decoder: Decoder, workspace: Workspace, default: DecodeConfig, queue: dict[str, Any]) -> None:
+    """Lay out the tab.
+
+    Args:
+        decoder: what decodes.
+        workspace: where zip files are unpacked and written.
+        default: settings at first.
+        queue: how events that decode are queued.
+    """
+    heads = decoder.upscaler.model_config.prediction_heads
+    with gr.Row(elem_classes="sr-columns"):
+        with gr.Column(scale=2, min_width=300):
+            files = gr.File(file_count="multiple", type="filepath", elem_id="files", height=180,
+                            label=f"Images and zip files of images, {MAX_FILES} images at most")
+            with gr.Accordion("Decoding settings", open=False):
+                settings = decoding_controls(default, heads)
+        with gr.Column(scale=3, min_width=300):
+            with gr.Row():
+                run = gr.Button("Upscale all", variant="primary", elem_id="run-batch")
+                stop = gr.Button("Stop", variant="stop", elem_id="stop-batch")
+            state = gr.HTML('<p class="sr-hint">Photos are cropped to their central square. A file that cannot be '
+                            "read is named, and the rest go on.</p>", elem_id="batch-state")
+            archive = gr.File(label="Results and manifest, as a zip file", interactive=False, elem_id="archive")
+            gallery = gr.HTML(elem_id="gallery")
+    started = run.click(streaming(functools.partial(batch_for_page, decoder, workspace)), [files, *settings],
+                        [state, gallery, archive], show_progress="minimal", api_visibility="private", **RAW, **queue)
+    stop.click(None, None, None, cancels=[started], queue=False)
+    endpoint(decoder, workspace, settings, queue)
+
+
+def batch_for_page(
+    decoder: Decoder, workspace: Workspace, uploads: list[Uploaded] | None, *settings: Setting,
+) -> Iterator[tuple[str, Any, Any]]:
+    """Upscale uploads and yield what the page shows: how far it is, the gallery, and the zip file so far."""
+    shown = -1
+    yield '<p class="sr-hint">Reading the files.</p>', "", None
+    paths = [path_of(upload) for upload in uploads or []]
+    options = settings_of(decoder.upscaler.default, *settings)
+    for progress in upscale_batch(decoder, workspace, paths, options):
+        finished = len(progress.rows)
+        if finished == shown:
+            yield state_html(progress), gr.skip(), gr.skip()
+            continue
+        shown = finished
+        yield state_html(progress), gallery_html(progress), save(workspace, progress)
+
+
+def save(workspace: Workspace, progress: Progress) -> str | None:
+    """Write the results so far as a zip file and return its path; None where there are none."""
+    return workspace.save_zip(ZIP_NAME, progress.pictures, manifest(progress.rows)) if progress.pictures else None
+
+
+def state_html(progress: Progress) -> str:
+    """Return how far a batch is, and what could not be upscaled."""
+    ready = len(progress.pictures)
+    bad = "".join(f"<li>{escape(row.error or '')}</li>" for row in progress.failed)
+    failures = f'<p>Not upscaled: {len(progress.failed)}</p><ul class="sr-bad">{bad}</ul>' if bad else ""
+    value = progress.done + len(progress.failed)
+    return (f'<label class="sr-progress">{ready} of {progress.total} ready '
+            f'<progress max="{progress.total}" value="{value:.2f}"></progress></label>{failures}')
+
+
+def gallery_html(progress: Progress) -> str:
+    """Return the results so far, side by side."""
+    parts = [drawing.figure(image, name, f"Upscaled {name}") for name, image, _ in progress.pictures]
+    return drawing.figures(parts, "Results") if parts else ""
+
+
+def endpoint(
+    decoder: Decoder, workspace: Workspace, settings: list[gr.components.Component], queue: dict[str, Any],
+) -> None:
+    """Offer `/upscale_batch` to programs: a zip file and the manifest's rows, streamed after each group."""
+
+    def upscale_files(
+        files: list[Uploaded] | None, block_size: Setting, accept: Setting, epsilon: Setting, top_k: Setting,
+        budget: Setting, temperature: Setting, seed: Setting,
+    ) -> Iterator[tuple[str | None, dict[str, Any]]]:
+        options = settings_of(decoder.upscaler.default, block_size, accept, epsilon, top_k, budget, temperature, seed)
+        finished = -1
+        for progress in upscale_batch(decoder, workspace, [path_of(file) for file in files or []], options):
+            if len(progress.rows) > finished:
+                finished = len(progress.rows)
+                report = {"total": progress.total, "finished": finished, "rows": manifest(progress.rows)}
+                yield save(workspace, progress), report
+
+    with gr.Row(visible=False):
+        files = gr.File(file_count="multiple", type="filepath", label="files")
+        archive, report = gr.File(label="zip"), gr.JSON(label="report")
+        gr.Button("upscale_batch").click(streaming(upscale_files), [files, *settings], [archive, report],
+                                         api_name="upscale_batch", **RAW, **queue)

@@ -1,0 +1,167 @@
+"""What the page shows, as HTML: pictures are PNGs inside it, so that no file of a visitor's is kept or served.
+
+All pictures are uint8 RGB. They are enlarged by the browser, by whole factors and without smoothing.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from superres.batch import encode_png
+from superres.tasks.faces import HIGH_SIZE
+
+if TYPE_CHECKING:
+    from superres.decoding.trace import RowTrace
+    from superres.pipeline import Upscaled
+
+Pixels = npt.NDArray[np.uint8]
+
+CHANNELS = 3
+_EMPTY = np.array([[150, 170], [170, 150]], np.uint8)
+# Five colours of Matplotlib's viridis, which grows evenly brighter and can be told apart by colour-blind people.
+_VIRIDIS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], np.float64)
+
+
+def data_uri(image: Pixels, record: dict[str, Any] | None = None) -> str:
+    """Return a picture as a PNG in a data URI, with `record` in its text field "superres"."""
+    return "data:image/png;base64," + base64.b64encode(encode_png(image, record or {})).decode("ascii")
+
+
+def figure(
+    image: Pixels, caption: str, alt: str, overlay: str = "", below: str = "", kind: str = "sr-pixels",
+) -> str:
+    """Return a picture with its caption.
+
+    Args:
+        image: uint8 [H, W, 3].
+        caption: text under it.
+        alt: what it shows, for those who cannot see it.
+        overlay: SVG shapes over it, in units of a pixel.
+        below: HTML under the caption.
+        kind: "sr-pixels" to enlarge it without smoothing, "sr-photo" to fit it in.
+    """
+    height, width = image.shape[:2]
+    shapes = f'<svg viewBox="0 0 {width} {height}" aria-hidden="true">{overlay}</svg>' if overlay else ""
+    return (f'<figure class="sr-figure {kind}"><div class="sr-frame">'
+            f'<img src="{data_uri(image)}" alt="{escape(alt)}">{shapes}</div>'
+            f"<figcaption>{escape(caption)}{below}</figcaption></figure>")
+
+
+def figures(parts: Sequence[str], label: str) -> str:
+    """Return figures side by side, as many as fit."""
+    return f'<div class="sr-figures" role="group" aria-label="{escape(label)}">{"".join(parts)}</div>'
+
+
+def message(text: str) -> str:
+    """Return a message about something that went wrong."""
+    return f'<p class="sr-message" role="alert">{escape(text)}</p>'
+
+
+def square(left: float, top: float, side: float) -> str:
+    """Return a square as an SVG shape, bright on dark and dark on bright."""
+    place = f'x="{left:.2f}" y="{top:.2f}" width="{side:.2f}" height="{side:.2f}"'
+    return f'<rect class="sr-outer" {place}/><rect class="sr-inner" {place}/>'
+
+
+def unfinished(result: Upscaled, row: int) -> Pixels:
+    """Return a picture being decoded: a grey pattern where a pixel does not have all its colours yet."""
+    done = result.filled[row].all(axis=2, keepdims=True)
+    repeats = (HIGH_SIZE // 2, HIGH_SIZE // 2)
+    shown: Pixels = np.where(done, result.images[row], np.tile(_EMPTY, repeats)[:, :, None]).astype(np.uint8)
+    return shown
+
+
+def block_overlay(trace: RowTrace) -> str:
+    """Return the pixels of the last accepted block as an SVG shape."""
+    if not trace.accepted:
+        return ""
+    first = trace.positions[-1] // CHANNELS
+    last = (trace.positions[-1] + trace.accepted[-1] - 1) // CHANNELS
+    squares = (f"M{pixel % HIGH_SIZE} {pixel // HIGH_SIZE}h1v1h-1z" for pixel in range(first, last + 1))
+    return f'<path class="sr-block" d="{"".join(squares)}"/>'
+
+
+def accepted_sizes(trace: RowTrace) -> npt.NDArray[np.float64]:
+    """Return the size of the accepted block that each pixel came in, the mean over its colours: float64 [32, 32]."""
+    sizes = np.repeat(trace.accepted, trace.accepted).astype(np.float64)
+    mean: npt.NDArray[np.float64] = sizes.reshape(HIGH_SIZE, HIGH_SIZE, CHANNELS).mean(axis=2)
+    return mean
+
+
+def colours(values: npt.NDArray[np.float64], highest: float) -> npt.NDArray[np.float64]:
+    """Return colours [..., 3] for values [...] between 1 and `highest`, from dark violet to yellow."""
+    place = (values - 1) / max(highest - 1, 1e-9) * (len(_VIRIDIS) - 1)
+    anchors = np.arange(len(_VIRIDIS))
+    return np.stack([np.interp(place, anchors, _VIRIDIS[:, channel]) for channel in range(3)], axis=-1)
+
+
+def heat_map(image: Pixels, trace: RowTrace, block_size: int) -> Pixels:
+    """Return a face, uint8 [32, 32, 3], tinted by the accepted block size of each pixel."""
+    grey = image.mean(axis=2, keepdims=True)
+    mixed: Pixels = (0.3 * grey + 0.7 * colours(accepted_sizes(trace), block_size)).astype(np.uint8)
+    return mixed
+
+
+def histogram(accepted: Sequence[int], block_size: int, mean: float) -> str:
+    """Return how often each block size was accepted, as bars and, for those who cannot see them, in words.
+
+    Args:
+        accepted: tokens accepted in each iteration.
+        block_size: k.
+        mean: the mean accepted block size.
+    """
+    counts = np.bincount(np.asarray(accepted, np.int64), minlength=block_size + 1)[1:]
+    shares = counts / max(counts.sum(), 1)
+    bars = []
+    for index, share in enumerate(shares):
+        colour = "rgb({:.0f} {:.0f} {:.0f})".format(*colours(np.float64(index + 1), block_size))
+        height = 100 * share / max(shares.max(), 1e-9)
+        bars.append(f'<rect x="{index * 24 + 2}" y="{112 - height:.1f}" width="20" height="{height:.1f}" '
+                    f'fill="{colour}"/><text x="{index * 24 + 12}" y="{108 - height:.1f}">{100 * share:.0f}</text>'
+                    f'<text x="{index * 24 + 12}" y="126">{index + 1}</text>')
+    words = ", ".join(f"{size}: {100 * share:.0f} %" for size, share in enumerate(shares, 1))
+    return (f'<figure class="sr-figure"><svg class="sr-histogram" viewBox="0 -6 {24 * block_size} 140" role="img" '
+            f'aria-label="Accepted block sizes, share of steps. {words}">{"".join(bars)}</svg>'
+            f"<figcaption>Accepted block size and its share of the steps, %; mean {mean:.2f}</figcaption></figure>")
+
+
+def legend(block_size: int) -> str:
+    """Return the heat map's colours with their meaning."""
+    steps = [f"rgb({red:.0f} {green:.0f} {blue:.0f})" for red, green, blue in _VIRIDIS] if block_size > 1 else []
+    ramp = f'<span class="sr-ramp" style="background: linear-gradient(to right, {", ".join(steps)})"></span>'
+    return f"<br>1 {ramp} {block_size}" if steps else ""
+
+
+def statistics(facts: Sequence[tuple[str, str]]) -> str:
+    """Return named facts as a list."""
+    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    return f'<dl class="sr-facts">{rows}</dl>'
+
+
+def comparison(before: Sequence[tuple[str, Pixels]], after: Pixels) -> str:
+    """Return a before/after slider: one of several pictures on the left, `after` on the right.
+
+    It is a plain range input, so that keys and screen readers work it.
+    """
+    options = "".join(f'<option value="{data_uri(image)}">{escape(name)}</option>' for name, image in before)
+    choose = "this.closest('.sr-compare').querySelector('.sr-before').src = this.value"
+    slide = "this.closest('.sr-compare').style.setProperty('--split', this.value + '%')"
+    return (
+        '<div class="sr-compare"><div class="sr-frame">'
+        f'<img src="{data_uri(after)}" alt="After: ours">'
+        f'<img class="sr-before" src="{data_uri(before[0][1])}" alt="Before, over the left part of ours"></div>'
+        f'<label>Before <select class="sr-choose" onchange="{choose}">{options}</select></label>'
+        f'<label>Before and after <input class="sr-slide" type="range" min="0" max="100" value="50" '
+        f'oninput="{slide}"></label></div>'
+    )
+
+
+def download(image: Pixels, name: str, record: dict[str, Any]) -> str:
+    """Return a link that saves a picture as PNG, with `record` in its text field "superres"."""
+    return f'<br><a class="sr-download" download="{escape(name)}" href="{data_uri(image, record)}">Download PNG</a>'

@@ -1,0 +1,126 @@
+"""The upscale tab's views: what was uploaded, the decoding as it goes on, its results, and the report for programs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from superres.batch import image_key
+from superres.config import DecodeConfig
+from superres.decoding.trace import RowTrace, mean_accepted_block_size
+from superres.evaluation import psnr, ssim
+from superres.pipeline import Upscaled, Upscaler
+from superres.tasks.faces import enlarge
+from superres.web import drawing
+from superres.web.photos import Crop, Subject, is_photo, shrink, take
+
+Pixels = npt.NDArray[np.uint8]
+
+PREVIEW_SIZE = 512
+"""Pixels of the longer side of a photo as it is shown."""
+
+
+def preview_html(image: Pixels, crop: Crop) -> str:
+    """Return a photo with the crop marked, beside the 8x8 picture made of it; an 8x8 picture alone."""
+    source = drawing.figure(take(image, crop).source, "8x8: all that the model sees", "The 8x8 input, enlarged")
+    if not is_photo(image):
+        return drawing.figures([source], "Input")
+    small = shrink(image, PREVIEW_SIZE)
+    scale = small.shape[1] / image.shape[1]
+    left, top, side = (scale * edge for edge in crop.box(image.shape[1], image.shape[0]))
+    photo = drawing.figure(small, "Your photo and its crop", "The photo, with the square that is used marked",
+                           drawing.square(left, top, side), kind="sr-photo")
+    return drawing.figures([photo, source], "Photo and input")
+
+
+def live_html(shown: dict[str, Upscaled]) -> str:
+    """Return the pictures being decoded, of one decoding or of several by name."""
+    parts = []
+    for lane, result in shown.items():
+        for row, trace in enumerate(result.traces):
+            overlay = "" if result.is_complete else drawing.block_overlay(trace)
+            number = f" {row + 1}" if len(result.traces) > 1 else ""
+            caption = f"{lane or 'Decoding'}{number}: {math.floor(100 * result.filled[row].mean())} %"
+            below = drawing.statistics(facts_of(trace, result.seconds))
+            parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption, overlay, below))
+    note = f'<p class="sr-hint">{race_note(shown)}</p>' if len(shown) > 1 else ""
+    return drawing.figures(parts, "Live decoding") + note
+
+
+def race_note(shown: dict[str, Upscaled]) -> str:
+    """Return how the clocks of a race run, and once all are complete, who won and by how much."""
+    note = "The two take turns on the same processor; each clock runs only while its own side decodes."
+    if not all(result.is_complete for result in shown.values()):
+        return note
+    fast, slow = sorted(shown, key=lambda lane: shown[lane].seconds)
+    return f"{note} <b>{fast} was {shown[slow].seconds / max(shown[fast].seconds, 1e-9):.1f} times as fast.</b>"
+
+
+def facts_of(trace: RowTrace, seconds: float) -> list[tuple[str, str]]:
+    """Return the statistics of a decoding as names and values."""
+    return [("iterations", f"{trace.iterations:,}"), ("model calls", f"{trace.model_calls:,}"),
+            ("tokens a step", f"{trace.mean_accepted_block_size:.2f}"), ("seconds", f"{seconds:.2f}")]
+
+
+def record_of(upscaler: Upscaler, options: DecodeConfig, sample: int) -> dict[str, Any]:
+    """Return what a picture's metadata tells of how it was made, as `superres upscale` writes it."""
+    return {"checkpoint": f"{upscaler.name}@{upscaler.revision}", "config": options.to_dict(), "sample": sample,
+            "note": "invented detail, not a likeness; never use it to identify anyone"}
+
+
+def scores(image: Pixels, truth: Pixels | None) -> dict[str, float | None]:
+    """Return PSNR (None for an identical picture) and SSIM where there is a truth."""
+    if truth is None:
+        return {}
+    decibels = float(psnr(image[None], truth[None])[0])
+    return {"psnr": decibels if math.isfinite(decibels) else None, "ssim": float(ssim(image[None], truth[None])[0])}
+
+
+def caption_of(name: str, image: Pixels, truth: Pixels | None) -> str:
+    """Return a picture's name, with its scores where there is a truth."""
+    found = scores(image, truth)
+    if not found:
+        return name
+    decibels = "identical" if found["psnr"] is None else f"{found['psnr']:.1f} dB"
+    return f"{name}: {decibels}, SSIM {found['ssim']:.3f}"
+
+
+def results_html(upscaler: Upscaler, subject: Subject, options: DecodeConfig, result: Upscaled) -> str:
+    """Return all results side by side, the before/after slider, the heat map and the histogram."""
+    plain = [(name, enlarge(subject.source[None], method)[0])
+             for name, method in (("Input, 8x8", "nearest"), ("Bicubic", "bicubic"))]
+    truth = [] if subject.truth is None else [("Truth", subject.truth)]
+    parts = [drawing.figure(image, caption_of(name, image, subject.truth), name) for name, image in plain]
+    for row, image in enumerate(result.images, 1):
+        name = "Ours" if len(result.images) == 1 else f"Ours, sample {row}"
+        link = drawing.download(image, f"face-{row}.png", record_of(upscaler, options, row))
+        parts.append(drawing.figure(image, caption_of(name, image, subject.truth), name, below=link))
+    parts += [drawing.figure(image, name, name) for name, image in truth]
+    return (f'<p class="sr-hint" role="status">Done in {result.seconds:.2f} seconds of decoding.</p>'
+            f'<h3>Side by side</h3>{drawing.figures(parts, "Results")}'
+            f'<h3>Before and after</h3>{drawing.comparison([*plain, *truth], result.images[0])}'
+            f'<h3>Where blocks were accepted</h3>{blocks_html(upscaler, options, result)}')
+
+
+def blocks_html(upscaler: Upscaler, options: DecodeConfig, result: Upscaled) -> str:
+    """Return the heat map of the first picture and the histogram over all of them."""
+    block_size = options.block_size or upscaler.model_config.prediction_heads
+    heat = drawing.figure(
+        drawing.heat_map(result.images[0], result.traces[0], block_size), "Accepted block size of each pixel",
+        "Heat map of the accepted block sizes over the face", below=drawing.legend(block_size))
+    sizes = [size for trace in result.traces for size in trace.accepted]
+    mean = mean_accepted_block_size(result.traces)
+    return drawing.figures([heat, drawing.histogram(sizes, block_size, mean)], "Accepted block sizes")
+
+
+def report_of(subject: Subject, result: Upscaled) -> dict[str, Any]:
+    """Return the report of a frame for programs: one entry a sample."""
+    samples = [{"sample": row, "key": image_key(subject.source, row), "tokens": trace.tokens,
+                "iterations": trace.iterations, "model_calls": trace.model_calls,
+                "mean_accepted_block_size": trace.mean_accepted_block_size,
+                **(scores(image, subject.truth) if result.is_complete else {})}
+               for row, (image, trace) in enumerate(zip(result.images, result.traces, strict=True), 1)]
+    return {"complete": result.is_complete, "seconds": result.seconds, "samples": samples}

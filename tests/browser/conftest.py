@@ -1,0 +1,73 @@
+"""A real browser, Debian's Chromium, in front of a real server with the bundled checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from web_demo import running
+
+from superres.pipeline import Upscaler
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync"]
+PATIENCE = 180_000
+"""Milliseconds until a step of the browser fails: a busy machine is slow, and time is not what is tested."""
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install -e '.[dev]'")
+    with playwright.sync_playwright() as running_playwright:
+        chromium = running_playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def demo(browser):
+    with running(Upscaler.load(device="cpu")) as served:
+        served.decoder.warm_up()
+        yield served
+
+
+@pytest.fixture
+def visit(browser, demo):
+    """Open the page as a new visitor; at the end none of them has asked another host, and no script has failed."""
+    contexts, asked, failed, homes = [], [], [], set()
+    usual = demo
+
+    def open_page(path="/", demo=usual, **settings):
+        context = browser.new_context(viewport=settings.pop("viewport", {"width": 1280, "height": 900}), **settings)
+        context.set_default_timeout(PATIENCE)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: failed.append(str(error)))
+        homes.add(urlsplit(demo.url).netloc)
+        page.goto(demo.url + path)
+        page.wait_for_selector("#run")
+        page.wait_for_selector("#preview figure")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert asked
+    assert [url for url in asked if not url.startswith(("data:", "blob:")) and urlsplit(url).netloc not in homes] == []
+    assert failed == []
+
+
+@pytest.fixture(scope="session")
+def screenshots(tmp_path_factory):
+    """Return where screenshots go: the folder in SUPERRES_SCREENSHOTS, or a temporary one."""
+    folder = os.environ.get("SUPERRES_SCREENSHOTS")
+    path = Path(folder) if folder else tmp_path_factory.mktemp("screenshots")
+    path.mkdir(parents=True, exist_ok=True)
+    return path

@@ -1,0 +1,250 @@
+"""The web demo as visitors meet it, in Chromium."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+from web_demo import FACES, Blocked, running
+
+from superres.batch import image_key
+from superres.config import DecodeConfig
+from superres.tasks.faces import read_image
+
+FACTS = "#live .sr-facts"
+PREVIEW = "[...document.querySelectorAll('#preview img, #preview [role=alert]')].map(e => e.src || e.textContent).join()"
+
+
+def choose(page, path):
+    """Upload `path` in place of what is there, and wait until the server has looked at it."""
+    before = page.evaluate(PREVIEW)
+    page.set_input_files("#photo input[type=file]", path)
+    wait_for_preview(page, before)
+
+
+def wait_for_preview(page, before):
+    """Wait until the preview is another one; Gradio may change what is around it before."""
+    page.wait_for_function(f"before => {PREVIEW} !== before", arg=before)
+
+
+def set_block_size(page, value):
+    page.get_by_text("Decoding settings").first.click()
+    page.get_by_label("number input for Block size").first.fill(str(value))
+    page.get_by_label("number input for Block size").first.press("Enter")
+
+
+def finish(page):
+    page.wait_for_selector("#results .sr-compare")
+
+
+def downloaded(page):
+    """Return the picture behind the first download link."""
+    link = page.locator("#results a.sr-download").first
+    uri = link.get_attribute("href")
+    return Image.open(io.BytesIO(base64.b64decode(uri.removeprefix("data:image/png;base64,"))))
+
+
+def test_an_upload_is_decoded_block_by_block_to_the_end(visit, demo, screenshots):
+    page = visit()
+    seen = []
+    page.expose_function("seen", lambda frame: seen.append(frame))
+    page.evaluate("""new MutationObserver(() => {
+        const caption = document.querySelector('#live figcaption');
+        if (caption) seen([caption.firstChild.textContent, !!document.querySelector('#live .sr-block')]);
+    }).observe(document.querySelector('#live'), {childList: true, subtree: true})""")
+    choose(page, FACES[1])
+    page.wait_for_selector("#crop", state="hidden")
+    page.click("#run")
+    page.wait_for_selector("#live .sr-block", state="attached")
+    page.screenshot(path=screenshots / "live.png")
+    finish(page)
+    page.screenshot(path=screenshots / "upscale.png", full_page=True)
+    shares = [int(caption.split()[1]) for caption, _ in seen]
+    assert shares == sorted(shares)
+    assert shares[-1] == 100
+    assert any(marked for _, marked in seen[:-1])
+    assert not seen[-1][1]
+    assert "model calls" in page.inner_text(FACTS)
+    source = read_image(FACES[1])
+    expected = demo.decoder.upscaler(source[None], DecodeConfig(accept="distance"), keys=[image_key(source, 1)])
+    picture = downloaded(page)
+    np.testing.assert_array_equal(np.asarray(picture), expected.images[0])
+    record = json.loads(picture.text["superres"])
+    assert record["config"]["accept"] == "distance"
+    assert record["checkpoint"].startswith("celeba-8to32@")
+
+
+def test_a_photo_is_cropped_before_the_visitor_and_compared_with_its_truth(visit, screenshots):
+    page = visit()
+    page.get_by_role("button", name="Astronaut").click()
+    before = page.evaluate(PREVIEW)
+    slider = page.get_by_label("range slider for Crop: size, %")
+    slider.focus()
+    for _ in range(20):
+        slider.press("ArrowLeft")
+    wait_for_preview(page, before)
+    page.screenshot(path=screenshots / "crop.png")
+    page.click("#run")
+    finish(page)
+    captions = page.locator("#results figcaption").all_inner_texts()
+    names = [caption.split(":")[0].split("\n")[0] for caption in captions[:4]]
+    assert names == ["Input, 8x8", "Bicubic", "Ours", "Truth"]
+    assert all("dB, SSIM" in caption for caption in captions[:3])
+
+
+def test_pixels_stay_pixels_and_every_picture_and_control_has_a_name(visit):
+    page = visit()
+    page.get_by_role("button", name="Face 1").click()
+    page.click("#run")
+    finish(page)
+    pictures = page.evaluate("""[...document.querySelectorAll('#live img, #results img')].map(image => [
+        getComputedStyle(image).imageRendering, image.clientWidth % image.naturalWidth, image.alt])""")
+    assert len(pictures) > 5
+    assert all(rendering == "pixelated" and rest == 0 and alt for rendering, rest, alt in pictures)
+    unnamed = page.evaluate("""[...document.querySelectorAll('button, input, select, textarea')].filter(control =>
+        control.offsetParent && control.type !== 'file' && !control.labels?.length && !control.ariaLabel
+        && !control.title && !control.textContent.trim()).map(control => control.outerHTML)""")
+    assert unnamed == []
+
+
+def test_stop_stops(visit, demo):
+    page = visit()
+    set_block_size(page, 1)
+    page.click("#run")
+    page.wait_for_selector("#live .sr-block", state="attached")
+    page.click("#stop")
+    demo.wait(lambda: not demo.decoder.is_busy)
+    page.wait_for_timeout(300)
+    shown = page.inner_text("#live")
+    assert "100 %" not in shown
+    page.wait_for_timeout(700)
+    assert page.inner_text("#live") == shown
+    assert page.locator("#results .sr-compare").count() == 0
+    page.get_by_label("number input for Block size").first.fill("10")
+    page.click("#run")  # and the next run works
+    finish(page)
+
+
+def test_a_race_shows_both_on_the_same_clock(visit, screenshots):
+    page = visit()
+    page.check("#race input")
+    page.click("#run")
+    page.wait_for_selector("#live figure:nth-child(2)")
+    page.screenshot(path=screenshots / "race.png")
+    finish(page)
+    text = page.inner_text("#live")
+    assert "Greedy: 100 %" in text
+    assert "Blockwise: 100 %" in text
+    assert "3,073" in text  # model calls of greedy decoding
+    assert "times as fast" in text
+
+
+def test_the_slider_moves_by_keyboard_and_the_left_side_can_be_chosen(visit):
+    page = visit()
+    page.click("#run")
+    finish(page)
+    slider = page.get_by_label("Before and after")
+    slider.focus()
+    for _ in range(3):
+        slider.press("ArrowRight")
+    assert page.evaluate("getComputedStyle(document.querySelector('.sr-compare')).getPropertyValue('--split')") == "53%"
+    before = page.get_attribute(".sr-before", "src")
+    page.get_by_label("Before", exact=True).select_option("Bicubic")
+    assert page.get_attribute(".sr-before", "src") != before
+
+
+def test_a_bad_upload_is_told_at_once_and_again_as_a_toast(visit, tmp_path, screenshots):
+    (tmp_path / "<b>bad.png").write_text("no picture")
+    page = visit()
+    choose(page, tmp_path / "<b>bad.png")
+    assert "is not an image that can be read" in page.inner_text("#preview [role=alert]")
+    page.click("#run")
+    toast = page.locator(".toast-body")
+    toast.wait_for()
+    assert "is not an image that can be read; provide one of PNG, JPEG" in toast.inner_text()
+    page.screenshot(path=screenshots / "error.png")
+
+
+def test_a_batch_names_the_bad_file_and_packs_the_others(visit, tmp_path, screenshots):
+    (tmp_path / "bad.png").write_text("no picture")
+    page = visit()
+    page.get_by_role("tab", name="Batch").click()
+    page.set_input_files("#files input[type=file]", [FACES[0], FACES[1], tmp_path / "bad.png"])
+    page.wait_for_selector("#files >> text=bad.png")
+    page.click("#run-batch")
+    page.wait_for_selector("#gallery figure:nth-child(2)")
+    page.wait_for_selector("#archive a[download]")
+    page.screenshot(path=screenshots / "batch.png")
+    assert "2 of 3 ready" in page.inner_text("#batch-state")
+    assert "bad.png is not an image" in page.inner_text("#batch-state .sr-bad")
+    with page.expect_download() as caught:
+        page.locator("#archive a[download]").first.click()
+    with zipfile.ZipFile(caught.value.path()) as archive:
+        assert sorted(archive.namelist()) == ["face-1.png", "face-2.png", "manifest.jsonl"]
+        rows = [json.loads(line) for line in archive.read("manifest.jsonl").splitlines()]
+    statuses = {row["input"]: row["status"] for row in rows}
+    assert statuses == {"bad.png": "failed", "face-1.png": "ok", "face-2.png": "ok"}
+
+
+def test_two_visitors_at_once_get_their_own_results(visit, demo):
+    pages = [visit(), visit()]
+    for page, face in zip(pages, FACES[3:5], strict=True):
+        choose(page, face)
+    for page in pages:
+        page.click("#run")
+    for page, face in zip(pages, FACES[3:5], strict=True):
+        finish(page)
+        source = read_image(face)
+        expected = demo.decoder.upscaler(source[None], DecodeConfig(accept="distance"), keys=[image_key(source, 1)])
+        np.testing.assert_array_equal(np.asarray(downloaded(page)), expected.images[0])
+
+
+def test_a_full_queue_says_that_the_demo_is_busy(visit, demo, screenshots):
+    blocked = Blocked(demo.decoder.upscaler)
+    with running(blocked, max_queue=1) as crowded:
+        try:
+            assert crowded.join("first").status_code == 200
+            crowded.wait(lambda: crowded.decoder.is_busy)
+            assert crowded.join("second").status_code == 200
+            page = visit(demo=crowded)
+            page.click("#run")
+            toast = page.locator(".toast-body")
+            toast.wait_for()
+            page.screenshot(path=screenshots / "busy.png")
+            assert "busy" in toast.inner_text()
+        finally:
+            blocked.go.set()
+
+
+def test_the_keyboard_alone_is_enough(visit):
+    page = visit()
+    before = page.evaluate(PREVIEW)
+
+    def tab_to(name):
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.textContent.trim()") == name:
+                return
+        raise AssertionError(f"Tab never reaches {name}")
+
+    tab_to("Face 3")
+    page.keyboard.press("Enter")
+    wait_for_preview(page, before)
+    tab_to("Upscale")
+    page.keyboard.press("Enter")
+    finish(page)
+    tab_to("Download PNG")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_narrow_screen_needs_no_sideways_scrolling(visit, theme, screenshots):
+    page = visit(f"/?__theme={theme}", viewport={"width": 390, "height": 844}, color_scheme=theme)
+    page.click("#run")
+    finish(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.screenshot(path=screenshots / f"narrow-{theme}.png", full_page=True)

@@ -1,0 +1,415 @@
+"""The web demo below its page: crops, drawings, decoding for visitors, batches, and the folder of temporary files."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fakes import FakeTrace
+from PIL import Image
+
+from superres.batch import image_key
+from superres.config import DecodeConfig
+from superres.decoding.trace import RowTrace
+from superres.errors import ConfigError, InvalidInputError
+from superres.pipeline import Upscaled
+from superres.tasks.faces import area_reduce, to_source
+from superres.web import batches, drawing, files
+from superres.web.batches import upscale_batch
+from superres.web.controls import SUGGESTED, settings_of
+from superres.web.decoding import Decoder, StoppedError, take_turns
+from superres.web.files import Workspace
+from superres.web.photos import Crop, default_crop, file_name, read_upload, shrink, take
+
+EXACT = DecodeConfig(block_size=10)
+TOKENS = 3072
+
+
+class FakeStream:
+    """An upscaler whose stream gives two frames: half of the tokens, then all; every iteration accepts 8."""
+
+    def __init__(self, fail_at=None):
+        self.name, self.revision, self.asked, self.fail_at = "fake", "0", [], fail_at
+        self.default = DecodeConfig()
+        self.model_config = type("C", (), {"prediction_heads": 10, "source_shape": (8, 8, 3)})
+
+    def stream(self, sources, options, *, keys, interval):
+        assert interval > 0
+        for share in (2, 1):
+            self.asked.append((len(sources), share, tuple(keys)))
+            if self.fail_at == share:
+                raise RuntimeError("secret /tmp/path")
+            images = sources.repeat(4, axis=1).repeat(4, axis=2)
+            yield Upscaled(images, [trace(TOKENS // share)] * len(sources), 2.0 / share)
+
+
+def trace(tokens, size=8):
+    count = tokens // size
+    return RowTrace([size * i for i in range(count)], [size] * count, np.zeros((count, size), np.int64))
+
+
+@pytest.fixture
+def workspace():
+    with Workspace() as made:
+        yield made
+
+
+@pytest.fixture
+def photo(rng):
+    return rng.integers(0, 256, (60, 90, 3), np.uint8)
+
+
+def saved(image, path):
+    Image.fromarray(image).save(path)
+    return str(path)
+
+
+# Photos
+
+
+def test_an_8x8_picture_is_the_source_and_has_no_truth(rng):
+    image = rng.integers(0, 256, (8, 8, 3), np.uint8)
+    subject = take(image, Crop(10, 10, 10))
+    np.testing.assert_array_equal(subject.source, image)
+    assert subject.truth is None
+
+
+@pytest.mark.parametrize("shape", [(60, 90), (90, 60), (218, 178), (32, 32), (9, 8)])
+def test_the_first_crop_is_that_of_the_command_line(rng, shape):
+    image = rng.integers(0, 256, (*shape, 3), np.uint8)
+    np.testing.assert_array_equal(take(image, default_crop(image)).source, to_source(image))
+    np.testing.assert_array_equal(take(image).source, to_source(image))
+
+
+def test_source_and_truth_are_reduced_from_the_same_square(photo):
+    subject = take(photo, Crop(x=25, y=100, size=60))
+    square = photo[24:60, 4:40]
+    np.testing.assert_array_equal(subject.source, area_reduce(square, 8, 8))
+    np.testing.assert_array_equal(subject.truth, area_reduce(square, 32, 32))
+    assert take(photo, Crop(size=50)).truth is None  # 30 pixels wide: there is no truth of 32
+
+
+@pytest.mark.parametrize("crop", [Crop(0, 0, 1), Crop(100, 100, 1), Crop(0, 100, 100), Crop(33.3, 66.6, 40)])
+@pytest.mark.parametrize("size", [(8, 8), (9, 500), (640, 480)])
+def test_every_crop_lies_inside_and_is_large_enough(crop, size):
+    left, top, side = crop.box(*size)
+    assert left >= 0
+    assert top >= 0
+    assert 8 <= side <= min(size)
+    assert left + side <= size[0]
+    assert top + side <= size[1]
+
+
+@pytest.mark.parametrize("wrong", [{"x": -1}, {"y": 101}, {"size": 0}, {"size": float("nan")}, {"x": "a"}, {"x": None}])
+def test_a_crop_out_of_range_is_refused(wrong):
+    with pytest.raises(ConfigError, match="must be a percentage"):
+        Crop(**wrong)
+
+
+def test_messages_name_the_upload_and_not_the_server_s_path(tmp_path):
+    path = tmp_path / "secret.png"
+    path.write_text("no picture")
+    with pytest.raises(InvalidInputError, match=r"^mine\.png is not an image") as caught:
+        read_upload(path, "mine.png")
+    assert str(tmp_path) not in str(caught.value)
+    path.unlink()
+    with pytest.raises(InvalidInputError, match="upload it again"):
+        read_upload(path)
+
+
+def test_using_an_upload_keeps_it_from_the_sweep(photo, workspace):
+    path = saved(photo, workspace.new_folder() / "a.png")
+    os.utime(path, (0, 0))
+    read_upload(path)
+    assert workspace.sweep() == 0
+
+
+def test_shrinking_keeps_the_shape_and_never_enlarges(rng):
+    assert shrink(rng.integers(0, 256, (1000, 10, 3), np.uint8), 100).shape == (100, 1, 3)
+    assert shrink(rng.integers(0, 256, (20, 10, 3), np.uint8), 100).shape == (20, 10, 3)
+
+
+@pytest.mark.parametrize("path", ["../../a.png", "C:\\b\\a.png", "/tmp/a.png", "a.png"])  # noqa: S108
+def test_file_names_lose_their_folders(path):
+    assert file_name(path) == "a.png"
+
+
+# Drawing
+
+
+def picture_of(uri):
+    return Image.open(io.BytesIO(base64.b64decode(uri.removeprefix("data:image/png;base64,"))))
+
+
+def test_pictures_are_exact_and_carry_their_record(photo):
+    image = picture_of(drawing.data_uri(photo, {"seed": 7}))
+    np.testing.assert_array_equal(np.asarray(image), photo)
+    assert json.loads(image.text["superres"]) == {"seed": 7}
+
+
+def test_a_frame_shows_whole_pixels_only(rng):
+    images = np.full((1, 32, 32, 3), 255, np.uint8)
+    shown = drawing.unfinished(Upscaled(images, [trace(1000)], 1.0), 0)
+    assert (shown.reshape(-1, 3)[:333] == 255).all()
+    assert set(np.unique(shown.reshape(-1, 3)[333:])) == {150, 170}
+
+
+def test_the_marked_block_is_the_last_one():
+    assert drawing.block_overlay(trace(1000)).count("v1h-1z") == 4  # tokens 992 to 999 lie in pixels 330 to 333
+    assert "M10 10h1" in drawing.block_overlay(trace(1000))
+    assert drawing.block_overlay(RowTrace([], [], np.zeros((0, 8)))) == ""
+
+
+def test_accepted_sizes_are_those_of_each_pixel_s_block():
+    sizes = [1, 2, 3, 10, *[8] * 382]
+    assert sum(sizes) == TOKENS
+    found = drawing.accepted_sizes(FakeTrace(sizes)).ravel()
+    assert found[:6].tolist() == [5 / 3, 3, 10, 10, 10, pytest.approx((10 + 8 + 8) / 3)]
+    assert found[-1] == 8
+
+
+def test_the_heat_map_grows_brighter_with_the_block_size():
+    grey = np.full((32, 32, 3), 128, np.uint8)
+    means = [drawing.heat_map(grey, FakeTrace([size] * (TOKENS // size)), 8).mean() for size in (1, 2, 4, 8)]
+    assert means == sorted(means)
+    assert drawing.heat_map(grey, FakeTrace([1] * TOKENS), 1).shape == (32, 32, 3)  # greedy: one size only
+
+
+def test_the_histogram_says_its_shares_in_words():
+    assert "1: 75 %, 2: 0 %, 3: 25 %" in drawing.histogram([1, 1, 1, 3], 3, 1.5)
+
+
+def test_names_are_text_and_not_html(photo):
+    bad = '"><script>alert(1)</script>'
+    for html in (drawing.figure(photo, bad, bad), drawing.message(bad), drawing.statistics([(bad, bad)]),
+                 drawing.comparison([(bad, photo)], photo), drawing.download(photo, bad, {})):
+        assert "<script" not in html
+
+
+# Settings
+
+
+def test_the_suggested_settings_come_back_from_their_controls():
+    values = {"block_size": 10.0, "accept": "distance", "epsilon": "2", "top_k": 2, "budget": 8, "temperature": 0,
+              "seed": 0}
+    assert settings_of(DecodeConfig(), **values) == replace(SUGGESTED, block_size=10)
+    assert settings_of(DecodeConfig(), **{**values, "epsilon": "4,3,2", "temperature": 0.5}).epsilon == (4, 3, 2)
+
+
+def test_settings_without_a_control_are_the_checkpoint_s_own():
+    tuned = DecodeConfig(min_block=3, proposer="stale", accept="top-k")
+    values = {"block_size": 2, "accept": "top-k", "epsilon": "2", "top_k": 2, "budget": 8, "temperature": 0, "seed": 0}
+    assert settings_of(tuned, **values) == replace(tuned, block_size=2, min_block=2)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"block_size": 1.5}, {"block_size": None}, {"block_size": 0}, {"accept": ["exact"]}, {"accept": None},
+    {"epsilon": "x"}, {"epsilon": {}}, {"top_k": "3"}, {"top_k": 0}, {"budget": -1}, {"temperature": -1},
+    {"temperature": None}, {"seed": float("inf")}, {"seed": float("nan")}, {"seed": -1}, {"seed": 2**70},
+], ids=str)
+def test_whatever_a_visitor_sends_instead_is_refused_with_a_message(wrong):
+    values = {"block_size": 10, "accept": "exact", "epsilon": "2", "top_k": 2, "budget": 8, "temperature": 0, "seed": 0}
+    with pytest.raises(ConfigError):
+        settings_of(DecodeConfig(), **{**values, **wrong})
+
+
+# Decoding
+
+
+def test_watching_ends_with_the_complete_result_keyed_by_image_and_sample(rng):
+    sources = rng.integers(0, 256, (1, 8, 8, 3), np.uint8)
+    upscaler = FakeStream()
+    shown = list(Decoder(upscaler).watch("test", sources, replace(EXACT, temperature=1.0), 2))
+    assert [result.is_complete for result in shown] == [False, True]
+    assert shown[-1].images.shape == (2, 32, 32, 3)
+    assert upscaler.asked[0][2] == (image_key(sources[0], 1), image_key(sources[0], 2))
+
+
+def test_who_stops_watching_stops_the_decoding(rng, caplog):
+    upscaler = FakeStream()
+    decoder = Decoder(upscaler)
+    frames = decoder.watch("test", rng.integers(0, 256, (1, 8, 8, 3), np.uint8), EXACT, 1)
+    next(frames)
+    assert decoder.is_busy
+    with caplog.at_level("INFO"):
+        frames.close()
+    assert not decoder.is_busy
+    assert len(upscaler.asked) == 1
+    assert caplog.records[-1].facts["outcome"] == "stopped"
+
+
+def test_time_is_limited(rng):
+    sources = rng.integers(0, 256, (1, 8, 8, 3), np.uint8)
+    with pytest.raises(StoppedError, match=r"longer than 0 seconds.*; ask for fewer"):
+        list(Decoder(FakeStream(), time_limit=0).watch("test", sources, EXACT, 1))
+
+
+def test_a_closed_decoder_says_so(rng):
+    decoder = Decoder(FakeStream())
+    frames = decoder.watch("test", rng.integers(0, 256, (1, 8, 8, 3), np.uint8), EXACT, 1)
+    next(frames)
+    decoder.close()
+    with pytest.raises(StoppedError, match="about to stop"):
+        next(frames)
+
+
+def test_several_samples_without_a_temperature_are_refused(rng):
+    with pytest.raises(ConfigError, match="add --temperature"):
+        list(Decoder(FakeStream()).watch("test", rng.integers(0, 256, (1, 8, 8, 3), np.uint8), EXACT, 2))
+
+
+def test_the_lane_with_less_time_behind_it_is_next():
+    def lane(step, steps):
+        return iter([Upscaled(np.zeros(0), [], step * i) for i in range(1, steps + 1)])
+
+    turns = [(name, result.seconds) for name, result in take_turns({"slow": lane(3, 3), "fast": lane(1, 4)})]
+    assert turns == [("slow", 3), ("fast", 1), ("fast", 2), ("fast", 3), ("slow", 6), ("fast", 4), ("slow", 9)]
+
+
+def test_a_race_ends_with_both_lanes_complete(rng):
+    source = rng.integers(0, 256, (8, 8, 3), np.uint8)
+    shown = list(Decoder(FakeStream()).race(source, {"Greedy": replace(EXACT, block_size=1), "Blockwise": EXACT}))
+    assert all(result.is_complete for result in shown[-1].values())
+    assert list(shown[-1]) == ["Greedy", "Blockwise"]
+
+
+# Batches
+
+
+def batch(workspace, uploads, upscaler=None, **more):
+    decoder = Decoder(upscaler or FakeStream(), **more)
+    return list(upscale_batch(decoder, workspace, uploads, EXACT))[-1]
+
+
+def write_zip(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return str(path)
+
+
+def png(image):
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_every_file_has_a_row_and_a_bad_one_costs_only_itself(photo, workspace, tmp_path):
+    (tmp_path / "bad.png").write_text("x")
+    uploads = [saved(photo, tmp_path / "a.png"), str(tmp_path / "bad.png"),
+               write_zip(tmp_path / "more.zip", [("b/c.png", png(photo)), ("b/empty.png", b"")])]
+    progress = batch(workspace, uploads)
+    assert [(row.input, row.status) for row in progress.rows] == [
+        ("bad.png", "failed"), ("empty.png", "failed"), ("a.png", "ok"), ("c.png", "ok")]
+    assert [name for name, _, _ in progress.pictures] == ["a.png", "c.png"]
+    assert all(str(tmp_path) not in row.error and str(workspace.folder) not in row.error for row in progress.failed)
+    assert (progress.total, progress.done) == (4, 2)
+    assert list(workspace.folder.iterdir()) == []  # what was unpacked is gone
+
+
+def test_equal_names_get_different_outputs(photo, workspace, tmp_path):
+    members = [(f"{folder}/a.{suffix}", png(photo)) for folder in "xy" for suffix in ("png", "jpg")]
+    progress = batch(workspace, [write_zip(tmp_path / "a.zip", members)])
+    assert [name for name, _, _ in progress.pictures] == ["a.png", "a-2.png", "a-3.png", "a-4.png"]
+
+
+def test_names_in_a_zip_never_become_paths(photo, workspace, tmp_path):
+    names = ["../../../evil.png", "/absolute.png", "C:\\windows.png", "..\\up.png", "a/", "__MACOSX/._a.png"]
+    progress = batch(workspace, [write_zip(tmp_path / "evil.zip", [(name, png(photo)) for name in names])])
+    assert [name for name, _, _ in progress.pictures] == ["evil.png", "absolute.png", "windows.png", "up.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["evil.zip"]
+
+
+def test_a_zip_bomb_is_unpacked_no_further_than_the_limit(photo, workspace, tmp_path, monkeypatch):
+    monkeypatch.setattr(batches, "MAX_MEMBER_BYTES", 30_000)
+    members = [("bomb.png", bytes(5_000_000)), ("a.png", png(photo))]
+    progress = batch(workspace, [write_zip(tmp_path / "bomb.zip", members)])
+    assert [row.error for row in progress.failed] == ["bomb.png is over 10 MB once unpacked; reduce it first"]
+    assert len(progress.pictures) == 1
+
+
+def test_too_many_files_are_refused_before_any_is_read(workspace, tmp_path):
+    path = write_zip(tmp_path / "many.zip", [(f"{number}.png", b"") for number in range(101)])
+    with pytest.raises(InvalidInputError, match="101 files are too many at once; upload at most 100"):
+        batch(workspace, [path])
+    with pytest.raises(InvalidInputError, match="no file yet"):
+        batch(workspace, [])
+
+
+def test_a_damaged_zip_and_an_encrypted_member_are_named(photo, workspace, tmp_path):
+    path = write_zip(tmp_path / "a.zip", [("a.png", png(photo)), ("b.png", png(photo))])
+    content = bytearray((tmp_path / "a.zip").read_bytes())
+    for header in re.finditer(rb"PK\x01\x02", bytes(content)):
+        content[header.start() + 8] |= 1  # says that it is encrypted
+    (tmp_path / "a.zip").write_bytes(content)
+    progress = batch(workspace, [path])
+    assert [row.input for row in progress.failed] == ["a.png", "b.png"]
+    assert "password" in progress.failed[0].error
+    (tmp_path / "a.zip").write_bytes(content[:60])
+    with pytest.raises(InvalidInputError, match=r"^a\.zip is a damaged zip file; pack it again"):
+        batch(workspace, [path])
+
+
+def test_when_the_time_is_up_the_rest_fails_and_what_is_done_is_kept(photo, workspace, tmp_path):
+    uploads = [saved(photo, tmp_path / f"{number}.png") for number in range(9)]
+    decoder = Decoder(FakeStream())
+    steps = upscale_batch(decoder, workspace, uploads, EXACT)
+    for progress in steps:
+        if len(progress.pictures) == 8:
+            decoder.time_limit = 0
+            decoder._check_time = lambda deadline: (_ for _ in ()).throw(StoppedError("took longer; ask for fewer"))
+    assert [row.status for row in progress.rows] == ["ok"] * 8 + ["failed"]
+    assert progress.failed[0].input == "8.png"
+
+
+def test_the_zip_holds_pictures_and_manifest(photo, workspace, tmp_path):
+    progress = batch(workspace, [saved(photo, tmp_path / "a.png")])
+    path = workspace.save_zip("out.zip", progress.pictures, batches.manifest(progress.rows))
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist() == ["a.png", "manifest.jsonl"]
+        row = json.loads(archive.read("manifest.jsonl"))
+        picture = Image.open(archive.open("a.png"))
+        assert json.loads(picture.text["superres"])["config"]["block_size"] == 10
+    assert (row["input"], row["status"], row["tokens"]) == ("a.png", "ok", TOKENS)
+
+
+# Temporary files
+
+
+def test_the_sweep_deletes_what_is_old_and_spares_what_is_new_or_the_page_s_own(photo, workspace):
+    own = saved(photo, workspace.new_folder() / "own.png")
+    workspace.keep_present_files()
+    old, new = (saved(photo, workspace.new_folder() / "a.png") for _ in range(2))
+    for path in (own, old, os.path.dirname(own), os.path.dirname(old)):
+        os.utime(path, (0, 0))
+    assert workspace.sweep() == 1
+    assert [os.path.exists(path) for path in (own, old, new)] == [True, False, True]
+    workspace.sweep(-1)
+    assert [path.name for path in workspace.folder.rglob("*") if path.is_file()] == ["own.png"]
+
+
+def test_the_sweep_deletes_the_oldest_beyond_the_space_there_is(workspace):
+    paths = [workspace.new_folder() / f"{age}" for age in range(5)]
+    for age, path in enumerate(paths):
+        path.write_bytes(bytes(100))
+        os.utime(path, (1e9 - age, 1e9 - age))
+    assert workspace.sweep(age=1e10, most_bytes=250) == 3
+    assert [path.exists() for path in paths] == [True, True, False, False, False]
+
+
+def test_the_folder_is_private_and_gone_at_the_end(photo, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "before")
+    with Workspace() as workspace:
+        assert os.environ["GRADIO_TEMP_DIR"] == str(workspace.folder)
+        assert workspace.folder.stat().st_mode & 0o777 == 0o700
+        workspace.save_pictures([("a.png", photo, {})])
+    assert not workspace.folder.exists()
+    assert os.environ["GRADIO_TEMP_DIR"] == "before"
+    assert files.KEEP_SECONDS > 0

@@ -1,0 +1,336 @@
+"""The web demo as programs meet it: its endpoints, what it refuses, its queue, and how it stops."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fakes import random_model
+from gradio_client import Client, handle_file
+from PIL import Image
+from web_demo import FACES, HTTP, Blocked, events, running, wait
+
+import app
+from superres.batch import image_key
+from superres.config import DecodeConfig, ModelConfig
+from superres.errors import ConfigError
+from superres.pipeline import Upscaler
+from superres.tasks.faces import read_image
+from superres.web.photos import Crop, take
+
+ROOT = Path(__file__).parents[1]
+TINY = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
+                   prediction_heads=8, head_filter_size=8, conditioning_blocks=1, conditioning_width=4,
+                   cross_attention=False)
+FAST = {"accept": "distance", "epsilon": "255"}  # accepts everything: few calls
+SLOW = {"block_size": 1}
+
+
+def stress_demo():
+    spec = importlib.util.spec_from_file_location("stress_demo", ROOT / "scripts" / "stress_demo.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def upscaler():
+    return Upscaler(random_model(TINY, dtype=torch.float32), "tiny", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def demo(upscaler):
+    with running(upscaler) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(demo):
+    return Client(demo.url, verbose=False)
+
+
+# The endpoints
+
+
+def test_upscale_gives_what_the_upscaler_gives(client, upscaler):
+    files, report = client.predict(handle_file(FACES[0]), temperature=0.8, samples=2, seed=3, **FAST,
+                                   api_name="/upscale")
+    source = read_image(FACES[0])
+    options = DecodeConfig(block_size=8, accept="distance", epsilon=255, temperature=0.8, seed=3)
+    keys = [image_key(source, 1), image_key(source, 2)]
+    expected = upscaler(np.stack([source] * 2), options, keys=keys).images
+    for file, image in zip(files, expected, strict=True):
+        picture = Image.open(file)
+        assert picture.format == "PNG"
+        np.testing.assert_array_equal(np.asarray(picture), image)
+        assert json.loads(picture.text["superres"])["config"]["seed"] == 3
+    assert report["complete"]
+    assert [entry["key"] for entry in report["samples"]] == keys
+
+
+def test_upscale_streams_frames_while_it_decodes(client, monkeypatch):
+    monkeypatch.setattr("superres.web.decoding.FRAME_SECONDS", 0.05)
+    job = client.submit(handle_file(FACES[0]), **SLOW, api_name="/upscale")
+    job.result(timeout=300)
+    tokens = [report["samples"][0]["tokens"] for _, report in job.outputs()]
+    assert tokens == sorted(tokens)
+    assert len(set(tokens)) > 2
+    assert tokens[-1] == 3072
+
+
+def test_a_photo_is_cropped_as_asked_and_scored_against_its_truth(client, rng, tmp_path):
+    photo = rng.integers(0, 256, (100, 80, 3), np.uint8)
+    Image.fromarray(photo).save(tmp_path / "photo.png")
+    _, report = client.predict(handle_file(tmp_path / "photo.png"), crop_x=30, crop_y=70, crop_size=50, **FAST,
+                               api_name="/upscale")
+    assert report["samples"][0]["key"] == image_key(take(photo, Crop(30, 70, 50)).source, 1)
+    assert report["samples"][0]["psnr"] > 0
+    assert -1 <= report["samples"][0]["ssim"] <= 1
+
+
+def test_a_batch_gives_a_zip_with_a_manifest_and_names_the_bad_file(client, tmp_path):
+    (tmp_path / "bad.png").write_text("no picture")
+    archive, report = client.predict([handle_file(FACES[0]), handle_file(tmp_path / "bad.png")], **FAST,
+                                     api_name="/upscale_batch")
+    assert [(row["input"], row["status"]) for row in report["rows"]] == [("bad.png", "failed"), (FACES[0].name, "ok")]
+    with zipfile.ZipFile(archive) as opened:
+        assert opened.namelist() == [FACES[0].name, "manifest.jsonl"]
+        rows = [json.loads(line) for line in opened.read("manifest.jsonl").splitlines()]
+    assert rows == report["rows"]
+
+
+def test_the_readme_s_example_runs(demo, tmp_path, monkeypatch, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    example = next(block for block in blocks if "gradio_client" in block)
+    assert "http://127.0.0.1:7860" in example
+    face = FACES[0].read_bytes()
+    (tmp_path / "face.png").write_bytes(face)
+    with zipfile.ZipFile(tmp_path / "more.zip", "w") as archive:
+        archive.writestr("other.png", face)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(example.replace("http://127.0.0.1:7860", demo.url), names)  # noqa: S102 -- our own README
+    assert [row["input"] for row in names["batch"]["rows"]] == ["face.png", "other.png"]
+    assert capsys.readouterr().out.splitlines()[-1].startswith("True 3072 ")
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"block_size": 99}, "more than the 8 prediction heads; use 8 or less"),
+    ({"accept": "nothing"}, "unknown acceptance 'nothing'"),
+    ({"samples": 2}, "add temperature 0.9"),
+    ({"crop_size": 0}, "crop size must be a percentage"),
+    ({"image": None}, "there is no image yet; upload one"),
+    ({"epsilon": "<b>"}, "&lt;b&gt;"),
+])
+def test_bad_arguments_come_back_as_one_clear_message(demo, arguments, message):
+    image = demo.upload("face.png", FACES[0].read_bytes())
+    outputs, error = stress_demo().call(demo.url, "upscale", {"image": image, **arguments})
+    assert outputs == []
+    assert message in error
+    assert "\n" not in error
+
+
+def test_hostile_uploads_end_in_a_clear_message_or_a_right_result(demo):
+    outcomes, wrong = stress_demo().check(demo.url, 0, **FAST)
+    assert wrong == []
+    assert set(outcomes) == {"message", "result"}
+    assert demo.health()["status"] == "ok"
+
+
+# What nobody may have or do
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", str(ROOT / "README.md"), "https://example.com/face.png",
+                                  "http://127.0.0.1:1/face.png"])
+@pytest.mark.parametrize("endpoint", ["upscale", "upscale_batch"])
+def test_only_what_was_uploaded_is_read(demo, path, endpoint):
+    file = {"path": path, "meta": {"_type": "gradio.FileData"}}
+    arguments = {"image": file} if endpoint == "upscale" else {"files": [file]}
+    outputs, error = stress_demo().call(demo.url, endpoint, arguments)
+    assert outputs == []
+    assert "not uploaded by a user" in error or "not an address on the network" in error
+
+
+def test_the_page_s_own_events_read_only_what_was_uploaded(demo):
+    config = HTTP.get(f"{demo.url}/config").json()
+    file = {"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}
+    for dependency in config["dependencies"]:
+        if dependency["queue"] or not dependency["inputs"]:
+            continue
+        body = {"data": [file] * len(dependency["inputs"]), "fn_index": dependency["id"], "session_hash": "x"}
+        answer = HTTP.post(f"{demo.url}/gradio_api/run/predict", json=body)
+        assert "root:" not in answer.text
+        assert answer.status_code != 200 or "passwd" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/gradio_api/file=/etc/passwd", f"/gradio_api/file={ROOT}/README.md"])
+def test_no_file_of_the_machine_is_served(demo, path):
+    assert HTTP.get(demo.url + path).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/gradio_api/runs", "/monitoring", "/gradio_api/deep_link?session_hash=x",
+                                  "/gradio_api/proxy=https://a.hf.space/", "/gradio_api/component_server"])
+def test_what_the_page_does_not_use_is_closed(demo, path):
+    assert HTTP.get(demo.url + path).status_code == 404
+    assert HTTP.post(demo.url + path, json={}).status_code == 404
+
+
+def test_a_decoding_cannot_get_around_the_queue(demo):
+    for name in ("upscale", "upscale_batch"):
+        answer = HTTP.post(f"{demo.url}/gradio_api/run/{name}", json={"data": []})
+        assert answer.status_code in (404, 500)
+        assert "data" not in answer.json()
+
+
+def test_a_file_over_the_limit_is_refused(demo):
+    answer = HTTP.post(f"{demo.url}/gradio_api/upload", files={"files": ("a.png", bytes(11_000_000))})
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("header", ["Content-Length: 200000001", "Transfer-Encoding: chunked"])
+def test_a_request_over_the_limit_or_of_unknown_size_is_refused(demo, header):
+    address = ("127.0.0.1", int(demo.url.rpartition(":")[2]))
+    with socket.create_connection(address, timeout=300) as connection:
+        connection.sendall(f"POST /gradio_api/upload HTTP/1.1\r\nHost: demo\r\n{header}\r\n\r\n".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_answers_forbid_other_hosts_and_keeping_what_belongs_to_a_visitor(demo):
+    page = HTTP.get(demo.url)
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert page.headers["referrer-policy"] == "no-referrer"
+    assert HTTP.get(f"{demo.url}/gradio_api/info").headers["cache-control"] == "no-store"
+
+
+def test_all_files_of_visitors_are_in_the_folder_that_is_swept(demo, client):
+    client.predict(handle_file(FACES[0]), **FAST, api_name="/upscale")
+    assert demo.workspace.sweep(-1) > 0
+    left = [path for path in demo.workspace.folder.rglob("*") if path.is_file()]
+    assert {path.name for path in left} <= {"astronaut.png", *(face.name for face in FACES)}
+    assert "deleted; upload it again" in stress_demo().call(
+        demo.url, "upscale", {"image": {"path": str(demo.workspace.folder / "x.png"),
+                                        "meta": {"_type": "gradio.FileData"}}})[1]
+
+
+# The queue
+
+
+def test_a_full_queue_says_busy_and_the_page_still_answers(upscaler):
+    blocked = Blocked(upscaler)
+    with running(blocked, max_queue=2) as demo:
+        try:
+            assert demo.join("first", **FAST).status_code == 200
+            demo.wait(lambda: demo.decoder.is_busy)
+            answers = [demo.join(f"other{number}", **FAST) for number in range(4)]
+            assert [answer.status_code for answer in answers] == [200, 200, 503, 503]
+            assert "full" in answers[-1].json()["detail"]
+            assert demo.health() == {**demo.health(), "status": "ok", "busy": True, "waiting": 2, "max_queue": 2}
+            assert HTTP.get(demo.url).status_code == 200
+            assert blocked.streams == 1
+        finally:
+            blocked.go.set()
+        demo.wait(lambda: blocked.streams == 3 and not demo.decoder.is_busy)
+
+
+def test_cancelling_stops_the_decoding_and_lets_the_next_one_in(demo, client, monkeypatch):
+    monkeypatch.setattr("superres.web.decoding.FRAME_SECONDS", 0.01)
+    event = demo.join("leaving", **SLOW).json()["event_id"]
+    config = HTTP.get(f"{demo.url}/config").json()
+    index = next(d["id"] for d in config["dependencies"] if d["api_name"] == "upscale")
+    for message in events(demo.url, "leaving"):
+        if message["msg"] == "process_generating":
+            break
+    HTTP.post(f"{demo.url}/gradio_api/cancel", json={"session_hash": "leaving", "fn_index": index, "event_id": event})
+    demo.wait(lambda: not demo.decoder.is_busy)
+    assert client.predict(handle_file(FACES[0]), **FAST, api_name="/upscale")[1]["complete"]
+
+
+def test_a_visitor_who_leaves_frees_the_decoder(demo, monkeypatch):
+    monkeypatch.setattr("superres.web.decoding.FRAME_SECONDS", 0.01)
+    stopped = []
+    monkeypatch.setattr("superres.web.decoding.log", lambda event, **facts: stopped.append(facts["outcome"]))
+    demo.join("gone", **SLOW)
+    for message in events(demo.url, "gone"):
+        if message["msg"] == "process_generating":
+            break  # and the connection closes
+    wait(lambda: stopped)
+    assert stopped == ["stopped"]
+
+
+# The process
+
+
+def test_only_those_with_a_password_enter(upscaler):
+    with running(upscaler, auth=[("eve", "secret")]) as demo:
+        assert HTTP.get(f"{demo.url}/config").status_code == 401
+        assert HTTP.post(f"{demo.url}/gradio_api/upload", files={"files": ("a.png", b"x")}).status_code == 401
+        assert demo.health()["status"] == "ok"
+        assert Client(demo.url, auth=("eve", "secret"), verbose=False).endpoints
+
+
+@pytest.mark.parametrize("pairs", [["name"], ["name:"], [":password"]])
+def test_a_password_that_is_missing_is_refused(pairs):
+    with pytest.raises(ConfigError, match="--auth must be USER:PASSWORD"):
+        app.parse_auth(pairs)
+
+
+def start(*words, **environment):
+    command = [sys.executable, str(ROOT / "app.py"), "--port", "0", "--device", "cpu", *words]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+                            env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
+
+
+def test_it_stops_in_the_middle_of_a_decoding_and_leaves_nothing_behind(tmp_path):
+    process = start(TMPDIR=str(tmp_path))
+    lines = []
+
+    def read(event):
+        for line in process.stderr:
+            lines.append(json.loads(line))
+            if lines[-1]["event"] == event:
+                return lines[-1]
+        raise AssertionError(lines)
+
+    try:
+        url = f"http://127.0.0.1:{read('ready')['port']}"
+        assert next(iter(tmp_path.iterdir())).name.startswith("superres-web-")
+        files = {"files": ("private-name.png", FACES[0].read_bytes())}
+        path = HTTP.post(f"{url}/gradio_api/upload", files=files).json()[0]
+        image = {"path": path, "meta": {"_type": "gradio.FileData"}}
+        body = {"image": image, "block_size": 1}
+        event = HTTP.post(f"{url}/gradio_api/call/v2/upscale", json=body).json()["event_id"]
+        with HTTP.stream("GET", f"{url}/gradio_api/call/upscale/{event}") as answers:
+            received = answers.iter_lines()
+            assert next(received) == "event: generating"
+            process.send_signal(signal.SIGTERM)
+            assert any("about to stop" in line for line in received)
+        read("stopped")
+        assert process.wait(timeout=300) == 0
+    finally:
+        process.kill()
+    outcomes = [line["outcome"] for line in lines if line["event"] == "decoding"]
+    assert outcomes == ["done", "StoppedError"]  # the first is the warm-up
+    assert not any("private-name" in json.dumps(line) or "127.0.0.1:" in json.dumps(line) for line in lines)
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def test_a_port_in_use_is_one_line(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start("--port", str(port), TMPDIR=str(tmp_path))
+        _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert err.splitlines()[-1] == f"app: cannot listen on 127.0.0.1, port {port}; choose another --port or --host"
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,108 @@
+"""The web demo as the tests meet it: a real server on a free port of the loopback."""
+
+import json
+import os
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before Gradio is imported
+
+import gradio as gr
+import httpx
+import uvicorn
+
+import app
+from superres.web.decoding import Decoder
+from superres.web.files import Workspace
+from superres.web.serving import build_server
+
+HTTP = httpx.Client(timeout=300)
+"""Patient: a busy machine is slow, and time is not what is tested."""
+
+
+FACES = sorted((Path(__file__).parents[1] / "scripts" / "faces").glob("*.png"))
+
+
+@dataclass
+class Demo:
+    url: str
+    decoder: Decoder
+    workspace: Workspace
+    page: gr.Blocks
+
+    def health(self):
+        return HTTP.get(f"{self.url}/health").json()
+
+    def upload(self, name, content):
+        """Upload a file as the page does, and return what stands for it in a request."""
+        response = HTTP.post(f"{self.url}/gradio_api/upload", files={"files": (name, content)})
+        response.raise_for_status()
+        return {"path": response.json()[0], "orig_name": name, "meta": {"_type": "gradio.FileData"}}
+
+    def join(self, session, **arguments):
+        """Ask for a decoding of a face, and do not wait for it."""
+        body = {"image": self.upload("face.png", FACES[0].read_bytes()), **arguments}
+        config = HTTP.get(f"{self.url}/config").json()
+        index = next(d["id"] for d in config["dependencies"] if d["api_name"] == "upscale")
+        parameters = HTTP.get(f"{self.url}/gradio_api/info").json()["named_endpoints"]["/upscale"]["parameters"]
+        data = [body.get(p["parameter_name"], p["parameter_default"]) for p in parameters]
+        return HTTP.post(f"{self.url}/gradio_api/queue/join",
+                         json={"data": data, "fn_index": index, "session_hash": session})
+
+    def wait(self, condition, seconds=300):
+        wait(condition, seconds)
+
+
+def wait(condition, seconds=300):
+    """Wait until `condition()` is true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+@contextmanager
+def running(upscaler, max_queue=16, time_limit=600.0, auth=None):
+    """Serve the demo around `upscaler` and stop it at the end."""
+    with Workspace() as workspace:
+        decoder = Decoder(upscaler, time_limit)
+        page = app.build_app(decoder, workspace, max_queue)
+        config = uvicorn.Config(build_server(page, decoder, workspace, auth), "127.0.0.1", 0, log_level="error",
+                                timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            wait(lambda: server.started or not thread.is_alive())
+            port = server.servers[0].sockets[0].getsockname()[1]
+            yield Demo(f"http://127.0.0.1:{port}", decoder, workspace, page)
+        finally:
+            decoder.close()
+            server.should_exit = True
+            thread.join()
+
+
+def events(url, session):
+    """Yield the messages that the server sends to a session."""
+    with HTTP.stream("GET", f"{url}/gradio_api/queue/data", params={"session_hash": session}) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data:"):
+                yield json.loads(line[5:])
+
+
+class Blocked:
+    """An upscaler that decodes nothing until it is told to."""
+
+    def __init__(self, upscaler):
+        self._upscaler, self.go, self.streams = upscaler, threading.Event(), 0
+
+    def __getattr__(self, name):
+        return getattr(self._upscaler, name)
+
+    def stream(self, *arguments, **keywords):
+        self.streams += 1
+        self.go.wait(300)
+        yield from self._upscaler.stream(*arguments, **keywords)
