@@ -126,8 +126,9 @@ def images(
     decode = decode_config(context)
     require_choice("--split", split, SPLITS)
 
-    from superres.batch import check_samples, encode_png, prepare_folder, write_result
+    from superres.batch import check_samples, encode_png
     from superres.evaluation import contact_sheet, evaluate_images, report_table
+    from superres.output import prepare_folder, write_result
     from superres.sampling import evaluate_samples, samples_table
     from superres.tasks.faces import read_faces
 
@@ -164,8 +165,8 @@ def tune(
     bound = QualityBound(min_psnr_to_greedy, max_bits_loss)
     require_choice("--split", split, SPLITS)
 
-    from superres.batch import prepare_folder
     from superres.comparison import label
+    from superres.output import prepare_folder
     from superres.pipeline import find_checkpoint
     from superres.tasks.faces import read_faces
     from superres.tuning import save_default
