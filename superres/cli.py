@@ -54,6 +54,7 @@ from superres.cli_options import (
     given_options,
     load_upscaler,
 )
+from superres.cli_survey import survey_app
 from superres.cli_train import train_app
 from superres.config import QualityBound
 from superres.errors import SuperresError
@@ -69,6 +70,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 evaluate_app = typer.Typer(help="Score a checkpoint.", rich_markup_mode=None)
 app.add_typer(evaluate_app, name="evaluate")
 app.add_typer(train_app, name="train")
+app.add_typer(survey_app, name="survey")
 
 
 @app.callback()
