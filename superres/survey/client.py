@@ -1,4 +1,4 @@
-"""A rater's page without the page: the requests that a browser makes of `superres.survey.server`, for checks over HTTP."""
+"""A rater without a browser: the requests that the page makes of `superres.survey.server`, for checks over HTTP."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class RaterClient:
         headers = {"Content-Type": "application/json", "X-Session": self.session if session is None else session}
         started = time.perf_counter()
         try:
-            self._connection.request("GET" if data is None else "POST", place.path.rstrip("/") + "/" + path, data, headers)
+            target = f"{place.path.rstrip('/')}/{path}"
+            self._connection.request("GET" if data is None else "POST", target, data, headers)
             answer = self._connection.getresponse()
             received = answer.read()
         except (OSError, http.client.HTTPException):

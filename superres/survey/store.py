@@ -273,6 +273,7 @@ REASONS = (
     ("disk i/o error", "cannot be read or written (disk I/O error); check the disk"),
     ("unable to open", "cannot be opened; check the path, its folder and the permissions"),
     ("not a database", "is not an SQLite database; give another --store"),
+    ("append-only", "refuses to change or delete votes and exclusions: they are only ever added"),
     ("malformed", "is damaged; restore it from a copy"),
     ("does not exist", "does not exist; create the database, or correct --store"),
     ("permission denied", "may not be used by this user; grant the rights, or give another --store"),
