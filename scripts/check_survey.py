@@ -1,4 +1,4 @@
-"""Check a survey's server from outside, over HTTP: what it keeps when it is killed, what it refuses, what it gives away.
+"""Check a survey's server over HTTP: what it keeps when it is killed, what it refuses, and what it gives away.
 
     python scripts/check_survey.py crashes --votes 5000 --raters 64 --kills 10 [--store URL]
     python scripts/check_survey.py forgeries --requests 1000 [--store URL]
@@ -38,6 +38,7 @@ from superres.survey import schema
 from superres.survey.client import Answer, RaterClient, ballot
 from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.secrecy import digest
+from superres.survey.server import page
 from superres.survey.store import Store
 from superres.survey.study import Study, StudySettings
 
@@ -45,6 +46,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 StorePlace = Annotated[str | None, typer.Option(metavar="FILE|URL", help="[default: a new SQLite file]")]
 
 SAVED, USED, BUSY = 200, 409, 503
+
+PAGES = {"": "survey.html", "survey.js": "survey.js", "survey.css": "survey.css", "results/": "results.html",
+         "results/results.js": "results.js"}
+"""Files by the path under which they are served."""
 
 
 class Server:
@@ -60,7 +65,7 @@ class Server:
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        self._process = subprocess.Popen(self._words, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(self._words, stderr=subprocess.DEVNULL)  # noqa: S603 -- our own words
         while True:
             try:
                 if RaterClient(self.address).ask("api/study").status == SAVED:
@@ -261,8 +266,7 @@ def blinding(
     for number in range(raters):
         client = RaterClient(server.address)
         client.enrol(f"blinding-{os.getpid()}-{number}")
-        pages = ("", "survey.js", "survey.css", "results/", "results/results.js", "api/study", "nowhere")
-        answers.extend((path, client.ask(path)) for path in pages)
+        answers.extend((path, client.ask(path)) for path in (*PAGES, "api/study", "nowhere"))
         while not (trial := client.trial()).json()["done"]:
             token = trial.json()["token"]
             answers.append(("api/trial", trial))
@@ -291,12 +295,17 @@ def words_in(
     secret |= {str(record[key]) for record in study.methods.values() for key in ("folder", "checkpoint", "revision")
                if key in record}
     words = re.compile("|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in secret))
+    tokens = {token for token, _, _ in shown}
     wording = [study.settings.title, study.settings.question, study.settings.consent, study.settings.thanks]
     for path, answer in answers:
         text = answer.body.decode()
-        for sentence in wording:  # the owner's own words may say camera
-            text = text.replace(json.dumps(sentence)[1:-1], "").replace(json.dumps(sentence, ensure_ascii=False)[1:-1], "")
-        # Style sheets say "repeat" and the like by themselves; names of this study's they cannot know.
+        if path in PAGES:
+            if answer.body != page(PAGES[path]).body:
+                yield f"the page {path!r} is not the file as it is for every study"
+            text = ""
+        # The owner's own words may say camera; a random token may hold anything.
+        for own in (*wording, *tokens):
+            text = text.replace(json.dumps(own, ensure_ascii=False), "")
         for word in set(words.findall(f"{answer.headers} {text}")):
             yield f"{word!r} in the answer to {path!r}"
     for _, side, answer in shown:
@@ -341,8 +350,9 @@ def told_by_statistics(study: Study, store: Store, shown: list[tuple[str, str, A
         total += side == "left"
     p_time = float(stats.mannwhitneyu(times["a"], times["b"]).pvalue)
     p_side = float(stats.binomtest(left, total).pvalue)
-    print(f"time of a picture: median {1000 * np.median(times['a']):.2f} ms for a, {1000 * np.median(times['b']):.2f} ms "
-          f"for b (Mann-Whitney p = {p_time:.2f}); method a on the left {left} of {total} times (p = {p_side:.2f})")
+    medians = " and ".join(f"{1000 * np.median(times[picture]):.2f} ms for {picture}" for picture in "ab")
+    print(f"time of a picture: median {medians} (Mann-Whitney p = {p_time:.2f}); "
+          f"method a on the left {left} of {total} times (p = {p_side:.2f})")
     if min(p_time, p_side) < 1e-4:
         yield "the time or the side tells the method"
 
