@@ -82,8 +82,11 @@ def postgres_programs():
 
 
 @contextmanager
-def postgres():
-    """Run a PostgreSQL server of its own, as the user postgres if this is root; gives the URL of a database."""
+def postgres(durable=True):
+    """Run a PostgreSQL server of its own, as the user postgres if this is root; gives the URL of a database.
+
+    One that is not `durable` does not wait for the disk: killing clients costs nothing, cutting the power would.
+    """
     programs = postgres_programs()
     user = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
     as_user = ["runuser", "-u", user, "--"] if os.geteuid() == 0 else []
@@ -98,7 +101,7 @@ def postgres():
     try:
         call("initdb", "-D", str(data), "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C.UTF-8")
         call("pg_ctl", "-D", str(data), "-w", "-l", str(folder / "log"), "-o",
-             f"-p {port} -k {folder} -c listen_addresses=127.0.0.1", "start")
+             f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync={'on' if durable else 'off'}", "start")
         yield f"postgresql://{user}@127.0.0.1:{port}/postgres"
     finally:
         if data.exists():

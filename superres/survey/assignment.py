@@ -48,7 +48,23 @@ def schedule(settings: StudySettings, available: dict[str, int], rng: np.random.
     for _ in range(min(settings.repeats, main)):
         earliest = max(len(order) // 2, order.index(MAIN)) + 1
         order.insert(int(rng.integers(earliest, len(order) + 1)), REPEAT)
-    return [PRACTICE] * min(settings.practice, available.get(PRACTICE, 0)) + order
+    return [PRACTICE] * min(settings.practice, available.get(PRACTICE, 0)) + _after_their_firsts(order)
+
+
+def _after_their_firsts(order: list[str]) -> list[str]:
+    """Put off each repeat for which there is no main trial left to repeat."""
+    result: list[str] = []
+    waiting = unrepeated = 0
+    for kind in order:
+        if kind == REPEAT:
+            waiting += 1
+        else:
+            result.append(kind)
+            unrepeated += kind == MAIN
+        ready = min(waiting, unrepeated)
+        result.extend([REPEAT] * ready)
+        waiting, unrepeated = waiting - ready, unrepeated - ready
+    return result
 
 
 def available_pairs(connection: Connection, study: Study) -> dict[str, int]:

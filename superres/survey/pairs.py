@@ -92,9 +92,9 @@ def compare_methods(methods_a: Sequence[Method], methods_b: Sequence[Method]) ->
     counts = len(methods_a), len(methods_b)
     require(min(counts) >= 1 and (counts[0] == counts[1] or 1 in counts),
             f"{counts[0]} --method-a and {counts[1]} --method-b do not pair off; give equally many, or one of either")
-    length = max(counts)
+    _check_names([*methods_a, *methods_b])
     found: dict[str, Compared] = {}
-    for index in range(length):
+    for index in range(max(counts)):
         a, b = methods_a[index % counts[0]], methods_b[index % counts[1]]
         if a.name == CAMERA:
             a, b = b, a
@@ -102,13 +102,16 @@ def compare_methods(methods_a: Sequence[Method], methods_b: Sequence[Method]) ->
         comparison = Comparison(f"{a.name} vs {b.name}", a.name, b.name)
         require(comparison.name not in found, f"the comparison {comparison.name!r} is asked for twice; leave one out")
         found[comparison.name] = (comparison, a, b)
-    methods: dict[str, Method] = {}
-    for method in itertools.chain(methods_a, methods_b):
-        require(methods.setdefault(method.name, method).record == method.record,
+    return list(found.values())
+
+
+def _check_names(methods: Sequence[Method]) -> None:
+    known: dict[str, Method] = {}
+    for method in methods:
+        require(known.setdefault(method.name, method).record == method.record,
                 f"two different methods are named {method.name!r}; tell them apart with name=")
         require(method.name not in (INTACT, SHUFFLED), f"{method.name!r} is the name of a kind of gold picture; "
                                                        "choose another name=")
-    return list(found.values())
 
 
 def check_counterparts(images: Mapping[str, AbstractSet[str]]) -> None:
