@@ -59,8 +59,8 @@ def test_the_bootstrap_has_the_width_of_the_papers_intervals(rng):
     """Stern et al., Table 3: widths of 2.8 to 4.1 points, which are 1,600 to 3,400 independent votes."""
     for count, expected in ((3400, 2.8), (1600, 4.1)):
         values = np.arange(count) < 0.568 * count
-        assert 100 * width(votes_bootstrap(votes(values, np.zeros(count, int), np.arange(count)), rng)) == pytest.approx(
-            expected, abs=0.15)
+        drawn = votes(values, np.zeros(count, int), np.arange(count))
+        assert 100 * width(votes_bootstrap(drawn, rng)) == pytest.approx(expected, abs=0.15)
 
 
 def test_resampling_clusters_of_one_vote_is_resampling_votes(rng):
@@ -156,7 +156,7 @@ def test_intraclass_correlation_finds_what_clusters_share(rng):
 
 
 def test_alpha_is_that_of_krippendorffs_own_example():
-    """Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability", section C: nominal data, four observers, 0.743."""
+    """Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability", section C: nominal, four observers, 0.743."""
     data = [[1, 2, 3, 3, 2, 1, 4, 1, 2, None, None, None], [1, 2, 3, 3, 2, 2, 4, 1, 2, 5, None, 3],
             [None, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, None], [1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, None]]
     entries = [(rater, unit, value) for rater, row in enumerate(data) for unit, value in enumerate(row) if value]
@@ -210,7 +210,7 @@ def test_a_plan_reaches_its_precision_in_simulated_studies(rng):
 
 
 def test_a_plan_says_when_images_are_too_few():
-    with pytest.raises(ConfigError, match="no number of votes on 100 images gives .* take more than 254 images"):
+    with pytest.raises(ConfigError, match=r"no number of votes on 100 images gives .* take more than 254 images"):
         plan_votes(0.02, 100, 50)
     assert plan_votes(0.02, 255, 50).votes > 100_000
     for arguments in ((0, 100, 50), (0.02, 0, 50), (0.02, 100, 0), (0.02, 100, 50, 1.0), (0.02, 100, 50, 0.5, 1.0)):
@@ -219,8 +219,8 @@ def test_a_plan_says_when_images_are_too_few():
 
 
 def test_the_simulation_covers_the_known_preference_and_says_what_it_is():
-    words = [sys.executable, str(ROOT / "scripts" / "simulate_votes.py"), "coverage", "--studies", "20", "--raters", "12",
-             "--votes", "20", "--images", "40"]
+    words = [sys.executable, str(ROOT / "scripts" / "simulate_votes.py"), "coverage", "--studies", "20",
+             "--raters", "12", "--votes", "20", "--images", "40"]
     printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert printed.startswith("SIMULATION: 20 studies, 12 raters x 20 votes on 40 images, preference 56.8 %")
     rows = {line.split(" | ")[0].strip("| "): float(line.split(" | ")[1]) for line in printed.splitlines()[4:10]}
