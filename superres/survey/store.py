@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -140,7 +141,7 @@ class Store:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (DBAPIError, PoolTimeout) as error:
+        except (DBAPIError, PoolTimeout, sqlite3.Error) as error:
             raise StoreError(_explain(self.place, error)) from error
         except SQLAlchemyError as error:
             raise StoreError(f"the store {self.place} cannot be used: {_first_line(error)}; check --store") from error
