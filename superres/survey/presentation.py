@@ -16,8 +16,8 @@ READING = (
     "the binomial test do."
 )
 
-BARS = (("two_way", "two-way (raters, images)", 0.0, 3.0), ("votes", "votes only (paper)", -0.22, 1.5))
-"""Intervals in the plot: kind, label, height above the comparison's line, width."""
+BARS = (("two_way", "two-way (raters, images)", 0.0, 3.0, "C0"), ("votes", "votes only (paper)", -0.22, 1.5, "C1"))
+"""Intervals in the plot: kind, label, height above the comparison's line, width, colour."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,11 @@ def p_text(value: float | None) -> str:
 def sections(report: Report) -> list[Section]:
     """Return the tables of a report; of the study without exclusions only the preferences."""
     result = report["result"]
-    found = [_preferences("Preference for method a", report, result), _tests(result), _care(result)]
+    fooled = [c["method_a"] for c in result["comparisons"] if c["fool_rate"]]
+    note = READING + (f" Against camera the preference is the fool rate ({', '.join(fooled)})." if fooled else "")
+    found = [_preferences("Preference for method a", report, result, note), _tests(result), _care(result)]
     if report["without_exclusions"]:
-        found.insert(1, _preferences("The same without exclusions", report, report["without_exclusions"]))
+        found.insert(1, _preferences("The same without exclusions", report, report["without_exclusions"], ""))
     if result["strengths"]:
         rows = [[s["method"], f"{s['log_strength']:+.2f}", f"({s['interval'][0]:+.2f}, {s['interval'][1]:+.2f})"]
                 for s in result["strengths"]]
@@ -67,13 +69,11 @@ def _level(report: Report) -> str:
     return f"{100 * report['level']:g}% interval"
 
 
-def _preferences(heading: str, report: Report, analysis: Report) -> Section:
+def _preferences(heading: str, report: Report, analysis: Report, note: str) -> Section:
     rows = [[c["name"], percent(c.get("preference")),
              *(interval_text(c.get("intervals", {}).get(kind)) for kind in ("two_way", "votes", "pigeonhole")),
              percent(c.get("preference_decided")), str(c["votes"]), str(c["raters"]), str(c["images"])]
             for c in analysis["comparisons"]]
-    fooled = [c["method_a"] for c in analysis["comparisons"] if c["fool_rate"]]
-    note = READING + (f" Against camera the preference is the fool rate ({', '.join(fooled)})." if fooled else "")
     header = ["a vs b", "% for a", f"two-way {_level(report)}", "votes only (paper)", "pigeonhole", "decided", "votes",
               "raters", "images"]
     return Section(heading, header, rows, note)
@@ -135,13 +135,14 @@ def report_plot(report: Report) -> bytes:
     axes = figure.subplots()
     for place, comparison in enumerate(reversed(comparisons)):
         middle = 100 * comparison["preference"]
-        for kind, label, offset, width in BARS:
+        for kind, _, offset, width, color in BARS:
             interval = comparison["intervals"][kind]
             if interval:
-                axes.plot([100 * end for end in interval], [place + offset] * 2, linewidth=width,
-                          color="C0" if kind == "two_way" else "C1", label=None if place else label)
+                axes.plot([100 * end for end in interval], [place + offset] * 2, linewidth=width, color=color)
         axes.plot(middle, place, marker="o", color="C0", markersize=7)
         axes.annotate(f"{middle:.1f}", (middle, place), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+    for _, label, _, width, color in BARS:
+        axes.plot([], [], linewidth=width, color=color, label=label)
     axes.axvline(50, color="grey", linewidth=1, linestyle=":")
     axes.set_yticks(range(len(comparisons)), [c["name"] for c in reversed(comparisons)])
     axes.set_ylim(-0.6, len(comparisons) - 0.3)
