@@ -17,8 +17,8 @@ MAIN, GOLD, REPEAT, PRACTICE = KINDS = ("main", "gold", "repeat", "practice")
 """Kinds of trials: counted votes, obvious pairs, main pairs seen again with the sides swapped, pairs with feedback."""
 
 CONSENT = (
-    "You will see pairs of small pictures of faces and say, for each pair, which is more likely a photograph. There is no "
-    "time limit, and you may stop at any time by closing the page.\n\n"
+    "You will see pairs of small pictures of faces and say, for each pair, which is more likely a photograph. "
+    "There is no time limit, and you may stop at any time by closing the page.\n\n"
     "We store your choices, how long each took, the size of your window and the resolution of your screen. Your "
     "participant id is stored as a salted hash only. No name, e-mail or network address is stored. The votes may be "
     "published."
