@@ -20,7 +20,7 @@ import typer
 from matplotlib.figure import Figure
 
 from superres import DecodeConfig, SuperresError, load
-from superres.batch import prepare_folder, resolve_options, write_result
+from superres.batch import resolve_options
 from superres.comparison import (
     ACCEPTANCE,
     GREEDY,
@@ -31,7 +31,7 @@ from superres.comparison import (
     pareto_front,
     psnr_to_greedy,
 )
-from superres.evaluation import figure_png
+from superres.output import figure_png, prepare_folder, write_result
 from superres.tasks.faces import read_faces
 
 Points = dict[DecodeConfig, tuple[float, float]]

@@ -18,14 +18,14 @@ from typing import Annotated, Any
 
 import typer
 
-from superres.batch import prepare_folder, write_result
 from superres.checkpoint import load_checkpoint, load_weights, save_checkpoint
 from superres.config import DecodeConfig, TrainConfig
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.trace import survival_curve
 from superres.errors import SuperresError
-from superres.evaluation import agreement, decode_interleaved, figure_png, markdown_table, number_text
+from superres.evaluation import agreement, decode_interleaved
 from superres.nn.model import EncoderDecoder
+from superres.output import figure_png, markdown_table, number_text, prepare_folder, write_result
 from superres.pipeline import Upscaler
 from superres.stages import Stage, train_faces
 from superres.tasks.faces import FacePairs, read_faces

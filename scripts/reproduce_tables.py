@@ -3,6 +3,7 @@
 What is measured already is not measured again, so that checkpoints can be added one by one.
 
     python scripts/reproduce_tables.py table2 --data dev.npz --output tables --fine-tuned runs/heads/checkpoint
+    python scripts/reproduce_tables.py table3 STUDY --store survey.db --output tables
 """
 
 from __future__ import annotations
@@ -50,6 +51,23 @@ def table2(
     views = table.write_views()
     print(views[0].read_text())
     print(f"written: {table.path}, {', '.join(map(str, views))}")
+
+
+@app.command()
+def table3(
+    study: Annotated[str, typer.Argument(help="Name of the survey's study.")],
+    output: Annotated[Path, typer.Option(help="Folder for table3.json, table3.md and table3.png.")],
+    store: Annotated[str, typer.Option(help="Store of the survey: SQLite file or database URL.")] = "survey.db",
+) -> None:
+    """Table 3: how often people prefer blockwise decoding to greedy decoding, from the votes of a survey."""
+    from superres.survey.report import study_report
+    from superres.survey.store import Store
+    from superres.table3 import write_table3
+
+    opened = Store(store)
+    paths = write_table3(study_report(opened, opened.study(study)), output)
+    print(paths[1].read_text())
+    print(f"written: {', '.join(map(str, paths))}")
 
 
 if __name__ == "__main__":

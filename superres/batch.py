@@ -10,12 +10,10 @@ import dataclasses
 import hashlib
 import io
 import json
-import os
-import secrets
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -30,6 +28,7 @@ from superres.batch_plan import BatchOptions, Job
 from superres.config import DecodeConfig, require
 from superres.decoding.blockwise import check_options
 from superres.errors import OutputError, SuperresError
+from superres.output import prepare_folder, write_atomically
 from superres.tasks.faces import Source, read_image, to_source
 
 if TYPE_CHECKING:
@@ -127,57 +126,6 @@ def check_samples(decode: DecodeConfig, samples: int) -> None:
     """Raise ConfigError where several samples of an image would all be the same."""
     require(samples == 1 or decode.is_sampling, f"--samples {samples} at temperature 0 would draw the same picture "
             f"{samples} times; add --temperature 0.9 or leave --samples at 1")
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, which holds all of it or is left as it was, even if the process is killed.
-
-    Raises:
-        OSError: the file cannot be written; no temporary file is left.
-    """
-    temporary = path.parent / f".superres-{os.getpid()}-{secrets.token_hex(4)}.tmp"
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def write_result(path: Path, data: bytes, option: str = "--output") -> None:
-    """Write `data` to `path` in one move; `option` is what the user can change if this fails.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another {option}") from error
-
-
-def prepare_folder(folder: Path, option: str = "--output") -> None:
-    """Make `folder` and try it with a small file, so that a run does not decode what it cannot keep.
-
-    Args:
-        folder: the folder to write to later.
-        option: what the user can change if this fails.
-
-    Raises:
-        OutputError: the folder cannot be made or written to.
-    """
-    probe = folder / f".superres-{os.getpid()}-{secrets.token_hex(4)}.tmp"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            probe.write_bytes(bytes(4096))
-        finally:
-            with suppress(OSError):
-                probe.unlink()
-    except OSError as error:
-        reason = "there is a file of that name" if folder.is_file() else error.strerror
-        raise OutputError(f"cannot write to the folder {folder}: {reason}; choose another with {option}") from error
 
 
 def encode_png(image: Pixels, record: dict[str, Any]) -> bytes:

@@ -55,6 +55,7 @@ from superres.cli_options import (
     given_options,
     load_upscaler,
 )
+from superres.cli_survey import survey_app
 from superres.cli_train import train_app
 from superres.config import QualityBound
 from superres.errors import SuperresError
@@ -70,6 +71,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 evaluate_app = typer.Typer(help="Score a checkpoint.", rich_markup_mode=None)
 app.add_typer(evaluate_app, name="evaluate")
 app.add_typer(train_app, name="train")
+app.add_typer(survey_app, name="survey")
 
 
 @app.callback()
@@ -127,8 +129,9 @@ def images(
     decode = decode_config(context)
     require_choice("--split", split, SPLITS)
 
-    from superres.batch import check_samples, encode_png, prepare_folder, write_result
+    from superres.batch import check_samples, encode_png
     from superres.evaluation import contact_sheet, evaluate_images, report_table
+    from superres.output import prepare_folder, write_result
     from superres.sampling import evaluate_samples, samples_table
     from superres.tasks.faces import read_faces
 
@@ -165,8 +168,8 @@ def tune(
     bound = QualityBound(min_psnr_to_greedy, max_bits_loss)
     require_choice("--split", split, SPLITS)
 
-    from superres.batch import prepare_folder
     from superres.comparison import label
+    from superres.output import prepare_folder
     from superres.pipeline import find_checkpoint
     from superres.tasks.faces import read_faces
     from superres.tuning import save_default

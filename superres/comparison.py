@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.evaluation import agreement, decode_interleaved, markdown_table, mean_bits_per_dim, number_text
+from superres.evaluation import agreement, decode_interleaved, mean_bits_per_dim
+from superres.output import markdown_table, number_text
 from superres.pipeline import Upscaler
 from superres.tasks.faces import FacePairs
 

@@ -22,3 +22,7 @@ class CheckpointError(SuperresError):
 
 class OutputError(SuperresError):
     """A result cannot be written where the user asked for it."""
+
+
+class StoreError(SuperresError):
+    """A survey's store is missing, locked, read-only, full or of another schema, or does not hold what is asked for."""

@@ -7,7 +7,6 @@ set.
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from tqdm import tqdm
 
 from superres.batch import image_key, resolve_options
 from superres.config import DecodeConfig, require
+from superres.output import number_text
 from superres.tasks.faces import FacePairs, area_reduce, enlarge
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
     from superres.decoding.trace import RowTrace
     from superres.pipeline import Upscaler
@@ -283,24 +282,6 @@ def method_lines(methods: dict[str, dict[str, float | None]]) -> list[str]:
         cells = (number_text(scores.get(name), digits).rjust(width) for name, width, digits in columns)
         lines.append(f"{method:10}{''.join(cells)}")
     return lines
-
-
-def number_text(value: float | None, digits: int) -> str:
-    """Return `value` with `digits` decimals, or "-" for None."""
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table whose columns but the first are aligned to the right."""
-    ruler = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ruler, *rows))
-
-
-def figure_png(figure: Figure) -> bytes:
-    """Return a plot as the bytes of a PNG file."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=100)
-    return buffer.getvalue()
 
 
 def contact_sheet(columns: dict[str, Pixels], scale: int = 4, caption_height: int = 16) -> Pixels:

@@ -17,15 +17,14 @@ from superres.evaluation import (
     Pixels,
     decode_interleaved,
     equal_tokens,
-    markdown_table,
     mean_squared_error,
     method_lines,
-    number_text,
     picture_scores,
     pooled_psnr,
     psnr,
     ssim,
 )
+from superres.output import markdown_table, number_text
 from superres.tasks.faces import FacePairs, enlarge
 
 if TYPE_CHECKING:

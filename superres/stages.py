@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from accelerate import PartialState
 
-from superres.batch import image_key, prepare_folder, write_result
+from superres.batch import image_key
 from superres.checkpoint import read_config, read_training
 from superres.config import PRESETS, Config, DecodeConfig, ModelConfig, TrainConfig, require
 from superres.data import Batches, DistilBatches, ImageBatches
 from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
 from superres.nn.scores import bits_per_dim
+from superres.output import prepare_folder, write_result
 from superres.pipeline import Upscaler
 from superres.tasks import faces
 from superres.tasks.faces import FacePairs

@@ -10,20 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superres.batch import prepare_folder, say, write_result
+from superres.batch import say
 from superres.config import DecodeConfig, require
 from superres.decoding.trace import survival_curve
 from superres.errors import ConfigError
-from superres.evaluation import (
-    Decoded,
-    agreement,
-    decode_interleaved,
-    figure_png,
-    markdown_table,
-    mean_bits_per_dim,
-    number_text,
-    picture_scores,
-)
+from superres.evaluation import Decoded, agreement, decode_interleaved, mean_bits_per_dim, picture_scores
+from superres.output import figure_png, markdown_table, number_text, prepare_folder, write_result
 from superres.tasks.faces import FacePairs
 
 if TYPE_CHECKING:

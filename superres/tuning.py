@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from superres.batch import write_atomically
 from superres.checkpoint import CONFIG, DECODE, read_config
 from superres.comparison import ACCEPTANCE, Scores, as_rows, compare, comparison_table, psnr_to_greedy
 from superres.config import DecodeConfig, QualityBound, require
 from superres.errors import OutputError
+from superres.output import write_atomically
 from superres.pipeline import Upscaler
 from superres.tasks.faces import FacePairs
 

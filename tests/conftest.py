@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Before numpy or torch is imported: small tensors are slower with more threads, and sums then depend on the machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -11,6 +16,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from superres.survey.store import Store
 
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
@@ -28,3 +36,46 @@ def _seed() -> None:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """URL of a PostgreSQL server of this test run's own."""
+    from survey_tools import postgres, postgres_programs
+
+    if postgres_programs() is None:
+        pytest.skip("no PostgreSQL server here; apt-get install postgresql")
+    with postgres(durable=False) as url:
+        yield url
+
+
+@pytest.fixture
+def memory_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder for a survey's store, in memory where the machine has such: every vote waits for its disk."""
+    memory = Path("/dev/shm")  # noqa: S108
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, memory_folder: Path) -> Iterator[Store]:
+    """An empty survey store, in SQLite and on a real PostgreSQL server; its `address` opens it anew."""
+    from superres.survey.store import Store
+
+    if request.param == "sqlite":
+        address = str(memory_folder / "survey.db")
+    else:
+        import psycopg
+
+        server = request.getfixturevalue("postgres_server")
+        name = f"test_{secrets.token_hex(6)}"
+        with psycopg.connect(server, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        address = server.rsplit("/", 1)[0] + f"/{name}"
+    store = Store(address, create=True)
+    store.address = address
+    yield store
+    store.close()

@@ -11,11 +11,11 @@ import pytest
 from fakes import TOKENS, FakeUpscaler
 from PIL import Image
 
-from superres import batch
-from superres.batch import image_key, upscale_files, write_atomically, write_result
+from superres.batch import image_key, upscale_files
 from superres.batch_plan import BatchOptions, Job, list_inputs, parse_shard, plan
 from superres.config import DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError
+from superres.output import write_atomically, write_result
 
 FIELDS = ["input", "output", "status", "error", "tokens", "iterations", "model_calls", "mean_accepted_block_size",
           "seconds", "checkpoint", "config", "seed"]
@@ -296,7 +296,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_temporary_one(tmp_path,
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(batch.os, "replace", fail)
+    monkeypatch.setattr("superres.output.os.replace", fail)
     with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "a.png", b"new")
     assert names(tmp_path) == ["a.png"]

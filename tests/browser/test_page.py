@@ -17,7 +17,9 @@ from superres.config import DecodeConfig
 from superres.tasks.faces import read_image
 
 FACTS = "#live .sr-facts"
-PREVIEW = "[...document.querySelectorAll('#preview img, #preview [role=alert]')].map(e => e.src || e.textContent).join()"
+PREVIEW = (
+    "[...document.querySelectorAll('#preview img, #preview [role=alert]')].map(e => e.src || e.textContent).join()"
+)
 
 
 def choose(page, path):

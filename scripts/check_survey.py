@@ -1,0 +1,372 @@
+"""Check a survey's server over HTTP: what it keeps when it is killed, what it refuses, and what it gives away.
+
+    python scripts/check_survey.py crashes --votes 5000 --raters 64 --kills 10 [--store URL]
+    python scripts/check_survey.py forgeries --requests 1000 [--store URL]
+    python scripts/check_survey.py blinding STUDY --store survey.db
+
+The first two make a study of random pictures of their own, in a new SQLite file unless --store says otherwise. The last
+adds practice raters' votes to the study that it is given: let it check a copy.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from scipy import stats
+from sqlalchemy import select
+
+from superres.errors import SuperresError
+from superres.survey import schema
+from superres.survey.client import Answer, RaterClient, ballot
+from superres.survey.pairs import Method, compare_methods, make_pairs
+from superres.survey.secrecy import digest
+from superres.survey.server import page
+from superres.survey.store import Store
+from superres.survey.study import Study, StudySettings
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+StorePlace = Annotated[str | None, typer.Option(metavar="FILE|URL", help="[default: a new SQLite file]")]
+
+SAVED, USED, BUSY = 200, 409, 503
+
+PAGES = {"": "survey.html", "survey.js": "survey.js", "survey.css": "survey.css", "results/": "results.html",
+         "results/results.js": "results.js"}
+"""Files by the path under which they are served."""
+
+
+class Server:
+    """`superres survey serve` as a process of its own on one port, to be killed and started again."""
+
+    def __init__(self, store: str, study: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            self.port = listening.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}/"
+        code = "from superres.cli import main; main()"
+        self._words = [sys.executable, "-c", code, "survey", "serve", study, "--store", store, "--port", str(self.port)]
+        self.start()
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        self._process = subprocess.Popen(self._words, stderr=subprocess.DEVNULL)  # noqa: S603 -- our own words
+        while True:
+            try:
+                if RaterClient(self.address).ask("api/study").status == SAVED:
+                    return
+            except OSError:
+                if self._process.poll() is not None:
+                    raise RuntimeError("the server does not start") from None
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End the process as a crash does."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+
+def make_study(store: Store, images: int, trials: int) -> Study:
+    """Store a study of random pictures under a new name."""
+    rng = np.random.default_rng(0)
+    methods = [Method(name, {f"{i:04d}": rng.integers(0, 256, (8, 8, 3)).astype(np.uint8) for i in range(images)},
+                      {"random": name}) for name in ("first", "second")]
+    compared = compare_methods(methods[:1], methods[1:])
+    settings = StudySettings(trials=trials, gold=0, repeats=0, practice=0, scale=4, minimum_viewport=(100, 100))
+    return store.create_study(f"check-{secrets.token_hex(4)}", settings, [c for c, _, _ in compared],
+                              {method.name: method.record for method in methods}, make_pairs(compared, settings))[0]
+
+
+@contextmanager
+def opened(place: str | None) -> Iterator[tuple[str, Store]]:
+    """Open the store at `place`, or a new one that is removed afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = place or str(Path(folder, "survey.db"))
+        store = Store(chosen, create=True)
+        yield chosen, store
+        store.close()
+
+
+def stored_votes(store: Store, study: Study) -> Counter[tuple[str, str]]:
+    """Count the stored votes by (digest of the trial's token, choice)."""
+    query = select(schema.trial.c.token_hash, schema.vote.c.choice) \
+        .select_from(schema.vote.join(schema.trial).join(schema.pair)).where(schema.pair.c.study_id == study.id)
+    with store.reading() as connection:
+        return Counter((row.token_hash, row.choice) for row in connection.execute(query))
+
+
+class Rater(threading.Thread):
+    """Votes through the study at random, and repeats whatever gets no answer until it gets one."""
+
+    def __init__(self, address: str, number: int) -> None:
+        super().__init__(daemon=True)
+        self.client, self.name, self.rng = RaterClient(address), f"rater-{number}", np.random.default_rng(number)
+        self.saved: list[tuple[str, str]] = []  # answered "saved"
+        self.kept: list[tuple[str, str]] = []  # the answer was lost; asked again, the server had the vote
+        self.unexpected: list[Answer] = []
+
+    def persist(self, ask: Callable[[], Answer]) -> tuple[Answer, bool]:
+        """Return the answer, and whether an earlier attempt went without one."""
+        lost = False
+        while True:
+            try:
+                answer = ask()
+                if answer.status != BUSY:
+                    return answer, lost
+            except (OSError, http.client.HTTPException):
+                lost = True
+            time.sleep(0.05)
+
+    def run(self) -> None:
+        """Vote until all is done."""
+        self.persist(lambda: self.client.enrol(self.name))
+        while not (trial := self.persist(self.client.trial)[0].json()).get("done", False):
+            choice = ("left", "right")[self.rng.integers(2)]
+            token = trial["token"]
+            answer, lost = self.persist(lambda token=token, choice=choice: self.client.vote(token, choice))
+            if answer.status == SAVED:
+                self.saved.append((digest(token), choice))
+            elif answer.status == USED and lost:
+                self.kept.append((digest(token), choice))
+            else:
+                self.unexpected.append(answer)
+
+
+@app.command()
+def crashes(
+    votes: int = 5000, raters: int = 64, kills: int = 10, store: StorePlace = None,
+) -> None:
+    """Kill the server while raters vote; every vote answered "saved" must be stored exactly once, and no other."""
+    with opened(store) as (place, kept):
+        trials = -(-votes // raters)
+        study = make_study(kept, trials, trials)
+        server = Server(place, study.name)
+        crowd = [Rater(server.address, number) for number in range(raters)]
+        started = time.perf_counter()
+        for rater in crowd:
+            rater.start()
+        for number in range(1, kills + 1):
+            while sum(len(rater.saved) for rater in crowd) < number * votes // (kills + 1):
+                time.sleep(0.02)
+            server.kill()
+            server.start()
+        for rater in crowd:
+            rater.join()
+        seconds = time.perf_counter() - started
+        server.kill()
+        answered, unanswered = (Counter(entry for rater in crowd for entry in getattr(rater, name))
+                                for name in ("saved", "kept"))
+        found = stored_votes(kept, study)
+        unexpected = [answer for rater in crowd for answer in rater.unexpected]
+    print(f"{raters} raters, {kills} times SIGKILL, {seconds:.0f} s: {answered.total()} votes answered \"saved\", "
+          f"{unanswered.total()} stored whose answer was lost, {found.total()} in the store, "
+          f"{(answered - found).total()} lost, {(found - answered - unanswered).total()} unasked for, "
+          f"{sum(count > 1 for count in found.values())} doubled, {len(unexpected)} unexpected answers")
+    if found != answered + unanswered or max(found.values()) > 1 or unexpected or found.total() != trials * raters:
+        sys.exit("check_survey: votes and answers differ")
+
+
+def bad_requests(mine: RaterClient, other: RaterClient, rng: np.random.Generator) -> Iterator[tuple[str, Answer]]:
+    """Send one bad vote request of every kind; gives (kind, answer)."""
+    token, foreign = (client.trial().json()["token"] for client in (mine, other))
+    good = ballot(token, "left")
+    yield "forged token", mine.ask("api/votes", ballot(secrets.token_urlsafe(24), "left"))
+    yield "altered token", mine.ask("api/votes", ballot(token[:-1] + ("A" if token[-1] != "A" else "B"), "left"))
+    yield "another rater's token", mine.ask("api/votes", ballot(foreign, "right"))
+    yield "another rater's session", other.ask("api/votes", good)
+    yield "no session", mine.ask("api/votes", good, session="")
+    yield "forged session", mine.ask("api/votes", good, session=secrets.token_urlsafe(24))
+    yield "token as session", mine.ask("api/votes", good, session=token)
+    yield "digest as token", mine.ask("api/votes", {**good, "token": digest(token)[:32]})
+    fresh = mine.trial().json()["token"]
+    yield "outdated token", mine.ask("api/votes", good)
+    good = ballot(fresh, "left")
+    for name, values in {
+        "choice": ["unsure", "a", "LEFT", "", None, 1, ["left"], "left' OR '1'='1"],
+        "token": ["", None, 7, "x" * 33, "' OR 1=1 --                     "],
+        "response_ms": [-1, "12", None, 1e30, True], "display_px": [0, -5, "256", None],
+        "pixel_ratio": [0, None, "1"], "viewport_width": [10, -1, 1.5, None, "800"], "viewport_height": [0, None, 50],
+        "input": ["mouse", None, 1],
+    }.items():
+        value = values[rng.integers(len(values))]
+        yield f"bad {name}", mine.ask("api/votes", {**good, name: value})
+        yield f"no {name}", mine.ask("api/votes", {key: entry for key, entry in good.items() if key != name})
+    yield "extra field", mine.ask("api/votes", {**good, "method": "first"})
+    text = json.dumps(good).encode()
+    cut = int(rng.integers(1, len(text) - 1))
+    yield "cut JSON", mine.ask("api/votes", data=text[:cut])
+    yield "not a number", mine.ask("api/votes", data=text.replace(b"1000.0", b"NaN"))
+    yield "random bytes", mine.ask("api/votes", data=rng.bytes(64))
+    yield "list", mine.ask("api/votes", [good])
+    yield "too long", mine.ask("api/votes", {**good, "token": "x" * 50_000})
+    yield "get", mine.ask(f"api/votes?token={fresh}&choice=left")
+    yield "another path", mine.ask(f"api/votes/{fresh}", good)
+
+
+@app.command()
+def forgeries(requests: int = 1000, store: StorePlace = None) -> None:
+    """Send bad vote requests of many kinds among good ones; only the good ones must be stored."""
+    rng = np.random.default_rng(0)
+    with opened(store) as (place, kept):
+        study = make_study(kept, 200, 200)
+        server = Server(place, study.name)
+        mine, other = RaterClient(server.address), RaterClient(server.address)
+        mine.enrol("mine")
+        other.enrol("other")
+        good: Counter[tuple[str, str]] = Counter()
+        sent: Counter[str] = Counter()
+        wrong: list[str] = []
+        while sent.total() < requests:
+            for kind, answer in bad_requests(mine, other, rng):
+                sent[kind] += 1
+                if not 400 <= answer.status < 500:
+                    wrong.append(f"{kind}: {answer.status}")
+            token = mine.trial().json()["token"]
+            if mine.vote(token, "left").status != SAVED:
+                wrong.append("a good vote was refused")
+            good[(digest(token), "left")] += 1
+            for choice in ("left", "right"):
+                sent["replayed"] += 1
+                if mine.vote(token, choice).status != USED:
+                    wrong.append("replayed vote")
+        found = stored_votes(kept, study)
+        server.kill()
+    print(f"{sent.total()} bad requests of {len(sent)} kinds among {good.total()} good votes: "
+          f"{(found - good).total()} stored, {(good - found).total()} good votes lost, "
+          f"{len(wrong)} answered otherwise than by a refusal")
+    if found != good or wrong:
+        sys.exit(f"check_survey: {'; '.join(sorted(set(wrong))) or 'votes differ'}")
+
+
+@app.command()
+def blinding(
+    study: str, store: Annotated[str, typer.Option(metavar="FILE|URL")], raters: int = 10,
+) -> None:
+    """Read everything that browsers receive, and look for what tells a picture's method."""
+    kept = Store(store)
+    found = kept.study(study)
+    server = Server(store, study)
+    answers: list[tuple[str, Answer]] = []
+    shown: list[tuple[str, str, Answer]] = []
+    for number in range(raters):
+        client = RaterClient(server.address)
+        client.enrol(f"blinding-{os.getpid()}-{number}")
+        answers.extend((path, client.ask(path)) for path in (*PAGES, "api/study", "nowhere"))
+        while not (trial := client.trial()).json()["done"]:
+            token = trial.json()["token"]
+            answers.append(("api/trial", trial))
+            for side in ("left", "right"):
+                answer = client.picture(token, side)
+                shown.append((token, side, answer))
+            answers.append(("api/votes", client.vote(token, "left")))
+        answers.append(("api/trial", trial))
+    server.kill()
+    faults = [*words_in(found, kept, answers, shown), *unlike(shown), *told_by_statistics(found, kept, shown)]
+    print(f"{len(answers) + len(shown)} answers, {len(shown)} of them pictures: "
+          f"{'; '.join(faults) or 'nothing tells a method'}")
+    if faults:
+        sys.exit("check_survey: the study is not blind")
+
+
+def words_in(
+    study: Study, store: Store, answers: list[tuple[str, Answer]], shown: list[tuple[str, str, Answer]],
+) -> Iterator[str]:
+    """Look for names of methods, comparisons, images and kinds, settings and digests in bodies and headers."""
+    with store.reading() as connection:
+        rows = connection.execute(select(schema.picture.c.method, schema.picture.c.image, schema.picture.c.sha256)
+                                  .where(schema.picture.c.study_id == study.id)).all()
+    secret = {study.name, "gold", "repeat", *(str(value) for row in rows for value in row)}
+    secret |= {comparison.name for comparison in study.comparisons}
+    secret |= {str(record[key]) for record in study.methods.values() for key in ("folder", "checkpoint", "revision")
+               if key in record}
+    words = re.compile("|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in secret))
+    tokens = {token for token, _, _ in shown}
+    wording = [study.settings.title, study.settings.question, study.settings.consent, study.settings.thanks]
+    for path, answer in answers:
+        text = answer.body.decode()
+        if path in PAGES:
+            if answer.body != page(PAGES[path]).body:
+                yield f"the page {path!r} is not the file as it is for every study"
+            text = ""
+        # The owner's own words may say camera; a random token may hold anything.
+        for own in (*wording, *tokens):
+            text = text.replace(json.dumps(own, ensure_ascii=False), "")
+        for word in set(words.findall(f"{answer.headers} {text}")):
+            yield f"{word!r} in the answer to {path!r}"
+    for _, side, answer in shown:
+        if words.search(str(answer.headers)):
+            yield f"a name in the headers of a {side} picture"
+
+
+def unlike(shown: list[tuple[str, str, Answer]]) -> Iterator[str]:
+    """Compare the pictures' headers, lengths and PNG chunks, and the shape of their tokens."""
+    headers = {tuple(entry for entry in answer.headers if entry[0].lower() != "date") for _, _, answer in shown}
+    if len(headers) > 1:
+        yield f"pictures have {len(headers)} kinds of headers"
+    if len({len(answer.body) for _, _, answer in shown}) > 1:
+        yield "pictures differ in length"
+    if len({tuple(chunks(answer.body)) for _, _, answer in shown}) > 1:
+        yield "pictures differ in PNG chunks"
+    if {name for _, _, answer in shown for name, _ in chunks(answer.body)} - {b"IHDR", b"IDAT", b"IEND"}:
+        yield "pictures have metadata"
+    if {len(token) for token, _, _ in shown} != {32} or len({token for token, _, _ in shown}) * 2 != len(shown):
+        yield "tokens are not alike"
+
+
+def chunks(png: bytes) -> Iterator[tuple[bytes, int]]:
+    """Return the names and lengths of a PNG's chunks."""
+    place = 8
+    while place < len(png):
+        length = int.from_bytes(png[place:place + 4], "big")
+        yield png[place + 4:place + 8], length
+        place += 12 + length
+
+
+def told_by_statistics(study: Study, store: Store, shown: list[tuple[str, str, Answer]]) -> Iterator[str]:
+    """Test whether the time of an answer or the side tells method a from method b."""
+    times: dict[str, list[float]] = {}
+    left = total = 0
+    sides = {row["token"]: row for row in _trials(store, study)}
+    for token, side, answer in shown:
+        row = sides[digest(token)]
+        picture = row["left"] if side == "left" else "ba"["ab".index(row["left"])]
+        times.setdefault(picture, []).append(answer.seconds)
+        left += side == "left" and picture == "a"
+        total += side == "left"
+    p_time = float(stats.mannwhitneyu(times["a"], times["b"]).pvalue)
+    p_side = float(stats.binomtest(left, total).pvalue)
+    medians = " and ".join(f"{1000 * np.median(times[picture]):.2f} ms for {picture}" for picture in "ab")
+    print(f"time of a picture: median {medians} (Mann-Whitney p = {p_time:.2f}); "
+          f"method a on the left {left} of {total} times (p = {p_side:.2f})")
+    if min(p_time, p_side) < 1e-4:
+        yield "the time or the side tells the method"
+
+
+def _trials(store: Store, study: Study) -> list[dict[str, Any]]:
+    trial = schema.trial
+    query = select(trial.c.token_hash.label("token"), trial.c.left_side.label("left")) \
+        .join(schema.pair, schema.pair.c.id == trial.c.pair_id).where(schema.pair.c.study_id == study.id)
+    with store.reading() as connection:
+        return [dict(row) for row in connection.execute(query).mappings()]
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except SuperresError as error:
+        sys.exit(f"check_survey: {error}")

@@ -1,0 +1,191 @@
+"""SIMULATION: raters who do not exist vote with a preference that is known, to try the survey and its intervals.
+
+    python scripts/simulate_votes.py http STUDY --store survey.db --address http://127.0.0.1:8000/ --raters 30
+    python scripts/simulate_votes.py coverage --studies 200 --raters 30 --votes 50 --images 500
+
+A simulated rater prefers method a with probability sigmoid(mean + rater's effect + image's effect), the effects being
+normal with --rater-sd and --image-sd on the logit scale; the mean is such that the preference over all possible raters
+and images is --preference. `http` votes in a study as browsers do, but looks up in the store which side is method a:
+never use it on a study whose votes matter. `coverage` simulates whole studies without a server, and counts how often
+each interval covers the known preference.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from scipy import optimize
+from scipy.special import expit
+from sqlalchemy import select
+from tqdm import tqdm
+
+from superres.errors import SuperresError
+from superres.output import markdown_table, prepare_folder, write_result
+from superres.survey import schema, statistics
+from superres.survey.client import RaterClient
+from superres.survey.secrecy import digest
+from superres.survey.statistics import Interval, Votes
+from superres.survey.store import Store
+from superres.survey.study import MAIN, REPEAT
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+GOLD_ACCURACY = 0.97
+MEDIAN_MS = 2500.0
+
+Preference = Annotated[float, typer.Option(help="Known preference for method a, %.")]
+RaterSd = Annotated[float, typer.Option(min=0, help="Standard deviation of the raters' effects, logits.")]
+ImageSd = Annotated[float, typer.Option(min=0, help="Standard deviation of the images' effects, logits.")]
+Raters = Annotated[int, typer.Option(min=2, help="Simulated raters.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything.")]
+
+
+def mean_logit(preference: float, rater_sd: float, image_sd: float) -> float:
+    """Return the mean logit for which the preference (a share), averaged over normal effects, is as given."""
+    points, weights = np.polynomial.hermite_e.hermegauss(60)
+    sd = float(np.hypot(rater_sd, image_sd))
+
+    def excess(mean: float) -> float:
+        return float(weights @ expit(mean + sd * points) / weights.sum()) - preference
+
+    return float(optimize.brentq(excess, -20, 20))
+
+
+def image_effect(image: str, seed: int, sd: float) -> float:
+    """Return the effect of an image, the same for every rater."""
+    return sd * float(np.random.default_rng([seed, int(digest(image)[:15], 16)]).standard_normal())
+
+
+class SimulatedRater(threading.Thread):
+    """A rater who does not exist."""
+
+    def __init__(self, number: int, address: str, store: Store, prefers: Callable[[np.random.Generator, str], float],
+                 seed: int) -> None:
+        super().__init__()
+        self.client, self.store, self.prefers = RaterClient(address), store, prefers
+        self.name, self.rng, self.votes = f"simulated-{seed}-{number}", np.random.default_rng([seed, number]), 0
+
+    def run(self) -> None:
+        """Vote on everything that the study shows."""
+        remembered: dict[int, str] = {}
+        self.client.enrol(self.name)
+        while not (trial := self.client.trial().json())["done"]:
+            shown = self._look_up(trial["token"])
+            if shown.kind in (MAIN, REPEAT):
+                chance = self.prefers(self.rng, shown.image)
+                chosen = "a" if self.rng.random() < chance else "b"
+                if shown.kind == REPEAT and self.rng.random() < 0.8:
+                    chosen = remembered[shown.pair_id]
+                remembered[shown.pair_id] = chosen
+            else:
+                chosen = "a" if self.rng.random() < GOLD_ACCURACY else "b"
+            side = "left" if chosen == shown.left_side else "right"
+            answer = self.client.vote(trial["token"], side, float(MEDIAN_MS * np.exp(0.5 * self.rng.standard_normal())))
+            if answer.status != 200:
+                raise RuntimeError(f"a simulated vote was answered by {answer.status}: {answer.body.decode()}")
+            self.votes += 1
+
+    def _look_up(self, token: str) -> Any:  # noqa: ANN401 -- a row
+        trial, pair = schema.trial, schema.pair
+        query = select(trial.c.kind, trial.c.left_side, trial.c.pair_id, pair.c.image) \
+            .join(pair, pair.c.id == trial.c.pair_id).where(trial.c.token_hash == digest(token))
+        with self.store.reading() as connection:
+            return connection.execute(query).one()
+
+
+@app.command(name="http")
+def over_http(
+    study: str, store: Annotated[str, typer.Option(help="The store that the server uses.")],
+    address: Annotated[str, typer.Option(help="URL of the voting page.")] = "http://127.0.0.1:8000/",
+    raters: Raters = 30, preference: Preference = 56.8, rater_sd: RaterSd = 0.4, image_sd: ImageSd = 1.0,
+    seed: Seed = 0,
+) -> None:
+    """Simulated raters vote in a served study, all at once."""
+    opened = Store(store)
+    opened.study(study)
+    mean = mean_logit(preference / 100, rater_sd, image_sd)
+
+    def made(number: int) -> SimulatedRater:
+        own = rater_sd * float(np.random.default_rng([seed, number, 1]).standard_normal())
+        return SimulatedRater(number, address, opened, lambda _, image: float(
+            expit(mean + own + image_effect(image, seed, image_sd))), seed)
+
+    crowd = [made(number) for number in range(raters)]
+    for rater in crowd:
+        rater.start()
+    for rater in tqdm(crowd, "simulated raters", disable=None):
+        rater.join()
+    print(f"SIMULATION: {sum(rater.votes for rater in crowd)} votes of {raters} raters who do not exist are in "
+          f"{study}; their preference is {preference} %")
+
+
+def simulated_votes(
+    rng: np.random.Generator, mean: float, raters: int, votes: int, images: int, rater_sd: float, image_sd: float,
+) -> Votes:
+    """Return the votes of a simulated study: each rater sees `votes` of the images."""
+    rater_effects, image_effects = rater_sd * rng.standard_normal(raters), image_sd * rng.standard_normal(images)
+    seen = np.concatenate([rng.choice(images, votes, replace=False) for _ in range(raters)])
+    own = np.repeat(np.arange(raters), votes)
+    values = rng.random(len(own)) < expit(mean + rater_effects[own] + image_effects[seen])
+    return Votes.of(values.astype(float).tolist(), [f"{n:06d}" for n in own], [f"{n:06d}" for n in seen])
+
+
+def intervals_of(votes: Votes, rng: np.random.Generator) -> dict[str, Interval]:
+    """Return every interval that the report shows."""
+    both = statistics.two_way(votes)
+    return {
+        "two-way clustered (headline)": both.interval if both else (0.0, 1.0),
+        "two-way pigeonhole": statistics.pigeonhole_bootstrap(votes, rng),
+        "raters resampled": statistics.cluster_bootstrap(votes, votes.raters, rng),
+        "images resampled": statistics.cluster_bootstrap(votes, votes.images, rng),
+        "votes only (the paper's)": statistics.votes_bootstrap(votes, rng),
+        "Wilson": statistics.wilson(float(votes.values.sum()), len(votes)),
+    }
+
+
+@app.command()
+def coverage(
+    studies: Annotated[int, typer.Option(min=1, help="Simulated studies.")] = 200, raters: Raters = 30,
+    votes: Annotated[int, typer.Option(min=1, help="Votes a rater.")] = 50,
+    images: Annotated[int, typer.Option(min=2, help="Images of the study.")] = 500, preference: Preference = 56.8,
+    rater_sd: RaterSd = 0.4, image_sd: ImageSd = 1.0, seed: Seed = 0,
+    output: Annotated[Path | None, typer.Option(help="Folder for coverage.json and coverage.md.")] = None,
+) -> None:
+    """Count how often each 90% interval covers the known preference."""
+    if votes > images:
+        sys.exit(f"simulate_votes: --votes {votes} a rater are more than the --images, {images}")
+    truth = preference / 100
+    mean = mean_logit(truth, rater_sd, image_sd)
+    hits: dict[str, list[bool]] = {}
+    widths: dict[str, list[float]] = {}
+    for number in tqdm(range(studies), "simulated studies", disable=None):
+        rng = np.random.default_rng([seed, number])
+        drawn = simulated_votes(rng, mean, raters, votes, images, rater_sd, image_sd)
+        for name, (low, high) in intervals_of(drawn, rng).items():
+            hits.setdefault(name, []).append(low <= truth <= high)
+            widths.setdefault(name, []).append(100 * (high - low))
+    rows = [[name, f"{100 * np.mean(hits[name]):.1f}", f"{np.mean(widths[name]):.1f}"] for name in hits]
+    title = (f"SIMULATION: {studies} studies, {raters} raters x {votes} votes on {images} images, preference "
+             f"{preference} %, standard deviations {rater_sd} (raters) and {image_sd} (images), nominal 90 %")
+    table = f"{title}\n\n{markdown_table(['interval', 'covers, %', 'mean width, points'], rows)}\n"
+    print(table)
+    if output is not None:
+        prepare_folder(output)
+        document = {"simulation": title, "rows": [dict(zip(("interval", "coverage", "width"), row, strict=True))
+                                                  for row in rows]}
+        write_result(output / "coverage.json", (json.dumps(document, indent=1) + "\n").encode())
+        write_result(output / "coverage.md", table.encode())
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except SuperresError as error:
+        sys.exit(f"simulate_votes: {error}")

@@ -1,0 +1,97 @@
+"""A rater without a browser: the requests that the page makes of `superres.survey.server`, for checks over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+SIGHT: dict[str, Any] = {
+    "display_px": 256.0, "pixel_ratio": 1.0, "viewport_width": 1280, "viewport_height": 800, "input": "key",
+}
+"""What a page on an ordinary screen reports beside the choice."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP answer: status, headers in the order in which they came, and body."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+    seconds: float
+
+    def json(self) -> Any:  # noqa: ANN401 -- whatever the server sent
+        """Return the body's value."""
+        return json.loads(self.body)
+
+
+@dataclass
+class RaterClient:
+    """One rater's connection.
+
+    Attributes:
+        address: URL of the voting page, such as "http://127.0.0.1:8000/".
+        session: of the rater, once enrolled.
+    """
+
+    address: str
+    session: str = ""
+    _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
+
+    def ask(self, path: str, body: Any = None, data: bytes | None = None, session: str | None = None) -> Answer:  # noqa: ANN401
+        """Send a request: GET, or POST with `body` as JSON or `data` as it is.
+
+        Raises:
+            OSError, http.client.HTTPException: there was no whole answer; whether the request arrived is not known.
+        """
+        place = urlsplit(self.address)
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
+        if body is not None:
+            data = json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", "X-Session": self.session if session is None else session}
+        started = time.perf_counter()
+        try:
+            target = f"{place.path.rstrip('/')}/{path}"
+            self._connection.request("GET" if data is None else "POST", target, data, headers)
+            answer = self._connection.getresponse()
+            received = answer.read()
+        except (OSError, http.client.HTTPException):
+            self.close()
+            raise
+        return Answer(answer.status, answer.getheaders(), received, time.perf_counter() - started)
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def enrol(self, rater_id: str) -> Answer:
+        """Agree to the consent text as `rater_id`."""
+        version = self.ask("api/study").json()["consent_version"]
+        answer = self.ask("api/raters", {"rater": rater_id, "consent": version})
+        if answer.status == 200:
+            self.session = answer.json()["session"]
+        return answer
+
+    def trial(self) -> Answer:
+        """Ask for the next trial."""
+        return self.ask("api/trial")
+
+    def picture(self, token: str, side: str) -> Answer:
+        """Fetch the picture on a side of a trial."""
+        return self.ask(f"pictures/{token}/{side}")
+
+    def vote(self, token: str, choice: str, response_ms: float = 1000.0) -> Answer:
+        """Vote."""
+        return self.ask("api/votes", ballot(token, choice, response_ms))
+
+
+def ballot(token: str, choice: str, response_ms: float = 1000.0) -> dict[str, Any]:
+    """Return the body of a vote."""
+    return {"token": token, "choice": choice, "response_ms": response_ms, **SIGHT}

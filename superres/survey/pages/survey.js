@@ -1,0 +1,209 @@
+"use strict";
+// The rater's page. It knows trials by opaque tokens only; sides, order and methods are the server's.
+
+const byId = (id) => document.getElementById(id);
+const SECTIONS = ["loading", "start", "again", "trial", "small", "done"];
+const RETRY_MS = [500, 1000, 2000, 4000];
+
+let study = null;
+let session = null;
+let raterFromUrl = null;
+let trial = null;      // the pair on the page; null while none can be voted on
+let shownAt = 0;       // performance.now() when both pictures were on the page
+let section = "loading";
+
+function show(name) {
+  section = name;
+  refresh();
+}
+
+// The "small" section covers the trial for as long as the window is too small.
+function refresh() {
+  const covered = section === "trial" && tooSmall();
+  for (const name of SECTIONS) byId(name).hidden = name !== (covered ? "small" : section);
+}
+
+function say(text) {
+  byId("message").textContent = text;
+}
+
+function tooSmall() {
+  const [width, height] = study.minimum_viewport;
+  return window.innerWidth < width || window.innerHeight < height;
+}
+
+function keep(value) {
+  try {
+    if (value) localStorage.setItem(study.key, JSON.stringify(value));
+    else localStorage.removeItem(study.key);
+  } catch (error) { /* a browser without storage cannot resume by itself; the participant id still does */ }
+}
+
+function kept() {
+  try {
+    return JSON.parse(localStorage.getItem(study.key));
+  } catch (error) {
+    return null;
+  }
+}
+
+const wait = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+// Ask the server until it answers: a lost connection or a busy store only delays.
+async function ask(path, body) {
+  for (let attempt = 0; ; attempt++) {
+    try {
+      const headers = {"Content-Type": "application/json"};
+      if (session) headers["X-Session"] = session;
+      const options = body ? {method: "POST", headers, body: JSON.stringify(body)} : {headers};
+      const answer = await fetch(path, options);
+      if (answer.status < 500) {
+        const value = await answer.json();
+        if (attempt) say("");
+        return {status: answer.status, value};
+      }
+    } catch (error) { /* tried again below */ }
+    say("The server does not answer. Nothing is lost; trying again…");
+    await wait(RETRY_MS[Math.min(attempt, RETRY_MS.length - 1)]);
+  }
+}
+
+function startOver(text) {
+  session = null;
+  trial = null;
+  keep(null);
+  show("start");
+  say(text || "");
+}
+
+async function enrol(event) {
+  event.preventDefault();
+  const rater = raterFromUrl || byId("rater").value.trim();
+  if (!rater) return say("Please type your participant id.");
+  byId("begin").disabled = true;
+  const {status, value} = await ask("api/raters", {rater, consent: study.consent_version});
+  byId("begin").disabled = false;
+  if (status !== 200) return say(value.error);
+  session = value.session;
+  keep({session, rater: raterFromUrl});
+  return next("");
+}
+
+function loaded(image, source) {
+  image.src = source;
+  return image.decode();
+}
+
+async function next(text) {
+  trial = null;
+  const {status, value} = await ask("api/trial");
+  if (status !== 200) return startOver(value.error);
+  if (value.done) return finish(value);
+  byId("pair").classList.remove("ready");
+  byId("progress").max = value.total;
+  byId("progress").value = value.position - 1;
+  byId("count").textContent = `${value.position} of ${value.total}${value.practice ? " (practice)" : ""}`;
+  show("trial");
+  say(text);
+  const images = [byId("left-picture"), byId("right-picture")];
+  const base = `pictures/${value.token}/`;
+  for (let attempt = 0; ; attempt++) {
+    try {
+      const again = attempt ? `?${attempt}` : "";
+      await Promise.all([loaded(images[0], `${base}left${again}`), loaded(images[1], `${base}right${again}`)]);
+      break;
+    } catch (error) {
+      if (attempt === 3) return next("");  // the pair may have been opened in another window
+      say("The pictures do not load. Trying again…");
+      await wait(RETRY_MS[attempt]);
+      say(text);
+    }
+  }
+  for (const image of images) {
+    image.width = image.naturalWidth;
+    image.height = image.naturalHeight;
+  }
+  byId("pair").classList.add("ready");
+  requestAnimationFrame(() => requestAnimationFrame((now) => {
+    shownAt = now;
+    trial = value;
+  }));
+  return undefined;
+}
+
+async function vote(choice, input) {
+  if (!trial || section !== "trial" || tooSmall()) return;
+  const token = trial.token;
+  const practice = trial.practice;
+  const ballot = {
+    token, choice, input,
+    response_ms: Math.max(0, performance.now() - shownAt),
+    display_px: byId("left-picture").getBoundingClientRect().width,
+    pixel_ratio: window.devicePixelRatio,
+    viewport_width: window.innerWidth,
+    viewport_height: window.innerHeight,
+  };
+  trial = null;  // one vote a pair
+  const {status, value} = await ask("api/votes", ballot);
+  if (status === 401) return startOver(value.error);
+  if (status === 200 && practice) {
+    return next(value.correct ? "Practice: that was right." : "Practice: that was the wrong one.");
+  }
+  return next(status === 200 || status === 409 ? "" : value.error);
+}
+
+function finish(value) {
+  keep(null);
+  byId("thanks").textContent = value.thanks;
+  byId("code").textContent = value.completion_code;
+  byId("code-row").hidden = !value.completion_code;
+  byId("link").href = value.completion_url || "#";
+  byId("link-row").hidden = !value.completion_url;
+  show("done");
+  say("");
+}
+
+function onKey(event) {
+  if (event.repeat || event.ctrlKey || event.altKey || event.metaKey || section !== "trial") return;
+  const keys = {ArrowLeft: "left", f: "left", F: "left", ArrowRight: "right", j: "right", J: "right"};
+  if (study.allow_unsure) keys[" "] = "unsure";
+  if (event.key === " ") event.preventDefault();  // must not press the button that was clicked last
+  const choice = keys[event.key];
+  if (!choice) return;
+  event.preventDefault();
+  vote(choice, "key");
+}
+
+async function main() {
+  study = (await ask("api/study")).value;
+  document.title = study.title;
+  byId("title").textContent = study.title;
+  byId("consent").textContent = study.consent;
+  byId("question").textContent = study.question;
+  byId("unsure").hidden = !study.allow_unsure;
+  byId("size").textContent = `The survey needs ${study.minimum_viewport.join(" × ")} pixels. Enlarge the window, zoom out, or use a bigger screen.`;
+  const parameters = new URLSearchParams(window.location.search);
+  raterFromUrl = study.id_params.map((name) => parameters.get(name)).find(Boolean) || null;
+  byId("id-row").hidden = Boolean(raterFromUrl);
+  byId("enrol").addEventListener("submit", enrol);
+  byId("continue").addEventListener("click", () => next(""));
+  byId("other").addEventListener("click", () => startOver(""));
+  for (const side of ["left", "right", "unsure"]) {
+    byId(side).addEventListener("click", (event) => {
+      if (event.detail) event.currentTarget.blur();
+      vote(side, event.detail ? "pointer" : "key");
+    });
+  }
+  document.addEventListener("keydown", onKey);
+  window.addEventListener("resize", refresh);
+  const before = kept();
+  if (before && before.session && (before.rater || null) === raterFromUrl) {
+    session = before.session;
+    if (raterFromUrl) await next("");
+    else show("again");
+  } else {
+    startOver("");
+  }
+}
+
+main();

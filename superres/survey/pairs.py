@@ -1,0 +1,224 @@
+"""Making of a study's pairs from finished pictures, and of the bytes that a browser gets.
+
+A browser must not learn from anything but the pixels which method made a picture. Pictures are therefore encoded anew:
+enlarged, as PNG without metadata and without compression, so that all responses have the same length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from superres.config import require
+from superres.errors import InvalidInputError
+from superres.survey.study import CAMERA, GOLD, MAIN, PRACTICE, Comparison, StudySettings
+
+Pixels = npt.NDArray[np.uint8]
+
+INTACT, SHUFFLED = "intact", "shuffled"
+"""Methods of gold and practice pairs: a picture, and the same with its tiles in another order."""
+
+MOST_GOLD_PAIRS = 20
+TILES = 4
+RESAMPLING = {"nearest": Image.Resampling.NEAREST, "bicubic": Image.Resampling.BICUBIC}
+
+
+@dataclass(frozen=True)
+class Method:
+    """Finished pictures and what made them.
+
+    Attributes:
+        name: unique in the study; `CAMERA` for photographs.
+        pictures: uint8 [H, W, 3] (RGB) by the image's name; an image has the same name in every method.
+        record: what made them, ready for JSON: folder, or checkpoint and decoding settings.
+    """
+
+    name: str
+    pictures: Mapping[str, Pixels]
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One finished picture: uint8 [H, W, 3] of `method` for the image `image`."""
+
+    method: str
+    image: str
+    pixels: Pixels
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the intensities in raster order, R G B, in hexadecimal digits."""
+        return hashlib.sha256(np.ascontiguousarray(self.pixels).tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two pictures for the same image. In gold and practice pairs `a` is the right answer.
+
+    Attributes:
+        kind: `MAIN`, `GOLD` or `PRACTICE`.
+        comparison: name of the comparison that it belongs to; the kind where it belongs to none.
+        a: picture of method a.
+        b: picture of method b.
+    """
+
+    kind: str
+    comparison: str
+    a: Picture
+    b: Picture
+
+
+Compared = tuple[Comparison, Method, Method]
+
+
+def compare_methods(methods_a: Sequence[Method], methods_b: Sequence[Method]) -> list[Compared]:
+    """Pair methods off: the n-th of one list with the n-th of the other, or each with the only one of the other.
+
+    Photographs become method b, so that the preference for method a is its fool rate.
+
+    Raises:
+        ConfigError: the lists do not match, a method meets itself, or two methods share a name.
+    """
+    counts = len(methods_a), len(methods_b)
+    require(min(counts) >= 1 and (counts[0] == counts[1] or 1 in counts),
+            f"{counts[0]} --method-a and {counts[1]} --method-b do not pair off; give equally many, or one of either")
+    _check_names([*methods_a, *methods_b])
+    found: dict[str, Compared] = {}
+    for index in range(max(counts)):
+        a, b = methods_a[index % counts[0]], methods_b[index % counts[1]]
+        if a.name == CAMERA:
+            a, b = b, a
+        require(a.name != b.name, f"method {a.name!r} is compared with itself; give one of the two another name=")
+        comparison = Comparison(f"{a.name} vs {b.name}", a.name, b.name)
+        require(comparison.name not in found, f"the comparison {comparison.name!r} is asked for twice; leave one out")
+        found[comparison.name] = (comparison, a, b)
+    return list(found.values())
+
+
+def _check_names(methods: Sequence[Method]) -> None:
+    known: dict[str, Method] = {}
+    for method in methods:
+        require(known.setdefault(method.name, method).record == method.record,
+                f"two different methods are named {method.name!r}; tell them apart with name=")
+        require(method.name not in (INTACT, SHUFFLED), f"{method.name!r} is the name of a kind of gold picture; "
+                                                       "choose another name=")
+
+
+def check_counterparts(images: Mapping[str, AbstractSet[str]]) -> None:
+    """Check that all methods have the same images, given the names of each method's images by the method's name.
+
+    Raises:
+        InvalidInputError: a method lacks an image that another one has.
+    """
+    known = sorted(set().union(*images.values()))
+    for method, own in images.items():
+        missing = [image for image in known if image not in own]
+        if missing:
+            other = next(name for name, names in images.items() if missing[0] in names)
+            shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+            raise InvalidInputError(f"{method} lacks {len(missing)} of {len(known)} images ({shown}), "
+                                    f"which {other} has; add them, or take them out of both")
+
+
+def _check_sizes(methods: Sequence[Method]) -> None:
+    """Raise InvalidInputError unless all pictures have one size."""
+    sizes = {picture.shape: (method.name, image) for method in methods for image, picture in method.pictures.items()}
+    if len(sizes) > 1:
+        (one, (first, image)), (two, (second, other_image)), *_ = sizes.items()
+        raise InvalidInputError(f"pictures differ in size, which would give methods away: {first} has {image} with "
+                                f"{one[1]}x{one[0]}, {second} has {other_image} with {two[1]}x{two[0]}; resize them")
+
+
+def choose_images(images: Sequence[str], count: int, seed: int) -> list[str]:
+    """Return `count` of `images`, chosen by `seed` alone, in sorted order.
+
+    Raises:
+        ConfigError: there are not so many.
+    """
+    require(1 <= count <= len(images), f"--pairs {count} asked for, but there are {len(images)} images; "
+                                       f"give a number from 1 to {len(images)}")
+    ordered = sorted(images)
+    return sorted(ordered[i] for i in np.random.default_rng(seed).choice(len(ordered), count, replace=False))
+
+
+def make_pairs(compared: Sequence[Compared], settings: StudySettings) -> list[Pair]:
+    """Return the pairs of a study: for each comparison one an image, then gold and practice pairs.
+
+    Gold pictures are photographs where a comparison has them, else those of the first method b.
+
+    Raises:
+        InvalidInputError: a method lacks an image, pictures differ in size, or none is fit for a gold pair.
+    """
+    methods = [method for _, a, b in compared for method in (a, b)]
+    check_counterparts({method.name: method.pictures.keys() for method in methods})
+    _check_sizes(methods)
+    images = sorted(methods[0].pictures)
+    pairs = [Pair(MAIN, comparison.name, Picture(a.name, image, a.pictures[image]),
+                  Picture(b.name, image, b.pictures[image]))
+             for comparison, a, b in compared for image in images]
+    source = next((b for _, _, b in compared if b.name == CAMERA), compared[0][2])
+    rng = np.random.default_rng((settings.seed, 1))
+    order = [images[i] for i in rng.permutation(len(images))]
+    wanted = {PRACTICE: settings.practice, GOLD: min(MOST_GOLD_PAIRS, 2 * settings.gold) if settings.gold else 0}
+    numbers = itertools.cycle(order)
+    for kind, count in wanted.items():
+        for _ in range(min(count, len(images))):
+            pairs.append(_obvious(kind, next(numbers), source, rng))
+    return pairs
+
+
+def _obvious(kind: str, image: str, source: Method, rng: np.random.Generator) -> Pair:
+    pixels = source.pictures[image]
+    broken = shuffle_tiles(pixels, rng)
+    return Pair(kind, kind, Picture(INTACT, image, pixels), Picture(SHUFFLED, image, broken))
+
+
+def shuffle_tiles(pixels: Pixels, rng: np.random.Generator) -> Pixels:
+    """Return a picture, uint8 [H, W, 3], with its 4 x 4 tiles in another order.
+
+    Raises:
+        InvalidInputError: the picture is smaller than 4 x 4, or looks the same in every order.
+    """
+    result: Pixels
+    rows, columns = pixels.shape[0] // TILES, pixels.shape[1] // TILES
+    if rows and columns:
+        corners = [(r * rows, c * columns) for r in range(TILES) for c in range(TILES)]
+        for _ in range(20):
+            result = pixels.copy()
+            for (top, left), place in zip(corners, rng.permutation(len(corners)), strict=True):
+                y, x = corners[place]
+                result[top:top + rows, left:left + columns] = pixels[y:y + rows, x:x + columns]
+            if not np.array_equal(result, pixels):
+                return result
+    raise InvalidInputError("a picture of one colour (or under 4x4) makes no gold pair; leave it out, or set "
+                            "--gold 0 --practice 0")
+
+
+def pack(pixels: Pixels) -> bytes:
+    """Return a picture, uint8 [H, W, 3], as the PNG that is stored."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def display_png(packed: bytes, scale: int, interpolation: str) -> bytes:
+    """Return a stored picture as the browser gets it: enlarged by the whole number `scale`, without metadata.
+
+    The PNG is not compressed: its length depends on its width and height alone, and so does the time that it takes.
+    """
+    with Image.open(io.BytesIO(packed), formats=["PNG"]) as image:
+        size = image.width * scale, image.height * scale
+        enlarged = image.convert("RGB").resize(size, RESAMPLING[interpolation])
+    buffer = io.BytesIO()
+    enlarged.save(buffer, "PNG", compress_level=0)
+    return buffer.getvalue()

@@ -1,0 +1,154 @@
+"""A study's report for people: tables, Markdown and a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from superres.output import figure_png, markdown_table, number_text
+from superres.survey.report import Report
+
+READING = (
+    "The headline is the two-way interval: it treats raters and images as samples of more of their kind. The "
+    "votes-only interval is the paper's (bootstrap over votes); it takes every vote as independent and is too narrow "
+    "whenever raters or images differ. Pigeonhole resamples raters and images at once, a cautious check. "
+    "\"Can't tell\" counts as half a vote for each side; the column decided leaves it out, as Wilson's interval and "
+    "the binomial test do."
+)
+
+BARS = (("two_way", "two-way (raters, images)", 0.0, 3.0, "C0"), ("votes", "votes only (paper)", -0.22, 1.5, "C1"))
+"""Intervals in the plot: kind, label, height above the comparison's line, width, colour."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table with its heading and a sentence below it."""
+
+    heading: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+def percent(share: float | None) -> str:
+    """Return a share as percent with one decimal."""
+    return "-" if share is None else f"{100 * share:.1f}"
+
+
+def interval_text(interval: Sequence[float] | None) -> str:
+    """Return an interval of shares in percent, as the paper prints it."""
+    return "-" if interval is None else f"({percent(interval[0])}, {percent(interval[1])})"
+
+
+def p_text(value: float | None) -> str:
+    """Return a p-value."""
+    return "-" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def sections(report: Report) -> list[Section]:
+    """Return the tables of a report; of the study without exclusions only the preferences."""
+    result = report["result"]
+    fooled = [c["method_a"] for c in result["comparisons"] if c["fool_rate"]]
+    note = READING + (f" Against camera the preference is the fool rate ({', '.join(fooled)})." if fooled else "")
+    found = [_preferences("Preference for method a", report, result, note), _tests(result), _care(result)]
+    if report["without_exclusions"]:
+        found.insert(1, _preferences("The same without exclusions", report, report["without_exclusions"], ""))
+    if result["strengths"]:
+        rows = [[s["method"], f"{s['log_strength']:+.2f}", f"({s['interval'][0]:+.2f}, {s['interval'][1]:+.2f})"]
+                for s in result["strengths"]]
+        found.append(Section("Bradley-Terry strengths", ["method", "log strength", _level(report)], rows,
+                             "The mean is 0; A beats B with probability 1 / (1 + exp(B - A)). Raters resampled."))
+    if report["exclusions"]:
+        rows = [[str(e["number"]), e["rule"] + (" (revoked)" if e["revoked"] else ""), e["reason"], e["recorded"],
+                 str(len(e["raters"]))] for e in report["exclusions"]]
+        found.append(Section("Exclusions", ["number", "rule", "reason", "recorded", "raters"], rows))
+    return found
+
+
+def _level(report: Report) -> str:
+    return f"{100 * report['level']:g}% interval"
+
+
+def _preferences(heading: str, report: Report, analysis: Report, note: str) -> Section:
+    rows = [[c["name"], percent(c.get("preference")),
+             *(interval_text(c.get("intervals", {}).get(kind)) for kind in ("two_way", "votes", "pigeonhole")),
+             percent(c.get("preference_decided")), str(c["votes"]), str(c["raters"]), str(c["images"])]
+            for c in analysis["comparisons"]]
+    header = ["a vs b", "% for a", f"two-way {_level(report)}", "votes only (paper)", "pigeonhole", "decided", "votes",
+              "raters", "images"]
+    return Section(heading, header, rows, note)
+
+
+def _tests(analysis: Report) -> Section:
+    rows = []
+    for c in analysis["comparisons"]:
+        intervals = c.get("intervals", {})
+        rows.append([
+            c["name"], interval_text(intervals.get("rater")), interval_text(intervals.get("image")),
+            interval_text(intervals.get("wilson")), p_text(c.get("p_two_way")), p_text(c.get("p_binomial")),
+            number_text(c.get("design_effect"), 1), number_text(c.get("rater_correlation"), 3),
+            number_text(c.get("image_correlation"), 3), number_text(c.get("agreement"), 3), str(c["unsure"]),
+            _seconds(c.get("response_ms"))])
+    return Section("Details", ["a vs b", "raters resampled", "images resampled", "Wilson", "p two-way", "p binomial",
+                               "design effect", "rater correlation", "image correlation", "alpha", "can't tell",
+                               "median s"], rows,
+                   "The design effect is the two-way variance over that of independent votes; alpha is Krippendorff's "
+                   "(nominal).")
+
+
+def _seconds(times: dict[str, float] | None) -> str:
+    return "-" if times is None else f"{times['median'] / 1000:.1f}"
+
+
+def _care(analysis: Report) -> Section:
+    rows = [[name, percent(share["share"]), interval_text(share["interval"]), str(share["count"]),
+             p_text(share.get("p_binomial"))] if share else [name, "-", "-", "0", "-"]
+            for name, share in (("left side chosen", analysis["sides"]), ("gold answered right", analysis["gold"]),
+                                ("repeats answered alike", analysis["repeats"]))]
+    times = analysis["response_ms"]
+    note = f"Krippendorff's alpha over all pairs: {number_text(analysis['agreement'], 3)}."
+    if times:
+        note += (f" Response time: median {times['median'] / 1000:.1f} s, 10% under {times['p10'] / 1000:.1f} s, "
+                 f"10% over {times['p90'] / 1000:.1f} s.")
+    return Section("Care of the raters", ["", "%", "Wilson", "votes", "p binomial"], rows, note)
+
+
+def report_markdown(report: Report) -> str:
+    """Return a report as Markdown."""
+    result = report["result"]
+    out = sum(len(exclusion["raters"]) for exclusion in report["exclusions"])
+    head = [f"# {report['study']}",
+            f"{result['votes']} votes of {result['raters']} raters on {result['images']} images"
+            + (f"; {out} raters excluded." if out else "."),
+            f"> {report['settings']['question']}"]
+    body = [f"## {section.heading}\n\n{markdown_table(section.header, section.rows)}"
+            + (f"\n\n{section.note}" if section.note else "") for section in sections(report)]
+    return "\n\n".join([*head, *body]) + "\n"
+
+
+def report_plot(report: Report) -> bytes:
+    """Return a PNG: each comparison's preference with the two-way interval, and the votes-only one below it."""
+    from matplotlib.figure import Figure
+
+    comparisons = [c for c in report["result"]["comparisons"] if c["votes"]]
+    figure = Figure(figsize=(9, 1.8 + 0.55 * max(len(comparisons), 1)), layout="constrained")
+    axes = figure.subplots()
+    for place, comparison in enumerate(reversed(comparisons)):
+        middle = 100 * comparison["preference"]
+        for kind, _, offset, width, color in BARS:
+            interval = comparison["intervals"][kind]
+            if interval:
+                axes.plot([100 * end for end in interval], [place + offset] * 2, linewidth=width, color=color)
+        axes.plot(middle, place, marker="o", color="C0", markersize=7)
+        axes.annotate(f"{middle:.1f}", (middle, place), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+    for _, label, _, width, color in BARS:
+        axes.plot([], [], linewidth=width, color=color, label=label)
+    axes.axvline(50, color="grey", linewidth=1, linestyle=":")
+    axes.set_yticks(range(len(comparisons)), [c["name"] for c in reversed(comparisons)])
+    axes.set_ylim(-0.6, len(comparisons) - 0.3)
+    axes.set_xlabel(f"votes for the first method, % ({_level(report)}s)")
+    if comparisons:
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=8)
+    else:
+        axes.text(0.5, 0.5, "no votes yet", transform=axes.transAxes, ha="center")
+    return figure_png(figure)

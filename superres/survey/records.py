@@ -1,0 +1,95 @@
+"""Votes as flat rows: what the report reads, and what is exported and imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import select
+
+from superres.survey import schema
+from superres.survey.store import Store
+from superres.survey.study import MAIN, PRACTICE, REPEAT, Study
+
+Record = dict[str, Any]
+
+COLUMNS: dict[str, tuple[type, str]] = {
+    "rater": (str, "pseudonym of the rater: HMAC-SHA-256 of the participant id, keyed by a secret of the study"),
+    "position": (int, "place of the trial in the rater's sequence, from 1"),
+    "kind": (str, "main (counted), gold (obvious pair), repeat (a main pair again, sides swapped) or practice"),
+    "comparison": (str, "name of the comparison, or gold or practice"),
+    "pair": (int, "number of the pair in the study, from 0; a repeat has that of the main trial"),
+    "image": (str, "name of the image that both pictures are for"),
+    "method_a": (str, "method of picture a; in gold and practice pairs the right answer"),
+    "method_b": (str, "method of picture b; camera is a photograph"),
+    "sha256_a": (str, "SHA-256 of picture a's intensities (raster order, R G B)"),
+    "sha256_b": (str, "SHA-256 of picture b's intensities"),
+    "left": (str, "which picture stood on the left: a or b"),
+    "choice": (str, "side that was chosen: left, right or unsure"),
+    "chosen": (str, "picture that was chosen: a, b, or empty for unsure"),
+    "chosen_method": (str, "its method, or empty"),
+    "response_ms": (float, "milliseconds from both pictures being on the page to the choice, measured in the browser"),
+    "display_px": (float, "width of a picture on the page, CSS pixels"),
+    "pixel_ratio": (float, "device pixels a CSS pixel"),
+    "viewport_width": (int, "width of the window, CSS pixels"),
+    "viewport_height": (int, "height of the window, CSS pixels"),
+    "input": (str, "key or pointer"),
+    "consent_version": (str, "first 12 digits of the SHA-256 of the consent text that the rater agreed to"),
+    "consented": (str, "when the rater first agreed, UTC, ISO 8601"),
+    "issued": (str, "when the pair was last shown, UTC, ISO 8601"),
+    "voted": (str, "when the vote was stored, UTC, ISO 8601"),
+    "excluded": (int, "1 if a recorded exclusion of the study sets the rater's votes aside, else 0"),
+}
+"""Columns of an exported vote: type and meaning."""
+
+
+def read_votes(store: Store, study: Study) -> list[Record]:
+    """Return the study's votes, one a row with the keys of `COLUMNS` but `excluded`, by rater and position.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    vote, trial, rater, pair = schema.vote, schema.trial, schema.rater, schema.pair
+    a, b = schema.picture.alias("a"), schema.picture.alias("b")
+    query = select(
+        rater.c.pseudonym.label("rater"), trial.c.position, trial.c.kind, pair.c.comparison,
+        pair.c.number.label("pair"), pair.c.image, a.c.method.label("method_a"), b.c.method.label("method_b"),
+        a.c.sha256.label("sha256_a"), b.c.sha256.label("sha256_b"), trial.c.left_side.label("left"), vote.c.choice,
+        vote.c.response_ms, vote.c.display_px, vote.c.pixel_ratio, vote.c.viewport_width, vote.c.viewport_height,
+        vote.c.input, rater.c.consent_version, rater.c.consented, trial.c.issued, vote.c.voted,
+    ).select_from(
+        vote.join(trial, trial.c.id == vote.c.trial_id).join(rater, rater.c.id == trial.c.rater_id)
+        .join(pair, pair.c.id == trial.c.pair_id)
+        .join(a, a.c.id == pair.c.picture_a).join(b, b.c.id == pair.c.picture_b)
+    ).where(pair.c.study_id == study.id)
+    with store.reading() as connection:
+        records = [dict(row) for row in connection.execute(query).mappings()]
+    for record in records:
+        chosen = chosen_picture(record["choice"], record["left"])
+        record["chosen"] = chosen
+        record["chosen_method"] = record[f"method_{chosen}"] if chosen else ""
+    # Sorted here: databases order text differently.
+    return sorted(records, key=lambda record: (record["rater"], record["position"]))
+
+
+def chosen_picture(choice: str, left: str) -> str:
+    """Return "a" or "b" for the side `choice` where `left` stood on the left; "" for unsure."""
+    if choice == "unsure":
+        return ""
+    return left if choice == "left" else {"a": "b", "b": "a"}[left]
+
+
+def main_votes(records: list[Record]) -> list[Record]:
+    """Return the votes that count."""
+    return [record for record in records if record["kind"] == MAIN]
+
+
+def repeated_votes(records: list[Record]) -> list[tuple[Record, Record]]:
+    """Return each repeat with the rater's first vote on that pair."""
+    first = {(record["rater"], record["pair"]): record for record in records if record["kind"] == MAIN}
+    keys = [((record["rater"], record["pair"]), record) for record in records if record["kind"] == REPEAT]
+    return [(first[key], record) for key, record in keys if key in first]
+
+
+def counts_towards_quality(record: Record) -> bool:
+    """Return whether a vote tells of the rater's care; practice does not."""
+    return bool(record["kind"] != PRACTICE)

@@ -1,0 +1,91 @@
+"""The owner's page: the report of a study, live, and its export, behind the owner's token."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Header, Response
+from fastapi.responses import RedirectResponse
+
+from superres.survey.export import export_study
+from superres.survey.presentation import report_markdown, report_plot, sections
+from superres.survey.report import study_report
+from superres.survey.server import add_pages, guarded_app, survey_app
+from superres.survey.store import Store
+from superres.survey.study import Study
+from superres.survey.voting import RefusedError
+
+Owner = Annotated[str, Header(alias="X-Owner", max_length=100)]
+
+
+def study_app(store: Store, study: Study, root_path: str = "") -> FastAPI:
+    """Return the application of a whole study: the voting page, and the owner's page under `results/`.
+
+    Args:
+        store: where the votes go.
+        study: which.
+        root_path: path under which a proxy passes requests on, such as "/survey". A proxy that takes the path away
+            needs none, since all links are relative.
+
+    Raises:
+        StoreError: the study was imported without its pictures.
+    """
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    root = root_path.strip("/") and f"/{root_path.strip('/')}"
+    app.get(f"{root}/results")(lambda: RedirectResponse("results/"))
+    app.mount(f"{root}/results", results_app(store, study))
+    app.mount(root, survey_app(store, study))
+    return app
+
+
+def results_app(store: Store, study: Study | str) -> FastAPI:
+    """Return the application that shows a study's owner its results as they come in.
+
+    It works under any path, as `superres.survey.server.survey_app` does. The page is empty until the owner's token is
+    typed in, which `superres survey create` prints.
+
+    Args:
+        store: where the votes are; it stays the caller's to close.
+        study: the study, or its name.
+
+    Raises:
+        StoreError: the store holds no study of that name.
+    """
+    study = store.study(study) if isinstance(study, str) else study
+    app = guarded_app("superres survey results")
+    add_pages(app, "results.html", "results.js", "survey.css")
+
+    def check(owner: str) -> None:
+        if not store.is_owner(study, owner):
+            raise RefusedError(401, "that is not the token of this study's owner; superres survey token "
+                                    "makes a new one")
+
+    @app.get("/api/report")
+    def get_report(owner: Owner = "") -> dict[str, Any]:
+        check(owner)
+        report = study_report(store, study)
+        result = report["result"]
+        return {"study": study.name, "votes": result["votes"], "raters": result["raters"],
+                "sections": [asdict(section) for section in sections(report)]}
+
+    @app.get("/api/plot.png")
+    def get_plot(owner: Owner = "") -> Response:
+        check(owner)
+        return Response(report_plot(study_report(store, study)), media_type="image/png")
+
+    @app.get("/api/report.md")
+    def get_markdown(owner: Owner = "") -> Response:
+        check(owner)
+        return Response(report_markdown(study_report(store, study)), media_type="text/markdown; charset=utf-8")
+
+    @app.get("/api/votes.{file_format}")
+    def get_votes(file_format: Literal["csv", "jsonl"], owner: Owner = "") -> Response:
+        check(owner)
+        with tempfile.TemporaryDirectory() as folder:
+            data = export_study(store, study, Path(folder, "votes"), file_format)[0].read_bytes()
+        return Response(data, media_type="text/plain; charset=utf-8")
+
+    return app

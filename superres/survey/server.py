@@ -1,0 +1,202 @@
+"""The voting page as a FastAPI application that can stand alone or be mounted under any path.
+
+All that a browser receives is the page, its wording, opaque tokens and pictures of one and the same length; which
+method made a picture stays on the server. Requests name the rater by a session token in a header, never by a cookie.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from importlib import resources
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Header, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from superres.errors import StoreError
+from superres.survey import voting
+from superres.survey.secrecy import digest
+from superres.survey.store import Store
+from superres.survey.study import Study
+from superres.survey.voting import RefusedError
+
+MOST_BODY_BYTES = 16_384
+LONGEST_RESPONSE_MS = 7 * 24 * 3_600_000.0
+
+HEADERS = {
+    "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+                               "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+}
+"""Sent with every answer, the same for all of them."""
+
+MEDIA_TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8",
+               "css": "text/css; charset=utf-8"}
+
+Session = Annotated[str, Header(alias="X-Session", max_length=100)]
+
+
+class Strict(BaseModel):
+    """A request's body: no unknown field, no converted type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Enrolment(Strict):
+    """A rater who agrees to the consent text of that version."""
+
+    rater: str = Field(max_length=200)
+    consent: str = Field(max_length=64)
+
+
+class Ballot(Strict):
+    """A vote, see `superres.survey.voting.Vote`."""
+
+    token: str = Field(min_length=32, max_length=32)
+    choice: Literal["left", "right", "unsure"]
+    response_ms: float = Field(ge=0, le=LONGEST_RESPONSE_MS)
+    display_px: float = Field(gt=0, le=10_000)
+    pixel_ratio: float = Field(gt=0, le=64)
+    viewport_width: int = Field(ge=1, le=100_000)
+    viewport_height: int = Field(ge=1, le=100_000)
+    input: Literal["key", "pointer"]
+
+
+class Guard:
+    """Middleware that adds `HEADERS` to every answer and refuses bodies that no page of ours sends."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                present = {name for name, _ in message["headers"]}
+                added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message["headers"], *(header for header in added if header[0] not in present)]
+            await send(message)
+
+        body = b""
+        more = True
+        while more and len(body) <= MOST_BODY_BYTES:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message["type"] == "http.request" and message.get("more_body", False)
+        if len(body) > MOST_BODY_BYTES:
+            await JSONResponse({"error": "the request is too long"}, 413)(scope, receive, send_with_headers)
+            return
+        held = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive_held() -> Message:
+            return held.pop() if held else await receive()
+
+        await self.app(scope, receive_held, send_with_headers)
+
+
+def guarded_app(title: str) -> FastAPI:
+    """Return an application without routes that answers every error as JSON `{"error": one line}`."""
+    app = FastAPI(title=title, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard)
+
+    @app.exception_handler(RefusedError)
+    def refuse(_: Request, error: RefusedError) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, error.status)
+
+    @app.exception_handler(StoreError)
+    def unavailable(_: Request, error: StoreError) -> JSONResponse:
+        # The store's place is the owner's business; its trouble goes to the log of the server.
+        logging.getLogger("uvicorn.error").error("superres: %s", error)
+        return JSONResponse({"error": "the vote cannot be saved at the moment; please wait and try again"}, 503)
+
+    @app.exception_handler(RequestValidationError)
+    def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
+        places = sorted({".".join(str(part) for part in issue["loc"][1:])[:60] or "body" for issue in error.errors()})
+        return JSONResponse({"error": f"the request cannot be read: {', '.join(places)}"}, 422)
+
+    return app
+
+
+def page(name: str) -> Response:
+    """Return one of the files of `superres/survey/pages`."""
+    text = resources.files("superres.survey").joinpath("pages").joinpath(name).read_text(encoding="utf-8")
+    return Response(text, media_type=MEDIA_TYPES[name.rsplit(".", 1)[1]])
+
+
+def add_pages(app: FastAPI, index: str, *others: str) -> None:
+    """Let `app` serve the file `index` at its root and `others` under their names."""
+    app.get("/")(partial(page, index))
+    for name in others:
+        app.get(f"/{name}")(partial(page, name))
+
+
+def survey_app(store: Store, study: Study | str) -> FastAPI:
+    """Return the application that lets raters vote in a study.
+
+    It serves the page at its root and works under any path, by `parent.mount("/survey", survey_app(...))` or behind a
+    proxy: all of its links are relative. The root must end in a slash, which a mount sees to.
+
+    Args:
+        store: where the votes go; it stays the caller's to close.
+        study: the study, or its name.
+
+    Raises:
+        StoreError: the store holds no study of that name, or the study was imported without its pictures.
+    """
+    study = store.study(study) if isinstance(study, str) else study
+    if not study.has_pictures:
+        raise StoreError(f"the study {study.name!r} was imported without its pictures; it can be reported, not served")
+    app = guarded_app("superres survey")
+    add_pages(app, "survey.html", "survey.js", "survey.css")
+    wording = _wording(study)
+
+    @app.get("/api/study")
+    def get_study() -> dict[str, Any]:
+        return wording
+
+    @app.post("/api/raters")
+    def post_rater(enrolment: Enrolment) -> dict[str, Any]:
+        session, resumed = voting.enrol(store, study, enrolment.rater, enrolment.consent)
+        return {"session": session, "resumed": resumed}
+
+    @app.get("/api/trial")
+    def get_trial(session: Session = "") -> dict[str, Any]:
+        trial = voting.next_trial(store, study, session)
+        if trial is None:
+            settings = study.settings
+            return {"done": True, "thanks": settings.thanks, "completion_code": settings.completion_code,
+                    "completion_url": settings.completion_url}
+        return {"done": False, "token": trial.token, "position": trial.position, "total": trial.total,
+                "practice": trial.practice}
+
+    @app.get("/pictures/{token}/{side}")
+    def get_picture(token: str, side: Literal["left", "right"]) -> Response:
+        return Response(voting.shown_picture(store, study, token, side), media_type="image/png")
+
+    @app.post("/api/votes")
+    def post_vote(ballot: Ballot, session: Session = "") -> dict[str, Any]:
+        vote = voting.Vote(**ballot.model_dump(exclude={"token"}))
+        correct = voting.save_vote(store, study, session, ballot.token, vote)
+        return {"saved": True, "correct": correct}
+
+    return app
+
+
+def _wording(study: Study) -> dict[str, Any]:
+    """Return what the page says; nothing of methods."""
+    settings = study.settings
+    return {
+        "title": settings.title, "question": settings.question, "consent": settings.consent,
+        "consent_version": settings.consent_version, "allow_unsure": settings.allow_unsure,
+        "minimum_viewport": settings.minimum_viewport, "id_params": settings.id_params,
+        # Under this name a browser keeps its session of the study.
+        "key": f"superres-survey-{digest(study.created + study.name)[:16]}",
+    }

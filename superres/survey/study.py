@@ -1,0 +1,137 @@
+"""What a study asks, of whom, and how it shows the pictures: settled when it is created, and stored with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from superres.config import Config, require
+
+CAMERA = "camera"
+"""Name of the method that made the real photographs; votes for another method against it are its fool rate."""
+
+INTERPOLATIONS = ("nearest", "bicubic")
+MAIN, GOLD, REPEAT, PRACTICE = KINDS = ("main", "gold", "repeat", "practice")
+"""Kinds of trials: counted votes, obvious pairs, main pairs seen again with the sides swapped, pairs with feedback."""
+
+CONSENT = (
+    "You will see pairs of small pictures of faces and say, for each pair, which is more likely a photograph. "
+    "There is no time limit, and you may stop at any time by closing the page.\n\n"
+    "We store your choices, how long each took, the size of your window and the resolution of your screen. Your "
+    "participant id is stored as a salted hash only. No name, e-mail or network address is stored. The votes may be "
+    "published."
+)
+
+
+@dataclass(frozen=True)
+class StudySettings(Config):
+    """Wording, trials and display of a study.
+
+    Attributes:
+        title: heading of the page.
+        question: asked above every pair (Stern et al. 2018, section 7.3, ask which was taken by a camera).
+        consent: text that a rater agrees to; its digest is stored with each agreement.
+        thanks: text of the last page.
+        allow_unsure: offer "can't tell" beside the forced choice.
+        scale: width of a picture's pixel on the page, in CSS pixels: a whole number.
+        interpolation: how the server enlarges pictures by `scale`: "nearest" adds nothing, "bicubic" smooths.
+        trials: main pairs a rater sees, at most all of the study's.
+        gold: obvious pairs among them, for judging raters.
+        repeats: main pairs seen a second time with the sides swapped.
+        practice: obvious pairs at the start, with feedback and not counted.
+        minimum_viewport: smallest window (width, height) in CSS pixels in which votes are taken.
+        id_params: parameters of the page's URL that may hold the rater's id, the first that is present counts.
+        completion_code: shown to raters who have finished, for panels that pay by code.
+        completion_url: link for raters who have finished.
+        seed: of every random choice: pictures, sides, order, resampling.
+    """
+
+    title: str = "Which picture was taken by a camera?"
+    question: str = "Which of the two pictures was more likely taken by a camera?"
+    consent: str = CONSENT
+    thanks: str = "Thank you! Your votes are saved. You can close this page."
+    allow_unsure: bool = False
+    scale: int = 8
+    interpolation: str = "nearest"
+    trials: int = 50
+    gold: int = 4
+    repeats: int = 4
+    practice: int = 4
+    minimum_viewport: tuple[int, int] = (640, 480)
+    id_params: tuple[str, ...] = ("PROLIFIC_PID", "workerId", "participant")
+    completion_code: str = ""
+    completion_url: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("title", "question", "consent", "thanks"):
+            require(bool(getattr(self, name).strip()), f"{name} must not be empty; leave it out for the usual wording")
+        for name, least, most in (("scale", 1, 64), ("trials", 1, 10_000), ("gold", 0, 1000), ("repeats", 0, 1000),
+                                  ("practice", 0, 100), ("seed", 0, 2**63 - 1)):
+            value = getattr(self, name)
+            require(isinstance(value, int) and least <= value <= most,
+                    f"{name} must be a whole number from {least} to {most}, not {value!r}")
+        require(self.repeats <= self.trials, f"repeats {self.repeats} are more than the trials, {self.trials}")
+        require(self.interpolation in INTERPOLATIONS,
+                f"interpolation must be one of {', '.join(INTERPOLATIONS)}, not {self.interpolation!r}")
+        require(len(self.minimum_viewport) == 2 and all(0 <= side <= 10_000 for side in self.minimum_viewport),
+                f"the minimum viewport must be width,height in CSS pixels, not {self.minimum_viewport!r}")
+        url = self.completion_url
+        require(not url or url.startswith(("https://", "http://")), f"the completion URL must be http(s), not {url!r}")
+
+    @property
+    def consent_version(self) -> str:
+        """First 12 hexadecimal digits of the SHA-256 of the consent text."""
+        return hashlib.sha256(self.consent.encode()).hexdigest()[:12]
+
+    def fitted(self, width: int, height: int) -> StudySettings:
+        """Return the settings with a minimum viewport in which two pictures of `width` x `height` pixels fit."""
+        least = (2 * width * self.scale + 128, height * self.scale + 224)
+        viewport = (max(self.minimum_viewport[0], least[0]), max(self.minimum_viewport[1], least[1]))
+        return dataclasses.replace(self, minimum_viewport=viewport)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two methods whose pictures are shown side by side; the preference reported is that for `method_a`."""
+
+    name: str
+    method_a: str
+    method_b: str
+
+    @property
+    def is_fool_rate(self) -> bool:
+        """Whether the preference for method a is how often its pictures are taken for photographs."""
+        return self.method_b == CAMERA
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study as the store knows it.
+
+    Attributes:
+        id: number in the store.
+        name: what the owner calls it.
+        created: UTC, ISO 8601.
+        settings: see `StudySettings`.
+        methods: what made each method's pictures (folder, or checkpoint and decoding settings), by name.
+        comparisons: pairs of methods that are compared.
+        salt: key of the raters' pseudonyms.
+        has_pictures: False for a study that was imported from votes alone, which cannot be served.
+    """
+
+    id: int
+    name: str
+    created: str
+    settings: StudySettings
+    methods: dict[str, dict[str, Any]]
+    comparisons: tuple[Comparison, ...]
+    salt: str
+    has_pictures: bool = True
+
+    def record(self) -> dict[str, Any]:
+        """Return what may be published of the study, ready for JSON: no salt."""
+        return {"study": self.name, "created": self.created, "settings": self.settings.to_dict(),
+                "methods": self.methods, "comparisons": [dataclasses.asdict(c) for c in self.comparisons]}

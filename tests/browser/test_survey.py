@@ -1,0 +1,242 @@
+"""The survey in real Chromium: a study from the bundled checkpoint, voted on by keyboard and by mouse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from skimage import data
+from survey_tools import add_study, serving
+
+from superres.cli import run
+from superres.survey.records import read_votes
+from superres.survey.store import Store
+
+IMAGES = 100
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+           "--disable-component-update", "--disable-sync"]
+WAIT_MS = 120_000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium without a window."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here; pip install playwright")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here; apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A page of a fresh profile that has asked no other host than this one for anything."""
+    context = browser.new_context(viewport={"width": 1000, "height": 800}, device_scale_factor=1)
+    context.set_default_timeout(WAIT_MS)
+    opened = context.new_page()
+    asked, errors = [], []
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    yield opened
+    context.close()
+    assert all(url.startswith(("http://127.0.0.1:", "data:", "blob:")) for url in asked)
+    assert errors == []
+
+
+@pytest.fixture
+def kept(memory_folder):
+    store = Store(memory_folder / "survey.db", create=True)
+    yield store
+    store.close()
+
+
+def start(page, address, rater="me"):
+    page.goto(address)
+    page.fill("#rater", rater)
+    page.check("#agree")
+    page.click("#begin")
+
+
+def wait_for(page, position):
+    page.wait_for_function(
+        "position => trial !== null && document.getElementById('count').textContent.startsWith(`${position} of`)",
+        arg=position)
+
+
+def choices(store, study):
+    return [(record["choice"], record["input"]) for record in read_votes(store, study)]
+
+
+def test_votes_by_keyboard_and_by_mouse(page, kept):
+    study, _ = add_study(kept, trials=6, gold=0, repeats=0, practice=1, allow_unsure=True, completion_code="C0DE")
+    with serving(kept, study) as address:
+        start(page, address)
+        ways = [lambda: page.keyboard.press("ArrowLeft"), lambda: page.keyboard.press("f"),
+                lambda: page.keyboard.press("j"), lambda: page.keyboard.press("ArrowRight"),
+                lambda: page.click("#left"), lambda: page.click("#right-picture"),
+                lambda: page.keyboard.press("Space")]
+        for position, way in enumerate(ways, 1):
+            wait_for(page, position)
+            way()
+        page.wait_for_selector("#done:not([hidden])")
+        assert page.inner_text("#code") == "C0DE"
+    assert choices(kept, study) == [("left", "key"), ("left", "key"), ("right", "key"), ("right", "key"),
+                                    ("left", "pointer"), ("right", "pointer"), ("unsure", "key")]
+    for record in read_votes(kept, study):
+        assert record["display_px"] == 32  # 16 pixels, twice as wide
+        assert record["pixel_ratio"] == 1
+        assert (record["viewport_width"], record["viewport_height"]) == (1000, 800)
+        assert record["response_ms"] > 0
+
+
+def test_pictures_are_shown_pixel_by_pixel_at_a_whole_multiple(page, kept):
+    study, _ = add_study(kept, scale=8)
+    with serving(kept, study) as address:
+        start(page, address)
+        wait_for(page, 1)
+        for side in ("left", "right"):
+            shown = page.evaluate("""side => {
+                const image = document.getElementById(`${side}-picture`);
+                const canvas = document.createElement('canvas');
+                [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+                canvas.getContext('2d').drawImage(image, 0, 0);
+                const box = image.getBoundingClientRect();
+                return {width: image.naturalWidth, box: [box.width, box.height],
+                        rendering: getComputedStyle(image).imageRendering,
+                        pixels: [...canvas.getContext('2d').getImageData(0, 0, 128, 128).data]};
+            }""", side)
+            assert (shown["width"], shown["box"], shown["rendering"]) == (128, [128, 128], "pixelated")
+            pixels = np.array(shown["pixels"]).reshape(128, 128, 4)[..., :3]
+            assert np.array_equal(pixels, pixels[::8, ::8].repeat(8, 0).repeat(8, 1))
+
+
+def test_a_closed_tab_resumes_where_it_was_and_someone_else_starts_anew(page, kept):
+    study, _ = add_study(kept)
+    with serving(kept, study, "/lab") as address:
+        start(page, address)
+        for position in (1, 2):
+            wait_for(page, position)
+            page.keyboard.press("f")
+        wait_for(page, 3)
+        page.goto("about:blank")
+        page.goto(address)
+        page.click("#continue")
+        wait_for(page, 3)
+        page.goto(address)
+        page.click("#other")
+        page.fill("#rater", "another")
+        page.check("#agree")
+        page.click("#begin")
+        wait_for(page, 1)
+    assert len(choices(kept, study)) == 2
+
+
+def test_a_panels_rater_comes_with_an_id_in_the_url(page, kept):
+    study, _ = add_study(kept)
+    with serving(kept, study) as address:
+        page.goto(f"{address}?PROLIFIC_PID=abc123&STUDY_ID=x")
+        assert not page.is_visible("#rater")
+        page.check("#agree")
+        page.click("#begin")
+        wait_for(page, 1)
+        page.keyboard.press("f")
+        wait_for(page, 2)
+        page.reload()
+        wait_for(page, 2)  # resumes by itself
+        page.goto(f"{address}?PROLIFIC_PID=other")
+        assert page.is_visible("#agree")
+
+
+def test_a_window_that_is_too_small_takes_no_votes(page, kept):
+    study, _ = add_study(kept)
+    with serving(kept, study) as address:
+        start(page, address)
+        wait_for(page, 1)
+        page.set_viewport_size({"width": 500, "height": 400})
+        page.wait_for_selector("#small:not([hidden])")
+        page.keyboard.press("f")
+        page.set_viewport_size({"width": 1000, "height": 800})
+        page.wait_for_selector("#trial:not([hidden])")
+        assert choices(kept, study) == []
+        page.keyboard.press("j")
+        wait_for(page, 2)
+    assert choices(kept, study) == [("right", "key")]
+
+
+def test_held_keys_and_double_clicks_are_one_vote(page, kept):
+    study, _ = add_study(kept, practice=0)
+    with serving(kept, study) as address:
+        start(page, address)
+        wait_for(page, 1)
+        page.dblclick("#left")
+        wait_for(page, 2)
+        for _ in range(5):
+            page.keyboard.down("j")
+        wait_for(page, 3)
+    assert len(choices(kept, study)) == 2
+
+
+def test_the_owner_sees_results_as_they_come(page, kept):
+    study, token = add_study(kept)
+    with serving(kept, study) as address:
+        page.goto(f"{address}results/")
+        page.fill("#owner", "wrong")
+        page.click("#login button")
+        page.wait_for_function("document.getElementById('message').textContent.includes('owner')")
+        page.fill("#owner", token)
+        page.click("#login button")
+        page.wait_for_selector("#report:not([hidden])")
+        assert "k6 vs greedy" in page.inner_text("#sections")
+        assert page.evaluate("document.getElementById('plot').naturalWidth") == 900
+
+
+@pytest.fixture(scope="module")
+def faces(tmp_path_factory):
+    """A hundred crops of the astronaut's face."""
+    folder = tmp_path_factory.mktemp("faces")
+    picture = data.astronaut()
+    places = np.random.default_rng(0).integers((0, 160, 130), (30, 190, 170), (IMAGES, 3))
+    for number, (top, left, size) in enumerate(places):
+        Image.fromarray(picture[top:top + size, left:left + size]).save(folder / f"{number:03d}.png")
+    return folder
+
+
+def test_three_method_pairs_of_a_hundred_images_from_the_checkpoint(page, faces, memory_folder, tmp_path, capsys):
+    store = memory_folder / "survey.db"
+    decoded = "name=k10,accept=distance,epsilon=2"
+    words = ["survey", "create", "whole", "--store", store, "--images", faces, "--pairs", IMAGES, "--trials", 6,
+             "--practice", 1, "--gold", 1, "--repeats", 1, "--method-a", decoded, "--method-b", "bicubic",
+             "--method-a", decoded, "--method-b", "camera", "--method-a", "bicubic", "--method-b", "camera"]
+    assert run([str(word) for word in words]) == 0
+    kept = Store(store)
+    study = kept.study("whole")
+    with serving(kept, study) as address:
+        start(page, address)
+        for position in range(1, 10):
+            wait_for(page, position)
+            if position % 2:
+                page.keyboard.press("ArrowRight")
+            else:
+                page.click("#left")
+        page.wait_for_selector("#done:not([hidden])")
+    assert Counter(choices(kept, study)) == {("right", "key"): 5, ("left", "pointer"): 4}
+    kept.close()
+    capsys.readouterr()
+    assert run(["survey", "report", "whole", "--store", str(store), "--json", "--output", str(tmp_path)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["result"]["votes"] == 6
+    assert [comparison["name"] for comparison in report["comparisons"]] == ["k10 vs bicubic", "k10 vs camera",
+                                                                            "bicubic vs camera"]
+    assert report["methods"]["k10"]["config"]["block_size"] == 10
+    assert report["methods"]["k10"]["mean_accepted_block_size"] > 5
+    assert (tmp_path / "report.png").is_file()
+    assert run(["survey", "export", "whole", "--store", str(store), "--output", str(Path(tmp_path, "votes.csv"))]) == 0
+    assert (tmp_path / "votes.csv").read_text().count("\n") == 10

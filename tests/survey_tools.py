@@ -1,0 +1,110 @@
+"""What the tests of the survey share: small studies, a server on a free port, and PostgreSQL from Debian's packages."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import uvicorn
+
+from superres.survey.pairs import Method, compare_methods, make_pairs
+from superres.survey.results import study_app
+from superres.survey.study import StudySettings
+from superres.survey.voting import Vote, enrol, next_trial, save_vote
+
+SMALL = {"trials": 6, "gold": 1, "repeats": 1, "practice": 1, "scale": 2, "seed": 3}
+SIGHT = {"display_px": 64.0, "pixel_ratio": 1.0, "viewport_width": 1280, "viewport_height": 800, "input": "key"}
+
+
+def pictures(count=6, seed=0, size=16):
+    """Return `count` pictures by name, uint8 [size, size, 3]."""
+    values = np.random.default_rng(seed).integers(0, 256, (count, size, size, 3)).astype(np.uint8)
+    return {f"face{number}": picture for number, picture in enumerate(values)}
+
+
+def add_study(store, name="study", methods=("k6", "greedy"), count=6, **settings):
+    """Store a study of methods with random pictures, each but the last compared with the last."""
+    made = [Method(method, pictures(count, seed), {"config": method}) for seed, method in enumerate(methods)]
+    compared = compare_methods(made[:-1], made[-1:])
+    options = StudySettings(**{**SMALL, **settings}).fitted(16, 16)
+    records = {method.name: method.record for method in made}
+    return store.create_study(name, options, [c for c, _, _ in compared], records, make_pairs(compared, options))
+
+
+def vote_through(store, study, rater, choose, unsure=False):
+    """Let a rater vote on everything: `choose(trial, number)` returns a side."""
+    session, _ = enrol(store, study, rater, study.settings.consent_version)
+    number = 0
+    while (trial := next_trial(store, study, session)) is not None:
+        save_vote(store, study, session, trial.token, Vote(choose(trial, number), 1000.0 + number, **SIGHT))
+        number += 1
+    return number
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
+
+
+@contextmanager
+def serving(store, study, root_path=""):
+    """Serve a study in a thread of this process; gives its address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(study_app(store, study, root_path), log_level="error", access_log=False))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}{root_path}/"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=30)
+        listening.close()
+
+
+def postgres_programs():
+    """Return the folder of PostgreSQL's server programs, or None."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if folders:
+        return folders[-1].parent
+    found = shutil.which("initdb")
+    return Path(found).parent if found else None
+
+
+@contextmanager
+def postgres(durable=True):
+    """Run a PostgreSQL server of its own, as the user postgres if this is root; gives the URL of a database.
+
+    One that is not `durable` does not wait for the disk: killing clients costs nothing, cutting the power would.
+    """
+    programs = postgres_programs()
+    user = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
+    as_user = ["runuser", "-u", user, "--"] if os.geteuid() == 0 else []
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))  # a socket's path must be short
+    if as_user:
+        shutil.chown(folder, user)
+    data, port = folder / "data", free_port()
+
+    def call(program, *words):
+        subprocess.run([*as_user, str(programs / program), *words], check=True, capture_output=True, cwd="/")
+
+    try:
+        call("initdb", "-D", str(data), "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C.UTF-8")
+        call("pg_ctl", "-D", str(data), "-w", "-l", str(folder / "log"), "-o",
+             f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync={'on' if durable else 'off'}", "start")
+        yield f"postgresql://{user}@127.0.0.1:{port}/postgres"
+    finally:
+        if data.exists():
+            subprocess.run([*as_user, str(programs / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop"],
+                           check=False, capture_output=True, cwd="/")
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,240 @@
+"""`superres survey`: what each command does, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from fakes import FakeUpscaler
+from PIL import Image
+from survey_tools import vote_through
+
+from superres.cli import run
+from superres.methods import parse_spec, read_images
+from superres.survey.store import Store
+from superres.tasks.faces import area_reduce
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty current folder with two folders of the same five pictures, and five photographs."""
+    rng = np.random.default_rng(0)
+    for folder, size in (("ours", 32), ("theirs", 32), ("photos", 40)):
+        (tmp_path / folder).mkdir()
+        for number in range(5):
+            picture = rng.integers(0, 256, (size, size, 3)).astype(np.uint8)
+            Image.fromarray(picture).save(tmp_path / folder / f"face{number}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def decoding(monkeypatch):
+    """Replace the pipeline by a fake that knows one checkpoint."""
+    module = ModuleType("superres.pipeline")
+    module.Upscaler = type("Loader", (), {"load": staticmethod(lambda name, device: FakeUpscaler())})
+    monkeypatch.setitem(sys.modules, "superres.pipeline", module)
+
+
+def survey(*words):
+    return run(["survey", *map(str, words)])
+
+
+def create(*words):
+    return survey("create", "study", "--trials", 5, "--gold", 1, "--repeats", 1, "--practice", 1, *words)
+
+
+FOLDERS = ("--method-a", "ours", "--method-b", "theirs")
+
+
+def refusal(capsys, *words):
+    capsys.readouterr()
+    assert survey(*words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("superres: ")
+    return line
+
+
+def test_a_study_of_two_folders_from_creation_to_import(here, capsys):
+    assert create(*FOLDERS) == 0
+    captured = capsys.readouterr()
+    assert "study study with 1 comparisons and 8 pairs is in survey.db" in captured.err
+    store = Store("survey.db")
+    study = store.study("study")
+    assert store.is_owner(study, captured.out.strip())
+    assert study.settings.minimum_viewport == (640, 480)
+    assert study.methods == {"ours": {"folder": "ours"}, "theirs": {"folder": "theirs"}}
+    for rater in ("one", "two"):
+        vote_through(store, study, rater, lambda *_: "left")
+    assert survey("report", "study", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["result"]["votes"] == 10
+    assert survey("report", "study", "--output", "report") == 0
+    assert capsys.readouterr().out.startswith("# study")
+    assert {path.name for path in Path("report").iterdir()} == {"report.json", "report.md", "report.png"}
+    assert survey("export", "study", "--output", "out/votes.jsonl", "--format", "jsonl") == 0
+    assert survey("import", "out/votes.jsonl", "--store", "other.db") == 0
+    capsys.readouterr()
+    assert survey("report", "study", "--json", "--store", "other.db") == 0
+    assert json.loads(capsys.readouterr().out) == report
+    assert survey("exclude", "study", "same-side>0.9", "--reason", "one key") == 0
+    assert "2 raters are excluded now, by 1: same-side>0.9" in capsys.readouterr().err
+    assert survey("exclude", "study", "--revoke", 1, "--reason", "pilot") == 0
+    assert "0 raters are excluded now, by no rule" in capsys.readouterr().err
+    assert survey("exclude", "study", "--rater-id", "one", "--reason", "asked") == 0
+    assert "1 raters are excluded now, by 3: rater=" in capsys.readouterr().err
+    assert survey("token", "study") == 0
+    assert store.is_owner(study, capsys.readouterr().out.strip())
+    assert survey("migrate") == 0
+    assert "has schema 1 already" in capsys.readouterr().err
+    store.close()
+
+
+def test_decoder_settings_enlargements_and_photographs_are_methods(here, decoding):
+    assert create("--images", "photos", "--pairs", 3, "--method-a", "name=k6,accept=distance,epsilon=2,block_size=6",
+                  "--method-a", "bicubic", "--method-b", "camera", "--seed", 5) == 0
+    store = Store("survey.db")
+    study = store.study("study")
+    assert [comparison.name for comparison in study.comparisons] == ["k6 vs camera", "bicubic vs camera"]
+    assert all(comparison.is_fool_rate for comparison in study.comparisons)
+    record = study.methods["k6"]
+    assert record["checkpoint"] == "fake"
+    assert (record["config"]["block_size"], record["config"]["epsilon"]) == (6, 2)
+    assert record["mean_accepted_block_size"] == pytest.approx(6)
+    assert study.methods["camera"] == {"photographs": True}
+    assert study.settings.seed == 5
+    store.close()
+
+
+def test_finished_pictures_can_be_compared_with_decoded_ones(here, decoding):
+    assert create("--images", "photos", "--method-a", "ours", "--method-b", "name=k2,block_size=2") == 0
+
+
+def test_images_of_8x8_are_decoded_and_are_no_photographs(here, decoding, capsys):
+    (here / "small").mkdir()
+    for path in sorted((here / "photos").iterdir()):
+        with Image.open(path) as picture:
+            Image.fromarray(area_reduce(np.asarray(picture), 8, 8)).save(here / "small" / path.name)
+    images = read_images(Path("small"))
+    assert len(images.sources) == 5
+    assert images.photographs == {}
+    line = refusal(capsys, "create", "study", "--images", "small", "--method-a", "bicubic", "--method-b", "camera")
+    assert "5 of the images (such as face0) are under 32x32, too small to stand for photographs" in line
+    assert create("--images", "small", "--method-a", "bicubic", "--method-b", "nearest") == 0
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (FOLDERS[:2], "Missing option '--method-b'"),
+    ((*FOLDERS, "--method-a", "photos", "--method-a", "bicubic", "--method-b", "nearest"), "3 --method-a and 2"),
+    (("--method-a", "ours", "--method-b", "ours"), "method 'ours' is compared with itself"),
+    (("--method-a", "ours", "--method-b", "nowhere"), "'nowhere' is no method: give a folder of finished pictures"),
+    (("--method-a", "ours", "--method-b", "bicubic"), "the method 'bicubic' makes pictures of images; give --images"),
+    (("--method-a", "ours", "--method-b", "name=x,epsilon=a", "--images", "photos"), "--epsilon must be a whole"),
+    (("--method-a", "ours", "--method-b", "name=x,block_size=a", "--images", "photos"), "block_size must be a whole"),
+    (("--method-a", "ours", "--method-b", "name=x,epsilon=2,3", "--images", "photos"), "unknown '3' in the method"),
+    (("--method-a", "ours", "--method-b", "block_size=2", "--images", "photos"), "needs a name: name=k6"),
+    (("--method-a", "ours", "--method-b", "name=camera,block_size=2"), "'camera' is the name of the photographs"),
+    (("--method-a", "ours", "--method-b", "name=x,folder=theirs,epsilon=2"), "takes no decoding settings"),
+    (("--method-a", "ours", "--method-b", "name=x,accept=most", "--images", "photos"), "unknown acceptance 'most'"),
+    (("--method-a", "ours", "--method-b", "name=x,block_size=99", "--images", "photos"), "more than the 10 prediction"),
+    (("--method-a", "ours", "--method-b", "photos"), "pictures differ in size, which would give methods away"),
+    ((*FOLDERS, "--pairs", 6), "--pairs 6 asked for, but there are 5 images"),
+    ((*FOLDERS, "--scale", 0), "scale must be a whole number from 1 to 64, not 0"),
+    ((*FOLDERS, "--interpolation", "lanczos"), "interpolation must be one of nearest, bicubic, not 'lanczos'"),
+    ((*FOLDERS, "--minimum-viewport", "big"), "--minimum-viewport must be W,H such as 640,480, not 'big'"),
+    ((*FOLDERS, "--consent", "nowhere.txt"), "--consent nowhere.txt cannot be read"),
+    ((*FOLDERS, "--completion-url", "javascript:x"), "the completion URL must be http(s)"),
+    ((*FOLDERS, "--question", " "), "question must not be empty"),
+    ((*FOLDERS, "--device", "tpu"), "--device must be one of"),
+    ((*FOLDERS, "--store", "ours"), "cannot be opened"),
+])
+def test_bad_studies_are_one_line_and_code_2(here, decoding, capsys, words, message):
+    assert message in refusal(capsys, "create", "study", *words)
+    if Path("survey.db").exists():
+        assert Store("survey.db").studies() == []
+
+
+def test_unequal_folders_name_the_missing_counterparts(here, capsys):
+    (here / "theirs" / "face3.png").unlink()
+    (here / "theirs" / "face4.png").rename(here / "theirs" / "other.png")
+    line = refusal(capsys, "create", "study", *FOLDERS)
+    assert "ours lacks 1 of 6 images (other), which theirs has; add them, or take them out of both" in line
+    (here / "theirs" / "other.png").unlink()
+    line = refusal(capsys, "create", "study", *FOLDERS)
+    assert "theirs lacks 2 of 5 images (face3, face4), which ours has" in line
+    (here / "ours" / "face0.png").write_text("no picture")
+    assert "face0.png is not an image that can be read" in refusal(capsys, "create", "study", *FOLDERS)
+
+
+def test_a_study_is_not_made_twice(here, capsys):
+    assert create(*FOLDERS) == 0
+    assert "there is a study 'study' in survey.db already" in refusal(capsys, "create", "study", *FOLDERS)
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (("report", "other"), "no study 'other' in survey.db; it holds: study"),
+    (("report", "study", "--store", "nowhere.db"), "no survey store nowhere.db; make one with superres survey create"),
+    (("report", "study", "--level", 1.5), "--level must be between 0 and 1, not 1.5"),
+    (("export", "study", "--output", "votes.txt"), "--output votes.txt must end in .csv"),
+    (("export", "study", "--output", "v.xls", "--format", "xls"), "--format must be one of csv, jsonl, parquet, not"),
+    (("import", "nowhere.csv"), "nowhere.study.json cannot be read"),
+    (("exclude", "study", "gold<1"), "give the --reason"),
+    (("exclude", "study", "--reason", "x"), "give one of a rule (such as gold<0.8), --rater-id or --revoke"),
+    (("exclude", "study", "silver<1", "--reason", "x"), "a rule is one of gold, repeats"),
+    (("serve", "other"), "no study 'other'"),
+    (("serve", "study", "--host", "256.1.1.1", "--port", "0"), "cannot listen on 256.1.1.1:0"),
+    (("plan", "--precision", "60"), "the precision must be between 0 and 0.5"),
+    (("plan", "--pilot", "study"), "has too few votes to tell how they correlate"),
+])
+def test_other_mistakes_are_one_line_and_code_2(here, capsys, words, message):
+    assert create(*FOLDERS) == 0
+    assert message in refusal(capsys, *words)
+
+
+def test_a_plan_is_printed(capsys):
+    assert survey("plan", "--precision", 3, "--images", 400, "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["votes"] > plan["independent_votes"] > 700
+    assert survey("plan") == 0
+    assert "give an interval of +-2 points at 90%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "name"), [("bicubic", "bicubic"), ("camera", "camera"), ("ours", "ours"),
+                                            ("name=mine,folder=ours", "mine"), ("folder=ours", "ours"),
+                                            ("name=k,epsilon=4:3:2,accept=distance-by-offset", "k")])
+def test_specs(here, text, name):
+    spec = parse_spec(text)
+    assert spec.name == name
+    if name == "k":
+        assert spec.settings == {"epsilon": (4, 3, 2), "accept": "distance-by-offset"}
+        assert spec.checkpoint == "celeba-8to32"
+
+
+def test_serving_reporting_and_exporting_need_no_torch(here):
+    assert create(*FOLDERS) == 0
+    code = ("import sys; from superres.cli import run; "
+            "assert run(['survey', 'report', 'study', '--output', 'r']) == 0; "
+            "assert run(['survey', 'export', 'study', '--output', 'v.csv']) == 0; "
+            "import superres.survey.results, superres.survey.client; "
+            "assert not {'torch', 'gradio'} & set(sys.modules), 'slow imports'")
+    result = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False,
+                            env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_script_is_the_same_export_by_file_name(here, capsys):
+    assert create(*FOLDERS) == 0
+    words = [sys.executable, str(ROOT / "scripts" / "export_preferences.py"), "study", "--output", "votes.csv"]
+    subprocess.run(words, cwd=here, check=True, capture_output=True, env={**os.environ,
+                                                                          "PYTHONPATH": str(ROOT)})
+    assert Path("votes.study.json").is_file()

@@ -1,0 +1,235 @@
+"""The voting page over HTTP: what it answers, what it refuses, and what it keeps to itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+from survey_tools import add_study, serving, vote_through
+
+from superres.survey.client import Answer, RaterClient, ballot
+from superres.survey.records import read_votes
+from superres.survey.results import results_app, study_app
+from superres.survey.secrecy import digest
+from superres.survey.server import HEADERS, MOST_BODY_BYTES, survey_app
+from superres.survey.store import Store
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def kept(memory_folder):
+    store = Store(memory_folder / "survey.db", create=True)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def check_survey():
+    """The script scripts/check_survey.py as a module."""
+    path = ROOT / "scripts" / "check_survey.py"
+    spec = importlib.util.spec_from_file_location("check_survey", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["check_survey"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["check_survey"]
+
+
+def run_check(*words):
+    command = [sys.executable, str(ROOT / "scripts" / "check_survey.py"), *map(str, words)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def join(client, study, rater="me"):
+    answer = client.post("api/raters", json={"rater": rater, "consent": study.settings.consent_version})
+    assert answer.status_code == 200
+    return {"X-Session": answer.json()["session"]}
+
+
+def test_a_rater_votes_through_a_study_over_http(store):
+    study, _ = add_study(store, completion_code="C0DE", completion_url="https://example.org/done")
+    with serving(store, study) as address:
+        client = RaterClient(address)
+        assert client.enrol("me").json()["resumed"] is False
+        for position in range(1, 10):
+            trial = client.trial().json()
+            assert (trial["done"], trial["position"], trial["total"]) == (False, position, 9)
+            assert trial["practice"] == (position == 1)
+            for side in ("left", "right"):
+                assert client.picture(trial["token"], side).body.startswith(b"\x89PNG")
+            answer = client.vote(trial["token"], "right").json()
+            assert answer["saved"] is True
+        end = client.trial().json()
+        client.close()
+    assert end == {"done": True, "thanks": study.settings.thanks, "completion_code": "C0DE",
+                   "completion_url": "https://example.org/done"}
+    assert len(read_votes(store, study)) == 9
+
+
+@pytest.mark.parametrize("prefix", ["", "/lab/survey"])
+def test_everything_works_under_a_path(kept, prefix):
+    study, _ = add_study(kept)
+    with serving(kept, study, prefix) as address:
+        client = RaterClient(address)
+        page = client.ask("").body.decode()
+        assert 'src="survey.js"' in page
+        assert 'href="/' not in page
+        assert 'src="/' not in page
+        for path in ("survey.js", "survey.css", "results/", "results/results.js", "results/survey.css"):
+            assert client.ask(path).status == 200, path
+        assert dict(client.ask("results").headers)["location"] == "results/"
+        client.enrol("me")
+        trial = client.trial().json()
+        assert client.picture(trial["token"], "left").status == 200
+        assert client.vote(trial["token"], "left").status == 200
+        client.close()
+
+
+def test_the_page_can_be_mounted_in_another_application(kept):
+    study, _ = add_study(kept)
+    parent = FastAPI()
+    parent.mount("/rate", survey_app(kept, "study"))
+    with TestClient(parent, base_url="http://test/rate/") as client:
+        assert client.get("http://test/rate").status_code == 200  # redirected to /rate/
+        assert client.get("api/study").json()["consent_version"] == study.settings.consent_version
+
+
+def test_every_answer_has_the_same_guarding_headers(kept):
+    study, _ = add_study(kept)
+    with TestClient(study_app(kept, study)) as client:
+        paths = ["/", "/survey.js", "/api/study", "/api/trial", "/pictures/x/left", "/nowhere", "/results/",
+                 "/results/api/report"]
+        for path in paths:
+            answer = client.get(path)
+            for name, value in HEADERS.items():
+                assert answer.headers[name] == value, path
+            assert "etag" not in answer.headers
+
+
+def test_the_wording_is_the_studys_and_says_nothing_of_methods(kept):
+    study, _ = add_study(kept, title="T", question="Q", consent="C", id_params=("who",), allow_unsure=True)
+    with TestClient(survey_app(kept, study)) as client:
+        wording = client.get("/api/study").json()
+    key = wording.pop("key")
+    assert wording == {"title": "T", "question": "Q", "consent": "C", "id_params": ["who"], "allow_unsure": True,
+                       "consent_version": study.settings.consent_version, "minimum_viewport": [640, 480]}
+    assert key.startswith("superres-survey-")
+
+
+def test_refusals_are_one_line_of_json_and_store_nothing(kept):
+    study, _ = add_study(kept)
+    with TestClient(survey_app(kept, study)) as client:
+        mine, theirs = join(client, study), join(client, study, "them")
+        token = client.get("/api/trial", headers=mine).json()["token"]
+        good = ballot(token, "left")
+        cases = [
+            (401, client.get("/api/trial")),
+            (401, client.get("/api/trial", headers={"X-Session": "x"})),
+            (403, client.post("/api/votes", json=good)),
+            (403, client.post("/api/votes", json=good, headers=theirs)),
+            (422, client.post("/api/votes", json={**good, "method": "k6"}, headers=mine)),
+            (422, client.post("/api/votes", json={**good, "response_ms": -1}, headers=mine)),
+            (422, client.post("/api/votes", json={**good, "viewport_width": "800"}, headers=mine)),
+            (422, client.post("/api/votes", json={**good, "choice": "unsure"}, headers=mine)),
+            (422, client.post("/api/votes", content=b"{", headers=mine)),
+            (422, client.post("/api/votes", content=json.dumps(good).replace("1000.0", "NaN"), headers=mine)),
+            (422, client.post("/api/raters", json={"rater": "", "consent": study.settings.consent_version})),
+            (409, client.post("/api/raters", json={"rater": "me", "consent": "other"})),
+            (413, client.post("/api/votes", content=b"x" * (MOST_BODY_BYTES + 1), headers=mine)),
+            (413, client.post("/api/votes", content=iter([b"x" * MOST_BODY_BYTES, b"x"]), headers=mine)),
+            (404, client.get("/pictures/unknown/left")),
+            (422, client.get(f"/pictures/{token}/middle")),
+        ]
+        for status, answer in cases:
+            assert answer.status_code == status, answer.text
+            assert "\n" not in answer.json()["error"]
+            assert "k6" not in answer.text
+        assert read_votes(kept, study) == []
+        assert client.post("/api/votes", json=good, headers=mine).json()["saved"] is True
+        assert len(read_votes(kept, study)) == 1
+
+
+def test_a_store_in_trouble_is_no_saved_vote_and_is_not_described_to_raters(memory_folder):
+    import sqlite3
+
+    store = Store(f"sqlite:///{memory_folder / 'survey.db'}?timeout=0.1", create=True)
+    study, _ = add_study(store)
+    with TestClient(survey_app(store, study)) as client:
+        session = join(client, study)
+        token = client.get("/api/trial", headers=session).json()["token"]
+        other = sqlite3.connect(memory_folder / "survey.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        answer = client.post("/api/votes", json=ballot(token, "left"), headers=session)
+        assert answer.status_code == 503
+        assert answer.json() == {"error": "the vote cannot be saved at the moment; please wait and try again"}
+        other.execute("ROLLBACK")
+        assert client.post("/api/votes", json=ballot(token, "left"), headers=session).status_code == 200
+    assert len(read_votes(store, study)) == 1
+
+
+def test_results_are_the_owners_alone_and_live(kept):
+    study, token = add_study(kept)
+    with TestClient(results_app(kept, "study")) as client:
+        assert client.get("/").status_code == 200
+        for path in ("/api/report", "/api/plot.png", "/api/report.md", "/api/votes.csv"):
+            for headers in ({}, {"X-Owner": "wrong"}, {"X-Owner": digest(token)}):
+                assert client.get(path, headers=headers).status_code == 401
+        owner = {"X-Owner": token}
+        assert client.get("/api/report", headers=owner).json()["votes"] == 0
+        vote_through(kept, study, "me", lambda *_: "left")
+        report = client.get("/api/report", headers=owner).json()
+        assert (report["votes"], report["raters"]) == (6, 1)
+        assert report["sections"][0]["rows"][0][0] == "k6 vs greedy"
+        assert client.get("/api/plot.png", headers=owner).content.startswith(b"\x89PNG")
+        assert client.get("/api/report.md", headers=owner).text.startswith("# study")
+        assert client.get("/api/votes.csv", headers=owner).text.count("\n") == 10
+        assert client.get("/api/votes.exe", headers=owner).status_code == 422
+
+
+def test_votes_survive_a_server_that_is_killed(memory_folder):
+    printed = run_check("crashes", "--votes", "60", "--raters", "12", "--kills", "1", "--store",
+                        memory_folder / "crash.db")
+    assert "60 in the store, 0 lost, 0 unasked for, 0 doubled, 0 unexpected answers" in printed
+
+
+def test_votes_survive_a_server_that_is_killed_on_postgresql(postgres_server):
+    printed = run_check("crashes", "--votes", "60", "--raters", "12", "--kills", "1", "--store", postgres_server)
+    assert "60 in the store, 0 lost, 0 unasked for, 0 doubled, 0 unexpected answers" in printed
+
+
+def test_forged_replayed_and_malformed_votes_are_not_stored(memory_folder):
+    printed = run_check("forgeries", "--requests", "60", "--store", memory_folder / "forged.db")
+    assert "0 stored, 0 good votes lost, 0 answered otherwise than by a refusal" in printed
+
+
+def test_nothing_that_a_browser_receives_tells_the_method(memory_folder):
+    store = Store(memory_folder / "blind.db", create=True)
+    add_study(store, methods=("method-one", "method-two"))
+    printed = run_check("blinding", "study", "--store", memory_folder / "blind.db", "--raters", "1")
+    assert printed.rstrip().endswith("nothing tells a method")
+    store.close()
+
+
+def test_the_check_of_blinding_finds_what_is_planted(check_survey, kept):
+    study, _ = add_study(kept, methods=("method-one", "method-two"))
+    png = bytes(8) + (0).to_bytes(4, "big") + b"IEND" + bytes(4)
+    told = png[:8] + (3).to_bytes(4, "big") + b"tEXt" + b"one" + bytes(4) + png[8:]
+    plain = [("x" * 32, side, Answer(200, [("content-length", "20")], png, 0.1)) for side in ("left", "right")]
+    assert list(check_survey.unlike(plain)) == []
+    longer = [plain[0], ("x" * 32, "right", Answer(200, [("content-length", "23")], told, 0.1))]
+    assert list(check_survey.unlike(longer)) == ["pictures have 2 kinds of headers", "pictures differ in length",
+                                                 "pictures differ in PNG chunks", "pictures have metadata"]
+    quiet = [("api/trial", Answer(200, [], json.dumps({"token": "x" * 32}).encode(), 0.1))]
+    assert list(check_survey.words_in(study, kept, quiet, plain)) == []
+    for body, headers in (({"pair": "method-one"}, []), ({"src": "/face3"}, []), ({}, [("x-kind", "gold")])):
+        loud = [("api/trial", Answer(200, headers, json.dumps(body).encode(), 0.1))]
+        assert len(list(check_survey.words_in(study, kept, loud, plain))) == 1

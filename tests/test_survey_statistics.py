@@ -1,0 +1,228 @@
+"""Intervals, tests and plans: against known values, against scipy, and against what they promise to cover."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from superres.errors import ConfigError
+from superres.survey.planning import plan_votes
+from superres.survey.statistics import (
+    Votes,
+    binomial_p,
+    cluster_bootstrap,
+    intraclass_correlation,
+    krippendorff_alpha,
+    pigeonhole_bootstrap,
+    two_way,
+    votes_bootstrap,
+    wilson,
+)
+from superres.survey.strength import bradley_terry
+
+ROOT = Path(__file__).parent.parent
+
+
+def votes(values, raters, images):
+    return Votes(np.array(values, float), np.array(raters), np.array(images))
+
+
+def crossed(rng, raters=20, images=20, rater_sd=0.0, image_sd=0.0, mean=0.0):
+    """Every rater votes on every image."""
+    logits = mean + rater_sd * rng.standard_normal((raters, 1)) + image_sd * rng.standard_normal((1, images))
+    values = rng.random((raters, images)) < 1 / (1 + np.exp(-logits))
+    rows, columns = np.indices((raters, images))
+    return votes(values.ravel(), rows.ravel(), columns.ravel())
+
+
+def width(interval):
+    return interval[1] - interval[0]
+
+
+def test_the_votes_bootstrap_is_scipys(rng):
+    drawn = votes(rng.choice([0, 0.5, 1], 300, p=[0.4, 0.1, 0.5]), np.zeros(300, int), np.arange(300))
+    ours = votes_bootstrap(drawn, rng)
+    theirs = stats.bootstrap((drawn.values,), np.mean, confidence_level=0.9, n_resamples=10_000, method="percentile",
+                             rng=rng).confidence_interval
+    assert ours == pytest.approx(tuple(theirs), abs=0.004)
+
+
+def test_the_bootstrap_has_the_width_of_the_papers_intervals(rng):
+    """Stern et al., Table 3: widths of 2.8 to 4.1 points, which are 1,600 to 3,400 independent votes."""
+    for count, expected in ((3400, 2.8), (1600, 4.1)):
+        values = np.arange(count) < 0.568 * count
+        drawn = votes(values, np.zeros(count, int), np.arange(count))
+        assert 100 * width(votes_bootstrap(drawn, rng)) == pytest.approx(expected, abs=0.15)
+
+
+def test_resampling_clusters_of_one_vote_is_resampling_votes(rng):
+    drawn = votes(rng.integers(0, 2, 200), np.arange(200), np.arange(200))
+    expected = votes_bootstrap(drawn, rng)
+    for clusters in (drawn.raters, drawn.images):
+        assert cluster_bootstrap(drawn, clusters, rng) == pytest.approx(expected, abs=0.012)
+
+
+def test_clusters_that_always_agree_count_as_one_vote_each(rng):
+    answers = rng.integers(0, 2, 40)
+    once = votes(answers, np.arange(40), np.arange(40))
+    often = votes(np.repeat(answers, 25), np.repeat(np.arange(40), 25), np.arange(1000))
+    assert cluster_bootstrap(often, often.raters, rng) == pytest.approx(votes_bootstrap(once, rng), abs=0.02)
+    assert width(votes_bootstrap(often, rng)) < 0.3 * width(cluster_bootstrap(often, often.raters, rng))
+
+
+def test_two_way_variance_is_that_of_cameron_gelbach_and_miller_by_hand():
+    """Two raters, two images; residuals 0.25, 0.25, 0.25 and -0.75."""
+    found = two_way(votes([1, 1, 1, 0], [0, 0, 1, 1], [0, 1, 0, 1]))
+    by_rater = by_image = 2 * (0.5**2 + 0.5**2) / 16  # G / (G - 1) = 2
+    by_cell = 4 / 3 * (3 * 0.25**2 + 0.75**2) / 16
+    expected = max(by_rater + by_image - by_cell, by_rater, by_image)
+    assert found.standard_error == pytest.approx(math.sqrt(expected))
+    assert found.degrees_of_freedom == 1
+    assert found.interval == (0, 1)  # one degree of freedom tells nearly nothing
+
+
+def test_two_way_takes_the_largest_of_the_three_variances(rng):
+    drawn = crossed(rng, rater_sd=1.5)
+    residuals = drawn.values - drawn.preference
+    sums = np.bincount(drawn.raters, residuals)
+    one_way = math.sqrt((sums**2).sum() * 20 / 19) / len(drawn)
+    assert two_way(drawn).standard_error >= one_way
+
+
+def test_two_way_of_independent_votes_is_nearly_the_plain_interval(rng):
+    found = two_way(crossed(rng, 60, 60))
+    assert 0.6 < found.design_effect < 1.7
+
+
+def test_two_way_is_wider_where_raters_and_images_differ(rng):
+    drawn = crossed(rng, 30, 30, rater_sd=0.7, image_sd=1.0)
+    found = two_way(drawn)
+    assert found.design_effect > 5
+    assert width(found.interval) > 2 * width(votes_bootstrap(drawn, rng))
+    assert width(found.interval) == pytest.approx(width(pigeonhole_bootstrap(drawn, rng)), rel=0.5)
+
+
+@pytest.mark.parametrize(("raters", "images"), [([0] * 6, range(6)), (range(6), [0] * 6)])
+def test_two_way_needs_two_raters_and_two_images(raters, images):
+    assert two_way(votes([1, 0, 1, 0, 1, 1], list(raters), list(images))) is None
+
+
+def test_votes_that_are_all_alike_still_have_an_interval():
+    found = two_way(votes(np.ones(40), np.repeat(np.arange(4), 10), np.tile(np.arange(10), 4)))
+    assert found.interval == pytest.approx(wilson(4, 4))
+    assert found.interval[0] < 0.7
+    assert found.p_value is None
+
+
+@given(st.data())
+@settings(max_examples=25)
+def test_swapping_the_methods_mirrors_preference_and_intervals(data):
+    count = data.draw(st.integers(4, 30))
+    values = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=count, max_size=count))
+    raters = [i % 3 for i in range(count)]
+    images = [i // 3 for i in range(count)]
+    one, other = votes(values, raters, images), votes([1 - v for v in values], raters, images)
+    assert one.preference == pytest.approx(1 - other.preference)
+    for first, second in ((two_way(one), two_way(other)),):
+        assert (first is None) == (second is None)
+        if first:
+            assert first.interval == pytest.approx((1 - second.interval[1], 1 - second.interval[0]))
+            assert 0 <= first.interval[0] <= first.interval[1] <= 1
+
+
+@pytest.mark.parametrize(("hits", "count"), [(0, 5), (5, 5), (28, 50), (1, 1000)])
+def test_wilson_and_binomial_are_scipys(hits, count):
+    theirs = stats.binomtest(hits, count).proportion_ci(0.9, method="wilson")
+    assert wilson(hits, count) == pytest.approx((theirs.low, theirs.high))
+    assert binomial_p(hits, count) == stats.binomtest(hits, count).pvalue
+
+
+def test_intraclass_correlation_finds_what_clusters_share(rng):
+    clusters = np.repeat(np.arange(400), 10)
+    shared = rng.random(400)[clusters]
+    values = (rng.random(4000) < shared).astype(float)
+    assert intraclass_correlation(values, clusters) == pytest.approx(1 / 3, abs=0.05)  # var(p) / (1 / 4) = 1 / 3
+    assert intraclass_correlation(rng.integers(0, 2, 4000).astype(float), clusters) == pytest.approx(0, abs=0.02)
+    assert intraclass_correlation(np.ones(10), np.arange(10)) is None
+    assert intraclass_correlation(np.ones(10), np.zeros(10, int)) is None
+
+
+def test_alpha_is_that_of_krippendorffs_own_example():
+    """Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability", section C: nominal, four observers, 0.743."""
+    data = [[1, 2, 3, 3, 2, 1, 4, 1, 2, None, None, None], [1, 2, 3, 3, 2, 2, 4, 1, 2, 5, None, 3],
+            [None, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, None], [1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, None]]
+    entries = [(rater, unit, value) for rater, row in enumerate(data) for unit, value in enumerate(row) if value]
+    raters, units, choices = (np.array(column) for column in zip(*entries, strict=True))
+    assert krippendorff_alpha(raters, units, choices) == pytest.approx(0.743, abs=0.001)
+
+
+def test_alpha_needs_two_votes_on_something_and_a_choice_that_varies():
+    assert krippendorff_alpha(np.array([0, 1]), np.array([0, 1]), np.array([0, 1])) is None
+    assert krippendorff_alpha(np.array([0, 1]), np.array([0, 0]), np.array([1, 1])) is None
+
+
+def test_strengths_give_back_the_probabilities_that_they_stand_for(rng):
+    truth = {"weak": -1.0, "middle": 0.2, "strong": 0.8}
+    names = [("weak", "middle"), ("middle", "strong"), ("strong", "weak")]
+    a, b = zip(*(names[i] for i in rng.integers(0, 3, 9000)), strict=True)
+    chance = [1 / (1 + math.exp(truth[y] - truth[x])) for x, y in zip(a, b, strict=True)]
+    values = (rng.random(9000) < chance).astype(float)
+    found = bradley_terry([f"r{i % 30}" for i in range(9000)], a, b, values, rng)
+    assert [strength.method for strength in found] == ["strong", "middle", "weak"]
+    for strength in found:
+        assert strength.log_strength == pytest.approx(truth[strength.method], abs=0.1)
+        assert strength.interval[0] < strength.log_strength < strength.interval[1]
+
+
+def test_strengths_need_three_methods_on_one_scale(rng):
+    assert bradley_terry(["r"], ["a"], ["b"], [1.0], rng) == []
+    assert bradley_terry(["r", "r"], ["a", "c"], ["b", "d"], [1.0, 0.0], rng) == []
+
+
+def test_a_method_that_always_wins_has_a_finite_strength(rng):
+    found = bradley_terry(["r", "s"] * 3, ["a", "a", "b"] * 2, ["b", "c", "c"] * 2, [1.0] * 6, rng)
+    assert [strength.method for strength in found] == ["a", "b", "c"]
+    assert all(math.isfinite(strength.log_strength) for strength in found)
+
+
+def test_a_plan_without_clusters_is_the_textbooks():
+    plan = plan_votes(0.02, 10_000, 50, rater_correlation=0, image_correlation=0)
+    assert plan.votes == plan.independent_votes == 1691  # 1.645**2 / 4 / 0.02**2
+    assert plan.raters == 34
+    assert plan.design_effect == pytest.approx(1, abs=0.01)
+
+
+def test_a_plan_reaches_its_precision_in_simulated_studies(rng):
+    """Correlations of a study's own votes, planned for 5 points: the interval of a new study is about 5 points."""
+    pilot = crossed(rng, 60, 200, 0.4, 0.8)
+    correlations = [intraclass_correlation(pilot.values, clusters) for clusters in (pilot.raters, pilot.images)]
+    plan = plan_votes(0.05, 200, 200, rater_correlation=correlations[0], image_correlation=correlations[1])
+    halves = [width(two_way(crossed(rng, plan.raters, 200, 0.4, 0.8)).interval) / 2 for _ in range(20)]
+    assert np.mean(halves) == pytest.approx(0.05, rel=0.25)
+
+
+def test_a_plan_says_when_images_are_too_few():
+    with pytest.raises(ConfigError, match=r"no number of votes on 100 images gives .* take more than 254 images"):
+        plan_votes(0.02, 100, 50)
+    assert plan_votes(0.02, 255, 50).votes > 100_000
+    for arguments in ((0, 100, 50), (0.02, 0, 50), (0.02, 100, 0), (0.02, 100, 50, 1.0), (0.02, 100, 50, 0.5, 1.0)):
+        with pytest.raises(ConfigError, match="must be"):
+            plan_votes(*arguments)
+
+
+def test_the_simulation_covers_the_known_preference_and_says_what_it_is():
+    words = [sys.executable, str(ROOT / "scripts" / "simulate_votes.py"), "coverage", "--studies", "20",
+             "--raters", "12", "--votes", "20", "--images", "40"]
+    printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert printed.startswith("SIMULATION: 20 studies, 12 raters x 20 votes on 40 images, preference 56.8 %")
+    rows = {line.split(" | ")[0].strip("| "): float(line.split(" | ")[1]) for line in printed.splitlines()[4:10]}
+    assert rows["two-way clustered (headline)"] >= 80
+    assert rows["two-way clustered (headline)"] > rows["votes only (the paper's)"]

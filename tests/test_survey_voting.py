@@ -1,0 +1,236 @@
+"""A rater's way through a study: balance, sides, kinds of trials, one vote a trial, and nobody else's."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from sqlalchemy import func, select
+from survey_tools import SIGHT, add_study, vote_through
+
+from superres.survey import schema
+from superres.survey.assignment import schedule
+from superres.survey.records import read_votes, repeated_votes
+from superres.survey.secrecy import pseudonym
+from superres.survey.store import Store
+from superres.survey.study import GOLD, MAIN, PRACTICE, REPEAT, StudySettings
+from superres.survey.voting import RefusedError, Vote, enrol, next_trial, save_vote, shown_picture
+
+
+@pytest.fixture
+def quick(memory_folder):
+    """A store in memory, for what does not depend on the database."""
+    store = Store(memory_folder / "quick.db", create=True)
+    yield store
+    store.close()
+
+
+def enter(store, study, rater="me"):
+    return enrol(store, study, rater, study.settings.consent_version)[0]
+
+
+def vote(choice="left", **changes):
+    return Vote(choice, **{"response_ms": 900.0, **SIGHT, **changes})
+
+
+def count_votes(store):
+    with store.reading() as connection:
+        return connection.scalar(select(func.count()).select_from(schema.vote))
+
+
+def refused(status, message):
+    return pytest.raises(RefusedError, match=message, check=lambda error: error.status == status)
+
+
+def test_practice_comes_first_and_repeats_in_the_second_half():
+    settings = StudySettings(trials=20, gold=4, repeats=5, practice=3)
+    available = {MAIN: 100, GOLD: 8, PRACTICE: 3}
+    for seed in range(20):
+        kinds = schedule(settings, available, np.random.default_rng(seed))
+        assert Counter(kinds) == {MAIN: 20, GOLD: 4, REPEAT: 5, PRACTICE: 3}
+        assert kinds[:3] == [PRACTICE] * 3
+        assert REPEAT not in kinds[3:15]
+    orders = {tuple(schedule(settings, available, np.random.default_rng(seed))) for seed in range(20)}
+    assert len(orders) > 15
+
+
+@pytest.mark.parametrize(("trials", "repeats", "gold"), [(1, 1, 3), (2, 2, 0), (5, 5, 5)])
+def test_a_repeat_never_comes_before_something_to_repeat(trials, repeats, gold):
+    for seed in range(50):
+        kinds = schedule(StudySettings(trials=trials, repeats=repeats, gold=gold, practice=0), {MAIN: 9, GOLD: 9},
+                         np.random.default_rng(seed))
+        for place, kind in enumerate(kinds):
+            if kind == REPEAT:
+                assert kinds[:place].count(MAIN) > kinds[:place].count(REPEAT)
+
+
+def test_a_rater_sees_each_pair_once_and_repeats_with_the_sides_swapped(store):
+    study, _ = add_study(store, count=12, trials=12, gold=2, repeats=4, practice=2)
+    assert vote_through(store, study, "me", lambda *_: "left") == 20
+    votes = read_votes(store, study)
+    assert Counter(record["kind"] for record in votes) == {MAIN: 12, GOLD: 2, REPEAT: 4, PRACTICE: 2}
+    main = [record["pair"] for record in votes if record["kind"] == MAIN]
+    assert len(set(main)) == 12
+    again = repeated_votes(votes)
+    assert len({repeat["pair"] for _, repeat in again}) == 4
+    for first, repeat in again:
+        assert {first["left"], repeat["left"]} == {"a", "b"}
+        assert first["position"] < repeat["position"]
+
+
+def test_pairs_get_equally_many_votes(store):
+    study, _ = add_study(store, methods=("a", "b", "c"), count=8, trials=6, gold=0, repeats=0, practice=0)
+    for number in range(8):
+        vote_through(store, study, f"rater{number}", lambda *_: "left")
+    counts = Counter(record["pair"] for record in read_votes(store, study))
+    assert len(counts) == 16
+    assert set(counts.values()) == {3}
+
+
+def test_a_rater_sees_an_image_again_only_when_all_pairs_with_new_ones_have_more_votes(quick):
+    study, _ = add_study(quick, methods=("a", "b", "c"), count=8, trials=8, gold=0, repeats=0, practice=0)
+    vote_through(quick, study, "me", lambda *_: "left")
+    assert len({record["image"] for record in read_votes(quick, study)}) == 8
+
+
+def test_a_pair_that_someone_is_looking_at_is_not_given_to_another(quick):
+    study, _ = add_study(quick, count=6, gold=0, repeats=0, practice=0)
+    for number in range(6):
+        next_trial(quick, study, enter(quick, study, f"rater{number}"))
+    with quick.reading() as connection:
+        pairs = connection.scalars(select(schema.trial.c.pair_id)).all()
+    assert len(set(pairs)) == 6
+
+
+def test_sides_are_random_recorded_and_decided_by_the_seed(quick):
+    study, _ = add_study(quick, count=40, trials=40, gold=0, repeats=0, practice=0)
+    vote_through(quick, study, "me", lambda *_: "left")
+    sides = Counter(record["left"] for record in read_votes(quick, study))
+    assert 10 <= sides["a"] <= 30
+    for record in read_votes(quick, study):
+        assert record["chosen"] == record["left"]
+        assert record["chosen_method"] == record[f"method_{record['left']}"]
+
+
+def test_what_the_page_reports_is_stored(store):
+    study, _ = add_study(store, practice=0, allow_unsure=True)
+    session = enter(store, study)
+    trial = next_trial(store, study, session)
+    sent = Vote("unsure", 1234.5, 256.0, 1.5, 1024, 768, "pointer")
+    assert save_vote(store, study, session, trial.token, sent) is None
+    (record,) = read_votes(store, study)
+    for name, value in vars(sent).items():
+        assert record[name] == value
+    assert record["chosen"] == record["chosen_method"] == ""
+    assert record["consent_version"] == study.settings.consent_version
+    assert record["consented"] <= record["issued"] <= record["voted"]
+
+
+def test_practice_is_told_what_was_right_and_nothing_else_is(quick):
+    study, _ = add_study(quick, practice=2, trials=1, gold=1, repeats=0)
+    session = enter(quick, study)
+    verdicts = []
+    while (trial := next_trial(quick, study, session)) is not None:
+        verdicts.append((trial.practice, save_vote(quick, study, session, trial.token, vote())))
+    assert [correct is None for practice, correct in verdicts] == [not practice for practice, _ in verdicts]
+    by_position = {record["position"]: record for record in read_votes(quick, study)}
+    for position, (practice, correct) in enumerate(verdicts, 1):
+        if practice:
+            assert correct == (by_position[position]["chosen"] == "a")
+
+
+def test_a_closed_tab_resumes_with_the_same_pair_and_voids_the_old_token(store):
+    study, _ = add_study(store)
+    session = enter(store, study)
+    first = next_trial(store, study, session)
+    again, resumed = enrol(store, study, "  me ", study.settings.consent_version)
+    assert resumed
+    with refused(401, "opened elsewhere"):
+        next_trial(store, study, session)
+    trial = next_trial(store, study, again)
+    assert (trial.position, trial.total) == (first.position, first.total) == (1, 9)
+    assert shown_picture(store, study, trial.token, "left") == shown_picture(store, study, trial.token, "left")
+    with refused(403, "not open in this window"):
+        save_vote(store, study, again, first.token, vote())
+    with refused(404, "no such picture"):
+        shown_picture(store, study, first.token, "left")
+    save_vote(store, study, again, trial.token, vote())
+    assert next_trial(store, study, again).position == 2
+    assert count_votes(store) == 1
+
+
+def test_a_vote_counts_once(store):
+    study, _ = add_study(store)
+    session = enter(store, study)
+    token = next_trial(store, study, session).token
+    save_vote(store, study, session, token, vote("left"))
+    for choice in ("left", "right"):
+        with refused(409, "voted on already"):
+            save_vote(store, study, session, token, vote(choice))
+    assert [record["choice"] for record in read_votes(store, study)] == ["left"]
+
+
+def test_nobody_votes_for_another_or_in_another_study(store):
+    study, _ = add_study(store)
+    other, _ = add_study(store, "other")
+    mine, theirs = enter(store, study, "me"), enter(store, study, "them")
+    elsewhere = enter(store, other, "me")
+    token = next_trial(store, study, mine).token
+    for session in (theirs, elsewhere, "", token, "x" * 32):
+        with refused(403, "not open in this window"):
+            save_vote(store, study, session, token, vote())
+    with refused(403, "not open in this window"):
+        save_vote(store, other, elsewhere, token, vote())
+    with refused(404, "no such picture"):
+        shown_picture(store, other, token, "left")
+    with refused(401, "start again"):
+        next_trial(store, study, elsewhere)
+    assert count_votes(store) == 0
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"choice": "unsure"}, "the choice 'unsure' is not offered"),
+    ({"choice": "a"}, "the choice 'a' is not offered"),
+    ({"viewport_width": 639}, "the window must be at least 640 x 480 pixels"),
+    ({"viewport_height": 100}, "the window must be at least 640 x 480 pixels"),
+])
+def test_votes_that_the_study_does_not_take_are_refused(quick, changes, message):
+    study, _ = add_study(quick)
+    session = enter(quick, study)
+    token = next_trial(quick, study, session).token
+    with refused(422, message):
+        save_vote(quick, study, session, token, vote(**changes))
+    assert count_votes(quick) == 0
+
+
+@pytest.mark.parametrize("rater", ["", "   ", "x" * 101, "a\nb", "a\x00b"])
+def test_ids_that_are_none_are_refused(quick, rater):
+    study, _ = add_study(quick)
+    with refused(422, "a participant id must be 1 to 100 printable characters"):
+        enrol(quick, study, rater, study.settings.consent_version)
+
+
+def test_consent_to_another_text_is_refused(quick):
+    study, _ = add_study(quick)
+    with refused(409, "the consent text has changed"):
+        enrol(quick, study, "me", "0" * 12)
+
+
+def test_raters_are_stored_under_a_salted_pseudonym(quick):
+    study, _ = add_study(quick)
+    other, _ = add_study(quick, "other")
+    enter(quick, study, "prolific-4711")
+    enter(quick, other, "prolific-4711")
+    with quick.reading() as connection:
+        names = connection.scalars(select(schema.rater.c.pseudonym)).all()
+    assert names == [pseudonym(study.salt, "prolific-4711"), pseudonym(other.salt, "prolific-4711")]
+    assert len(set(names)) == 2
+    for path in quick.place, f"{quick.place}-wal":
+        with open(path, "rb") as file:
+            assert b"prolific-4711" not in file.read()
+
+
+def test_a_study_with_fewer_pairs_than_trials_ends_with_its_pairs(quick):
+    study, _ = add_study(quick, count=3, trials=50, gold=4, repeats=4, practice=4)
+    assert vote_through(quick, study, "me", lambda *_: "left") == 3 + 3 + 3 + 3
