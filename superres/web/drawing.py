@@ -156,7 +156,7 @@ def comparison(before: Sequence[tuple[str, Pixels]], after: Pixels) -> str:
         '<div class="sr-compare"><div class="sr-frame">'
         f'<img src="{data_uri(after)}" alt="After: ours">'
         f'<img class="sr-before" src="{data_uri(before[0][1])}" alt="Before, over the left part of ours"></div>'
-        f'<label>Before <select class="sr-choose" onchange="{choose}">{options}</select></label>'
+        f'<label>Left side <select aria-label="Left side" onchange="{choose}">{options}</select></label>'
         f'<label>Before and after <input class="sr-slide" type="range" min="0" max="100" value="50" '
         f'oninput="{slide}"></label></div>'
     )

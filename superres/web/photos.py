@@ -62,7 +62,7 @@ class Subject:
     truth: Pixels | None = None
 
 
-def read_upload(path: str | os.PathLike[str], name: str = "the image") -> Pixels:
+def read_upload(path: str | os.PathLike[str], name: str = "the upload") -> Pixels:
     """Read an upload, uint8 [H, W, 3], at least 8x8.
 
     Args:

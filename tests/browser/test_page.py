@@ -17,9 +17,7 @@ from superres.config import DecodeConfig
 from superres.tasks.faces import read_image
 
 FACTS = "#live .sr-facts"
-PREVIEW = (
-    "[...document.querySelectorAll('#preview img, #preview [role=alert]')].map(e => e.src || e.textContent).join()"
-)
+PREVIEW = "[...document.querySelectorAll('#preview img, #preview [role=alert]')].map(e => e.src || e.innerText).join()"
 
 
 def choose(page, path):
@@ -156,7 +154,7 @@ def test_the_slider_moves_by_keyboard_and_the_left_side_can_be_chosen(visit):
         slider.press("ArrowRight")
     assert page.evaluate("getComputedStyle(document.querySelector('.sr-compare')).getPropertyValue('--split')") == "53%"
     before = page.get_attribute(".sr-before", "src")
-    page.get_by_label("Before", exact=True).select_option("Bicubic")
+    page.get_by_label("Left side").select_option("Bicubic")
     assert page.get_attribute(".sr-before", "src") != before
 
 
