@@ -13,13 +13,13 @@ import typer
 from superres.cli_options import DEFAULT_CHECKPOINT, DEVICES, Checkpoint, Device
 from superres.config import require
 from superres.errors import ConfigError, SuperresError
-from superres.web.files import Workspace
 from superres.web.logs import log, logging_as_json
 
 if TYPE_CHECKING:
     import gradio as gr
 
     from superres.web.decoding import Decoder
+    from superres.web.files import Workspace
 
 FACES = Path(__file__).parent / "scripts" / "faces"
 
@@ -77,6 +77,10 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the temporary files are removed at any time
     # Before Gradio is imported, which reads these then. It would keep a record of the last 10,000 requests.
     os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_ANALYTICS_MAX_EVENTS="1", GRADIO_VIBE_MODE="")
+    # Before torch is imported: its threads wait for one another at each step, so a core is left to the page.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
+    from superres.web.files import Workspace
+
     with logging_as_json(), Workspace() as workspace:
         from superres.pipeline import Upscaler
         from superres.web.decoding import Decoder
