@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
-Choose = Callable[[Tensor, Tensor], Tensor]
-"""Turns scores [B, N, V] of the tokens `offsets` [N] past the next one into tokens [B, N], as the verifier does."""
+class Choose(Protocol):
+    """Turns scores of tokens past the next one into tokens, as the verifier does."""
+
+    def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
+        """Return the tokens [B, N], int64, chosen by scores [B, N, V] at `offsets` [N] past the next token."""
+        ...
+
+    def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
+        """Return temperature [B, N, 1] and noise [B, N, V], if what is chosen is argmax(scores / temperature + noise).
+
+        Both are None for the plain argmax. None where the choice is made in another way.
+        """
+        ...
 
 
 @dataclass

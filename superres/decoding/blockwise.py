@@ -10,7 +10,7 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Criterion
-from superres.decoding.noise import NOISES
+from superres.decoding.noise import NOISES, Noise
 from superres.decoding.proposal import PROPOSERS, Context, Proposer
 from superres.decoding.trace import RowTrace, TraceRecorder
 from superres.errors import ConfigError
@@ -39,31 +39,33 @@ class Decoded:
 class Choice:
     """How tokens are chosen at some target positions of each row; verification and proposals of a position share it.
 
+    A `superres.scoring.Choose`: offsets count from the first of the positions.
+
     Attributes:
-        adjusting: the rule of the noise (`Noise.adjust`); None for greedy decoding.
+        rule: the kind of noise; None for greedy decoding.
         noise: of the positions, [B, N, ...].
         temperature: [B, N, 1].
     """
 
-    adjusting: Callable[[Tensor, Tensor], Tensor] | None
+    rule: type[Noise] | None
     noise: Tensor
     temperature: Tensor
 
-    def of(self, columns: Tensor | slice) -> Choice:
-        """Return the choice at some of the N positions."""
-        if self.adjusting is None:
-            return self
-        return Choice(self.adjusting, self.noise[:, columns], self.temperature[:, columns])
+    def __call__(self, scores: Tensor, offsets: Tensor | slice) -> Tensor:
+        """See `Choose.__call__`."""
+        return self.adjust(scores, offsets).argmax(-1)
 
-    def adjust(self, scores: Tensor) -> Tensor:
-        """Return the scores [B, N, V] whose argmax is the choice."""
-        if self.adjusting is None:
+    def adjust(self, scores: Tensor, offsets: Tensor | slice) -> Tensor:
+        """Return the scores [B, N, V] whose argmax is the choice at `offsets`."""
+        if self.rule is None:
             return scores
-        return self.adjusting(scores / self.temperature.to(scores.dtype), self.noise)
+        return self.rule.adjust(scores / self.temperature[:, offsets].to(scores.dtype), self.noise[:, offsets])
 
-    def choose(self, scores: Tensor) -> Tensor:
-        """Return the tokens [B, N] chosen by scores [B, N, V]."""
-        return self.adjust(scores).argmax(-1)
+    def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
+        """See `Choose.additive`."""
+        if self.rule is None:
+            return None, None
+        return (self.temperature[:, offsets], self.noise[:, offsets]) if self.rule.additive else None
 
 
 class Chooser:
@@ -80,7 +82,7 @@ class Chooser:
             return Choice(None, position, position)
         # Intensities follow one another as red, green, blue.
         temperature = self.temperatures[position % len(self.temperatures)].unsqueeze(-1)
-        return Choice(self.noise.adjust, self.noise.at(position), temperature)
+        return Choice(type(self.noise), self.noise.at(position), temperature)
 
 
 def accepted_length(passed: Tensor, minimum: int, room: Tensor) -> Tensor:
@@ -135,7 +137,7 @@ class BlockwiseLoop:
         start, k = self.position, self.block_size
         output = self.session.step(self.proposals, start + 1)
         target = start.unsqueeze(1) + self.columns[1:k]
-        scores = self.choice.of(slice(1, None)).adjust(output.scores[:, : k - 1])
+        scores = self.choice.adjust(output.scores[:, : k - 1], slice(1, None))
         passed = self.criterion.accept(self.proposals[:, 1:k], scores, target)
         accepted = accepted_length(passed, self.minimum, self.limit - start)
         accepted = self._stop_at_end_token(accepted)
@@ -161,14 +163,10 @@ class BlockwiseLoop:
         # One choice serves the proposals and their verification in the next iteration.
         choice = self.choice = self.chooser.at(self.position.unsqueeze(1) + self.columns[: self.block_size])
         scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
-        first = choice.of(slice(1)).choose(scores)
+        first = choice(scores, slice(1))
         parts = [first]
         if self.block_size > 1:
-
-            def choose(scores: Tensor, offsets: Tensor) -> Tensor:
-                return choice.of(offsets).choose(scores)
-
-            context = Context(self.session, output, index, self.position, first[:, 0], self.tokens, choose)
+            context = Context(self.session, output, index, self.position, first[:, 0], self.tokens, choice)
             parts.append(self.proposer.propose(context, self.columns[1 : self.block_size]))
         if self.block_size < self.session.width:
             parts.append(first.expand(-1, self.session.width - self.block_size))

@@ -32,6 +32,9 @@ def mix(x: Tensor) -> Tensor:
 class Noise(Protocol):
     """Noise for a batch of sequences."""
 
+    additive: bool
+    """Whether `adjust` is the sum of scores and noise."""
+
     def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
         """Key the noise.
 
@@ -71,6 +74,8 @@ class Uniforms:
 class GumbelNoise:
     """Standard Gumbel noise on every score (the Gumbel-max trick); no order of the tokens is assumed."""
 
+    additive = True
+
     def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
         """See `Noise`."""
         self.uniforms = Uniforms(seed, keys)
@@ -93,6 +98,8 @@ class QuantileNoise:
     For tokens in order, as intensities are: if a proposer's distribution lies two grey levels beside the verifier's,
     so does its sample. Gumbel noise would as likely send the two samples to opposite ends of the distribution.
     """
+
+    additive = False
 
     def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
         """See `Noise`."""

@@ -73,13 +73,31 @@ class StaleProposer:
         column, last = context.index.unsqueeze(1) + offsets, len(offsets)
         scores = context.output.scores
         index = column.clamp(max=last).unsqueeze(-1).expand(-1, -1, scores.shape[-1])
-        stale, within_reach = context.choose(scores.gather(1, index), offsets), column <= last
+        stale = StaleChoose(context.choose, context.choose(scores.gather(1, index), offsets), column <= last)
+        return context.session.propose(context.output, context.index, context.first, offsets, stale)
 
-        def choose(scores: Tensor, offsets: Tensor) -> Tensor:
-            place = offsets - 1
-            return stale[:, place].where(within_reach[:, place], context.choose(scores, offsets))
 
-        return context.session.propose(context.output, context.index, context.first, offsets, choose)
+@dataclass
+class StaleChoose:
+    """A `superres.scoring.Choose` that prefers tokens known already.
+
+    Attributes:
+        choose: chooses where none is known.
+        tokens: for offsets 1..N, [B, N].
+        known: which of them count, bool [B, N].
+    """
+
+    choose: Choose
+    tokens: Tensor
+    known: Tensor
+
+    def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
+        """See `Choose.__call__`."""
+        place = offsets - 1
+        return self.tokens[:, place].where(self.known[:, place], self.choose(scores, offsets))
+
+    def additive(self, offsets: Tensor) -> None:
+        """See `Choose.additive`."""
 
 
 class SourceProposer:

@@ -153,40 +153,27 @@ class StepState:
         return StepState(self.hidden[rows, index], self.position[rows, index], neighbours)
 
 
-class StepSession:
-    """A batch being decoded: `superres.scoring.Session` for `EncoderDecoder`. It serves one decode, in one thread."""
+class ProposingSession:
+    """What the sessions of all engines share: the memory of their sources, and proposals from states of the decoder."""
 
-    def __init__(self, model: EncoderDecoder, source: Tensor, width: int, padding: Tensor | None = None) -> None:
-        """Encode `source` [B, S] and allocate the cache for steps of `width`."""
+    def __init__(self, model: EncoderDecoder, memory: Memory, width: int) -> None:
+        """Prepare for the sources of `memory` and steps of `width`."""
         self.config: ModelConfig = model.config
-        self.width, self.batch = width, len(source)
+        self.width, self.batch = width, len(memory.states)
         self.heads: PredictionHeads | None = model.heads
-        self.neighbourhood = model.neighbourhood
-        memory = model.encode(source, padding)
         self.shape = self.config.target_shape
         self.estimate, self.budget = memory.estimate, memory.budget
-        self.layers = [LayerStep(layer, memory, self.batch, width) for layer in model.decoder]  # type: ignore[arg-type]
-        self.final_norm = model.decoder_norm
         self.project = fold([model.project])
-        self.cache = KeyValueCache(self.config, self.batch, width, memory.states)
-        self._embed(model, memory)
-        self.columns = torch.arange(width, device=source.device)
-        if self.neighbourhood is not None:
-            # Entry T is the "absent" neighbour and stays 0; T + 1 is where positions outside the image are written.
-            self.deviation = memory.states.new_zeros(self.batch, self.config.target_length + 2)
-
-    def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        """See `superres.scoring.Session.step`."""
-        length = self.config.target_length
-        place = position.unsqueeze(1) + self.columns
-        inside = place.clamp(max=length - 1)
-        x, neighbours = self._input(tokens, place, inside)
-        index, mask = self.cache.locate(place)
-        for number, layer in enumerate(self.layers):
-            x = layer(x, self.cache, number, index, mask)
-        hidden = self.final_norm(x)
-        state = StepState(hidden.view(self.batch, self.width, -1), inside, neighbours)
-        return StepOutput(self._verify(hidden, state), state)
+        self.position_table = model.signal.unsqueeze(0)
+        if memory.conditioning is not None:
+            self.position_table = self.position_table + memory.conditioning
+        self.row_start = torch.zeros(self.batch, 1, dtype=torch.int64, device=memory.states.device)
+        if len(self.position_table) > 1:
+            self.row_start = torch.arange(self.batch, device=self.row_start.device).unsqueeze(1) * self.config.target_length
+        self.position_table = self.position_table.flatten(0, 1)
+        self.head_table: Tensor | None = None
+        if memory.conditioning is not None and self.heads is not None and self.heads.conditioning is not None:
+            self.head_table = self.heads.conditioning(memory.conditioning).flatten(0, 1)
 
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
         """See `superres.scoring.Session.propose`."""
@@ -223,26 +210,44 @@ class StepSession:
         vectors = self.head_table[self.row_start + target] if self.head_table is not None else None
         return heads(here.hidden, vectors, count + skipped)[:, skipped:], target[:, skipped:]
 
+
+class StepSession(ProposingSession):
+    """A batch being decoded: `superres.scoring.Session` for `EncoderDecoder`. It serves one decode, in one thread."""
+
+    def __init__(self, model: EncoderDecoder, source: Tensor, width: int, padding: Tensor | None = None) -> None:
+        """Encode `source` [B, S] and allocate the cache for steps of `width`."""
+        memory = model.encode(source, padding)
+        super().__init__(model, memory, width)
+        self.neighbourhood = model.neighbourhood
+        self.layers = [LayerStep(layer, memory, self.batch, width) for layer in model.decoder]  # type: ignore[arg-type]
+        self.final_norm = model.decoder_norm
+        self.cache = KeyValueCache(self.config, self.batch, width, memory.states)
+        # A zero row for the start of the sequence comes last.
+        table = model.target_embedding.table.weight * model.target_embedding.scale
+        self.token_table = torch.cat([table, table.new_zeros(1, table.shape[1])])
+        self.columns = torch.arange(width, device=source.device)
+        if self.neighbourhood is not None:
+            # Entry T is the "absent" neighbour and stays 0; T + 1 is where positions outside the image are written.
+            self.deviation = memory.states.new_zeros(self.batch, self.config.target_length + 2)
+
+    def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
+        """See `superres.scoring.Session.step`."""
+        length = self.config.target_length
+        place = position.unsqueeze(1) + self.columns
+        inside = place.clamp(max=length - 1)
+        x, neighbours = self._input(tokens, place, inside)
+        index, mask = self.cache.locate(place)
+        for number, layer in enumerate(self.layers):
+            x = layer(x, self.cache, number, index, mask)
+        hidden = self.final_norm(x)
+        state = StepState(hidden.view(self.batch, self.width, -1), inside, neighbours)
+        return StepOutput(self._verify(hidden, state), state)
+
     def _deviation(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Return how far `tokens` at `position`, both [B, N], are from their estimates, in units of RESIDUAL_SCALE."""
         if self.estimate is None:
             raise ValueError("deviations need an estimate")
         return (tokens - self.estimate.gather(1, position)) / RESIDUAL_SCALE
-
-    def _embed(self, model: EncoderDecoder, memory: Memory) -> None:
-        """Join tables: tokens (a zero row for the start of the sequence last) and position signal with conditioning."""
-        table = model.target_embedding.table.weight * model.target_embedding.scale
-        self.token_table = torch.cat([table, table.new_zeros(1, table.shape[1])])
-        self.position_table = model.signal.unsqueeze(0)
-        if memory.conditioning is not None:
-            self.position_table = self.position_table + memory.conditioning
-        self.row_start = torch.zeros(self.batch, 1, dtype=torch.int64, device=table.device)
-        if len(self.position_table) > 1:
-            self.row_start = torch.arange(self.batch, device=table.device).unsqueeze(1) * self.config.target_length
-        self.position_table = self.position_table.flatten(0, 1)
-        self.head_table: Tensor | None = None
-        if memory.conditioning is not None and self.heads is not None and self.heads.conditioning is not None:
-            self.head_table = self.heads.conditioning(memory.conditioning).flatten(0, 1)
 
     def _input(self, tokens: Tensor, place: Tensor, inside: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the decoder's input [B * W, D] and the neighbours' deviations [B, W, N]."""

@@ -1,0 +1,674 @@
+// The decoding step in one call: what superres/nn/step.py computes, for CPUs. superres/nn/native.py compiles and drives it.
+//
+// Every sum runs in an order that depends on the position alone, never on the step width, the batch or the number of
+// threads. So a block of k tokens is scored bit for bit as the same tokens would be one at a time.
+//
+// A session's rows are dealt to teams of threads. A team of one needs no synchronisation; with fewer rows than threads,
+// the threads of a team share the outputs of each product and meet at a barrier after it.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <sched.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+namespace {
+
+constexpr int LANES = 16;
+constexpr int PANEL = 2 * LANES;  // outputs that lie side by side in a packed weight
+constexpr int MAX_ROWS = 12;      // rows of one register tile: 12 x 2 accumulators, and the registers are full
+constexpr float EPSILON = 1e-5f;  // of layer norm, as in torch
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef uint16_t hvec __attribute__((vector_size(2 * LANES)));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
+
+ALWAYS_INLINE vec load(const float* p) { vec v; std::memcpy(&v, p, sizeof v); return v; }
+ALWAYS_INLINE vec load(const uint16_t* p) {  // bfloat16
+  hvec h;
+  std::memcpy(&h, p, sizeof h);
+  uvec wide = __builtin_convertvector(h, uvec) << 16;
+  return (vec)wide;
+}
+ALWAYS_INLINE void store(float* p, vec v) { std::memcpy(p, &v, sizeof v); }
+ALWAYS_INLINE vec fill(float x) { return x - vec{}; }
+ALWAYS_INLINE vec pick(ivec mask, vec yes, vec no) { return mask ? yes : no; }
+
+ALWAYS_INLINE float sum(vec v) {
+  for (int half = LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) v[i] += v[i + half];
+  return v[0];
+}
+ALWAYS_INLINE float largest(vec v) {
+  float m = v[0];
+  for (int i = 1; i < LANES; i++) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+// exp(x) for x <= 0 to within 2e-7 relative: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes expf).
+ALWAYS_INLINE vec exponential(vec x) {
+  x = pick(x < -87.0f, fill(-87.0f), x);
+  const vec shifted = x * 1.44269504088896341f + 12582912.0f;  // rounds to a whole number in the low bits
+  const vec n = shifted - 12582912.0f;
+  vec r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  vec p = fill(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const ivec bits = (__builtin_convertvector(n, ivec) + 127) << 23;
+  return p * (vec)bits;
+}
+
+}  // namespace
+
+extern "C" {
+
+// y = x @ weight + bias. The weight is packed as [outputs / PANEL][inputs][PANEL], outputs padded with zeros.
+struct Linear {
+  int64_t inputs, panels, half;  // half: the weight is bfloat16
+  const void* weight;
+  const float* bias;
+};
+
+// Softmax attention over a cache: keys [row][head][size][slots], values [row][head][slots][size].
+struct Cache {
+  float *key, *value;
+};
+
+struct Layer {
+  Linear projection, output, expand, contract, cross_query, cross_output;
+  const float *norm_weight[3], *norm_bias[3];  // after attention, cross-attention, feed-forward; only where norm is "post"
+  Cache self, cross;
+};
+
+struct Heads {
+  int64_t count, size, adaptive, earlier;
+  Linear expand, adapt;
+  const Linear* contract;                    // of each head, without bias
+  const float *bias, *norm_weight, *norm_bias;  // bias [count, D]
+  const float *conditioning, *direct;        // [rows or 1, T, D]; [channels, count, N]
+};
+
+struct Session {
+  int64_t batch, width, length, size_d, attention_heads, filter, layers, vocabulary, channels, outputs;
+  int64_t slots, block_length, cross_slots, pre, threads;
+  int64_t stride;  // of a row of `projected`: 3 * D, or the outputs if they are more
+  const Layer* layer;
+  const float *final_weight, *final_bias;    // null where there is no final norm
+  Linear project;
+  // Input
+  const float *token_table, *position_table;  // [V * channels + 1, D], [rows or 1, T, D]
+  int64_t conditioned;                        // whether each row has a position table of its own
+  const float* cross_mask;                    // [batch, cross_slots], 0 or -inf
+  // Numeric neighbourhood; numbers is 0 without it
+  int64_t numbers, near, cell_size, ordinal;
+  const int64_t *near_table, *cell, *cell_positions;  // [T, near], [T], [T, cell_size]
+  const float *estimate, *budget;                     // [batch, T], [batch, S]
+  int64_t source_length;
+  float* deviation;                                   // [batch, T + 2]
+  Linear first, second;                               // `first` without bias
+  const float *channel_bias, *direct;                 // [channels, filter], [channels, numbers]
+  float residual_scale, initial_sharpness;
+  Heads heads;
+  // Scratch, a slice a row of the batch
+  float *x, *normed, *wide, *attended, *weights, *gathered, *projected;
+};
+
+}  // extern "C"
+
+namespace {
+
+struct Team {
+  int rank, size;
+  volatile int* arrived;  // [2]: threads at the barrier, and its generation
+  void meet() const {
+    if (size == 1) return;
+    const int generation = __atomic_load_n(&arrived[1], __ATOMIC_ACQUIRE);
+    if (__atomic_add_fetch(&arrived[0], 1, __ATOMIC_ACQ_REL) == size) {
+      __atomic_store_n(&arrived[0], 0, __ATOMIC_RELAXED);
+      __atomic_store_n(&arrived[1], generation + 1, __ATOMIC_RELEASE);
+      return;
+    }
+    for (int spins = 0; __atomic_load_n(&arrived[1], __ATOMIC_ACQUIRE) == generation; spins++)
+      if (spins > 2000) sched_yield();  // somebody else needs the core
+  }
+  void share(int64_t count, int64_t& begin, int64_t& end) const {
+    begin = count * rank / size;
+    end = count * (rank + 1) / size;
+  }
+};
+
+enum Mode { STORE, RELU, ADD };
+
+template <typename W, int R, int P>
+ALWAYS_INLINE void tile(const W* weight, int64_t inputs, const float* bias, const float* x, int64_t xs, float* y,
+                        int64_t ys, Mode mode) {
+  vec total[R][2 * P];
+  for (int r = 0; r < R; r++)
+    for (int p = 0; p < 2 * P; p++) total[r][p] = bias ? load(bias + p * LANES) : vec{};
+  const int64_t stride = inputs * PANEL;
+  for (int64_t i = 0; i < inputs; i++) {
+    vec w[2 * P];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; p++) {
+      w[2 * p] = load(weight + p * stride + i * PANEL);
+      w[2 * p + 1] = load(weight + p * stride + i * PANEL + LANES);
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      const vec value = fill(x[r * xs + i]);
+#pragma GCC unroll 8
+      for (int p = 0; p < 2 * P; p++) total[r][p] += value * w[p];
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int p = 0; p < 2 * P; p++) {
+      float* out = y + r * ys + p * LANES;
+      vec v = total[r][p];
+      if (mode == RELU) v = pick(v > 0.0f, v, vec{});
+      if (mode == ADD) v += load(out);
+      store(out, v);
+    }
+}
+
+constexpr int panels_of(int rows) { return rows <= 3 ? 4 : rows <= 6 ? 2 : 1; }
+
+template <typename W, int R>
+void rows_tile(const W* weight, int64_t inputs, int64_t panels, const float* bias, const float* x, int64_t xs, float* y,
+               int64_t ys, Mode mode) {
+  constexpr int P = panels_of(R);
+  int64_t p = 0;
+  for (; p + P <= panels; p += P)
+    tile<W, R, P>(weight + p * inputs * PANEL, inputs, bias ? bias + p * PANEL : bias, x, xs, y + p * PANEL, ys, mode);
+  for (; p < panels; p++)
+    tile<W, R, 1>(weight + p * inputs * PANEL, inputs, bias ? bias + p * PANEL : bias, x, xs, y + p * PANEL, ys, mode);
+}
+
+template <typename W>
+void product(const W* weight, int64_t inputs, int64_t panels, const float* bias, const float* x, int64_t xs, int64_t rows,
+             float* y, int64_t ys, Mode mode) {
+  // Few panels at a time, so that they stay in the first-level cache while all rows pass.
+  constexpr int64_t GROUP = 4;
+  for (int64_t p = 0; p < panels; p += GROUP) {
+    const int64_t count = panels - p < GROUP ? panels - p : GROUP;
+    const W* w = weight + p * inputs * PANEL;
+    const float* b = bias ? bias + p * PANEL : bias;
+    for (int64_t done = 0; done < rows;) {
+      const int64_t left = rows - done;
+      const float* from = x + done * xs;
+      float* to = y + done * ys + p * PANEL;
+      const int take = left > MAX_ROWS ? (left >= 2 * MAX_ROWS ? MAX_ROWS : (int)(left + 1) / 2) : (int)left;
+      switch (take) {
+#define CASE(R) case R: rows_tile<W, R>(w, inputs, count, b, from, xs, to, ys, mode); break;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#undef CASE
+      }
+      done += take;
+    }
+  }
+}
+
+// Rows [rows, inputs] at distance xs to rows at distance ys; the team's threads share the outputs.
+void apply(const Linear& linear, const Team& team, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys,
+           Mode mode) {
+  int64_t begin, end;
+  team.share(linear.panels, begin, end);
+  if (begin == end) return;
+  const int64_t start = begin * linear.inputs * PANEL;
+  const float* bias = linear.bias ? linear.bias + begin * PANEL : nullptr;
+  y += begin * PANEL;
+  if (linear.half)
+    product((const uint16_t*)linear.weight + start, linear.inputs, end - begin, bias, x, xs, rows, y, ys, mode);
+  else
+    product((const float*)linear.weight + start, linear.inputs, end - begin, bias, x, xs, rows, y, ys, mode);
+}
+
+// Layer norm of a row; without weight and bias where these are folded into the next product.
+void normalise(const float* x, int64_t size, const float* weight, const float* bias, float* y) {
+  vec total{};
+  for (int64_t i = 0; i < size; i += LANES) total += load(x + i);
+  const float mean = sum(total) / size;
+  vec squares{};
+  for (int64_t i = 0; i < size; i += LANES) {
+    const vec d = load(x + i) - mean;
+    squares += d * d;
+  }
+  const float scale = 1.0f / std::sqrt(sum(squares) / size + EPSILON);
+  for (int64_t i = 0; i < size; i += LANES) {
+    vec v = (load(x + i) - mean) * scale;
+    if (weight) v = v * load(weight + i) + load(bias + i);
+    store(y + i, v);
+  }
+}
+
+// What R queries of one attention head see. Keys are taken in groups of LANES at absolute positions, the first of which
+// holds `begin`; a query q sees those from from[q] to last[q].
+template <int R>
+void attend(const float* query, int64_t qs, const float* key, const float* value, int64_t slots, int64_t size,
+            int64_t begin, int64_t end, const int64_t* from, const int64_t* last, const float* mask, float* weights,
+            int64_t ws, float* out, int64_t os) {
+  const int64_t first = begin / LANES * LANES;
+  const int64_t groups = (end - first) / LANES + 1;
+  ivec lanes;
+  for (int i = 0; i < LANES; i++) lanes[i] = i;
+  vec most[R];
+  for (int r = 0; r < R; r++) most[r] = fill(-INFINITY);
+  for (int64_t g = 0; g < groups; g++) {
+    const int64_t position = first + g * LANES, slot = position % slots;
+    vec score[R] = {};
+    for (int64_t d = 0; d < size; d++) {
+      const vec k = load(key + d * slots + slot);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++) score[r] += query[r * qs + d] * k;
+    }
+    const ivec place = lanes + (int32_t)position;
+    for (int r = 0; r < R; r++) {
+      if (mask) score[r] += load(mask + slot);
+      const ivec visible = (place >= (int32_t)from[r]) & (place <= (int32_t)last[r]);
+      score[r] = pick(visible, score[r], fill(-INFINITY));
+      most[r] = pick(score[r] > most[r], score[r], most[r]);
+      store(weights + r * ws + g * LANES, score[r]);
+    }
+  }
+  float scale[R];
+  for (int r = 0; r < R; r++) {
+    const float top = largest(most[r]);
+    vec total{};
+    for (int64_t g = 0; g < groups; g++) {
+      float* place = weights + r * ws + g * LANES;
+      const vec score = load(place);
+      const vec e = pick(score > -INFINITY, exponential(score - top), vec{});
+      total += e;
+      store(place, e);
+    }
+    scale[r] = 1.0f / sum(total);
+  }
+  for (int64_t d = 0; d < size; d += LANES) {
+    vec total[R] = {};
+    for (int64_t g = 0; g < groups; g++) {
+      const int64_t slot = (first + g * LANES) % slots;
+      for (int i = 0; i < LANES; i++) {
+        const vec v = load(value + (slot + i) * size + d);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) total[r] += weights[r * ws + g * LANES + i] * v;
+      }
+    }
+    for (int r = 0; r < R; r++) store(out + r * os + d, total[r] * scale[r]);
+  }
+}
+
+void attend_rows(int64_t rows, const float* query, int64_t qs, const float* key, const float* value, int64_t slots,
+                 int64_t size, const int64_t* from, const int64_t* last, const float* mask, float* weights, int64_t ws,
+                 float* out, int64_t os) {
+  for (int64_t done = 0; done < rows;) {
+    const int64_t left = rows - done;
+    const int take = left > MAX_ROWS ? (left >= 2 * MAX_ROWS ? MAX_ROWS : (int)(left + 1) / 2) : (int)left;
+    const int64_t *f = from + done, *l = last + done;
+    switch (take) {
+#define CASE(R) case R: attend<R>(query + done * qs, qs, key, value, slots, size, f[0], l[R - 1], f, l, mask, \
+                                  weights + done * ws, ws, out + done * os, os); break;
+      CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#undef CASE
+    }
+    done += take;
+  }
+}
+
+// The rows of one team: batch rows [begin, end), their W columns each.
+struct Rows {
+  const Session& s;
+  const Team& team;
+  int64_t begin, end;
+  const int64_t *tokens, *position;
+
+  int64_t count() const { return (end - begin) * s.width; }
+  float* of(float* scratch, int64_t stride) const { return scratch + begin * s.width * stride; }
+  int64_t place(int64_t b, int64_t w) const { return position[b] + w; }
+  int64_t inside(int64_t b, int64_t w) const { return place(b, w) < s.length ? place(b, w) : s.length - 1; }
+
+  // Normalises all rows of the team into `normed`; every thread does so for itself, which spares a barrier.
+  const float* normed(const float* x, float* scratch, const float* weight, const float* bias) const {
+    for (int64_t r = 0; r < count(); r++) normalise(x + r * s.size_d, s.size_d, weight, bias, scratch + r * s.size_d);
+    return scratch;
+  }
+
+  void embed(float* x) const {
+    const int64_t D = s.size_d;
+    for (int64_t b = begin; b < end; b++)
+      for (int64_t w = 0; w < s.width; w++, x += D) {
+        const int64_t before = place(b, w) - 1;
+        const int64_t row = before < 0 ? s.vocabulary * s.channels : tokens[b * s.width + w] + before % s.channels * s.vocabulary;
+        const float* table = s.position_table + ((s.conditioned ? b * s.length : 0) + inside(b, w)) * D;
+        for (int64_t i = 0; i < D; i += LANES) store(x + i, load(s.token_table + row * D + i) + load(table + i));
+        if (s.numbers && before >= 0 && before < s.length) {
+          const float estimate = s.estimate[b * s.length + before];
+          s.deviation[b * (s.length + 2) + before] = (tokens[b * s.width + w] - estimate) / s.residual_scale;
+        }
+      }
+  }
+
+  // The numbers of a target: deviations of its neighbours, then its cell's remainder at the place of its pixels left.
+  void gather(int64_t b, int64_t place, float* numbers) const {
+    const float* deviation = s.deviation + b * (s.length + 2);
+    for (int64_t i = 0; i < s.near; i++) numbers[i] = deviation[s.near_table[place * s.near + i]];
+    if (!s.cell_size) return;
+    float spent = 0;
+    int64_t left = s.cell_size;
+    for (int64_t i = 0; i < s.cell_size; i++) {
+      const int64_t pixel = s.cell_positions[place * s.cell_size + i];
+      if (pixel < place) spent += deviation[pixel], left--;
+      numbers[s.near + i] = 0;
+    }
+    numbers[s.near + left - 1] = (s.budget[b * s.source_length + s.cell[place]] - spent) / left;
+  }
+
+  void neighbourhood(float* x) const {
+    float* numbers = of(s.gathered, s.numbers);
+    float* wide = of(s.wide, s.filter);
+    if (team.rank == 0)
+      for (int64_t b = begin; b < end; b++)
+        for (int64_t w = 0; w < s.width; w++) gather(b, inside(b, w), numbers + ((b - begin) * s.width + w) * s.numbers);
+    team.meet();
+    apply(s.first, team, numbers, s.numbers, count(), wide, s.filter, STORE);
+    int64_t from, to;
+    team.share(s.first.panels, from, to);
+    for (int64_t b = begin, r = 0; b < end; b++)
+      for (int64_t w = 0; w < s.width; w++, r++) {
+        const float* bias = s.channel_bias + inside(b, w) % s.channels * s.filter;
+        for (int64_t i = from * PANEL; i < to * PANEL; i += LANES) {
+          const vec v = load(wide + r * s.filter + i) + load(bias + i);
+          store(wide + r * s.filter + i, pick(v > 0.0f, v, vec{}));
+        }
+      }
+    team.meet();
+    apply(s.second, team, wide, s.filter, count(), x, s.size_d, ADD);
+    team.meet();
+  }
+
+  void write(const Cache& cache, const float* projected) const {
+    const int64_t D = s.size_d, size = D / s.attention_heads;
+    int64_t first, last;
+    team.share(s.attention_heads, first, last);
+    for (int64_t b = begin; b < end; b++)
+      for (int64_t w = 0; w < s.width; w++) {
+        const float* row = projected + ((b - begin) * s.width + w) * s.stride;
+        const int64_t slot = place(b, w) % s.slots;
+        for (int64_t h = first; h < last; h++) {
+          const int64_t start = (b * s.attention_heads + h) * s.slots * size;
+          for (int64_t i = 0; i < size; i++) cache.key[start + i * s.slots + slot] = row[D + h * size + i];
+          std::memcpy(cache.value + start + slot * size, row + 2 * D + h * size, size * sizeof(float));
+        }
+      }
+  }
+
+  // Each thread writes and reads the cache of its own attention heads.
+  void self_attention(const Layer& layer, const float* projected, float* out) const {
+    const int64_t D = s.size_d, size = D / s.attention_heads;
+    write(layer.self, projected);
+    int64_t first, last, *from = (int64_t*)__builtin_alloca(2 * s.width * sizeof(int64_t)), *to = from + s.width;
+    team.share(s.attention_heads, first, last);
+    const int64_t stride = s.slots > s.cross_slots ? s.slots : s.cross_slots;
+    for (int64_t b = begin; b < end; b++) {
+      for (int64_t w = 0; w < s.width; w++) {
+        to[w] = place(b, w);
+        const int64_t start = (to[w] / s.block_length - 1) * s.block_length;
+        from[w] = start > 0 ? start : 0;
+      }
+      for (int64_t h = first; h < last; h++) {
+        const int64_t start = (b * s.attention_heads + h) * s.slots * size, row = (b - begin) * s.width;
+        attend_rows(s.width, projected + row * s.stride + h * size, s.stride, layer.self.key + start, layer.self.value + start,
+                    s.slots, size, from, to, nullptr, s.weights + (b * s.attention_heads + h) * s.width * stride, stride,
+                    out + row * D + h * size, D);
+      }
+    }
+  }
+
+  void cross_attention(const Layer& layer, const float* query, float* out) const {
+    const int64_t D = s.size_d, size = D / s.attention_heads;
+    int64_t first, last, *from = (int64_t*)__builtin_alloca(2 * s.width * sizeof(int64_t)), *to = from + s.width;
+    team.share(s.attention_heads, first, last);
+    const int64_t stride = s.slots > s.cross_slots ? s.slots : s.cross_slots;
+    for (int64_t w = 0; w < s.width; w++) from[w] = 0, to[w] = s.cross_slots - 1;
+    for (int64_t b = begin; b < end; b++)
+      for (int64_t h = first; h < last; h++) {
+        const int64_t start = (b * s.attention_heads + h) * s.cross_slots * size, row = (b - begin) * s.width;
+        attend_rows(s.width, query + row * D + h * size, D, layer.cross.key + start, layer.cross.value + start,
+                    s.cross_slots, size, from, to, s.cross_mask + b * s.cross_slots,
+                    s.weights + (b * s.attention_heads + h) * s.width * stride, stride, out + row * D + h * size, D);
+      }
+  }
+
+  // The norm after a sub-layer, where norm is "post".
+  void after(const Layer& layer, int sublayer, float* x) const {
+    if (s.pre) return;
+    if (team.rank == 0) normed(x, x, layer.norm_weight[sublayer], layer.norm_bias[sublayer]);
+    team.meet();
+  }
+
+  // Thread-private room for normalised rows: the barriers allow no thread to be a whole sub-layer ahead of another.
+  float* own() const { return s.normed + team.rank * s.batch * s.width * s.size_d + begin * s.width * s.size_d; }
+
+  const float* before(const float* x) const { return s.pre ? normed(x, own(), nullptr, nullptr) : x; }
+
+  void run(const Layer& layer, float* x) const {
+    const int64_t D = s.size_d, n = count();
+    float *wide = of(s.wide, s.filter), *projected = of(s.projected, s.stride), *attended = of(s.attended, D);
+    apply(layer.projection, team, before(x), D, n, projected, s.stride, STORE);
+    team.meet();
+    self_attention(layer, projected, attended);
+    team.meet();
+    apply(layer.output, team, attended, D, n, x, D, ADD);
+    team.meet();
+    after(layer, 0, x);
+    if (s.cross_slots) {
+      apply(layer.cross_query, team, before(x), D, n, projected, D, STORE);
+      team.meet();
+      cross_attention(layer, projected, attended);
+      team.meet();
+      apply(layer.cross_output, team, attended, D, n, x, D, ADD);
+      team.meet();
+      after(layer, 1, x);
+    }
+    apply(layer.expand, team, before(x), D, n, wide, s.filter, RELU);
+    team.meet();
+    apply(layer.contract, team, wide, s.filter, n, x, D, ADD);
+    team.meet();
+    after(layer, 2, x);
+  }
+};
+
+ALWAYS_INLINE float dot(const float* a, const float* b, int64_t count) {
+  float total = 0;
+  for (int64_t i = 0; i < count; i++) total += a[i] * b[i];
+  return total;
+}
+
+ALWAYS_INLINE float slope_of(const Session& s, const float* projected) {
+  float sharpness = projected[s.outputs - 1] + s.initial_sharpness;
+  sharpness = sharpness < -7.0f ? -7.0f : sharpness > 3.0f ? 3.0f : sharpness;
+  return std::exp(sharpness);
+}
+
+// The scores [V] of intensities around mu, with the free scores where there are any.
+ALWAYS_INLINE void scores_around(const Session& s, float mu, float slope, const float* projected, float* scores) {
+  const bool free_scores = s.outputs > 2;
+  for (int64_t v = 0; v < s.vocabulary; v++) {
+    const float score = -slope * std::fabs((float)v - mu);
+    scores[v] = free_scores ? score + projected[v] : score;
+  }
+}
+
+ALWAYS_INLINE int64_t within(const Session& s, int64_t position) { return position < s.length ? position : s.length - 1; }
+
+// Where a row of the batch makes proposals: p1's target and the numbers around it.
+struct Row {
+  const Session& s;
+  int64_t b, place;
+  const float* numbers;
+
+  // The scores [V] of head p(h + 2). A sequential head reads p1's token `first` and the `tokens` of the heads before it.
+  void score(int64_t h, const float* projected, const float* linear, int64_t first, const int64_t* tokens,
+             float* scores) const {
+    if (!s.ordinal) {
+      std::memcpy(scores, projected, s.vocabulary * sizeof(float));
+      return;
+    }
+    const Heads& heads = s.heads;
+    const float* estimate = s.estimate + b * s.length;
+    float mu = estimate[within(s, place + h + 1)] + projected[s.outputs - 2] * s.residual_scale;
+    if (s.numbers) {
+      float deviation = dot(numbers, heads.direct + (place % s.channels * heads.count + h) * s.numbers, s.numbers);
+      if (heads.adaptive) deviation += dot(numbers, linear, s.numbers);
+      mu += deviation * s.residual_scale;
+    }
+    for (int64_t e = 0; e <= h && e < heads.earlier; e++)
+      mu += linear[s.numbers + e] * ((e ? tokens[e - 1] : first) - estimate[within(s, place + e)]);
+    scores_around(s, mu, slope_of(s, projected), projected, scores);
+  }
+};
+
+// argmax(scores / temperature + noise), the first of equals; greedy where both are null.
+ALWAYS_INLINE int64_t best(const Session& s, float* scores, const float* temperature, const float* noise) {
+  int64_t winner = 0;
+  for (int64_t v = 0; v < s.vocabulary; v++) {
+    if (noise) scores[v] = scores[v] / *temperature + noise[v];
+    if (scores[v] > scores[winner]) winner = v;
+  }
+  return winner;
+}
+
+template <typename Body>
+void in_teams(const Session& s, Body body) {
+  const int threads = (int)s.threads, teams = s.batch < threads ? (int)s.batch : threads, size = threads / teams;
+  volatile int arrived[64][16] = {};  // a cache line each
+#ifdef _OPENMP
+#pragma omp parallel num_threads(teams * size)
+  {
+    const int thread = omp_get_thread_num(), number = thread / size;
+#else
+  for (int number = 0, thread = 0; thread < teams * size; thread++, number++) {
+#endif
+    const Team team{thread % size, size, arrived[number]};
+    body(team, s.batch * number / teams, s.batch * (number + 1) / teams);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Reads tokens [B, W] at positions [B] + 0..W-1; writes p1's scores [B, W, V] and the hidden states [B, W, D], and where
+// there is a numeric neighbourhood its numbers into `gathered` [B, W, N].
+void superres_step(const Session* session, const int64_t* tokens, const int64_t* position, float* hidden, float* scores) {
+  const Session& s = *session;
+  in_teams(s, [&](const Team& team, int64_t begin, int64_t end) {
+    const Rows rows{s, team, begin, end, tokens, position};
+    float* x = rows.of(s.x, s.size_d);
+    if (team.rank == 0) rows.embed(x);
+    if (s.numbers) rows.neighbourhood(x);
+    else team.meet();
+    for (int64_t l = 0; l < s.layers; l++) rows.run(s.layer[l], x);
+    if (team.rank != 0) return;  // what is left is small
+    const Team alone{0, 1, nullptr};
+    float* states = rows.of(hidden, s.size_d);
+    if (s.final_weight) rows.normed(x, states, s.final_weight, s.final_bias);
+    else std::memcpy(states, x, rows.count() * s.size_d * sizeof(float));
+    float* projected = rows.of(s.projected, s.stride);
+    apply(s.project, alone, states, s.size_d, rows.count(), projected, s.stride, STORE);
+    for (int64_t b = begin, r = begin * s.width; b < end; b++)
+      for (int64_t w = 0; w < s.width; w++, r++) {
+        const float* out = projected + (r - begin * s.width) * s.stride;
+        if (!s.ordinal) {
+          std::memcpy(scores + r * s.vocabulary, out, s.vocabulary * sizeof(float));
+          continue;
+        }
+        const int64_t target = rows.inside(b, w);
+        float mu = s.estimate[b * s.length + target] + out[s.outputs - 2] * s.residual_scale;
+        if (s.numbers)
+          mu += dot(s.gathered + r * s.numbers, s.direct + target % s.channels * s.numbers, s.numbers) * s.residual_scale;
+        scores_around(s, mu, slope_of(s, out), out, scores + r * s.vocabulary);
+      }
+  });
+}
+
+// Floats of scratch that `superres_propose` needs for a row.
+int64_t superres_propose_room(const Session* session, int64_t count) {
+  const Heads& heads = session->heads;
+  const int64_t adapted = heads.adapt.panels * PANEL;
+  return session->size_d + heads.count * heads.size + count * (session->size_d + adapted + session->stride) + session->vocabulary;
+}
+
+// Proposes `count` tokens a row with heads p2.. at step column index[b]: argmax(scores / temperature + noise), in order.
+// temperature [B, count] and noise [B, count, V] may be null for greedy choices. first is p1's token [B].
+void superres_propose(const Session* session, const int64_t* position, const int64_t* index, const int64_t* first,
+                      int64_t count, const float* hidden, const float* temperature, const float* noise, float* scratch,
+                      int64_t* tokens) {
+  const Session& s = *session;
+  const Heads& heads = s.heads;
+  const int64_t D = s.size_d, wide = heads.count * heads.size, adapted = heads.adapt.panels * PANEL;
+  const int64_t room = superres_propose_room(session, count);
+  in_teams(s, [&](const Team& team, int64_t begin, int64_t end) {
+    const int64_t rows = end - begin;
+    float *here = scratch + begin * room, *inner = here + rows * D, *states = inner + rows * wide;
+    float *linear = states + rows * count * D, *projected = linear + rows * count * adapted, *scores = projected + rows * count * s.stride;
+    if (team.rank == 0)
+      for (int64_t b = begin; b < end; b++)
+        std::memcpy(here + (b - begin) * D, hidden + (b * s.width + index[b]) * D, D * sizeof(float));
+    team.meet();
+    Linear expand = heads.expand;
+    expand.panels = (count * heads.size + PANEL - 1) / PANEL;
+    apply(expand, team, here, D, rows, inner, wide, RELU);
+    team.meet();
+    int64_t from, to;
+    team.share(count, from, to);
+    const Team alone{0, 1, nullptr};
+    for (int64_t h = from; h < to; h++) {
+      for (int64_t r = 0; r < rows; r++) std::memcpy(states + (r * count + h) * D, heads.bias + h * D, D * sizeof(float));
+      apply(heads.contract[h], alone, inner + h * heads.size, wide, rows, states + h * D, count * D, ADD);
+      for (int64_t b = begin; b < end; b++) {
+        float* state = states + ((b - begin) * count + h) * D;
+        const float* vectors = heads.conditioning;
+        const int64_t target = within(s, position[b] + index[b] + h + 1);
+        if (vectors) vectors += ((s.conditioned ? b * s.length : 0) + target) * D;
+        for (int64_t i = 0; i < D; i += LANES) {
+          const vec v = load(state + i) + load(here + (b - begin) * D + i);
+          store(state + i, vectors ? v + load(vectors + i) : v);
+        }
+        normalise(state, D, heads.norm_weight, heads.norm_bias, state);
+      }
+    }
+    team.meet();
+    if (team.rank != 0) return;  // what is left is small
+    apply(s.project, alone, states, D, rows * count, projected, s.stride, STORE);
+    if (heads.adaptive) apply(heads.adapt, alone, states, D, rows * count, linear, adapted, STORE);
+    for (int64_t b = begin; b < end; b++) {
+      const Row row{s, b, within(s, position[b] + index[b]), s.gathered + (b * s.width + index[b]) * s.numbers};
+      for (int64_t h = 0; h < count; h++) {
+        const int64_t r = (b - begin) * count + h;
+        row.score(h, projected + r * s.stride, linear + r * adapted, first[b], tokens + b * count, scores);
+        tokens[b * count + h] = best(s, scores, temperature ? temperature + b * count + h : nullptr,
+                                     noise ? noise + (b * count + h) * s.vocabulary : nullptr);
+      }
+    }
+  });
+}
+
+int superres_threads() {
+#ifdef _OPENMP
+  return omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
+
+}  // extern "C"

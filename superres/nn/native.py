@@ -1,0 +1,413 @@
+"""The decoding step as one call of compiled code (`native.cpp`), for CPUs: built on first use, and kept.
+
+`NativeModel` takes the place of `superres.nn.step.StepModel` where a compiler is found and the network is one that
+the code knows; otherwise `native_model` says so once and the plain step serves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import math
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from superres.nn.attention import Attention, split_heads
+from superres.nn.cache import slot_count
+from superres.nn.image_aids import INITIAL_SHARPNESS, RESIDUAL_SCALE
+from superres.nn.model import EncoderDecoder, Memory
+from superres.nn.step import Affine, ProposingSession, StepModel, StepState, fold
+from superres.scoring import Choose, StepOutput
+
+LOG = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("native.cpp")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
+COMPILERS = ("c++", "g++", "clang++")
+
+LANES = 16
+"""Numbers in a vector of native.cpp; widths must be multiples of it."""
+
+PANEL = 2 * LANES
+"""Outputs that lie side by side in a packed weight."""
+
+
+class CLinear(Structure):
+    """`Linear` of native.cpp."""
+
+    _fields_ = [("inputs", c_int64), ("panels", c_int64), ("half", c_int64), ("weight", c_void_p), ("bias", c_void_p)]
+
+
+class CCache(Structure):
+    """`Cache` of native.cpp."""
+
+    _fields_ = [("key", c_void_p), ("value", c_void_p)]
+
+
+LINEARS = ("projection", "output", "expand", "contract", "cross_query", "cross_output")
+
+
+class CLayer(Structure):
+    """`Layer` of native.cpp."""
+
+    _fields_ = [
+        *((name, CLinear) for name in LINEARS), ("norm_weight", c_void_p * 3), ("norm_bias", c_void_p * 3),
+        ("self", CCache), ("cross", CCache),
+    ]
+
+
+class CHeads(Structure):
+    """`Heads` of native.cpp."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("count", "size", "adaptive", "earlier")), ("expand", CLinear),
+        ("adapt", CLinear), ("contract", POINTER(CLinear)),
+        *((name, c_void_p) for name in ("bias", "norm_weight", "norm_bias", "conditioning", "direct")),
+    ]
+
+
+class CSession(Structure):
+    """`Session` of native.cpp."""
+
+    _fields_ = [
+        *((name, c_int64) for name in (
+            "batch", "width", "length", "size_d", "attention_heads", "filter", "layers", "vocabulary", "channels",
+            "outputs", "slots", "block_length", "cross_slots", "pre", "threads", "stride")),
+        ("layer", POINTER(CLayer)), ("final_weight", c_void_p), ("final_bias", c_void_p), ("project", CLinear),
+        ("token_table", c_void_p), ("position_table", c_void_p), ("conditioned", c_int64), ("cross_mask", c_void_p),
+        *((name, c_int64) for name in ("numbers", "near", "cell_size", "ordinal")),
+        *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "budget")),
+        ("source_length", c_int64), ("deviation", c_void_p), ("first", CLinear), ("second", CLinear),
+        ("channel_bias", c_void_p), ("direct", c_void_p), ("residual_scale", c_float), ("initial_sharpness", c_float),
+        ("heads", CHeads),
+        *((name, c_void_p) for name in ("x", "normed", "wide", "attended", "weights", "gathered", "projected")),
+    ]
+
+
+class NativeUnavailable(Exception):
+    """The native step cannot serve here; the message tells why."""
+
+
+def cache_folder() -> Path:
+    """Return the folder of compiled code, in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "superres"
+
+
+def _compile(compiler: str, target: Path) -> None:
+    """Compile native.cpp to `target`, whole or not at all; without OpenMP where the compiler lacks it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        built = Path(folder) / target.name
+        message = ""
+        for extra in (["-fopenmp"], []):
+            command = [compiler, *FLAGS, *extra, "-o", str(built), str(SOURCE)]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+            if result.returncode == 0:
+                built.replace(target)
+                return
+            message = (result.stderr.strip().splitlines() or ["no message"])[0]
+        raise NativeUnavailable(f"{compiler} cannot compile {SOURCE.name}: {message}")
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Return the compiled code, built now if this machine has not built this version of it yet.
+
+    Raises:
+        NativeUnavailable: there is no compiler, or it fails.
+    """
+    compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
+    # The processor counts: a home folder may serve machines of several kinds.
+    key = [SOURCE.read_bytes(), " ".join(FLAGS).encode(), compiler.encode(), _processor().encode()]
+    digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
+    target = cache_folder() / f"native-{digest}.so"
+    try:
+        if not target.exists():
+            _compile(compiler, target)
+        code = ctypes.CDLL(str(target))
+    except OSError as error:
+        raise NativeUnavailable(f"cannot build or load {target}: {error}") from error
+    code.superres_propose_room.restype = c_int64
+    return code
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+
+
+def pack(affine: Affine, half: bool = False) -> tuple[CLinear, list[Tensor]]:
+    """Return a product for native.cpp and the tensors that must live as long as it.
+
+    Args:
+        affine: weight [in, out] and bias.
+        half: store the weight as bfloat16.
+    """
+    inputs, outputs = affine.weight.shape
+    panels = -(-outputs // PANEL)
+    padded = F.pad(affine.weight.float(), (0, panels * PANEL - outputs))
+    weight = padded.view(inputs, panels, PANEL).transpose(0, 1).contiguous()
+    weight = weight.bfloat16() if half else weight
+    bias = F.pad(affine.bias.float(), (0, panels * PANEL - outputs)).contiguous()
+    return CLinear(inputs, panels, half, weight.data_ptr(), bias.data_ptr()), [weight, bias]
+
+
+def _transposed(weight: Tensor, bias: Tensor) -> Affine:
+    return Affine(weight.detach().t(), bias.detach())
+
+
+class Packed:
+    """The weights of a network as native.cpp takes them; tensors named here stay alive with it."""
+
+    def __init__(self, model: EncoderDecoder, half: bool) -> None:
+        """Fold and pack the weights of `model`."""
+        self.model, self.half = model, half
+        self.kept: list[Any] = []
+        self.pre = model.config.norm == "pre"
+        self.project = self.pack(fold([model.project]))
+        self.final: tuple[int | None, int | None] = (None, None)
+        if isinstance(model.decoder_norm, nn.LayerNorm):
+            self.final = self.keep(model.decoder_norm.weight), self.keep(model.decoder_norm.bias)
+        self.layers = [self._layer(layer) for layer in model.decoder]
+        table = model.target_embedding.table.weight.detach() * model.target_embedding.scale
+        self.token_table = self.keep(torch.cat([table, table.new_zeros(1, table.shape[1])]))
+        near = model.neighbourhood
+        if near is not None:
+            self.first = self.pack(Affine(near.first.weight.detach().t(), torch.zeros(near.first.out_features)))
+            self.second = self.pack(fold([near.second]))
+            self.channel_bias = self.keep(near.channel.weight.detach() + near.first.bias.detach())
+            self.direct = self.keep(near.direct.detach())
+            self.tables = [self.keep(table) for table in (near.table, near.cell, near.cell_positions)]
+        self.heads = self._heads() if model.heads is not None else CHeads()
+
+    def keep(self, tensor: Tensor) -> int:
+        """Keep a contiguous copy (float32, or int64) and return its address."""
+        self.kept.append(tensor.contiguous() if tensor.dtype == torch.int64 else tensor.float().contiguous())
+        address: int = self.kept[-1].data_ptr()
+        return address
+
+    def pack(self, affine: Affine) -> CLinear:
+        """Pack a product and keep it."""
+        linear, tensors = pack(affine, self.half)
+        self.kept += tensors
+        return linear
+
+    def _layer(self, layer: Any) -> CLayer:  # noqa: ANN401 -- a module list tells no types
+        attention, feed = layer.attention, layer.feed_forward
+        norms = [layer.attention_residual.norm, layer.feed_forward_residual.norm]
+        first, last = norms if self.pre else (None, None)
+        scale = (attention.query.in_features // attention.heads) ** -0.5
+        result = CLayer(
+            projection=self.pack(fold([attention.query, attention.key_value], first, scale)),
+            output=self.pack(fold([attention.output])), expand=self.pack(fold([feed[0]], last)),
+            contract=self.pack(fold([feed[2]])),
+        )
+        cross = layer.cross_residual.norm if layer.cross_attention is not None else None
+        if cross is not None:
+            result.cross_query = self.pack(fold([layer.cross_attention.query], cross if self.pre else None, scale))
+            result.cross_output = self.pack(fold([layer.cross_attention.output]))
+        for place, norm in enumerate([norms[0], cross, norms[1]]):
+            if norm is not None:
+                result.norm_weight[place], result.norm_bias[place] = self.keep(norm.weight), self.keep(norm.bias)
+        return result
+
+    def _heads(self) -> CHeads:
+        heads = self.model.heads
+        assert heads is not None
+        size = heads.contract.shape[1]
+        contract = (CLinear * heads.count)(*(
+            self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1]))) for weight in heads.contract
+        ))
+        self.kept.append(contract)
+        result = CHeads(
+            count=heads.count, size=size, expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias)),
+            contract=contract, bias=self.keep(heads.bias), norm_weight=self.keep(heads.norm.weight),
+            norm_bias=self.keep(heads.norm.bias),
+        )
+        if heads.direct is not None:
+            result.direct = self.keep(heads.direct)
+        if heads.adapt is not None:
+            result.adaptive, result.earlier = 1, heads.visible.shape[1]
+            result.adapt = self.pack(_transposed(heads.adapt.weight, heads.adapt.bias))
+        return result
+
+
+@dataclass
+class NativeState:
+    """What proposals are computed from: the step's hidden states [B, W, D] and first positions [B]."""
+
+    hidden: Tensor
+    position: Tensor
+
+
+class NativeSession(ProposingSession):
+    """A batch being decoded by native.cpp: `superres.scoring.Session`. It serves one decode, in one thread."""
+
+    def __init__(self, packed: Packed, source: Tensor, width: int, threads: int, padding: Tensor | None = None) -> None:
+        """Encode `source` [B, S] and allocate cache and scratch for steps of `width` on `threads` threads."""
+        model, config = packed.model, packed.model.config
+        memory = model.encode(source, padding)
+        super().__init__(model, memory, width)
+        self.packed, self.kept = packed, list[Any]()
+        slots = slot_count(config, width) + LANES  # room for what the first and the last group hold beside the window
+        slots += -slots % LANES
+        self.session = CSession(
+            batch=self.batch, width=width, length=config.target_length, size_d=config.width,
+            attention_heads=config.attention_heads, filter=config.filter_size, layers=config.decoder_layers,
+            vocabulary=config.vocabulary, channels=config.channels, outputs=config.outputs, slots=slots,
+            # Causal attention is local attention whose block nobody ever leaves.
+            block_length=config.attention_block_length if config.attention == "local_1d" else slots,
+            pre=packed.pre, threads=threads, stride=max(3 * config.width, packed.project.panels * PANEL),
+            final_weight=packed.final[0], final_bias=packed.final[1], project=packed.project,
+            token_table=packed.token_table, position_table=self._keep(self.position_table),
+            conditioned=memory.conditioning is not None, ordinal=config.ordinal_output,
+            residual_scale=RESIDUAL_SCALE, initial_sharpness=INITIAL_SHARPNESS, heads=packed.heads,
+        )
+        if self.head_table is not None:
+            self.session.heads.conditioning = self._keep(self.head_table)
+        if self.estimate is not None:
+            self.session.estimate = self._keep(self.estimate)
+        self._neighbourhood()
+        self._caches(memory)
+        self._scratch()
+
+    def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
+        """See `superres.scoring.Session.step`."""
+        tokens, position = tokens.contiguous(), position.contiguous()
+        scores = torch.empty(self.batch, self.width, self.config.vocabulary)
+        hidden = torch.empty(self.batch, self.width, self.config.width)
+        library().superres_step(byref(self.session), *map(_address, (tokens, position, hidden, scores)))
+        return StepOutput(scores, NativeState(hidden, position))
+
+    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
+        """See `superres.scoring.Session.propose`."""
+        state: NativeState = output.state
+        rule = choose.additive(offsets)
+        if rule is None:
+            return super().propose(StepOutput(output.scores, self._plain(state)), index, first, offsets, choose)
+        temperature, noise = (None if part is None else part.float().contiguous() for part in rule)
+        index, first, count = index.contiguous(), first.contiguous(), len(offsets)
+        tokens = torch.empty(self.batch, count, dtype=torch.int64)
+        library().superres_propose(
+            byref(self.session), *map(_address, (state.position, index, first)), c_int64(count),
+            *map(_address, (state.hidden, temperature, noise, self.room, tokens)),
+        )
+        return tokens
+
+    def _plain(self, state: NativeState) -> StepState:
+        """Return the state as the plain session has it."""
+        place = (state.position.unsqueeze(1) + torch.arange(self.width)).clamp(max=self.config.target_length - 1)
+        return StepState(state.hidden, place, self.gathered if self.session.numbers else None)
+
+    def _keep(self, tensor: Tensor) -> int:
+        """Keep a contiguous float32 form of `tensor` and return its address."""
+        self.kept.append(tensor.float().contiguous())
+        address: int = self.kept[-1].data_ptr()
+        return address
+
+    def _neighbourhood(self) -> None:
+        """Hand over the numeric neighbourhood, if there is one."""
+        near, session, packed = self.packed.model.neighbourhood, self.session, self.packed
+        if near is None or self.budget is None:
+            return
+        session.numbers, session.near = near.first.in_features, near.table.shape[1]
+        session.cell_size = near.cell_positions.shape[1] if near.remainder else 0
+        session.near_table, session.cell, session.cell_positions = packed.tables
+        session.source_length, session.budget = self.budget.shape[1], self._keep(self.budget)
+        # Entry T is the "absent" neighbour and stays 0.
+        session.deviation = self._keep(torch.zeros(self.batch, self.config.target_length + 2))
+        session.first, session.second = packed.first, packed.second
+        session.channel_bias, session.direct = packed.channel_bias, packed.direct
+
+    def _caches(self, memory: Memory) -> None:
+        """Allocate the cache of every layer, and project the memory for cross-attention where there is any."""
+        config, session = self.config, self.session
+        layers = (CLayer * config.decoder_layers)(*self.packed.layers)
+        size = self.batch * session.slots * config.width
+        for number, layer in enumerate(layers):
+            layer.self = CCache(self._keep(torch.zeros(size)), self._keep(torch.zeros(size)))
+            cross = self.packed.model.decoder[number].cross_attention
+            if cross is not None:
+                layer.cross = CCache(*map(self._keep, _cross_cache(cross, memory.states)))
+        if config.cross_attention:
+            length = memory.states.shape[1]
+            session.cross_slots = length + -length % LANES
+            mask = torch.zeros(self.batch, length) if memory.mask is None else memory.mask[:, 0, 0].float()
+            session.cross_mask = self._keep(F.pad(mask, (0, session.cross_slots - length), value=-math.inf))
+        self.layers = session.layer = layers
+
+    def _scratch(self) -> None:
+        """Allocate what the code computes in."""
+        session, config = self.session, self.config
+        rows = self.batch * self.width
+        slots = max(session.slots, session.cross_slots) * config.attention_heads
+        sizes = {"x": config.width, "normed": config.width * session.threads, "wide": config.filter_size,
+                 "attended": config.width, "weights": slots, "projected": session.stride}
+        for name, size in sizes.items():
+            setattr(session, name, self._keep(torch.zeros(rows * size)))
+        self.gathered = torch.zeros(self.batch, self.width, session.numbers)
+        session.gathered = self.gathered.data_ptr()
+        if self.heads is not None:
+            count = library().superres_propose_room(byref(session), c_int64(self.heads.count))
+            self.room = torch.empty(self.batch * count)
+
+
+def _address(tensor: Tensor | None) -> c_void_p:
+    return c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def _cross_cache(attention: Attention, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys [B, H, size, slots] and values [B, H, slots, size] of the memory, padded to whole groups."""
+    key, value = attention.key_value(F.pad(states, (0, 0, 0, -states.shape[1] % LANES))).chunk(2, dim=-1)
+    return split_heads(key, attention.heads).transpose(2, 3), split_heads(value, attention.heads)
+
+
+class NativeModel(StepModel):
+    """`EncoderDecoder` as a `superres.scoring.ScoringModel`, its step in native.cpp."""
+
+    def __init__(
+        self, model: EncoderDecoder, end_token: int | None = None, *, threads: int | None = None, half: bool = False,
+    ) -> None:
+        """Pack the weights of `model`, which must be in evaluation mode and on the CPU.
+
+        Args:
+            model: the network.
+            end_token: as in `StepModel`.
+            threads: of a step; as torch has them if None.
+            half: keep weights as bfloat16, which halves what a step reads; sums stay in float32.
+
+        Raises:
+            NativeUnavailable: the code cannot be built here, or does not know such a network.
+        """
+        super().__init__(model, end_token)
+        config = model.config
+        if not config.identity_p1 or config.head_layer == "dense":
+            raise NativeUnavailable("it knows no dense head layer, and no p1 but the base model itself")
+        if any(size % LANES for size in (config.width, config.width // config.attention_heads, config.filter_size)):
+            raise NativeUnavailable(f"width, attention head and filter size must be multiples of {LANES}")
+        library()
+        self.threads = threads or torch.get_num_threads()
+        with torch.inference_mode():
+            self.packed = Packed(model, half)
+
+    def session(self, source: Tensor, width: int, padding: Tensor | None = None) -> NativeSession:  # type: ignore[override]
+        """See `superres.scoring.ScoringModel.session`."""
+        return NativeSession(self.packed, source, width, self.threads, padding)
