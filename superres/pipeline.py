@@ -16,8 +16,8 @@ from superres.decoding.blockwise import check_options, decode
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.nn.model import EncoderDecoder
+from superres.nn.native import step_model
 from superres.nn.scores import bits_per_dim
-from superres.nn.step import StepModel
 from superres.tasks import faces
 
 DEFAULT_CHECKPOINT = "celeba-8to32"
@@ -95,7 +95,7 @@ class Upscaler:
 
     def __init__(
         self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto",
-        default: DecodeConfig | None = None,
+        default: DecodeConfig | None = None, engine: str = "auto",
     ) -> None:
         """Wrap a network.
 
@@ -105,9 +105,10 @@ class Upscaler:
             revision: of its weights.
             device: "auto", "cpu" or "cuda".
             default: decoding settings of a call without options; exact blocks of all heads if None.
+            engine: how the decoding step is computed, a name in `superres.nn.native.ENGINES`.
 
         Raises:
-            ConfigError: the device is absent.
+            ConfigError: the device is absent, or the engine cannot serve there.
             CheckpointError: the network serves another task.
         """
         if model.config.task != "faces":
@@ -115,23 +116,26 @@ class Upscaler:
         self.name, self.revision, self.model_config = name, revision, model.config
         self.device, self.default = pick_device(device), default or DecodeConfig()
         self.model = model.to(self.device).eval()
-        self._scoring = StepModel(self.model)
+        self._scoring = step_model(self.model, engine=engine)
 
     @classmethod
-    def load(cls, name_or_dir: str | Path = DEFAULT_CHECKPOINT, device: str = "auto") -> Upscaler:
+    def load(
+        cls, name_or_dir: str | Path = DEFAULT_CHECKPOINT, device: str = "auto", engine: str = "auto",
+    ) -> Upscaler:
         """Load a checkpoint.
 
         Args:
             name_or_dir: a bundled checkpoint's name, a folder, or a Hugging Face hub id.
             device: "auto", "cpu" or "cuda".
+            engine: see `Upscaler`.
 
         Raises:
             CheckpointError: the checkpoint is missing, damaged or for another task.
-            ConfigError: the device is absent.
+            ConfigError: the device is absent, or the engine cannot serve there.
         """
         folder = find_checkpoint(name_or_dir)
         default = read_decode_default(folder, pick_device(device).type)
-        return cls(load_checkpoint(folder), folder.resolve().name, weights_digest(folder), device, default)
+        return cls(load_checkpoint(folder), folder.resolve().name, weights_digest(folder), device, default, engine)
 
     def __call__(
         self, sources: np.ndarray, options: DecodeConfig | None = None, *, keys: Sequence[int] | None = None,

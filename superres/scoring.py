@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+
 class Choose(Protocol):
     """Turns scores of tokens past the next one into tokens, as the verifier does."""
 

@@ -116,7 +116,7 @@ LIMIT = 20.5  # of chi-square with 5 degrees of freedom: exceeded one time in a 
 def test_choice_samples_the_softmax(temperature, noise):
     chooser = Chooser(DecodeConfig(temperature=temperature, seed=1, noise=noise), torch.arange(20), 6)
     place = torch.arange(500).expand(20, -1)
-    tokens = chooser.at(place).choose(SCORES.expand(20, 500, -1))
+    tokens = chooser.at(place)(SCORES.expand(20, 500, -1))
     assert chi_square(tokens, (SCORES / temperature).softmax(-1)) < LIMIT
 
 
@@ -124,7 +124,7 @@ def test_noise_of_another_distribution_is_noticed(monkeypatch):
     plain = GumbelNoise.at
     monkeypatch.setattr(GumbelNoise, "at", lambda self, position: (-(-plain(self, position)).exp()).exp())
     chooser = Chooser(DecodeConfig(temperature=1.0, seed=1), torch.arange(20), 6)
-    tokens = chooser.at(torch.arange(500).expand(20, -1)).choose(SCORES.expand(20, 500, -1))
+    tokens = chooser.at(torch.arange(500).expand(20, -1))(SCORES.expand(20, 500, -1))
     assert chi_square(tokens, SCORES.softmax(-1)) > 10 * LIMIT
 
 
@@ -137,7 +137,7 @@ def test_quantile_noise_keeps_samples_as_close_as_the_distributions_are_and_gumb
     place, moved = torch.arange(500).expand(20, -1), {}
     for noise in NOISES:
         chooser = Chooser(DecodeConfig(temperature=1.0, noise=noise), torch.arange(20), 256)
-        here, there = (chooser.at(place).choose(intensities(centre)) for centre in (100.0, 102.0))
+        here, there = (chooser.at(place)(intensities(centre)) for centre in (100.0, 102.0))
         moved[noise] = (there - here).abs()
     assert int((moved["quantile"] - 2).abs().max()) <= 1  # where the distribution is continuous, exactly 2
     assert int(moved["gumbel"].max()) > 20

@@ -9,6 +9,7 @@ import torch
 from fakes import PLAIN, SMALL, VARIANTS, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stepping import assert_close, check_steps, proposal_scores
 
 from superres.nn import cache as cache_module
 from superres.nn import step as step_module
@@ -18,74 +19,6 @@ from superres.nn.step import StepModel
 
 WIDE = replace(SMALL, source_shape=(2, 4, 3), target_shape=(4, 8, 3), attention_block_length=8)
 LONG = replace(SMALL, source_shape=(4, 4, 3), target_shape=(8, 8, 3), attention_block_length=8)
-
-
-def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=None):
-    """Drive a session as the decoder does and compare every accepted position with the uncached network.
-
-    In each step a row brings a random number of right tokens, at most `most`, and then wrong ones; it moves on by the
-    right ones alone. The first step's tokens are wrong but for the start of the sequence.
-    """
-    config, draw = model.config, torch.Generator().manual_seed(seed)
-    source, target = random_tokens(config, rows, seed)
-    decoded = model(source, target, padding)
-    wanted = model.scores(decoded)
-    everywhere = torch.arange(config.target_length).expand(rows, -1)
-    heads = torch.stack([model.head_scores(decoded, everywhere, h) for h in range(config.prediction_heads)], dim=1)
-    session = session or StepModel(model).session(source, width, padding)
-    right_ahead = torch.cat([target, torch.zeros(rows, width + config.prediction_heads, dtype=torch.int64)], dim=1)
-    position, seen = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, config.target_length, dtype=torch.bool)
-    wrong = torch.randint(config.vocabulary, (rows, width), generator=draw)
-    output, accepted, start = session.step(wrong, position), torch.ones_like(position), position
-    while True:
-        place = start.unsqueeze(1) + torch.arange(width)
-        judged = (torch.arange(width) < accepted.unsqueeze(1)) & (place < config.target_length)
-        row = torch.arange(rows).unsqueeze(1).expand_as(place)[judged]
-        assert_close(output.scores[judged], wanted[row, place[judged]])
-        seen[row, place[judged]] = True
-        if config.prediction_heads > 1:
-            check_proposals(session, output, start, accepted, heads, right_ahead)
-        if bool((position >= config.target_length).all()):
-            break
-        room = (config.target_length - position).clamp(max=min(width, most or width))
-        accepted = (torch.rand(rows, generator=draw) * room).long() + 1
-        accepted = torch.minimum(accepted, room)
-        right = right_ahead.gather(1, position.unsqueeze(1) + torch.arange(width))
-        wrong = (right + torch.randint(1, config.vocabulary, right.shape, generator=draw)) % config.vocabulary
-        tokens = torch.where(torch.arange(width) < accepted.unsqueeze(1), right, wrong)
-        start = position + 1
-        output = session.step(tokens, start)
-        position = position + accepted
-    assert bool(seen.all())
-
-
-def check_proposals(session, output, start, accepted, heads, right_ahead):
-    count, length = heads.shape[1] - 1, heads.shape[2]
-    index = (accepted - 1).clamp(min=0)
-    offset = torch.arange(1, count + 1)
-    place = (start + index).unsqueeze(1).expand(-1, count)
-    first, right = right_ahead.gather(1, place[:, :1])[:, 0], right_ahead.gather(1, place + offset)
-    proposed = proposal_scores(session, output, index, first, right)
-    inside = place + offset < length
-    row = torch.arange(len(accepted)).unsqueeze(1).expand_as(place)[inside]
-    assert_close(proposed[inside], heads[row, offset.expand_as(place)[inside], place[inside]])
-
-
-def proposal_scores(session, output, index, first, tokens):
-    """Return the scores of the heads while `tokens` [B, N] are chosen whatever they say (teacher forcing)."""
-    seen = []
-
-    def choose(scores, offsets):
-        seen.append(scores)
-        return tokens[:, offsets - 1]
-
-    proposed = session.propose(output, index, first, torch.arange(1, tokens.shape[1] + 1), choose)
-    assert torch.equal(proposed, tokens)
-    return torch.cat(seen, dim=1)
-
-
-def assert_close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("width", [1, 3, 5])

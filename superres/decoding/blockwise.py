@@ -51,11 +51,11 @@ class Choice:
     noise: Tensor
     temperature: Tensor
 
-    def __call__(self, scores: Tensor, offsets: Tensor | slice) -> Tensor:
+    def __call__(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
         """See `Choose.__call__`."""
         return self.adjust(scores, offsets).argmax(-1)
 
-    def adjust(self, scores: Tensor, offsets: Tensor | slice) -> Tensor:
+    def adjust(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
         """Return the scores [B, N, V] whose argmax is the choice at `offsets`."""
         if self.rule is None:
             return scores

@@ -29,7 +29,7 @@ def sequential_reference(model: ScoringModel, source: Tensor, options: DecodeCon
     while len(tokens) < model.length and (not tokens or tokens[-1] != model.end_token):
         position = torch.tensor([len(tokens)], device=source.device)
         scores = model.uncached_scores(source, target, position)[:, :1]
-        tokens.append(int(chooser.at(position.unsqueeze(1)).choose(scores)))
+        tokens.append(int(chooser.at(position.unsqueeze(1))(scores)))
         target[0, len(tokens) - 1] = tokens[-1]
     return tokens
 
@@ -58,7 +58,7 @@ def separate_reference(
         block: list[int] = []
         for head in range(block_size):
             heads = model.uncached_scores(source, _padded(model, source, tokens + block), place[:, 0])
-            block.append(int(chooser.at(place[:, head : head + 1]).choose(heads[:, head : head + 1])))
+            block.append(int(chooser.at(place[:, head : head + 1])(heads[:, head : head + 1])))
         length, failed, scored = 1, False, []
         while length < min(block_size, model.length - len(tokens)) and block[length - 1] != model.end_token:
             position = place[:, length]

@@ -22,6 +22,7 @@ namespace {
 constexpr int LANES = 16;
 constexpr int PANEL = 2 * LANES;  // outputs that lie side by side in a packed weight
 constexpr int MAX_ROWS = 12;      // rows of one register tile: 12 x 2 accumulators, and the registers are full
+constexpr int MAX_TEAMS = 64;
 constexpr float EPSILON = 1e-5f;  // of layer norm, as in torch
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
@@ -549,18 +550,20 @@ ALWAYS_INLINE int64_t best(const Session& s, float* scores, const float* tempera
 
 template <typename Body>
 void in_teams(const Session& s, Body body) {
-  const int threads = (int)s.threads, teams = s.batch < threads ? (int)s.batch : threads, size = threads / teams;
-  volatile int arrived[64][16] = {};  // a cache line each
-#ifdef _OPENMP
-#pragma omp parallel num_threads(teams * size)
-  {
-    const int thread = omp_get_thread_num(), number = thread / size;
-#else
-  for (int number = 0, thread = 0; thread < teams * size; thread++, number++) {
-#endif
+  volatile int arrived[MAX_TEAMS][16] = {};  // a cache line each
+  const auto work = [&](int thread, int threads) {
+    const int most = s.batch < MAX_TEAMS ? (int)s.batch : MAX_TEAMS;
+    const int teams = most < threads ? most : threads, size = threads / teams, number = thread / size;
+    if (number >= teams) return;  // the threads do not come out even
     const Team team{thread % size, size, arrived[number]};
     body(team, s.batch * number / teams, s.batch * (number + 1) / teams);
-  }
+  };
+#ifdef _OPENMP
+#pragma omp parallel num_threads((int)s.threads)
+  work(omp_get_thread_num(), omp_get_num_threads());  // there may be fewer than asked for
+#else
+  work(0, 1);
+#endif
 }
 
 }  // namespace
@@ -661,14 +664,6 @@ void superres_propose(const Session* session, const int64_t* position, const int
       }
     }
   });
-}
-
-int superres_threads() {
-#ifdef _OPENMP
-  return omp_get_max_threads();
-#else
-  return 1;
-#endif
 }
 
 }  // extern "C"

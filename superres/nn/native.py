@@ -1,7 +1,7 @@
 """The decoding step as one call of compiled code (`native.cpp`), for CPUs: built on first use, and kept.
 
 `NativeModel` takes the place of `superres.nn.step.StepModel` where a compiler is found and the network is one that
-the code knows; otherwise `native_model` says so once and the plain step serves.
+the code knows; otherwise `step_model` says so and the plain step serves.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from superres.config import require
+from superres.errors import ConfigError
 from superres.nn.attention import Attention, split_heads
 from superres.nn.cache import slot_count
+from superres.nn.heads import PredictionHeads
 from superres.nn.image_aids import INITIAL_SHARPNESS, RESIDUAL_SCALE
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.step import Affine, ProposingSession, StepModel, StepState, fold
@@ -39,7 +42,7 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-shared", 
 COMPILERS = ("c++", "g++", "clang++")
 
 LANES = 16
-"""Numbers in a vector of native.cpp; widths must be multiples of it."""
+"""Numbers in a vector of native.cpp."""
 
 PANEL = 2 * LANES
 """Outputs that lie side by side in a packed weight."""
@@ -97,7 +100,7 @@ class CSession(Structure):
     ]
 
 
-class NativeUnavailable(Exception):
+class NativeUnavailable(ConfigError):
     """The native step cannot serve here; the message tells why."""
 
 
@@ -106,20 +109,25 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "superres"
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compile(command: str, target: Path) -> None:
     """Compile native.cpp to `target`, whole or not at all; without OpenMP where the compiler lacks it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
         message = ""
         for extra in (["-fopenmp"], []):
-            command = [compiler, *FLAGS, *extra, "-o", str(built), str(SOURCE)]
-            result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+            words = [command, *FLAGS, *extra, "-o", str(built), str(SOURCE)]
+            result = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
             if result.returncode == 0:
                 built.replace(target)
                 return
             message = (result.stderr.strip().splitlines() or ["no message"])[0]
-        raise NativeUnavailable(f"{compiler} cannot compile {SOURCE.name}: {message}")
+        raise NativeUnavailable(f"{command} cannot compile {SOURCE.name}: {message}")
+
+
+def compiler() -> str | None:
+    """Return the path of a C++ compiler, if there is one."""
+    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
 
 
 @functools.cache
@@ -129,16 +137,16 @@ def library() -> ctypes.CDLL:
     Raises:
         NativeUnavailable: there is no compiler, or it fails.
     """
-    compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
-    if compiler is None:
+    found = compiler()
+    if found is None:
         raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
     # The processor counts: a home folder may serve machines of several kinds.
-    key = [SOURCE.read_bytes(), " ".join(FLAGS).encode(), compiler.encode(), _processor().encode()]
+    key = [SOURCE.read_bytes(), " ".join(FLAGS).encode(), found.encode(), _processor().encode()]
     digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
     target = cache_folder() / f"native-{digest}.so"
     try:
         if not target.exists():
-            _compile(compiler, target)
+            _compile(found, target)
         code = ctypes.CDLL(str(target))
     except OSError as error:
         raise NativeUnavailable(f"cannot build or load {target}: {error}") from error
@@ -196,7 +204,7 @@ class Packed:
             self.channel_bias = self.keep(near.channel.weight.detach() + near.first.bias.detach())
             self.direct = self.keep(near.direct.detach())
             self.tables = [self.keep(table) for table in (near.table, near.cell, near.cell_positions)]
-        self.heads = self._heads() if model.heads is not None else CHeads()
+        self.heads = CHeads() if model.heads is None else self._heads(model.heads)
 
     def keep(self, tensor: Tensor) -> int:
         """Keep a contiguous copy (float32, or int64) and return its address."""
@@ -229,9 +237,7 @@ class Packed:
                 result.norm_weight[place], result.norm_bias[place] = self.keep(norm.weight), self.keep(norm.bias)
         return result
 
-    def _heads(self) -> CHeads:
-        heads = self.model.heads
-        assert heads is not None
+    def _heads(self, heads: PredictionHeads) -> CHeads:
         size = heads.contract.shape[1]
         contract = (CLinear * heads.count)(*(
             self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1]))) for weight in heads.contract
@@ -267,7 +273,8 @@ class NativeSession(ProposingSession):
         memory = model.encode(source, padding)
         super().__init__(model, memory, width)
         self.packed, self.kept = packed, list[Any]()
-        slots = slot_count(config, width) + LANES  # room for what the first and the last group hold beside the window
+        # Whole groups of keys are read, and no two of them may share slots.
+        slots = slot_count(config, width) + 2 * LANES - 1
         slots += -slots % LANES
         self.session = CSession(
             batch=self.batch, width=width, length=config.target_length, size_d=config.width,
@@ -345,7 +352,7 @@ class NativeSession(ProposingSession):
         for number, layer in enumerate(layers):
             layer.self = CCache(self._keep(torch.zeros(size)), self._keep(torch.zeros(size)))
             cross = self.packed.model.decoder[number].cross_attention
-            if cross is not None:
+            if isinstance(cross, Attention):
                 layer.cross = CCache(*map(self._keep, _cross_cache(cross, memory.states)))
         if config.cross_attention:
             length = memory.states.shape[1]
@@ -399,10 +406,14 @@ class NativeModel(StepModel):
         """
         super().__init__(model, end_token)
         config = model.config
+        if model.signal.device.type != "cpu":
+            raise NativeUnavailable(f"the native step runs on the CPU, not on {model.signal.device.type}; choose plain")
         if not config.identity_p1 or config.head_layer == "dense":
-            raise NativeUnavailable("it knows no dense head layer, and no p1 but the base model itself")
-        if any(size % LANES for size in (config.width, config.width // config.attention_heads, config.filter_size)):
-            raise NativeUnavailable(f"width, attention head and filter size must be multiples of {LANES}")
+            raise NativeUnavailable("the native step knows no dense head layer, and no p1 but the base model itself")
+        if any(size % PANEL for size in (config.width, config.filter_size, config.head_filter_size)):
+            raise NativeUnavailable(f"width and filter sizes must be multiples of {PANEL}")
+        if config.width // config.attention_heads % LANES:
+            raise NativeUnavailable(f"the width of an attention head must be a multiple of {LANES}")
         library()
         self.threads = threads or torch.get_num_threads()
         with torch.inference_mode():
@@ -411,3 +422,30 @@ class NativeModel(StepModel):
     def session(self, source: Tensor, width: int, padding: Tensor | None = None) -> NativeSession:  # type: ignore[override]
         """See `superres.scoring.ScoringModel.session`."""
         return NativeSession(self.packed, source, width, self.threads, padding)
+
+
+ENGINES = ("auto", "plain", "native")
+"""Ways to compute the decoding step: with torch, or in native.cpp, which "auto" takes where it can."""
+
+
+def step_model(model: EncoderDecoder, end_token: int | None = None, engine: str = "auto") -> StepModel:
+    """Return `model` for the decoder.
+
+    Args:
+        model: the network, in evaluation mode and on its device.
+        end_token: as in `StepModel`.
+        engine: a name in ENGINES; if "auto" has to take the plain step on a CPU, a line in the log tells why.
+
+    Raises:
+        ConfigError: the engine is unknown, or "native" and not possible here.
+    """
+    require(engine in ENGINES, f"unknown engine {engine!r}; choose one of {', '.join(ENGINES)}")
+    if engine == "plain" or (engine == "auto" and model.signal.device.type != "cpu"):
+        return StepModel(model, end_token)
+    try:
+        return NativeModel(model, end_token)
+    except NativeUnavailable as error:
+        if engine == "native":
+            raise
+        LOG.info("plain decoding step: %s", error)
+        return StepModel(model, end_token)

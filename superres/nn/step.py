@@ -167,9 +167,8 @@ class ProposingSession:
         self.position_table = model.signal.unsqueeze(0)
         if memory.conditioning is not None:
             self.position_table = self.position_table + memory.conditioning
-        self.row_start = torch.zeros(self.batch, 1, dtype=torch.int64, device=memory.states.device)
-        if len(self.position_table) > 1:
-            self.row_start = torch.arange(self.batch, device=self.row_start.device).unsqueeze(1) * self.config.target_length
+        rows = torch.arange(self.batch, device=memory.states.device).unsqueeze(1)
+        self.row_start = rows * (self.config.target_length if len(self.position_table) > 1 else 0)
         self.position_table = self.position_table.flatten(0, 1)
         self.head_table: Tensor | None = None
         if memory.conditioning is not None and self.heads is not None and self.heads.conditioning is not None:

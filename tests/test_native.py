@@ -1,0 +1,157 @@
+"""The compiled step computes what the network computes, and every block width gives the same bits."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import SMALL, VARIANTS, random_model, random_tokens
+from stepping import check_steps
+
+from superres.config import DecodeConfig
+from superres.decoding.blockwise import decode
+from superres.nn import native
+from superres.nn.native import NativeModel, NativeUnavailable, step_model
+from superres.nn.step import StepModel
+
+SIZES = {"width": 32, "filter_size": 64, "attention_heads": 2, "head_filter_size": 32}
+"""Sizes that vectors divide."""
+
+KNOWN = {
+    name: replace(config, **SIZES) for name, config in VARIANTS.items()
+    if config.identity_p1 and config.head_layer != "dense"
+}
+BLOCKS = replace(KNOWN["sequential heads"], attention_block_length=20, target_shape=(8, 8, 3), source_shape=(4, 4, 3))
+WAYS = {"greedy": {}, "Gumbel": {"temperature": 0.8}, "quantile": {"temperature": (0.9, 0.5, 0.7), "noise": "quantile"}}
+
+pytestmark = pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler on this machine")
+
+
+def model_of(config, **options):
+    return NativeModel(random_model(config, dtype=torch.float32), **options)
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-3, atol=3e-3)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("width", "rows"), [(1, 1), (3, 3), (5, 1)])
+@pytest.mark.parametrize("variant", KNOWN)
+def test_the_step_equals_the_uncached_network(variant, width, rows, threads):
+    config = KNOWN[variant]
+    session = model_of(config, threads=threads).session(random_tokens(config, rows)[0], width)
+    check_steps(random_model(config), width, rows, session=session, close=close)
+
+
+@pytest.mark.parametrize("width", [4, 10, 13, 25])
+def test_the_step_equals_the_uncached_network_over_many_wraps_of_the_ring(width):
+    session = model_of(BLOCKS).session(random_tokens(BLOCKS, 2)[0], width)
+    check_steps(random_model(BLOCKS), width, 2, session=session, close=close)
+
+
+def test_padding_of_the_source_is_hidden():
+    config = KNOWN["text"]
+    padding = torch.arange(config.source_length) >= torch.tensor([[7], [3], [5]])
+    session = model_of(config).session(random_tokens(config, 3)[0], 3, padding)
+    check_steps(random_model(config), 3, padding=padding, session=session, close=close)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("variant", KNOWN)
+def test_scores_do_not_depend_on_width_or_threads_by_a_single_bit(variant, rows):
+    config = KNOWN[variant]
+    model = random_model(config, dtype=torch.float32)
+    source, target = random_tokens(config, rows)
+    inputs = torch.cat([torch.zeros(rows, 1, dtype=torch.int64), target], dim=1)
+
+    def scores(width, threads):
+        session = NativeModel(model, threads=threads).session(source, width)
+        steps = range(0, config.target_length - width + 1, width)
+        start = torch.zeros(rows, dtype=torch.int64)
+        return torch.cat([session.step(inputs[:, p : p + width], start + p).scores for p in steps], dim=1)
+
+    single = scores(1, 1)
+    for width, threads in ((1, 3), (2, 1), (3, 2), (5, 4), (10, 2)):
+        several = scores(width, threads)
+        assert torch.equal(several, single[:, : several.shape[1]])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("variant", ["base aids", "adaptive heads", "sequential heads", "no free scores", "text"])
+def test_exact_blocks_are_greedy_tokens_bit_for_bit_at_any_width(variant, rows, way):
+    config = KNOWN[variant]
+    options = WAYS[way] if variant != "text" else {**WAYS[way], **({"temperature": 0.8} if WAYS[way] else {})}
+    model, source = model_of(config), random_tokens(config, rows)[0]
+    one = decode(model, source, DecodeConfig(block_size=1, **options))
+    many = decode(model, source, DecodeConfig(**options))
+    assert torch.equal(one.tokens, many.tokens)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("variant", ["base aids", "adaptive heads", "sequential heads", "no free scores"])
+def test_the_same_is_proposed_as_by_the_plain_step(variant, way):
+    config = KNOWN[variant]
+    source = random_tokens(config, 3)[0]
+    options = DecodeConfig(accept="distance", epsilon=1, **WAYS[way])
+    plain, compiled = (decode(kind(random_model(config, dtype=torch.float32)), source, options)
+                       for kind in (StepModel, NativeModel))
+    assert torch.equal(plain.tokens, compiled.tokens)
+    assert [trace.accepted for trace in plain.traces] == [trace.accepted for trace in compiled.traces]
+
+
+def test_bfloat16_weights_score_nearly_alike():
+    config = KNOWN["base aids"]
+    model = random_model(config, dtype=torch.float32)
+    source, target = random_tokens(config, 2)
+    position = torch.zeros(2, dtype=torch.int64)
+    full, half = (NativeModel(model, half=half).session(source, 8).step(target[:, :8], position).scores
+                  for half in (False, True))
+    assert not torch.equal(full, half)
+    assert (full - half).norm() < 0.05 * full.norm()
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"head_layer": "dense"}, "dense"), ({"identity_p1": False}, "p1"),
+    ({"width": 24}, "multiples of 32"), ({"attention_heads": 4}, "multiple of 16"),
+])
+def test_a_network_that_the_code_does_not_know_gets_the_plain_step_and_one_line(change, message, caplog):
+    model = random_model(replace(SMALL, **{**SIZES, **change}))
+    with pytest.raises(NativeUnavailable, match=message):
+        NativeModel(model)
+    with caplog.at_level(logging.INFO):
+        assert type(step_model(model)) is StepModel
+    assert len(caplog.records) == 1
+    assert message in caplog.text
+
+
+def test_without_a_compiler_the_plain_step_serves(monkeypatch, caplog):
+    native.library.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    with caplog.at_level(logging.INFO):
+        assert type(step_model(random_model(replace(SMALL, **SIZES)))) is StepModel
+    assert "no C++ compiler" in caplog.text
+    native.library.cache_clear()
+
+
+def test_code_is_compiled_once_and_a_failure_leaves_nothing_behind(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    broken = tmp_path / "native.cpp"
+    broken.write_text("this is no C++")
+    native.library.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(native, "SOURCE", broken)
+        with pytest.raises(NativeUnavailable, match=r"cannot compile native\.cpp"):
+            native.library()
+    assert list(native.cache_folder().iterdir()) == []
+    native.library()
+    built = list(native.cache_folder().iterdir())
+    assert [path.suffix for path in built] == [".so"]
+    native.library.cache_clear()
+    stamp = built[0].stat().st_mtime_ns
+    native.library()
+    assert built[0].stat().st_mtime_ns == stamp
+    native.library.cache_clear()
