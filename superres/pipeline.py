@@ -24,7 +24,6 @@ from superres.nn.scores import bits_per_dim
 from superres.tasks import faces, translation
 
 DEFAULT_CHECKPOINT = "celeba-8to32"
-DEFAULT_TRANSLATOR = "multi30k-en-de"
 
 PipelineT = TypeVar("PipelineT", bound="Pipeline")
 
