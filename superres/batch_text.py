@@ -13,6 +13,7 @@ from tqdm import tqdm
 from superres.batch import prepare_folder, say, write_result
 from superres.config import BeamConfig, DecodeConfig, require
 from superres.decoding.trace import mean_accepted_block_size
+from superres.errors import OutputError
 from superres.tasks.translation import decode_lines, read_lines
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def check_output(output: Path | None, path: Path | None) -> None:
         return
     require(path is None or os.path.realpath(output) != os.path.realpath(path),
             f"the output {output} would replace the input; choose another --output")
+    if output.is_dir():
+        raise OutputError(f"cannot write {output}: there is a folder of that name; choose another --output")
     prepare_folder(output.parent)
 
 

@@ -197,14 +197,20 @@ def _vocabulary(stage: Stage, pairs: TextPairs, network: ModelConfig) -> Codec:
 
 
 def text_score(pairs: TextPairs, codec: Codec) -> Score:
-    """Return a function that scores a network on the first DEV_PAIRS of `pairs`: bits a token, BLEU of greedy."""
+    """Return a function that scores a network on the first DEV_PAIRS of `pairs`: bits a token, BLEU of greedy.
+
+    Bits are those of the pairs that fit into the network.
+    """
     source, target = pairs.source[:DEV_PAIRS], pairs.target[:DEV_PAIRS]
+    rows = list(zip(codec.split(source), codec.split(target), strict=True))
+
     def score(model: EncoderDecoder) -> dict[str, float]:
         translator = Translator(model, "dev", device=model.signal.device.type, codec=codec)
-        most = model.config.target_length
-        rows = [[row[:most] for row in codec.split(lines)] for lines in (source, target)]
-        return {"bits_per_token": bits_per_token(model, rows[0], rows[1], translation.PADDING),
-                "bleu": bleu(translator(source).texts, target)["score"], "dev_pairs": len(source)}
+        most = model.config.source_length, model.config.target_length
+        fitting = [(s, t) for s, t in rows if len(s) <= most[0] and len(t) <= most[1]]
+        bits = bits_per_token(model, [s for s, _ in fitting], [t for _, t in fitting], translation.PADDING)
+        return {"bits_per_token": bits, "bleu": bleu(translator(source).texts, target)["score"],
+                "dev_pairs": len(source)}
 
     return score
 

@@ -55,7 +55,7 @@ def bits_per_token(
             log_p = model.scores(model(source, target, source == padding)).log_softmax(-1)
             bits -= float(log_p.gather(-1, target.unsqueeze(-1)).squeeze(-1)[inside].double().sum()) / math.log(2)
             tokens += int(inside.sum())
-    return bits / tokens
+    return bits / max(tokens, 1)
 
 
 def _padded(rows: Sequence[Sequence[int]], padding: int) -> Tensor:

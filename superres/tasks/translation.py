@@ -116,8 +116,8 @@ class Codec:
         if array.size and not 0 <= array.min() <= array.max() < self.size:
             raise InvalidInputError(f"tokens must be in 0..{self.size - 1}, not {array.min()}..{array.max()}; "
                                     "decode them with the vocabulary that made them")
-        # A line is a line: pieces for single bytes could make a break.
-        return [" ".join(self.pieces.decode(before_end(row)).split("\n")) for row in array.tolist()]
+        # A line is a line: pieces for single bytes could make a break of any kind.
+        return [" ".join(self.pieces.decode(before_end(row)).splitlines()) for row in array.tolist()]
 
     def names(self, tokens: Sequence[int]) -> list[str]:
         """Return the pieces of `tokens` as people read them: an underscore is the start of a word."""
