@@ -153,10 +153,8 @@ def climb(
             ready = _with_decoded(stage, rung, output, ladder.decode_batch, stop, told)
         if ready is None or not train_stage(ready, stop, told):
             return False
-        facts = {name: value for name, value in rung.to_dict().items() if name != "settings" and value}
-        rows.append({"rung": rung.name, "start": rung.start, **facts,
-                     **read_training(stage.output / "checkpoint")[-1]})
-        del rows[-1]["name"]
+        row = {"rung": rung.name, "start": rung.start, **read_training(stage.output / "checkpoint")[-1]}
+        rows.append(row if rung.translated_by is None else {**row, "translated_by": rung.translated_by})
         write_result(output / "training.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
     return True
 

@@ -133,9 +133,13 @@ def test_the_bundled_recipes_can_be_read():
     from superres.pipeline import bundled_folder
 
     recipes = sorted((bundled_folder().parent / "scripts" / "recipes").glob("*.json"))
-    assert [path.stem for path in recipes] == ["one-gpu", "two-cores"]
+    assert [path.stem for path in recipes] == ["one-gpu", "text-two-cores", "two-cores"]
     for path in recipes:
-        assert [rung.name for rung in Ladder.read(path).rungs] == ["base", "regular", "fine-tuned", "distilled"]
+        names = [rung.name for rung in Ladder.read(path).rungs]
+        if path.stem.startswith("text"):  # the paper's Table 1, and what its columns start from
+            assert sorted(names) == ["base", "both", "distillation", "fine-tuning", "regular", "student", "teacher"]
+        else:
+            assert names == ["base", "regular", "fine-tuned", "distilled"]
 
 
 def test_heads_keep_the_number_of_the_start_unless_asked(checkpoint, data, tmp_path):
