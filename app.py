@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superres.cli_options import DEFAULT_CHECKPOINT, DEVICES, Checkpoint, Device
-from superres.config import require
+from superres.cli_options import DEVICES, Checkpoint, Device
+from superres.config import DEFAULT_CHECKPOINT, require
 from superres.errors import ConfigError, SuperresError
 from superres.web.logs import log, logging_as_json
 

@@ -27,7 +27,7 @@ from superres.evaluation import agreement, decode_interleaved
 from superres.nn.model import EncoderDecoder
 from superres.output import figure_png, markdown_table, number_text, prepare_folder, write_result
 from superres.pipeline import Upscaler
-from superres.stages import Stage, train_faces
+from superres.stages import Stage, train_stage
 from superres.tasks.faces import FacePairs, read_faces
 
 Row = dict[str, Any]
@@ -62,7 +62,7 @@ def train_variant(name: str, base: Path, data: Path, folder: Path, heads: int, m
     layer = options.pop("head_layer")
     settings = TrainConfig(stage="heads", freeze_base=True, minutes=minutes, batch_size=batch_size, **options)
     stage = Stage(settings, data, folder, start=base, prediction_heads=heads, head_layer=layer)
-    train_faces(stage, lambda: False, lambda record: print(f"{name}: {record}", file=sys.stderr))
+    train_stage(stage, lambda: False, lambda record: print(f"{name}: {record}", file=sys.stderr))
     return folder / "checkpoint"
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor
 from superres.config import FORMAT_VERSION, DecodeConfig, ModelConfig
 from superres.errors import CheckpointError, OutputError, SuperresError
 from superres.nn.model import EncoderDecoder
+from superres.tasks import TASK_FILES
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -78,6 +79,7 @@ def recover_folder(folder: Path) -> None:
 def save_checkpoint(
     model: EncoderDecoder, folder: str | Path, extra: dict[str, Any] | None = None,
     dtype: torch.dtype = torch.bfloat16, training: Sequence[dict[str, Any]] | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write `model` as a checkpoint folder, replacing what is there in one move.
 
@@ -87,6 +89,7 @@ def save_checkpoint(
         extra: more entries for config.json.
         dtype: in which the weights are stored.
         training: the stages that led here, for `training.jsonl`; None leaves that file as it is.
+        files: content of more files by name, those of the task (a vocabulary).
 
     Raises:
         OutputError: the folder cannot be written.
@@ -99,6 +102,8 @@ def save_checkpoint(
         save_file(weights, fresh / WEIGHTS, metadata={"format": "pt"})
         document = {"format_version": FORMAT_VERSION, "model": model.config.to_dict(), **(extra or {})}
         (fresh / CONFIG).write_text(json.dumps(document, indent=2) + "\n")
+        for name, content in (files or {}).items():
+            (fresh / name).write_bytes(content)
         if training is not None:
             (fresh / TRAINING).write_text("".join(json.dumps(stage) + "\n" for stage in training))
 
@@ -230,15 +235,18 @@ class HubModel(torch.nn.Module, PyTorchModelHubMixin):
 
 
 def fetch_from_hub(identifier: str, revision: str | None = None) -> Path:
-    """Return the local folder of a hub checkpoint, downloading its two files unless they are cached.
+    """Return the local folder of a hub checkpoint, downloading its files unless they are cached.
 
     Raises:
         CheckpointError: there is no such checkpoint, or no network and nothing cached.
     """
     try:
-        paths = [hf_hub_download(identifier, name, revision=revision) for name in (CONFIG, WEIGHTS)]
+        folder = Path(hf_hub_download(identifier, CONFIG, revision=revision)).parent
+        task = read_config(folder)["model"].get("task")
+        for name in (WEIGHTS, *TASK_FILES.get(task, ())):
+            hf_hub_download(identifier, name, revision=revision)
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         message = f"cannot fetch {identifier!r} from the hub ({reason}); check the id, or give a folder"
         raise CheckpointError(message) from error
-    return Path(paths[0]).parent
+    return folder

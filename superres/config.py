@@ -46,6 +46,9 @@ class Config:
             raise ConfigError(f"{cls.__name__} cannot be built from {values}: {error}") from error
 
 
+DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR = "celeba-8to32", "multi30k-en-de"
+"""Bundled checkpoints that serve where none is named, for faces and for translation."""
+
 ENGINES = ("auto", "plain", "native")
 """Ways to compute the decoding step: with torch, or in compiled code for CPUs, which "auto" takes where it can."""
 
@@ -57,7 +60,8 @@ class ModelConfig(Config):
     """The network; `PRESETS` holds the named ones.
 
     Attributes:
-        task: name of the task module that turns inputs into tokens ("faces").
+        task: name of the task that turns inputs into tokens, "faces" or "translation".
+        languages: of source and target of a translation; empty for other tasks.
         vocabulary: number of token values V.
         source_shape: shape of the encoder's input; (rows, columns, channels) for an image, (S,) for text.
         target_shape: shape of the decoder's output; its product is the number of target positions T.
@@ -86,6 +90,7 @@ class ModelConfig(Config):
         ordinal_output: add -|v - mu(h)| / s(h) to the score of intensity v.
         free_scores: keep a free score (W h)_v beside the ordinal one. Without it the likeliest intensity is the
             conditional median, so that greedy pictures cannot fall for the point masses at black and white.
+        tied_embeddings: one table embeds source and target tokens and scores the output (a joint vocabulary).
     """
 
     task: str = "faces"
@@ -113,6 +118,8 @@ class ModelConfig(Config):
     cell_remainder: bool = False
     ordinal_output: bool = True
     free_scores: bool = True
+    languages: tuple[str, ...] = ()
+    tied_embeddings: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("vocabulary", "width", "filter_size", "attention_heads", "decoder_layers", "attention_block_length",
@@ -144,6 +151,10 @@ class ModelConfig(Config):
         require(self.numeric_neighbourhood or not self.cell_remainder, "cell_remainder needs numeric_neighbourhood")
         if self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output:
             self._check_image_aids()
+        require(len(self.languages) == (2 if self.task == "translation" else 0),
+                f"a translation, and nothing else, has two languages, not {self.languages!r}")
+        same = len(self.source_shape) == len(self.target_shape) == 1
+        require(same or not self.tied_embeddings, "tied_embeddings need source_shape and target_shape of one number")
 
     def _check_image_aids(self) -> None:
         aids = "aligned_conditioning, numeric_neighbourhood and ordinal_output"
@@ -192,8 +203,15 @@ PRESETS: dict[str, ModelConfig] = {
         head_layer="dense", head_filter_size=2048, identity_p1=False, aligned_conditioning=False, conditioning_blocks=0,
         numeric_neighbourhood=False, ordinal_output=False,
     ),
+    "text": ModelConfig(
+        task="translation", languages=("en", "de"), vocabulary=8000, source_shape=(128,), target_shape=(128,),
+        width=256, filter_size=512, attention_heads=4, encoder_layers=3, decoder_layers=3, attention="causal",
+        dropout=0.3, head_filter_size=512, aligned_conditioning=False, conditioning_blocks=0,
+        numeric_neighbourhood=False, ordinal_output=False, tied_embeddings=True,
+    ),
 }
-"""Named networks: `tiny` for tests, `base` as bundled, `paper` as published (img2img_transformer_b3)."""
+"""Named networks: `tiny` for tests, `base` as bundled, `paper` as published (img2img_transformer_b3); and `text`, a
+small Transformer for translation."""
 
 
 @dataclass(frozen=True)
@@ -303,6 +321,24 @@ def parse_temperature(text: str) -> float | tuple[float, ...]:
 
 
 @dataclass(frozen=True)
+class BeamConfig(Config):
+    """How beam search decodes.
+
+    Attributes:
+        size: hypotheses kept a sequence.
+        length_penalty: alpha; hypotheses are ranked by log p / ((5 + length) / 6)**alpha (Wu et al. 2016).
+    """
+
+    size: int = 4
+    length_penalty: float = 0.6
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.size, int) and self.size >= 1, f"beam must be at least 1, not {self.size!r}")
+        require(math.isfinite(self.length_penalty) and self.length_penalty >= 0,
+                f"length-penalty must be at least 0, not {self.length_penalty!r}")
+
+
+@dataclass(frozen=True)
 class QualityBound(Config):
     """How much quality decoding may lose against greedy decoding: one of two measures.
 
@@ -334,7 +370,8 @@ class TrainConfig(Config):
     Attributes:
         stage: "base" (teacher forcing of p1), "heads" (p2..pk on a warm-started base), or "distil" (as "heads", half of
             each batch being pictures that the model decoded itself, on which p1 is not trained).
-        batch_size: images a step over all processes; even in the stage "distil".
+        batch_size: examples (images, pairs of sentences) a step over all processes; even in the stage "distil". Text
+            makes batches of equal numbers of tokens, of which this is the mean.
         optimizer: "adamw" or "adam" (betas 0.9, 0.98, as published).
         learning_rate: peak rate.
         warmup_steps: steps of linear warm-up before the cosine decay.
@@ -356,7 +393,8 @@ class TrainConfig(Config):
             right. 1 weighs all alike.
         precision: "bf16" autocast or "no".
         gradient_checkpointing: compute decoder layers again in the backward pass, for large networks on little memory.
-        seed: of the weights, the order of images and every random choice.
+        seed: of the weights, the order of examples and every random choice.
+        label_smoothing: share of p1's target that is spread over all tokens.
     """
 
     stage: Literal["base", "heads", "distil"] = "base"
@@ -380,6 +418,7 @@ class TrainConfig(Config):
     precision: Literal["bf16", "no"] = "bf16"
     gradient_checkpointing: bool = False
     seed: int = 0
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "head_positions"):
@@ -390,6 +429,7 @@ class TrainConfig(Config):
         require(self.stage != "distil" or self.batch_size % 2 == 0,
                 f"batch_size must be even in stage distil, half of it own pictures; not {self.batch_size}")
         require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1), not {self.ema_decay!r}")
+        require(0 <= self.label_smoothing < 1, f"label_smoothing must be in [0, 1), not {self.label_smoothing!r}")
         require(0 < self.head_decay <= 1, f"head_decay must be in (0, 1], not {self.head_decay!r}")
         limit = self.steps if self.minutes is None else self.minutes
         require((self.steps is None) != (self.minutes is None),

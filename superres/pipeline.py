@@ -6,21 +6,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 
-from superres.checkpoint import fetch_from_hub, load_checkpoint, read_decode_default, weights_digest
-from superres.config import DecodeConfig
+from superres.checkpoint import fetch_from_hub, load_checkpoint, read_config, read_decode_default, weights_digest
+from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require
+from superres.decoding.acceptance import UNORDERED
+from superres.decoding.beam import beam_search
 from superres.decoding.blockwise import Decoded, check_options, decode, iterations
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.nn.model import EncoderDecoder
 from superres.nn.native import step_model
 from superres.nn.scores import bits_per_dim
-from superres.tasks import faces
+from superres.tasks import faces, translation
 
-DEFAULT_CHECKPOINT = "celeba-8to32"
+PipelineT = TypeVar("PipelineT", bound="Pipeline")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,28 @@ class Upscaled:
     def is_complete(self) -> bool:
         """Whether every image has all its tokens."""
         return bool(self.filled.all())
+
+
+@dataclass(frozen=True)
+class Translated:
+    """Result of translating lines.
+
+    Attributes:
+        texts: a translation a line, "" for an empty line.
+        traces: of each line's segments, what was accepted when: one where the line fits the model, none where it is
+            empty, or was translated by beam search.
+        cut: whether a line's translation was ended by the model's largest length rather than by itself.
+        tokens: generated tokens of each line, end tokens counted.
+        model_calls: of the whole, each for a batch.
+        seconds: wall clock of the whole.
+    """
+
+    texts: list[str]
+    traces: list[list[RowTrace]]
+    cut: list[bool]
+    tokens: list[int]
+    model_calls: int
+    seconds: float
 
 
 def bundled_folder() -> Path:
@@ -96,15 +121,22 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-class Upscaler:
-    """Upscales 8x8 faces to 32x32 with a checkpoint.
+class Pipeline:
+    """A checkpoint on a device, ready to decode: what all tasks share.
 
     Attributes:
+        task: name of the task that it serves.
+        bundled: the bundled checkpoint for that task.
+        end_token: token that ends a target early, or None where targets have a fixed length.
         name: the checkpoint's name.
         revision: first digits of its weights' SHA-256.
         model_config: settings of the network.
         default: decoding settings of a call without options.
     """
+
+    task: ClassVar[str]
+    bundled: ClassVar[str]
+    end_token: ClassVar[int | None] = None
 
     def __init__(
         self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto",
@@ -113,7 +145,7 @@ class Upscaler:
         """Wrap a network.
 
         Args:
-            model: the network, for the task "faces".
+            model: the network.
             name: what to call it.
             revision: of its weights.
             device: "auto", "cpu" or "cuda".
@@ -124,31 +156,44 @@ class Upscaler:
             ConfigError: the device is absent, or the engine cannot serve there.
             CheckpointError: the network serves another task.
         """
-        if model.config.task != "faces":
-            raise CheckpointError(f"checkpoint {name} serves the task {model.config.task!r}, not faces")
+        if model.config.task != self.task:
+            raise CheckpointError(f"checkpoint {name} serves the task {model.config.task!r}, not {self.task}")
         self.name, self.revision, self.model_config = name, revision, model.config
         self.device, self.default = pick_device(device), default or DecodeConfig()
         self.model = model.to(self.device).eval()
-        self._scoring = step_model(self.model, engine=engine)
+        self._scoring = step_model(self.model, self.end_token, engine)
 
     @classmethod
     def load(
-        cls, name_or_dir: str | Path = DEFAULT_CHECKPOINT, device: str = "auto", engine: str = "auto",
-    ) -> Upscaler:
+        cls: type[PipelineT], name_or_dir: str | Path | None = None, device: str = "auto", engine: str = "auto",
+    ) -> PipelineT:
         """Load a checkpoint.
 
         Args:
-            name_or_dir: a bundled checkpoint's name, a folder, or a Hugging Face hub id.
+            name_or_dir: a bundled checkpoint's name, a folder, or a Hugging Face hub id; `bundled` if None.
             device: "auto", "cpu" or "cuda".
-            engine: see `Upscaler`.
+            engine: see `Pipeline`.
 
         Raises:
             CheckpointError: the checkpoint is missing, damaged or for another task.
             ConfigError: the device is absent, or the engine cannot serve there.
         """
-        folder = find_checkpoint(name_or_dir)
+        folder = find_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
         default = read_decode_default(folder, pick_device(device).type)
-        return cls(load_checkpoint(folder), folder.resolve().name, weights_digest(folder), device, default, engine)
+        model, name = load_checkpoint(folder), folder.resolve().name
+        return cls(model, name, weights_digest(folder), device, default, engine, **cls._of_task(folder, model))
+
+    @classmethod
+    def _of_task(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
+        """Read what else of the checkpoint's folder the task needs, as arguments of the constructor."""
+        return {}
+
+
+class Upscaler(Pipeline):
+    """Upscales 8x8 faces to 32x32 with a checkpoint."""
+
+    task = faces.name
+    bundled = DEFAULT_CHECKPOINT
 
     def __call__(
         self, sources: np.ndarray, options: DecodeConfig | None = None, *, keys: Sequence[int] | None = None,
@@ -247,11 +292,163 @@ def _upscaled(decoded: Decoded, seconds: float) -> Upscaled:
     return Upscaled(faces.decode(decoded.tokens.cpu().numpy()), decoded.traces, seconds)
 
 
-def load(name_or_dir: str | Path = DEFAULT_CHECKPOINT, device: str = "auto") -> Upscaler:
+class Translator(Pipeline):
+    """Translates lines of text with a checkpoint.
+
+    Attributes:
+        codec: text to tokens and back.
+        languages: of source and target, such as ("en", "de").
+    """
+
+    task = translation.name
+    bundled = DEFAULT_TRANSLATOR
+    end_token = translation.END
+
+    def __init__(
+        self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto",
+        default: DecodeConfig | None = None, engine: str = "auto", *, codec: translation.Codec,
+    ) -> None:
+        """Wrap a network for translation and its `codec`; see `Pipeline`.
+
+        Raises:
+            ConfigError: the device is absent, or the engine cannot serve there.
+            CheckpointError: the network serves another task, or its vocabulary is not the codec's.
+        """
+        super().__init__(model, name, revision, device, default, engine)
+        if codec.size != model.config.vocabulary:
+            raise CheckpointError(f"checkpoint {name} has {model.config.vocabulary} tokens, its "
+                                  f"{translation.VOCABULARY_FILE} {codec.size}; they do not belong together")
+        source, target = model.config.languages
+        self.codec, self.languages = codec, (source, target)
+
+    @classmethod
+    def _of_task(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
+        if model.config.task != cls.task:
+            return {"codec": None}  # the constructor refuses the network
+        return {"codec": translation.Codec.read(folder, model.config.source_length)}
+
+    def __call__(
+        self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *, batch_size: int = 64,
+        width: int | None = None, progress: Callable[[int, int], None] | None = None,
+    ) -> Translated:
+        """Translate lines, in batches of like length.
+
+        An empty line stays empty. A line that is longer than the model reads is cut between sentences, or else
+        between words, and its parts are translated separately.
+
+        Args:
+            lines: text, a line each; at a temperature, the noise is keyed by a line's number.
+            options: blockwise decoding, or beam search; if None as for `Upscaler`.
+            batch_size: segments decoded together.
+            width: step width of blockwise decoding; see `superres.decoding.blockwise.decode`.
+            progress: called after every batch with (segments done, segments).
+
+        Raises:
+            InvalidInputError: a word is too long for the model.
+            ConfigError: options do not fit the checkpoint or text.
+        """
+        options = options or self.default
+        self.check(options)
+        require(batch_size >= 1, f"batch-size must be at least 1, not {batch_size}")
+        started = time.perf_counter()
+        segments = [(number, text) for number, line in enumerate(lines) for text in self._segments(number, line)]
+        rows = self.codec.split([text for _, text in segments])
+        done: dict[int, _Segment] = {}
+        calls = 0
+        order = sorted(range(len(rows)), key=lambda place: (len(rows[place]), place))
+        for first in range(0, len(order), batch_size):
+            batch = order[first : first + batch_size]
+            made, steps = self._decode([rows[p] for p in batch], [segments[p][0] for p in batch], options, width)
+            done.update(zip(batch, made, strict=True))
+            calls += steps
+            if progress is not None:
+                progress(len(done), len(rows))
+        by_line: list[list[_Segment]] = [[] for _ in lines]
+        for place, (number, _) in enumerate(segments):
+            by_line[number].append(done[place])
+        return Translated(
+            [" ".join(part.text for part in parts) for parts in by_line],
+            [[part.trace for part in parts if part.trace is not None] for parts in by_line],
+            [any(part.cut for part in parts) for parts in by_line],
+            [sum(part.tokens for part in parts) for parts in by_line], calls, time.perf_counter() - started,
+        )
+
+    def check(self, options: DecodeConfig | BeamConfig) -> None:
+        """Raise ConfigError where `options` do not fit the checkpoint, or measure tokens as if they were grey levels.
+
+        Raises:
+            ConfigError: see above.
+        """
+        if isinstance(options, BeamConfig):
+            return
+        check_options(options, self.model_config.prediction_heads)
+        require(options.accept in UNORDERED, f"{options.accept} accepts by grey levels, which text has not; "
+                f"choose one of {', '.join(UNORDERED)}")
+        require(len(options.temperatures) == 1 and options.noise == "gumbel",
+                "text has no colours and no order of its tokens; give one temperature, and noise gumbel")
+
+    def _segments(self, number: int, line: str) -> list[str]:
+        try:
+            return self.codec.segments(line)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"line {number + 1}: {error}") from error
+
+    def _decode(
+        self, rows: list[list[int]], keys: list[int], options: DecodeConfig | BeamConfig, width: int | None,
+    ) -> tuple[list[_Segment], int]:
+        """Decode one batch of source tokens; return its segments and the number of model calls."""
+        source = torch.from_numpy(translation.pad(rows)).to(self.device)
+        padding = source == translation.PADDING
+        hidden = padding if bool(padding.any()) else None
+        traces: Sequence[RowTrace | None] = [None] * len(rows)
+        if isinstance(options, BeamConfig):
+            beams = beam_search(self._scoring, source, options, padding=hidden)
+            tokens, lengths, calls = beams.tokens, beams.lengths, beams.model_calls
+        else:
+            keyed = torch.tensor(keys, dtype=torch.int64, device=self.device)
+            decoded = decode(self._scoring, source, options, padding=hidden, keys=keyed, width=width)
+            tokens, lengths, traces = decoded.tokens, decoded.lengths, decoded.traces
+            calls = max(trace.model_calls for trace in decoded.traces)
+        texts, cut = self.codec.decode(tokens.cpu().numpy()), (tokens != translation.END).all(1).tolist()
+        return [_Segment(*parts) for parts in zip(texts, traces, cut, lengths.tolist(), strict=True)], calls
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """What became of a line, or of a part of one that is too long."""
+
+    text: str
+    trace: RowTrace | None
+    cut: bool
+    tokens: int
+
+
+PIPELINES: dict[str, type[Pipeline]] = {pipeline.task: pipeline for pipeline in (Upscaler, Translator)}
+"""Pipelines by their task."""
+
+
+def checkpoint_task(folder: Path) -> str:
+    """Return the task of the checkpoint in `folder`.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or damaged, or its task is unknown.
+    """
+    task = read_config(folder)["model"].get("task", faces.name)
+    if task not in PIPELINES:
+        raise CheckpointError(f"{folder} serves the task {task!r}, which this release does not know "
+                              f"({', '.join(PIPELINES)}); update superres")
+    return str(task)
+
+
+def load(name_or_dir: str | Path = DEFAULT_CHECKPOINT, device: str = "auto") -> Any:  # noqa: ANN401 -- by the task
     """Load a checkpoint for its task: `load("celeba-8to32")`, a folder, or a Hugging Face hub id ("owner/name").
+
+    Returns:
+        An `Upscaler` or a `Translator`.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged, or its task is unknown.
         ConfigError: the device is absent.
     """
-    return Upscaler.load(name_or_dir, device)
+    folder = find_checkpoint(name_or_dir)
+    return PIPELINES[checkpoint_task(folder)].load(folder, device)

@@ -74,6 +74,13 @@ class Session(Protocol):
         """
         ...
 
+    def select(self, rows: Tensor, length: int) -> None:
+        """Let row i go on from what row `rows[i]` (int64 [B]) has read at decoder positions 0 .. `length` - 1.
+
+        Both must have the same source, as the hypotheses of a beam have.
+        """
+        ...
+
 
 class ScoringModel(Protocol):
     """A model that the decoder can drive."""

@@ -350,6 +350,15 @@ class NativeSession(ProposingSession):
                 best, least = threads, min(seconds)
         return best
 
+    def select(self, rows: Tensor, length: int) -> None:
+        """See `superres.scoring.Session.select`."""
+        used = min(length, self.session.slots)
+        for key, value in self.caches:
+            key[..., :used] = key[rows, :, :, :used]
+            value[:, :, :used] = value[rows, :, :used]
+        if self.deviation is not None:
+            self.deviation.copy_(self.deviation[rows])
+
     def _plain(self, state: NativeState) -> StepState:
         """Return the state as the plain session has it."""
         place = (state.position.unsqueeze(1) + torch.arange(self.width)).clamp(max=self.config.target_length - 1)
@@ -364,6 +373,7 @@ class NativeSession(ProposingSession):
     def _neighbourhood(self) -> None:
         """Hand over the numeric neighbourhood, if there is one."""
         near, session, packed = self.packed.model.neighbourhood, self.session, self.packed
+        self.deviation: Tensor | None = None
         if near is None or self.budget is None:
             return
         session.numbers, session.near = near.first.in_features, near.table.shape[1]
@@ -371,7 +381,8 @@ class NativeSession(ProposingSession):
         session.near_table, session.cell, session.cell_positions = packed.tables
         session.source_length, session.budget = self.budget.shape[1], self._keep(self.budget)
         # Entry T is the "absent" neighbour and stays 0.
-        session.deviation = self._keep(torch.zeros(self.batch, self.config.target_length + 2))
+        self.deviation = torch.zeros(self.batch, self.config.target_length + 2)
+        session.deviation = self._keep(self.deviation)
         session.first, session.second = packed.first, packed.second
         session.channel_bias, session.direct = packed.channel_bias, packed.direct
 
@@ -379,9 +390,12 @@ class NativeSession(ProposingSession):
         """Allocate the cache of every layer, and project the memory for cross-attention where there is any."""
         config, session = self.config, self.session
         layers = (CLayer * config.decoder_layers)(*self.packed.layers)
-        size = self.batch * session.slots * config.width
+        rows, size = (self.batch, config.attention_heads), config.width // config.attention_heads
+        self.caches = [
+            (torch.zeros(*rows, size, session.slots), torch.zeros(*rows, session.slots, size)) for _ in layers
+        ]
         for number, layer in enumerate(layers):
-            layer.self = CCache(self._keep(torch.zeros(size)), self._keep(torch.zeros(size)))
+            layer.self = CCache(*map(self._keep, self.caches[number]))
             cross = self.packed.model.decoder[number].cross_attention
             if isinstance(cross, Attention):
                 layer.cross = CCache(*map(self._keep, _cross_cache(cross, memory.states)))

@@ -9,7 +9,7 @@ position a row.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from superres.nn.attention import Attention, split_heads
 from superres.nn.cache import KeyValueCache
 from superres.nn.heads import PredictionHeads
 from superres.nn.image_aids import RESIDUAL_SCALE, extrapolate, ordinal_scores, ordinal_term, scores_around
-from superres.nn.layers import DecoderLayer
+from superres.nn.layers import DecoderLayer, TiedProjection
 from superres.nn.model import EncoderDecoder, Memory
 from superres.scoring import Choose, StepOutput
 
@@ -45,7 +45,7 @@ class Affine:
         return torch.addmm(residual, x, self.weight).add_(self.bias)
 
 
-def fold(linears: list[nn.Linear], norm: nn.LayerNorm | None = None, scale: float = 1.0) -> Affine:
+def fold(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | None = None, scale: float = 1.0) -> Affine:
     """Join linear layers of one input side by side.
 
     Args:
@@ -274,6 +274,12 @@ class StepSession(ProposingSession):
         for _ in range(repeats):
             self._step(tokens, position, lap)
         return seconds
+
+    def select(self, rows: Tensor, length: int) -> None:
+        """See `superres.scoring.Session.select`."""
+        self.cache.select(rows, length)
+        if self.neighbourhood is not None:
+            self.deviation = self.deviation[rows]
 
     def _deviation(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Return how far `tokens` at `position`, both [B, N], are from their estimates, in units of RESIDUAL_SCALE."""
