@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from superres.checkpoint import load_checkpoint, load_weights, save_checkpoint
-from superres.config import DecodeConfig, TrainConfig
+from superres.config import DecodeConfig
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.trace import survival_curve
 from superres.errors import SuperresError
@@ -29,6 +29,7 @@ from superres.output import figure_png, markdown_table, number_text, prepare_fol
 from superres.pipeline import Upscaler
 from superres.stages import Stage, train_stage
 from superres.tasks.faces import FacePairs, read_faces
+from superres.train_config import TrainConfig
 
 Row = dict[str, Any]
 

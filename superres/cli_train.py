@@ -23,17 +23,9 @@ from superres.cli_options import (
     load_translator,
     load_upscaler,
 )
-from superres.config import (
-    DEFAULT_CHECKPOINT,
-    HEAD_LAYERS,
-    HEAD_LOSSES,
-    HEAD_TARGETS,
-    PRESETS,
-    BeamConfig,
-    DecodeConfig,
-    TrainConfig,
-)
+from superres.config import DEFAULT_CHECKPOINT, HEAD_LAYERS, PRESETS, BeamConfig, DecodeConfig
 from superres.tasks.translation import parse_languages
+from superres.train_config import HEAD_LOSSES, HEAD_TARGETS, TrainConfig
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -13,7 +13,7 @@ import torch
 
 from superres.batch import say
 from superres.checkpoint import read_config
-from superres.config import PRESETS, ModelConfig, TrainConfig, require
+from superres.config import PRESETS, ModelConfig, require
 from superres.data import Batches, DistilBatches, ImageBatches, TextBatches
 from superres.errors import ConfigError, InvalidInputError
 from superres.evaluation_text import bleu
@@ -23,6 +23,7 @@ from superres.output import prepare_folder, write_result
 from superres.pipeline import Translator
 from superres.tasks import faces, translation
 from superres.tasks.translation import VOCABULARY_FILE, Codec, TextPairs
+from superres.train_config import TrainConfig
 
 PREDICTION_HEADS = 10
 """K of new prediction heads, unless asked otherwise."""

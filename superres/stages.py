@@ -14,13 +14,14 @@ import torch
 from accelerate import PartialState
 
 from superres.checkpoint import read_training
-from superres.config import PRESETS, BeamConfig, Config, DecodeConfig, TrainConfig, require
+from superres.config import PRESETS, BeamConfig, Config, DecodeConfig, require
 from superres.corpora import CORPORA, Stage
 from superres.distillation import decode_own_faces, translate_pairs
 from superres.errors import ConfigError
 from superres.output import write_result
 from superres.pipeline import Translator, Upscaler
 from superres.tasks import faces, translation
+from superres.train_config import TrainConfig
 from superres.training import Trainer, build_model
 
 Stop = Callable[[], bool]

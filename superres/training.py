@@ -28,11 +28,12 @@ from superres.checkpoint import (
     replaced_folder,
     save_checkpoint,
 )
-from superres.config import ModelConfig, TrainConfig
+from superres.config import ModelConfig
 from superres.data import Batches
 from superres.errors import CheckpointError, ConfigError
 from superres.nn.losses import TeacherForcingLoss
 from superres.nn.model import EncoderDecoder
+from superres.train_config import TrainConfig
 
 SAVE_SECONDS = 45.0
 """Longest time between two resumable states: a kill loses less than a minute."""

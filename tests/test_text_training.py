@@ -16,7 +16,7 @@ from textual import CONFIG, SHORT, codec, sentences, vocabulary, wordy, write_ch
 from superres import config as config_module
 from superres.checkpoint import read_config, read_training
 from superres.cli import run
-from superres.config import BeamConfig, TrainConfig
+from superres.config import BeamConfig
 from superres.corpora import Stage, text_score
 from superres.data import TextBatches
 from superres.distillation import translate_pairs
@@ -27,6 +27,7 @@ from superres.nn.scores import bits_per_token
 from superres.pipeline import Translator
 from superres.stages import Ladder, climb, train_stage
 from superres.tasks.translation import PADDING, VOCABULARY_FILE, TextPairs, read_lines, read_pairs
+from superres.train_config import TrainConfig
 
 
 def never():

@@ -11,11 +11,12 @@ import torch
 from fakes import PLAIN, random_model
 
 from superres.checkpoint import save_checkpoint
-from superres.config import ModelConfig, TrainConfig
+from superres.config import ModelConfig
 from superres.data import TextBatches
 from superres.nn.losses import TeacherForcingLoss
 from superres.pipeline import Translator
 from superres.tasks.translation import END, VOCABULARY_FILE, Codec, TextPairs, train_vocabulary
+from superres.train_config import TrainConfig
 from superres.training import build_model, build_optimizer
 
 WORDS = dict(zip(["man", "dog", "red", "runs", "sees", "house", "tree", "small", "a", "the"],

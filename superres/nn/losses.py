@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.config import TrainConfig
 from superres.nn.model import Decoded, EncoderDecoder, take
+from superres.train_config import TrainConfig
 
 IGNORED = -100
 """Target token that does not count."""
