@@ -17,12 +17,12 @@ import typer
 
 from superres import SuperresError, load
 from superres.config import require
-from superres.pipeline import Translator
 from superres.table1 import SERIES as TEXT_SERIES
 from superres.table1 import Table1
 from superres.tables import SERIES, Table2
 from superres.tasks.faces import read_faces
 from superres.tasks.translation import read_pairs
+from superres.translator import Translator
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 

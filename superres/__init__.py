@@ -10,15 +10,17 @@ __all__ = ["BeamConfig", "DecodeConfig", "SuperresError", "Translator", "Upscale
 if TYPE_CHECKING:
     from superres.config import BeamConfig, DecodeConfig
     from superres.errors import SuperresError
-    from superres.pipeline import Translator, Upscaler, load
+    from superres.loading import load
+    from superres.pipeline import Upscaler
+    from superres.translator import Translator
 
 
 def __getattr__(name: str) -> object:
     """Import public names on first use, so that `superres --help` and the survey do not wait for torch."""
     import importlib
 
-    homes = {"BeamConfig": "config", "DecodeConfig": "config", "SuperresError": "errors", "Translator": "pipeline",
-             "Upscaler": "pipeline", "load": "pipeline"}
+    homes = {"BeamConfig": "config", "DecodeConfig": "config", "SuperresError": "errors", "Translator": "translator",
+             "Upscaler": "pipeline", "load": "loading"}
     if name not in homes:
         raise AttributeError(f"module 'superres' has no attribute {name!r}")
     return getattr(importlib.import_module(f"superres.{homes[name]}"), name)

@@ -19,7 +19,7 @@ from superres.tasks.translation import decode_lines, read_lines
 
 if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace
-    from superres.pipeline import Translated, Translator
+    from superres.translator import Translated, Translator
 
 
 def input_lines(texts: Sequence[str], path: Path | None) -> list[str]:

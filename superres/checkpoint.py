@@ -174,6 +174,18 @@ def load_checkpoint(folder: str | Path) -> EncoderDecoder:
     return model.eval()
 
 
+def read_task_files(folder: Path, task: str) -> dict[str, bytes]:
+    """Return the content of the files in a checkpoint's folder that belong to its task, by name.
+
+    Raises:
+        CheckpointError: one is missing.
+    """
+    try:
+        return {name: (folder / name).read_bytes() for name in TASK_FILES.get(task, ())}
+    except OSError as error:
+        raise CheckpointError(f"cannot read {error.filename}: {error.strerror}; fetch the checkpoint again") from error
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file.
 
@@ -220,18 +232,30 @@ def weights_digest(folder: str | Path) -> str:
 class HubModel(torch.nn.Module, PyTorchModelHubMixin):
     """A network with the hub's `from_pretrained`, `save_pretrained` and `push_to_hub`, read as strictly as a folder."""
 
-    def __init__(self, model: EncoderDecoder) -> None:
-        """Wrap the network."""
+    def __init__(self, model: EncoderDecoder, files: Mapping[str, bytes] | None = None) -> None:
+        """Wrap the network.
+
+        Args:
+            model: the network.
+            files: content of its task's files by name (the vocabulary of a translation), as in `read_task_files`.
+
+        Raises:
+            CheckpointError: a file of the task is missing.
+        """
         super().__init__()
-        self.model = model
+        self.model, self.files = model, dict(files or {})
+        missing = [name for name in TASK_FILES.get(model.config.task, ()) if name not in self.files]
+        if missing:
+            raise CheckpointError(f"a checkpoint for {model.config.task} holds {', '.join(missing)}; give its content")
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        save_checkpoint(self.model, save_directory)
+        save_checkpoint(self.model, save_directory, files=self.files)
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, revision: str | None, **_: object) -> HubModel:
         folder = Path(model_id) if Path(model_id).is_dir() else fetch_from_hub(model_id, revision)
-        return cls(load_checkpoint(folder))
+        model = load_checkpoint(folder)
+        return cls(model, read_task_files(folder, model.config.task))
 
 
 def fetch_from_hub(identifier: str, revision: str | None = None) -> Path:

@@ -15,7 +15,8 @@ from superres.tasks.faces import SOURCES, SPLITS
 from superres.tasks.translation import parse_languages
 
 if TYPE_CHECKING:
-    from superres.pipeline import Translator, Upscaler
+    from superres.pipeline import Upscaler
+    from superres.translator import Translator
 
 DEFAULTS = DecodeConfig()
 DEVICES = ("auto", "cpu", "cuda")
@@ -154,7 +155,7 @@ def load_translator(
     """
     _check_names(device, engine, decode, registered_names(text=True))
     wanted = None if languages is None else parse_languages(languages)
-    from superres.pipeline import Translator
+    from superres.translator import Translator
 
     translator = Translator.load(checkpoint, device, engine)
     require(wanted in (None, translator.languages), f"checkpoint {translator.name} translates "

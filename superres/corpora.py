@@ -20,10 +20,10 @@ from superres.evaluation_text import bleu
 from superres.nn.model import EncoderDecoder
 from superres.nn.scores import bits_per_dim, bits_per_token
 from superres.output import prepare_folder, write_result
-from superres.pipeline import Translator
 from superres.tasks import faces, translation
 from superres.tasks.translation import VOCABULARY_FILE, Codec, TextPairs
 from superres.train_config import TrainConfig
+from superres.translator import Translator
 
 PREDICTION_HEADS = 10
 """K of new prediction heads, unless asked otherwise."""

@@ -13,10 +13,11 @@ import numpy as np
 from superres.batch import image_key
 from superres.config import BeamConfig, DecodeConfig, require
 from superres.output import prepare_folder, write_result
-from superres.pipeline import Translator, Upscaler
+from superres.pipeline import Upscaler
 from superres.tasks import faces
 from superres.tasks.faces import FacePairs
 from superres.tasks.translation import TextPairs, read_lines
+from superres.translator import Translator
 
 Stop = Callable[[], bool]
 Report = Callable[[dict[str, float]], None]

@@ -15,7 +15,7 @@ from superres.tasks.translation import TextPairs
 
 if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace
-    from superres.pipeline import Translator
+    from superres.translator import Translator
 
 Way = DecodeConfig | BeamConfig
 

@@ -6,24 +6,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from superres.checkpoint import fetch_from_hub, load_checkpoint, read_config, read_decode_default, weights_digest
-from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require
-from superres.decoding.acceptance import UNORDERED
-from superres.decoding.beam import beam_search
+from superres.checkpoint import fetch_from_hub, load_checkpoint, read_decode_default, weights_digest
+from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
 from superres.decoding.blockwise import Decoded, check_options, decode, iterations
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.nn.model import EncoderDecoder
 from superres.nn.native import step_model
 from superres.nn.scores import bits_per_dim
-from superres.tasks import faces, translation
+from superres.tasks import faces
 
 PipelineT = TypeVar("PipelineT", bound="Pipeline")
+LoopT = TypeVar("LoopT", bound="Loop")
 
 
 @dataclass(frozen=True)
@@ -52,28 +51,6 @@ class Upscaled:
     def is_complete(self) -> bool:
         """Whether every image has all its tokens."""
         return bool(self.filled.all())
-
-
-@dataclass(frozen=True)
-class Translated:
-    """Result of translating lines.
-
-    Attributes:
-        texts: a translation a line, "" for an empty line.
-        traces: of each line's segments, what was accepted when: one where the line fits the model, none where it is
-            empty, or was translated by beam search.
-        cut: whether a line's translation was ended by the model's largest length rather than by itself.
-        tokens: generated tokens of each line, end tokens counted.
-        model_calls: of the whole, each for a batch.
-        seconds: wall clock of the whole.
-    """
-
-    texts: list[str]
-    traces: list[list[RowTrace]]
-    cut: list[bool]
-    tokens: list[int]
-    model_calls: int
-    seconds: float
 
 
 def bundled_folder() -> Path:
@@ -119,6 +96,35 @@ def pick_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda asked for, but torch finds no GPU; choose cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+class Loop(Protocol):
+    """A decoding or a search that goes on step by step."""
+
+    def done(self) -> bool:
+        """Tell whether every row is complete."""
+
+
+def paced(loops: Iterator[LoopT], interval: float) -> Iterator[tuple[LoopT, float]]:
+    """Drive a loop that is handed out again and again, and pass it on now and then.
+
+    Args:
+        loops: hands out one and the same loop, first before its first step and last when it is done.
+        interval: seconds of its work between two looks, at the least.
+
+    Yields:
+        The loop and the seconds that it has worked, last when it is done; what is done with it in between does not
+        count.
+    """
+    started = time.perf_counter()
+    due = interval
+    for number, loop in enumerate(loops):
+        seconds = time.perf_counter() - started
+        if number and seconds >= due and not loop.done():
+            yield loop, seconds
+            started = time.perf_counter() - seconds
+            due = seconds + interval
+    yield loop, time.perf_counter() - started
 
 
 class Pipeline:
@@ -248,17 +254,8 @@ class Upscaler(Pipeline):
         tokens, keyed = self._prepare(sources, options, keys)
         if not len(sources):
             raise InvalidInputError("there is no source to decode; give at least one")
-        started = time.perf_counter()
-        due = interval
-        for number, loop in enumerate(iterations(self._scoring, tokens, options, keys=keyed)):
-            seconds = time.perf_counter() - started
-            if number and seconds >= due and not loop.done():
-                shown = _upscaled(loop.result(), seconds)
-                suspended = time.perf_counter()
-                yield shown
-                started += time.perf_counter() - suspended
-                due = time.perf_counter() - started + interval
-        yield _upscaled(loop.result(), time.perf_counter() - started)
+        for loop, seconds in paced(iterations(self._scoring, tokens, options, keys=keyed), interval):
+            yield _upscaled(loop.result(), seconds)
 
     def _prepare(
         self, sources: np.ndarray, options: DecodeConfig, keys: Sequence[int] | None,
@@ -290,165 +287,3 @@ class Upscaler(Pipeline):
 
 def _upscaled(decoded: Decoded, seconds: float) -> Upscaled:
     return Upscaled(faces.decode(decoded.tokens.cpu().numpy()), decoded.traces, seconds)
-
-
-class Translator(Pipeline):
-    """Translates lines of text with a checkpoint.
-
-    Attributes:
-        codec: text to tokens and back.
-        languages: of source and target, such as ("en", "de").
-    """
-
-    task = translation.name
-    bundled = DEFAULT_TRANSLATOR
-    end_token = translation.END
-
-    def __init__(
-        self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto",
-        default: DecodeConfig | None = None, engine: str = "auto", *, codec: translation.Codec,
-    ) -> None:
-        """Wrap a network for translation and its `codec`; see `Pipeline`.
-
-        Raises:
-            ConfigError: the device is absent, or the engine cannot serve there.
-            CheckpointError: the network serves another task, or its vocabulary is not the codec's.
-        """
-        super().__init__(model, name, revision, device, default, engine)
-        if codec.size != model.config.vocabulary:
-            raise CheckpointError(f"checkpoint {name} has {model.config.vocabulary} tokens, its "
-                                  f"{translation.VOCABULARY_FILE} {codec.size}; they do not belong together")
-        source, target = model.config.languages
-        self.codec, self.languages = codec, (source, target)
-
-    @classmethod
-    def _of_task(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
-        if model.config.task != cls.task:
-            return {"codec": None}  # the constructor refuses the network
-        return {"codec": translation.Codec.read(folder, model.config.source_length)}
-
-    def __call__(
-        self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *, batch_size: int = 64,
-        width: int | None = None, progress: Callable[[int, int], None] | None = None,
-    ) -> Translated:
-        """Translate lines, in batches of like length.
-
-        An empty line stays empty. A line that is longer than the model reads is cut between sentences, or else
-        between words, and its parts are translated separately.
-
-        Args:
-            lines: text, a line each; at a temperature, the noise is keyed by a line's number.
-            options: blockwise decoding, or beam search; if None as for `Upscaler`.
-            batch_size: segments decoded together.
-            width: step width of blockwise decoding; see `superres.decoding.blockwise.decode`.
-            progress: called after every batch with (segments done, segments).
-
-        Raises:
-            InvalidInputError: a word is too long for the model.
-            ConfigError: options do not fit the checkpoint or text.
-        """
-        options = options or self.default
-        self.check(options)
-        require(batch_size >= 1, f"batch-size must be at least 1, not {batch_size}")
-        started = time.perf_counter()
-        segments = [(number, text) for number, line in enumerate(lines) for text in self._segments(number, line)]
-        rows = self.codec.split([text for _, text in segments])
-        done: dict[int, _Segment] = {}
-        calls = 0
-        order = sorted(range(len(rows)), key=lambda place: (len(rows[place]), place))
-        for first in range(0, len(order), batch_size):
-            batch = order[first : first + batch_size]
-            made, steps = self._decode([rows[p] for p in batch], [segments[p][0] for p in batch], options, width)
-            done.update(zip(batch, made, strict=True))
-            calls += steps
-            if progress is not None:
-                progress(len(done), len(rows))
-        by_line: list[list[_Segment]] = [[] for _ in lines]
-        for place, (number, _) in enumerate(segments):
-            by_line[number].append(done[place])
-        return Translated(
-            [" ".join(part.text for part in parts) for parts in by_line],
-            [[part.trace for part in parts if part.trace is not None] for parts in by_line],
-            [any(part.cut for part in parts) for parts in by_line],
-            [sum(part.tokens for part in parts) for parts in by_line], calls, time.perf_counter() - started,
-        )
-
-    def check(self, options: DecodeConfig | BeamConfig) -> None:
-        """Raise ConfigError where `options` do not fit the checkpoint, or measure tokens as if they were grey levels.
-
-        Raises:
-            ConfigError: see above.
-        """
-        if isinstance(options, BeamConfig):
-            return
-        check_options(options, self.model_config.prediction_heads)
-        require(options.accept in UNORDERED, f"{options.accept} accepts by grey levels, which text has not; "
-                f"choose one of {', '.join(UNORDERED)}")
-        require(len(options.temperatures) == 1 and options.noise == "gumbel",
-                "text has no colours and no order of its tokens; give one temperature, and noise gumbel")
-
-    def _segments(self, number: int, line: str) -> list[str]:
-        try:
-            return self.codec.segments(line)
-        except InvalidInputError as error:
-            raise InvalidInputError(f"line {number + 1}: {error}") from error
-
-    def _decode(
-        self, rows: list[list[int]], keys: list[int], options: DecodeConfig | BeamConfig, width: int | None,
-    ) -> tuple[list[_Segment], int]:
-        """Decode one batch of source tokens; return its segments and the number of model calls."""
-        source = torch.from_numpy(translation.pad(rows)).to(self.device)
-        padding = source == translation.PADDING
-        hidden = padding if bool(padding.any()) else None
-        traces: Sequence[RowTrace | None] = [None] * len(rows)
-        if isinstance(options, BeamConfig):
-            beams = beam_search(self._scoring, source, options, padding=hidden)
-            tokens, lengths, calls = beams.tokens, beams.lengths, beams.model_calls
-        else:
-            keyed = torch.tensor(keys, dtype=torch.int64, device=self.device)
-            decoded = decode(self._scoring, source, options, padding=hidden, keys=keyed, width=width)
-            tokens, lengths, traces = decoded.tokens, decoded.lengths, decoded.traces
-            calls = max(trace.model_calls for trace in decoded.traces)
-        texts, cut = self.codec.decode(tokens.cpu().numpy()), (tokens != translation.END).all(1).tolist()
-        return [_Segment(*parts) for parts in zip(texts, traces, cut, lengths.tolist(), strict=True)], calls
-
-
-@dataclass(frozen=True)
-class _Segment:
-    """What became of a line, or of a part of one that is too long."""
-
-    text: str
-    trace: RowTrace | None
-    cut: bool
-    tokens: int
-
-
-PIPELINES: dict[str, type[Pipeline]] = {pipeline.task: pipeline for pipeline in (Upscaler, Translator)}
-"""Pipelines by their task."""
-
-
-def checkpoint_task(folder: Path) -> str:
-    """Return the task of the checkpoint in `folder`.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or damaged, or its task is unknown.
-    """
-    task = read_config(folder)["model"].get("task", faces.name)
-    if task not in PIPELINES:
-        raise CheckpointError(f"{folder} serves the task {task!r}, which this release does not know "
-                              f"({', '.join(PIPELINES)}); update superres")
-    return str(task)
-
-
-def load(name_or_dir: str | Path = DEFAULT_CHECKPOINT, device: str = "auto") -> Any:  # noqa: ANN401 -- by the task
-    """Load a checkpoint for its task: `load("celeba-8to32")`, a folder, or a Hugging Face hub id ("owner/name").
-
-    Returns:
-        An `Upscaler` or a `Translator`.
-
-    Raises:
-        CheckpointError: the checkpoint is missing, damaged, or its task is unknown.
-        ConfigError: the device is absent.
-    """
-    folder = find_checkpoint(name_or_dir)
-    return PIPELINES[checkpoint_task(folder)].load(folder, device)

@@ -19,10 +19,11 @@ from superres.corpora import CORPORA, Stage
 from superres.distillation import decode_own_faces, translate_pairs
 from superres.errors import ConfigError
 from superres.output import write_result
-from superres.pipeline import Translator, Upscaler
+from superres.pipeline import Upscaler
 from superres.tasks import faces, translation
 from superres.train_config import TrainConfig
 from superres.training import Trainer, build_model
+from superres.translator import Translator
 
 Stop = Callable[[], bool]
 Report = Callable[[dict[str, float]], None]

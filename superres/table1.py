@@ -17,7 +17,7 @@ from superres.tables import EXACT, Table
 from superres.tasks.translation import TextPairs
 
 if TYPE_CHECKING:
-    from superres.pipeline import Translator
+    from superres.translator import Translator
 
 BLOCK_SIZES = (1, 2, 4, 6, 8, 10)
 """Block sizes k of the paper's table."""

@@ -10,7 +10,7 @@ from fakes import SMALL, random_model, random_tokens
 from textual import CONFIG, wordy
 
 from superres.config import BeamConfig, DecodeConfig
-from superres.decoding.beam import beam_search, length_penalty
+from superres.decoding.beam import beam_search, beam_steps, length_penalty
 from superres.decoding.blockwise import decode
 from superres.errors import ConfigError
 from superres.nn import native
@@ -106,10 +106,14 @@ def test_the_native_step_finds_the_same():
     torch.testing.assert_close(found[0].scores, found[1].scores, rtol=1e-4, atol=1e-4)
 
 
-def test_progress_is_told_before_every_step():
-    seen = []
-    found = beam_search(model(), sources(2), BeamConfig(), progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(step, 12) for step in range(found.model_calls)]
+def test_the_loop_is_handed_out_before_every_step_and_a_source_is_encoded_once(monkeypatch):
+    search, encoded = model(), []
+    encode = search.model.encode
+    monkeypatch.setattr(search.model, "encode", lambda source, padding: encoded.append(len(source)) or encode(source))
+    lengths = [int(loop.result().lengths.max()) for loop in beam_steps(search, sources(2), BeamConfig())]
+    assert encoded == [2]
+    assert lengths[0] == 0
+    assert len(lengths) == beam_search(search, sources(2), BeamConfig()).model_calls + 1
 
 
 def test_a_model_without_an_end_token_is_refused():

@@ -12,7 +12,7 @@ from textual import sentences, write_checkpoint, write_pairs
 from superres.cli import run
 from superres.config import DecodeConfig
 from superres.evaluation_text import bleu, chrf
-from superres.pipeline import load
+from superres.loading import load
 from superres.tasks.translation import TextPairs
 
 LINES = ["the man sees a dog", "", "a red house", "dog"]

@@ -24,10 +24,10 @@ from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.evaluation_text import bleu
 from superres.nn.losses import TeacherForcingLoss
 from superres.nn.scores import bits_per_token
-from superres.pipeline import Translator
 from superres.stages import Ladder, climb, train_stage
 from superres.tasks.translation import PADDING, VOCABULARY_FILE, TextPairs, read_lines, read_pairs
 from superres.train_config import TrainConfig
+from superres.translator import Translator
 
 
 def never():

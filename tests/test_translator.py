@@ -12,14 +12,16 @@ import torch
 from textual import CONFIG, codec, learned, sentences, translator, vocabulary, wordy, write_checkpoint
 
 import superres
-from superres.checkpoint import save_checkpoint
+from superres.checkpoint import HubModel, save_checkpoint
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.reference import sequential_reference
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
+from superres.loading import load
 from superres.nn import native
 from superres.nn.step import StepModel
-from superres.pipeline import Translator, Upscaler, load
+from superres.pipeline import Upscaler
 from superres.tasks.translation import END, VOCABULARY_FILE
+from superres.translator import Translator
 
 GREEDY = DecodeConfig(block_size=1)
 LINES = sentences(20).source
@@ -173,6 +175,43 @@ def test_a_checkpoint_without_its_vocabulary_or_with_another_is_refused(folder):
 def test_options_for_pictures_are_refused(toy, options, message):
     with pytest.raises(ConfigError, match=message):
         toy(["a"], options)
+
+
+@pytest.mark.parametrize("options", [DecodeConfig(), GREEDY, BeamConfig(3)], ids=str)
+def test_a_stream_shows_every_step_and_ends_with_what_a_call_gives(toy, options):
+    lines = [LINES[0], "", LINES[1], "the small red dog sees a man. " * 5]
+    *frames, last = toy.stream(lines, options, interval=0)
+    wanted = toy(lines, options)
+    assert replace(last, seconds=0, traces=[]) == replace(wanted, seconds=0, traces=[])
+    assert [[trace.accepted for trace in traces] for traces in last.traces] == [
+        [trace.accepted for trace in traces] for traces in wanted.traces]
+    assert len(frames) > 5
+    assert not any(frame.is_complete or any(frame.cut) for frame in frames)
+    calls = [frame.model_calls for frame in [*frames, last]]
+    assert calls == sorted(calls)
+    clocks = [frame.seconds for frame in [*frames, last]]
+    assert clocks == sorted(clocks)
+    if not isinstance(options, BeamConfig):  # whose best hypothesis may change its mind
+        for before, after in zip(frames, [*frames[1:], last], strict=True):
+            assert all(count <= more for count, more in zip(before.tokens, after.tokens, strict=True))
+            assert frames[0].tokens != last.tokens
+
+
+def test_a_stream_of_nothing_is_complete_at_once_and_pictures_options_are_refused(toy):
+    (only,) = toy.stream(["", " "])
+    assert (only.texts, only.is_complete) == (["", ""], True)
+    with pytest.raises(ConfigError, match="accepts by grey levels"):
+        next(toy.stream(["a"], DecodeConfig(accept="distance")))
+
+
+def test_a_hub_checkpoint_keeps_its_vocabulary(folder, tmp_path):
+    HubModel.from_pretrained(str(folder)).save_pretrained(tmp_path / "hub")
+    assert load(tmp_path / "hub", "cpu")(LINES[:3]).texts == load(folder, "cpu")(LINES[:3]).texts
+    with pytest.raises(CheckpointError, match=r"a checkpoint for translation holds sentencepiece\.model"):
+        HubModel(wordy())
+    (folder / VOCABULARY_FILE).unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read .*sentencepiece\.model"):
+        HubModel.from_pretrained(str(folder))
 
 
 def test_tied_weights_are_stored_once(tmp_path):

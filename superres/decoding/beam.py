@@ -5,7 +5,8 @@ Hypotheses are ranked by log p / ((5 + length) / 6)**alpha (Wu et al. 2016, sect
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -135,40 +136,43 @@ class BeamLoop:
         return self.calls >= self.length or bool(self.over().all())
 
     def result(self) -> Beams:
-        """Return each row's best finished hypothesis, or the best living one where none has ended in time."""
+        """Return each row's best finished hypothesis, or the best living one where none has ended (yet, or in time)."""
         penalty = length_penalty(self.calls, self.options.length_penalty)
         alive = Hypotheses(self.alive.tokens, self.alive.scores / penalty, self.alive.lengths)
         best = alive.where(self.finished.scores[:, 0].isneginf(), self.finished)
         return Beams(best.tokens[:, 0], best.lengths[:, 0], best.scores[:, 0], self.calls)
 
 
-def beam_search(
+@torch.inference_mode()
+def beam_steps(
     model: ScoringModel, source: Tensor, options: BeamConfig, *, padding: Tensor | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Beams:
-    """Search the best target of each source; a row's search ends with as many finished hypotheses as the beam is wide.
+) -> Iterator[BeamLoop]:
+    """Search the best target of each source, and hand out the loop before every step, to be looked at.
+
+    A row's search ends with as many finished hypotheses as the beam is wide. The loop is one and the same object, last
+    handed out when every row is over; whoever stops asking has stopped the search.
 
     Args:
         model: the model, with an end token.
         source: source tokens [B, S].
         options: size of the beam, length penalty.
         padding: bool [B, S], True where a source is padding.
-        progress: called before every step with (tokens of the hypotheses, T).
-
-    Returns:
-        The best hypotheses.
 
     Raises:
         ConfigError: the model has no end token.
     """
     if model.end_token is None:
         raise ConfigError("beam search needs a model with an end token; decode without --beam")
-    rows = torch.arange(len(source), device=source.device).repeat_interleave(options.size)
-    with torch.inference_mode():
-        session = model.session(source[rows], 1, None if padding is None else padding[rows])
-        loop = BeamLoop(model, session, options, len(source), source)
-        while not loop.done():
-            if progress is not None:
-                progress(loop.calls, model.length)
-            loop.iterate()
-        return loop.result()
+    session = model.session(source, 1, padding, copies=options.size)
+    loop = BeamLoop(model, session, options, len(source), source)
+    yield loop
+    while not loop.done():
+        loop.iterate()
+        yield loop
+
+
+def beam_search(
+    model: ScoringModel, source: Tensor, options: BeamConfig, *, padding: Tensor | None = None,
+) -> Beams:
+    """Return the best hypotheses that `beam_steps`, which takes the same arguments, ends with."""
+    return deque(beam_steps(model, source, options, padding=padding), maxlen=1).pop().result()

@@ -17,7 +17,10 @@ from superres.errors import ConfigError
 from superres.scoring import ScoringModel, Session, StepOutput
 
 DONE_CHECK_INTERVAL = 16
-"""Iterations between two looks of the host at an accelerator's done flag; in between nothing is read from there."""
+"""Iterations between two looks of the host at the done flag; in between nothing is read from the device."""
+
+END_CHECK_INTERVAL = 4
+"""The same on an accelerator where an end token may end a row at any time: a sentence takes a handful of iterations."""
 
 
 @dataclass
@@ -206,6 +209,16 @@ def check_options(options: DecodeConfig, prediction_heads: int) -> int:
     return block_size
 
 
+def check_interval(end_token: int | None, kind: str) -> int:
+    """Return the iterations between two looks at the done flag on a device of `kind` ("cpu", "cuda").
+
+    Where rows may end at any time, iterations past the end are wasted; a CPU's flag costs nothing to read.
+    """
+    if end_token is None:
+        return DONE_CHECK_INTERVAL
+    return 1 if kind == "cpu" else END_CHECK_INTERVAL
+
+
 @torch.inference_mode()
 def iterations(
     model: ScoringModel, source: Tensor, options: DecodeConfig, *, padding: Tensor | None = None,
@@ -213,9 +226,8 @@ def iterations(
 ) -> Iterator[BlockwiseLoop]:
     """Decode a batch blockwise, and hand out the loop now and then, to be looked at.
 
-    The loop is handed out first before any iteration, then every DONE_CHECK_INTERVAL iterations (or every one, where
-    rows may end at any time and a look is free), and last when every row is complete. It is one and the same object;
-    whoever stops asking has stopped the decoding.
+    The loop is handed out first before any iteration, then every `check_interval` iterations, and last when every row
+    is complete. It is one and the same object; whoever stops asking has stopped the decoding.
 
     Args:
         model: the model.
@@ -238,8 +250,7 @@ def iterations(
         keys = torch.arange(len(source), device=source.device)
     session = model.session(source, width or block_size, padding)
     loop = BlockwiseLoop(model, session, options, keys, block_size, proposer)
-    # A CPU's flag costs nothing to read, and a sentence may be done in three iterations.
-    interval = 1 if model.end_token is not None and source.device.type == "cpu" else DONE_CHECK_INTERVAL
+    interval = check_interval(model.end_token, source.device.type)
     yield loop
     while not loop.done():
         for _ in range(interval):

@@ -42,6 +42,14 @@ class Memory:
     estimate: Tensor | None = None
     budget: Tensor | None = None
 
+    def repeat(self, copies: int) -> Memory:
+        """Return a memory with every row `copies` times, one after another."""
+        if copies == 1:
+            return self
+        parts = (self.mask, self.conditioning, self.estimate, self.budget)
+        more = (None if part is None else part.repeat_interleave(copies, dim=0) for part in parts)
+        return Memory(self.states.repeat_interleave(copies, dim=0), *more)
+
 
 @dataclass
 class Decoded:

@@ -271,11 +271,10 @@ class NativeState:
 class NativeSession(ProposingSession):
     """A batch being decoded by native.cpp: `superres.scoring.Session`. It serves one decode, in one thread."""
 
-    def __init__(self, packed: Packed, source: Tensor, width: int, threads: int, padding: Tensor | None = None) -> None:
-        """Encode `source` [B, S] and allocate cache and scratch for steps of `width` on `threads` threads."""
-        model, config = packed.model, packed.model.config
-        memory = model.encode(source, padding)
-        super().__init__(model, memory, width)
+    def __init__(self, packed: Packed, memory: Memory, width: int, threads: int) -> None:
+        """Allocate cache and scratch for the sources of `memory` and steps of `width` on `threads` threads."""
+        config = packed.model.config
+        super().__init__(packed.model, memory, width)
         self.packed, self.kept = packed, list[Any]()
         # Whole groups of keys are read, and no two of them may share slots.
         slots = slot_count(config, width) + 2 * LANES - 1
@@ -465,13 +464,15 @@ class NativeModel(StepModel):
         with torch.inference_mode():
             self.packed = Packed(model, half)
 
-    def session(self, source: Tensor, width: int, padding: Tensor | None = None) -> NativeSession:  # type: ignore[override]
+    def session(  # type: ignore[override]
+        self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1,
+    ) -> NativeSession:
         """See `superres.scoring.ScoringModel.session`."""
         most = self.threads or torch.get_num_threads()
-        session = NativeSession(self.packed, source, width, most, padding)
+        session = NativeSession(self.packed, self.model.encode(source, padding).repeat(copies), width, most)
         if self.threads is None:
             # With a thread a row there is nothing to wait for; how the threads of a team get on, only trying tells.
-            key = min(len(source), most), width
+            key = min(session.batch, most), width
             if key not in self.measured:
                 self.measured[key] = session.fastest_threads()
             session.session.threads = self.measured[key]
