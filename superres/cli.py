@@ -14,6 +14,7 @@ from typing import cast
 import typer
 
 from superres.batch_plan import BatchOptions, parse_shard, plan, require_choice
+from superres.cli_benchmark import benchmark_app
 from superres.cli_options import (
     DEFAULTS,
     INTERRUPTED,
@@ -72,6 +73,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 evaluate_app = typer.Typer(help="Score a checkpoint.", rich_markup_mode=None)
 app.add_typer(evaluate_app, name="evaluate")
 app.add_typer(train_app, name="train")
+app.add_typer(benchmark_app, name="benchmark")
 app.add_typer(survey_app, name="survey")
 app.command(cls=TextDecodingCommand)(translate)
 evaluate_app.command(cls=TextDecodingCommand)(text)

@@ -138,6 +138,8 @@ class Pipeline:
         revision: first digits of its weights' SHA-256.
         model_config: settings of the network.
         default: decoding settings of a call without options.
+        scoring: the network as the decoder drives it.
+        engine: how its step is computed, "plain" or "native".
     """
 
     task: ClassVar[str]
@@ -167,7 +169,8 @@ class Pipeline:
         self.name, self.revision, self.model_config = name, revision, model.config
         self.device, self.default = pick_device(device), default or DecodeConfig()
         self.model = model.to(self.device).eval()
-        self._scoring = step_model(self.model, self.end_token, engine)
+        self.scoring = step_model(self.model, self.end_token, engine)
+        self.engine: str = self.scoring.engine
 
     @classmethod
     def load(
@@ -227,7 +230,7 @@ class Upscaler(Pipeline):
         started = time.perf_counter()
         if not len(sources):
             return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0)
-        decoded = decode(self._scoring, tokens, options, keys=keyed, width=width, progress=progress)
+        decoded = decode(self.scoring, tokens, options, keys=keyed, width=width, progress=progress)
         return _upscaled(decoded, time.perf_counter() - started)
 
     def stream(
@@ -254,7 +257,7 @@ class Upscaler(Pipeline):
         tokens, keyed = self._prepare(sources, options, keys)
         if not len(sources):
             raise InvalidInputError("there is no source to decode; give at least one")
-        for loop, seconds in paced(iterations(self._scoring, tokens, options, keys=keyed), interval):
+        for loop, seconds in paced(iterations(self.scoring, tokens, options, keys=keyed), interval):
             yield _upscaled(loop.result(), seconds)
 
     def _prepare(

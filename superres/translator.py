@@ -198,9 +198,9 @@ class Translator(Pipeline):
         padding = source == translation.PADDING
         hidden = padding if bool(padding.any()) else None
         if isinstance(options, BeamConfig):
-            return beam_steps(self._scoring, source, options, padding=hidden)
+            return beam_steps(self.scoring, source, options, padding=hidden)
         keys = torch.tensor([segment.line for segment in segments], dtype=torch.int64, device=self.device)
-        return iterations(self._scoring, source, options, padding=hidden, keys=keys, width=width)
+        return iterations(self.scoring, source, options, padding=hidden, keys=keys, width=width)
 
     def _made(self, result: Decoded | Beams) -> tuple[list[_Made], int]:
         """Return what has become of a batch so far, and the number of model calls."""

@@ -434,6 +434,8 @@ def _cross_cache(attention: Attention, states: Tensor) -> tuple[Tensor, Tensor]:
 class NativeModel(StepModel):
     """`EncoderDecoder` as a `superres.scoring.ScoringModel`, its step in native.cpp."""
 
+    engine = "native"
+
     def __init__(
         self, model: EncoderDecoder, end_token: int | None = None, *, threads: int | None = None, half: bool = False,
     ) -> None:

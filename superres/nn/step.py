@@ -326,6 +326,8 @@ class StepSession(ProposingSession):
 class StepModel:
     """`EncoderDecoder` as a `superres.scoring.ScoringModel`."""
 
+    engine = "plain"
+
     def __init__(self, model: EncoderDecoder, end_token: int | None = None) -> None:
         """Wrap `model`, which must be in evaluation mode."""
         self.model = model

@@ -1,0 +1,140 @@
+"""What a machine is and can do: its name, whether it is busy, how fast it reads and multiplies, what memory is used."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from superres.errors import ConfigError
+
+BUSY = 1.25
+"""How much slower a fixed piece of work may be at its worst than at its best on a machine that counts as quiet."""
+
+REPEATS = 30
+WARM_UP = 5
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Return what a figure depends on beside the code: processor, cores, threads, GPU, versions."""
+    return {
+        "cpu": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "torch": torch.__version__, "python": platform.python_version(), "system": platform.system(),
+    }
+
+
+def cpu_name() -> str:
+    """Return the processor's name, as far as the system tells."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def busyness(rounds: int = 20) -> float:
+    """Return the worst over the best time of a fixed piece of work on all threads, 1 in 10 left out: 1 if quiet."""
+    work = torch.ones(384, 384)
+    seconds = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        for _ in range(20):
+            work @ work
+        seconds.append(time.perf_counter() - started)
+    ordered = sorted(seconds[1:])
+    return ordered[int(0.9 * rounds)] / ordered[0]
+
+
+def require_quiet() -> None:
+    """Refuse to measure times on a busy machine.
+
+    Raises:
+        ConfigError: something else is using the processor.
+    """
+    ratio = busyness()
+    if ratio > BUSY:
+        raise ConfigError(f"this machine is busy (a fixed piece of work took up to {ratio:.2f} times its best time), "
+                          "so times would tell nothing; stop what runs beside this, or give --busy to measure anyway")
+
+
+class Timer:
+    """Times functions, the device included."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Time work on `device`."""
+        self.device = device
+
+    def once(self, work: Callable[[], object]) -> float:
+        """Return the seconds of one call."""
+        self._wait()
+        started = time.perf_counter()
+        work()
+        self._wait()
+        return time.perf_counter() - started
+
+    def median(self, work: Callable[[], object], repeats: int = REPEATS, warm_up: int = WARM_UP) -> float:
+        """Return the median seconds of `repeats` calls, after `warm_up` others."""
+        for _ in range(warm_up):
+            work()
+        return statistics.median(self.once(work) for _ in range(repeats))
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def bandwidth(size: int, timer: Timer) -> float:
+    """Return bytes a second at which `size` bytes of float32 are read again and again, in products with a vector."""
+    rows = max(1, size // 4 // 1024)
+    matrix, vector = torch.ones(rows, 1024, device=timer.device), torch.ones(1024, device=timer.device)
+    best = min(timer.once(lambda: torch.mv(matrix, vector)) for _ in range(50))
+    return rows * 1024 * 4 / best
+
+
+def matrix_rate(timer: Timer, size: int = 1024) -> float:
+    """Return float operations a second (a multiplication and an addition are two) of a large float32 product."""
+    matrix = torch.ones(size, size, device=timer.device)
+    best = min(timer.once(lambda: matrix @ matrix) for _ in range(8))
+    return 2 * size**3 / best
+
+
+class PeakMemory:
+    """How many bytes more than before a piece of work holds at its peak: a context manager, then `bytes`.
+
+    On a GPU these are the tensors'. On a CPU it is the growth of the process's largest resident size so far, so that
+    smaller pieces of work must come first; what the process has held and freed before is not counted again.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Watch work on `device`."""
+        self.device, self.bytes = device, 0.0
+
+    def __enter__(self) -> PeakMemory:
+        """Note what is held now."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        self._held = self._now()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Compare with the peak."""
+        self.bytes = max(self._peak() - self._held, 0.0)
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            return float(torch.cuda.memory_allocated(self.device))
+        with open("/proc/self/statm") as pages:
+            return float(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def _peak(self) -> float:
+        if self.device.type == "cuda":
+            return float(torch.cuda.max_memory_allocated(self.device))
+        import resource  # not on every system
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
