@@ -6,6 +6,7 @@ several rounds after one that warms up. Speed is a ratio to greedy decoding by t
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 from collections.abc import Callable, Sequence
@@ -75,6 +76,12 @@ def block_sizes(heads: int) -> tuple[int, ...]:
     return tuple(k for k in BLOCK_SIZES if k <= heads)
 
 
+def _by_size(name: str, options: DecodeConfig, sizes: Sequence[int]) -> dict[str, DecodeConfig]:
+    """Return ways of decoding at each block size, and at adaptive ones."""
+    fixed = {f"{name}, k = {k}": dataclasses.replace(options, block_size=k) for k in sizes}
+    return {**fixed, f"{name}, adaptive": dataclasses.replace(options, adaptive=True)} if sizes else {}
+
+
 def image_workload(upscaler: Upscaler, sources: np.ndarray) -> Workload:
     """Return the workload of upscaling: greedy, exact blocks, and blocks within epsilon 2.
 
@@ -84,8 +91,8 @@ def image_workload(upscaler: Upscaler, sources: np.ndarray) -> Workload:
     """
     sizes = block_sizes(upscaler.model_config.prediction_heads)[1:]
     ways: dict[str, Way] = {
-        "greedy": DecodeConfig(1), **{f"exact, k = {k}": DecodeConfig(k) for k in sizes},
-        **{f"epsilon 2, k = {k}": DecodeConfig(k, accept="distance", epsilon=2) for k in sizes}}
+        "greedy": DecodeConfig(1), **_by_size("exact", DecodeConfig(), sizes),
+        **_by_size("epsilon 2", DecodeConfig(accept="distance", epsilon=2), sizes)}
 
     def chosen(batch: int) -> np.ndarray:
         return sources[np.arange(batch) % len(sources)]
@@ -114,8 +121,8 @@ def text_workload(translator: Translator, lines: Sequence[str]) -> Workload:
     """
     sizes = block_sizes(translator.model_config.prediction_heads)[1:]
     ways: dict[str, Way] = {
-        "greedy": DecodeConfig(1), **{f"exact, k = {k}": DecodeConfig(k) for k in sizes},
-        **{f"top-2, k = {k}": DecodeConfig(k, accept="top-k", top_k=2) for k in sizes}, "beam 4": BeamConfig()}
+        "greedy": DecodeConfig(1), **_by_size("exact", DecodeConfig(), sizes),
+        **_by_size("top-2", DecodeConfig(accept="top-k", top_k=2), sizes), "beam 4": BeamConfig()}
     ordered = sorted((line for line in lines if line.strip()), key=len)
 
     def chosen(batch: int) -> list[str]:
@@ -340,9 +347,9 @@ def speed_plot(report: Report) -> bytes:
         for criterion in dict.fromkeys(row["way"].split(",")[0] for row in rows if "," in row["way"]):
             own = [row for row in rows if row["way"].startswith(f"{criterion},")]
             sizes, speeds = ([row[key] for row in own] for key in ("mean_accepted_block_size", "speed_up"))
-            axes.plot(sizes, speeds, marker="o", label=criterion)
+            axes.plot(sizes, speeds, marker="o", linestyle="", label=criterion)
             for row, size, speed in zip(own, sizes, speeds, strict=True):
-                axes.annotate(row["way"].split("= ")[1], (size, speed), (3, 3), textcoords="offset points", fontsize=8)
+                axes.annotate(row["way"].split(", ")[1].removeprefix("k = "), (size, speed), (3, 3), textcoords="offset points", fontsize=8)
         most = max(row["mean_accepted_block_size"] for row in rows)
         axes.plot([1, most], [1, most], color="grey", linestyle=":", label="all of it")
         axes.set(title=f"batch {batch}", xlabel="mean accepted block size", ylabel="speed-up over greedy")

@@ -19,6 +19,7 @@ from superres.cli_options import (
     DEFAULTS,
     INTERRUPTED,
     Accept,
+    Adaptive,
     AsJson,
     BatchSize,
     BlockSize,
@@ -94,6 +95,7 @@ def upscale(
     device: Device = "auto", recursive: Recursive = False, source: Source = "auto", on_existing: OnExisting = "skip",
     shard: Shard = "0/1", manifest: Manifest = None, proposer: Proposer = DEFAULTS.proposer,
     noise: Noise = DEFAULTS.noise, engine: Engine = "auto",
+    adaptive: Adaptive = DEFAULTS.adaptive,
 ) -> None:
     """Upscale images and folders of images: each becomes a 32x32 PNG.
 
@@ -129,6 +131,7 @@ def images(
     temperature: Temperature = str(DEFAULTS.temperature), seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
     device: Device = "auto", greedy: Greedy = True, sheet: Sheet = None, as_json: AsJson = False,
     proposer: Proposer = DEFAULTS.proposer, noise: Noise = DEFAULTS.noise, engine: Engine = "auto",
+    adaptive: Adaptive = DEFAULTS.adaptive,
 ) -> None:
     """Score decoding next to nearest, bicubic and greedy on the same images: quality, bits/dim, block size, speed."""
     decode = decode_config(context)

@@ -74,6 +74,8 @@ Budget = Annotated[int, typer.Option(metavar="N", help="drift-budget: largest su
 Proposer = Annotated[str, typer.Option(metavar="NAME", help="Where proposals come from.")]
 Noise = Annotated[str, typer.Option(metavar="NAME", help="How samples are drawn; quantile keeps proposals close.")]
 TopK = Annotated[int, typer.Option(metavar="N", help="top-k: rank within which a proposal is accepted.")]
+Adaptive = Annotated[bool, typer.Option("--adaptive", help="Choose the block size while decoding, up to --block-size, "
+                                        "as is fastest here.")]
 MinBlock = Annotated[int, typer.Option(metavar="L", help="Tokens accepted a step at the least.")]
 Samples = Annotated[int, typer.Option(metavar="N", help="Pictures an input; <name>-1.png and so on if more than 1.")]
 Draws = Annotated[int, typer.Option("--samples", min=1, metavar="N", help="Samples an input; several are scored "

@@ -11,6 +11,7 @@ import typer
 from superres.cli_options import (
     DEFAULTS,
     Accept,
+    Adaptive,
     AsJson,
     Beam,
     BlockSize,
@@ -55,6 +56,7 @@ def translate(
     temperature: TextTemperature = str(DEFAULTS.temperature), seed: Seed = DEFAULTS.seed, beam: Beam = None,
     length_penalty: LengthPenalty = BEAM.length_penalty, batch_size: Sentences = 64, device: Device = "auto",
     proposer: Proposer = DEFAULTS.proposer, languages: Languages = None, trace: Trace = False, engine: Engine = "auto",
+    adaptive: Adaptive = DEFAULTS.adaptive,
 ) -> None:
     """Translate lines of text: one line out for each line in, in the same order.
 
@@ -85,6 +87,7 @@ def text(
     seed: Seed = DEFAULTS.seed, proposer: Proposer = DEFAULTS.proposer, greedy: Greedy = True,
     beam: Search = BEAM.size, length_penalty: LengthPenalty = BEAM.length_penalty, batch_size: Sentences = 1,
     device: Device = "auto", languages: Languages = None, as_json: AsJson = False, engine: Engine = "auto",
+    adaptive: Adaptive = DEFAULTS.adaptive,
 ) -> None:
     """Score blockwise translation next to greedy decoding and beam search: BLEU, chrF, block size, speed."""
     decode = decode_config(context)

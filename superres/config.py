@@ -233,6 +233,8 @@ class DecodeConfig(Config):
             for intensities, whose proposals it keeps close to the verifier's samples.
         proposer: source of proposals, a name in `superres.decoding.proposal.PROPOSERS`: "heads", "stale", "source",
             "left" or "above".
+        adaptive: choose the block size while decoding, up to `block_size`, by what steps cost on this machine and how
+            far blocks get. Only exact acceptance gives the same tokens whatever the block sizes.
     """
 
     block_size: int | None = None
@@ -245,6 +247,7 @@ class DecodeConfig(Config):
     budget: int = 8
     noise: str = "gumbel"
     proposer: str = "heads"
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         k = self.block_size

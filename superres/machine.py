@@ -7,6 +7,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,11 @@ def machine(device: torch.device) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "torch": torch.__version__, "python": platform.python_version(), "system": platform.system(),
     }
+
+
+def cache_folder() -> Path:
+    """Return the folder, in the user's cache, of what is kept between runs: compiled code and measured costs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "superres"
 
 
 def cpu_name() -> str:

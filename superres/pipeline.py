@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 import torch
 
+from superres.block_sizes import BlockSizes
 from superres.checkpoint import fetch_from_hub, load_checkpoint, read_decode_default, weights_digest
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
 from superres.decoding.blockwise import Decoded, check_options, decode, iterations
@@ -138,6 +139,7 @@ class Pipeline:
         revision: first digits of its weights' SHA-256.
         model_config: settings of the network.
         default: decoding settings of a call without options.
+        block_sizes: what chooses block sizes where they are adaptive.
         scoring: the network as the decoder drives it.
         engine: how its step is computed, "plain" or "native".
     """
@@ -171,6 +173,7 @@ class Pipeline:
         self.model = model.to(self.device).eval()
         self.scoring = step_model(self.model, self.end_token, engine)
         self.engine: str = self.scoring.engine
+        self.block_sizes = BlockSizes(self.scoring, revision, self.engine, self.device)
 
     @classmethod
     def load(
@@ -230,7 +233,8 @@ class Upscaler(Pipeline):
         started = time.perf_counter()
         if not len(sources):
             return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0)
-        decoded = decode(self.scoring, tokens, options, keys=keyed, width=width, progress=progress)
+        decoded = decode(self.scoring, tokens, options, keys=keyed, width=width, progress=progress,
+                         adaptive=self.block_sizes.get(options, tokens))
         return _upscaled(decoded, time.perf_counter() - started)
 
     def stream(
@@ -257,7 +261,8 @@ class Upscaler(Pipeline):
         tokens, keyed = self._prepare(sources, options, keys)
         if not len(sources):
             raise InvalidInputError("there is no source to decode; give at least one")
-        for loop, seconds in paced(iterations(self.scoring, tokens, options, keys=keyed), interval):
+        adaptive = self.block_sizes.get(options, tokens)
+        for loop, seconds in paced(iterations(self.scoring, tokens, options, keys=keyed, adaptive=adaptive), interval):
             yield _upscaled(loop.result(), seconds)
 
     def _prepare(

@@ -74,6 +74,10 @@ class Session(Protocol):
         """
         ...
 
+    def resize(self, width: int) -> None:
+        """Let the following steps read `width` tokens, at most as many as the session was made for."""
+        ...
+
     def select(self, rows: Tensor, length: int) -> None:
         """Let row i go on from what row `rows[i]` (int64 [B]) has read at decoder positions 0 .. `length` - 1.
 

@@ -200,7 +200,8 @@ class Translator(Pipeline):
         if isinstance(options, BeamConfig):
             return beam_steps(self.scoring, source, options, padding=hidden)
         keys = torch.tensor([segment.line for segment in segments], dtype=torch.int64, device=self.device)
-        return iterations(self.scoring, source, options, padding=hidden, keys=keys, width=width)
+        return iterations(self.scoring, source, options, padding=hidden, keys=keys, width=width,
+                          adaptive=self.block_sizes.get(options, source, hidden))
 
     def _made(self, result: Decoded | Beams) -> tuple[list[_Made], int]:
         """Return what has become of a batch so far, and the number of model calls."""

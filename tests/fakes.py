@@ -188,6 +188,9 @@ class ScriptedSession:
         place = position.unsqueeze(1) + torch.arange(self.width)
         return StepOutput(self.model.first_scores(self.rows, tokens, place), place)
 
+    def resize(self, width):
+        self.width = width
+
     def propose(self, output, index, first, offsets, choose):
         position = output.state.gather(1, index.unsqueeze(1)) + offsets
         return choose(self.model.proposal_scores(self.rows, position), offsets)

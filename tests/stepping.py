@@ -8,11 +8,12 @@ from fakes import random_tokens
 from superres.nn.step import StepModel
 
 
-def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=None, close=None):
+def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=None, close=None, resized=False):
     """Drive a session as the decoder does and compare every accepted position with the uncached network.
 
     In each step a row brings a random number of right tokens, at most `most`, and then wrong ones; it moves on by the
-    right ones alone. The first step's tokens are wrong but for the start of the sequence.
+    right ones alone. The first step's tokens are wrong but for the start of the sequence. If `resized`, every step has
+    a random width of its own, at most `width`.
     """
     close = close or assert_close
     config, draw = model.config, torch.Generator().manual_seed(seed)
@@ -26,6 +27,7 @@ def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=N
     position, seen = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, config.target_length, dtype=torch.bool)
     wrong = torch.randint(config.vocabulary, (rows, width), generator=draw)
     output, accepted, start = session.step(wrong, position), torch.ones_like(position), position
+    widest = width
     while True:
         place = start.unsqueeze(1) + torch.arange(width)
         judged = (torch.arange(width) < accepted.unsqueeze(1)) & (place < config.target_length)
@@ -36,6 +38,9 @@ def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=N
             check_proposals(session, output, start, accepted, heads, right_ahead, close)
         if bool((position >= config.target_length).all()):
             break
+        if resized:
+            width = int(torch.randint(1, widest + 1, (), generator=draw))
+            session.resize(width)
         room = (config.target_length - position).clamp(max=min(width, most or width))
         accepted = (torch.rand(rows, generator=draw) * room).long() + 1
         accepted = torch.minimum(accepted, room)

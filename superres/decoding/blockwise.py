@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Criterion
+from superres.decoding.adaptive import AdaptiveBlockSize
 from superres.decoding.noise import NOISES, Noise
 from superres.decoding.proposal import PROPOSERS, Context, Proposer
 from superres.decoding.trace import RowTrace, TraceRecorder
@@ -108,7 +110,7 @@ class BlockwiseLoop:
 
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
-        proposer: Proposer | None = None, criterion: Criterion | None = None,
+        proposer: Proposer | None = None, criterion: Criterion | None = None, fitted: bool = False,
     ) -> None:
         """Make the first model call, which yields the first proposals.
 
@@ -120,14 +122,17 @@ class BlockwiseLoop:
             block_size: k, at most the session's width.
             proposer: source of proposals 2..k; by `options.proposer` if None.
             criterion: acceptance; by `options.accept` if None.
+            fitted: whether the session's width follows the block size, which can change then (`resize`).
         """
         self.session, self.block_size, self.minimum = session, block_size, options.min_block
+        self.wanted, self.fitted, self.learned = block_size, fitted, 0
         self.end_token = model.end_token
         self.criterion = criterion or CRITERIA[options.accept](options)
         self.proposer = proposer or PROPOSERS[options.proposer]()
         self.chooser = Chooser(options, keys, model.vocabulary)
         batch, device = len(keys), keys.device
         self.position = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.length = model.length
         self.limit = torch.full_like(self.position, model.length)
         self.tokens = torch.zeros(batch, model.length + session.width, dtype=torch.int64, device=device)
         self.columns = torch.arange(session.width, device=device)
@@ -139,16 +144,33 @@ class BlockwiseLoop:
         """Verify the pending proposals, accept, and make the next ones: one model call."""
         start, k = self.position, self.block_size
         output = self.session.step(self.proposals, start + 1)
-        target = start.unsqueeze(1) + self.columns[1:k]
+        columns = self.columns[: self.session.width]
+        target = start.unsqueeze(1) + columns[1:k]
         scores = self.choice.adjust(output.scores[:, : k - 1], slice(1, None))
         passed = self.criterion.accept(self.proposals[:, 1:k], scores, target)
         accepted = accepted_length(passed, self.minimum, self.limit - start)
         accepted = self._stop_at_end_token(accepted)
         # All columns are written; those that were not accepted are overwritten before anyone reads them.
-        self.tokens.scatter_(1, start.unsqueeze(1) + self.columns, self.proposals)
+        self.tokens.scatter_(1, start.unsqueeze(1) + columns, self.proposals)
         self.recorder.record(start, self.proposals[:, :k], accepted)
         self.position = start + accepted
         self.proposals = self._predict(output, (accepted - 1).clamp(min=0))
+
+    def resize(self, block_size: int) -> None:
+        """Propose blocks of `block_size`, at most the session's first width, from the end of the next iteration on.
+
+        The loop must be `fitted`.
+        """
+        self.wanted = block_size
+
+    def adapt(self, adaptive: AdaptiveBlockSize) -> None:
+        """Let `adaptive` learn from the iterations since the last time, and take the block size that it chooses."""
+        position, accepted, sizes = self.recorder.since(self.learned)
+        self.learned = len(self.recorder)
+        # A block that the end cut short says nothing of its proposals.
+        whole = (accepted > 0) & (position + accepted < self.limit.cpu().numpy())
+        adaptive.observe(accepted[whole], np.broadcast_to(sizes[:, None], accepted.shape)[whole])
+        self.resize(adaptive.choose())
 
     def done(self) -> bool:
         """Tell whether every row is complete (reads from the device)."""
@@ -156,13 +178,13 @@ class BlockwiseLoop:
 
     def result(self) -> Decoded:
         """Return the tokens, with everything past a row's end cleared, and the traces."""
-        length = self.tokens.shape[1] - self.session.width
-        tokens = self.tokens[:, :length]
-        inside = torch.arange(length, device=tokens.device) < self.position.unsqueeze(1)
+        tokens = self.tokens[:, : self.length]
+        inside = torch.arange(self.length, device=tokens.device) < self.position.unsqueeze(1)
         return Decoded(tokens * inside, self.position, self.recorder.rows())
 
     def _predict(self, output: StepOutput, index: Tensor) -> Tensor:
         """Return the next proposals [B, W]: p1's own choice first, then the proposer's, then filler up to the width."""
+        self.block_size = self.wanted
         # One choice serves the proposals and their verification in the next iteration.
         choice = self.choice = self.chooser.at(self.position.unsqueeze(1) + self.columns[: self.block_size])
         scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
@@ -171,6 +193,8 @@ class BlockwiseLoop:
         if self.block_size > 1:
             context = Context(self.session, output, index, self.position, first[:, 0], self.tokens, choice)
             parts.append(self.proposer.propose(context, self.columns[1 : self.block_size]))
+        if self.fitted and self.session.width != self.block_size:  # only now: proposals come from the step before
+            self.session.resize(self.block_size)
         if self.block_size < self.session.width:
             parts.append(first.expand(-1, self.session.width - self.block_size))
         return torch.cat(parts, dim=1)
@@ -179,8 +203,9 @@ class BlockwiseLoop:
         """Cut the accepted block right after its first end token, and close the rows that have one."""
         if self.end_token is None:
             return accepted
-        ends = (self.proposals == self.end_token) & (self.columns < accepted.unsqueeze(1))
-        first = torch.where(ends, self.columns, self.session.width).amin(1)
+        columns = self.columns[: self.session.width]
+        ends = (self.proposals == self.end_token) & (columns < accepted.unsqueeze(1))
+        first = torch.where(ends, columns, self.session.width).amin(1)
         accepted = torch.minimum(accepted, first + 1)
         self.limit = torch.where(ends.any(1), self.position + accepted, self.limit)
         return accepted
@@ -204,6 +229,8 @@ def check_options(options: DecodeConfig, prediction_heads: int) -> int:
     if block_size > prediction_heads and PROPOSERS[options.proposer].uses_heads:
         raise ConfigError(f"block size {block_size} is more than the {prediction_heads} prediction heads; "
                           f"use {prediction_heads} or less")
+    if options.adaptive and options.proposer != "heads":
+        raise ConfigError(f"an adaptive block size needs proposals of the heads, not of {options.proposer}")
     if options.min_block > block_size:
         raise ConfigError(f"min-block {options.min_block} is larger than the block size {block_size}")
     return block_size
@@ -223,6 +250,7 @@ def check_interval(end_token: int | None, kind: str) -> int:
 def iterations(
     model: ScoringModel, source: Tensor, options: DecodeConfig, *, padding: Tensor | None = None,
     keys: Tensor | None = None, width: int | None = None, proposer: Proposer | None = None,
+    adaptive: AdaptiveBlockSize | None = None,
 ) -> Iterator[BlockwiseLoop]:
     """Decode a batch blockwise, and hand out the loop now and then, to be looked at.
 
@@ -238,30 +266,38 @@ def iterations(
         width: step width W, at least the block size, which it is by default. A larger one runs the same kernels
             as a larger block.
         proposer: source of proposals, with which any block size goes; by `options.proposer` if None.
+        adaptive: chooses the block size as it goes, up to that of `options`; None keeps it.
 
     Raises:
-        ConfigError: options do not fit the model.
+        ConfigError: options do not fit the model, or both a width and an adaptive block size are asked for.
     """
     heads = model.prediction_heads if proposer is None else options.block_size or model.prediction_heads
     block_size = check_options(options, heads)
     if width is not None and width < block_size:
         raise ConfigError(f"width {width} is smaller than the block size {block_size}")
+    if width is not None and adaptive is not None:
+        raise ConfigError(f"an adaptive block size has no fixed width; leave out the width {width}")
     if keys is None:
         keys = torch.arange(len(source), device=source.device)
     session = model.session(source, width or block_size, padding)
-    loop = BlockwiseLoop(model, session, options, keys, block_size, proposer)
+    first = block_size if adaptive is None else adaptive.choose()
+    loop = BlockwiseLoop(model, session, options, keys, first, proposer, fitted=adaptive is not None)
     interval = check_interval(model.end_token, source.device.type)
     yield loop
     while not loop.done():
         for _ in range(interval):
             loop.iterate()
+        if adaptive is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 0:
+            loop.adapt(adaptive)
         yield loop
+    if adaptive is not None and loop.learned < len(loop.recorder):
+        loop.adapt(adaptive)
 
 
 def decode(
     model: ScoringModel, source: Tensor, options: DecodeConfig, *, padding: Tensor | None = None,
     keys: Tensor | None = None, width: int | None = None, proposer: Proposer | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    adaptive: AdaptiveBlockSize | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> Decoded:
     """Decode a batch blockwise.
 
@@ -277,6 +313,7 @@ def decode(
         keys: int64 [B].
         width: step width W.
         proposer: source of proposals.
+        adaptive: chooses the block size.
         progress: called whenever the loop is handed out, with (tokens of the shortest row, T).
 
     Returns:
@@ -286,7 +323,7 @@ def decode(
         ConfigError: options do not fit the model.
     """
     for loop in iterations(
-        model, source, options, padding=padding, keys=keys, width=width, proposer=proposer,
+        model, source, options, padding=padding, keys=keys, width=width, proposer=proposer, adaptive=adaptive,
     ):
         if progress is not None:
             progress(int(loop.position.min()), model.length)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -16,7 +17,7 @@ class RowTrace:
     Attributes:
         positions: tokens committed before each iteration.
         accepted: tokens accepted in each iteration, the truncated last block counted.
-        proposed: tokens proposed in each iteration, int64 [iterations, k].
+        proposed: tokens proposed in each iteration, int64 [iterations, k]; -1 behind a block smaller than k.
     """
 
     positions: list[int]
@@ -71,16 +72,33 @@ class TraceRecorder:
         """Start empty."""
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
 
+    def __len__(self) -> int:
+        """Return the number of iterations kept."""
+        return len(self._steps)
+
     def record(self, position: Tensor, proposed: Tensor, accepted: Tensor) -> None:
         """Keep one iteration: `position` [B], `proposed` [B, k], `accepted` [B] (0 for rows already done)."""
         self._steps.append((position, proposed, accepted))
+
+    def since(self, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return what the iterations from number `first` on did, at least one.
+
+        Returns:
+            Positions and accepted tokens, int64 [n, B] each, and block sizes, int64 [n].
+        """
+        positions, proposed, accepted = zip(*self._steps[first:], strict=True)
+        sizes = np.array([step.shape[1] for step in proposed])
+        return torch.stack(positions).cpu().numpy(), torch.stack(accepted).cpu().numpy(), sizes
 
     def rows(self) -> list[RowTrace]:
         """Return one trace a sequence."""
         if not self._steps:
             return []
-        stacked = [torch.stack(column).cpu().numpy() for column in zip(*self._steps, strict=True)]
-        positions, proposed, accepted = stacked
+        position_steps, proposed_steps, accepted_steps = zip(*self._steps, strict=True)
+        widest = max(step.shape[1] for step in proposed_steps)
+        padded = [F.pad(step, (0, widest - step.shape[1]), value=-1) for step in proposed_steps]
+        positions, proposed, accepted = (torch.stack(steps).cpu().numpy()
+                                         for steps in (position_steps, padded, accepted_steps))
         rows = []
         for row in range(positions.shape[1]):
             active = accepted[:, row] > 0

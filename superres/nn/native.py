@@ -11,7 +11,6 @@ import functools
 import hashlib
 import logging
 import math
-import os
 import platform
 import shutil
 import subprocess
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 
 from superres.config import ENGINES, require
 from superres.errors import ConfigError
+from superres.machine import cache_folder
 from superres.nn.attention import Attention, split_heads
 from superres.nn.cache import slot_count
 from superres.nn.heads import PredictionHeads
@@ -106,11 +106,6 @@ class CSession(Structure):
 
 class NativeUnavailable(ConfigError):
     """The native step cannot serve here; the message tells why."""
-
-
-def cache_folder() -> Path:
-    """Return the folder of compiled code, in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "superres"
 
 
 def _compile(command: str, target: Path) -> None:
@@ -349,6 +344,10 @@ class NativeSession(ProposingSession):
                 best, least = threads, min(seconds)
         return best
 
+    def resize(self, width: int) -> None:
+        """See `superres.scoring.Session.resize`."""
+        self.width = self.session.width = width
+
     def select(self, rows: Tensor, length: int) -> None:
         """See `superres.scoring.Session.select`."""
         used = min(length, self.session.slots)
@@ -361,7 +360,9 @@ class NativeSession(ProposingSession):
     def _plain(self, state: NativeState) -> StepState:
         """Return the state as the plain session has it."""
         place = (state.position.unsqueeze(1) + torch.arange(self.width)).clamp(max=self.config.target_length - 1)
-        return StepState(state.hidden, place, self.gathered if self.session.numbers else None)
+        numbers = self.session.numbers
+        gathered = self.gathered.flatten()[: self.batch * self.width * numbers].view(self.batch, self.width, numbers)
+        return StepState(state.hidden, place, gathered if numbers else None)
 
     def _keep(self, tensor: Tensor) -> int:
         """Keep a contiguous float32 form of `tensor` and return its address."""

@@ -274,6 +274,14 @@ class StepSession(ProposingSession):
             self._step(tokens, position, lap)
         return seconds
 
+    def resize(self, width: int) -> None:
+        """See `superres.scoring.Session.resize`."""
+        self.width, self.columns = width, torch.arange(width, device=self.columns.device)
+        for layer in self.layers:
+            layer.width = width
+        # What a wider step left in a slot past this one's end counts as older than anything that is looked at.
+        self.cache.width = width
+
     def select(self, rows: Tensor, length: int) -> None:
         """See `superres.scoring.Session.select`."""
         self.cache.select(rows, length)

@@ -1,0 +1,180 @@
+"""Adaptive block sizes: the same tokens at any sizes, the size that pays, and costs that are measured once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import SMALL, VARIANTS, random_model, random_tokens
+from hypothesis import given
+from hypothesis import strategies as st
+from stepping import check_steps
+
+from superres import block_sizes
+from superres.block_sizes import BlockSizes
+from superres.config import DecodeConfig
+from superres.decoding.adaptive import AdaptiveBlockSize
+from superres.decoding.blockwise import DONE_CHECK_INTERVAL, decode
+from superres.decoding.cost import measured_costs
+from superres.decoding.reference import sequential_reference
+from superres.errors import ConfigError
+from superres.nn import native
+from superres.nn.native import NativeModel
+from superres.nn.step import StepModel
+
+HEADS = SMALL.prediction_heads
+compiled = pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler on this machine")
+
+
+class Restless:
+    """Chooses block sizes at random."""
+
+    def __init__(self, largest, seed=0):
+        self.largest, self.rng = largest, np.random.default_rng(seed)
+        self.chosen, self.seen = [], []
+
+    def choose(self):
+        self.chosen.append(int(self.rng.integers(1, self.largest + 1)))
+        return self.chosen[-1]
+
+    def observe(self, accepted, block_size):
+        self.seen += zip(accepted.tolist(), block_size.tolist(), strict=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_steps_of_changing_width_equal_the_uncached_network(variant, seed):
+    check_steps(random_model(VARIANTS[variant]), 5, seed=seed, resized=True)
+
+
+@compiled
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["sequential heads", "adaptive heads", "causal attention", "text"])
+def test_native_steps_of_changing_width_equal_the_uncached_network(name, seed):
+    config = replace(VARIANTS[name], width=32, filter_size=64, attention_heads=2, head_filter_size=32)
+    session = NativeModel(random_model(config, dtype=torch.float32)).session(random_tokens(config, 2, seed)[0], 6)
+
+    def close(actual, expected):
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-3, atol=3e-3)
+
+    check_steps(random_model(config), 6, 2, seed, session=session, close=close, resized=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8}], ids=["greedy", "sampling"])
+@pytest.mark.parametrize("seed", range(4))
+def test_exact_blocks_of_changing_size_are_what_one_token_at_a_time_gives(seed, options, monkeypatch):
+    monkeypatch.setattr("superres.decoding.blockwise.DONE_CHECK_INTERVAL", 2)
+    model = StepModel(random_model(SMALL, seed))
+    source = random_tokens(SMALL, 2, seed)[0]
+    sizes = Restless(HEADS, seed)
+    decoded = decode(model, source, DecodeConfig(**options), adaptive=sizes)
+    for row in range(2):
+        expected = sequential_reference(model, source[row : row + 1], DecodeConfig(**options), row)
+        assert decoded.tokens[row].tolist() == expected
+    assert len(set(sizes.chosen)) > 1
+    for trace in decoded.traces:
+        used = (trace.proposed >= 0).sum(1)
+        assert len(set(used.tolist())) > 1
+        assert all(count <= size for count, size in zip(trace.accepted, used, strict=True))
+    # It saw all blocks but those that the end may have cut short.
+    seen = sum(len(trace.accepted) for trace in decoded.traces)
+    assert seen - 2 <= len(sizes.seen) <= seen
+
+
+@given(st.integers(0, 1000), st.floats(0.05, 0.99), st.floats(0.0, 1.0))
+def test_it_finds_the_size_with_the_most_tokens_a_second(seed, share, slope):
+    """Each proposal passes with probability `share`; a token more costs `slope` of the first."""
+    costs = 1 + slope * np.arange(10)
+    sizes, rng = AdaptiveBlockSize(costs), np.random.default_rng(seed)
+    truth = np.cumsum(share ** np.arange(10)) / costs
+    assert sizes.choose() == 1 + int((np.arange(1, 11) / costs).argmax())
+    spent = gained = 0.0
+    for look in range(400):
+        size = sizes.choose()
+        accepted = np.minimum(rng.geometric(1 - share, DONE_CHECK_INTERVAL), size)
+        sizes.observe(accepted, np.full(DONE_CHECK_INTERVAL, size))
+        if look >= 100:
+            spent, gained = spent + costs[size - 1], gained + truth[size - 1] * costs[size - 1]
+    assert gained / spent >= 0.97 * truth.max()
+
+
+def test_a_curve_that_changes_is_followed():
+    sizes = AdaptiveBlockSize(1 + 0.2 * np.arange(8))
+    for accepted, expected in ((1, 1), (8, 8), (1, 1)):
+        for _ in range(400):
+            size = sizes.choose()
+            sizes.observe(np.full(16, min(accepted, size)), np.full(16, size))
+        assert {sizes.choose() for _ in range(4)} <= {expected, expected + 1}
+        assert sizes.survival[0] == 1
+
+
+def test_the_minimum_block_bounds_the_size():
+    sizes = AdaptiveBlockSize([1.0, 5.0, 9.0, 13.0], minimum=3)
+    sizes.observe(np.ones(500, np.int64), np.full(500, 4))
+    assert {sizes.choose() for _ in range(20)} == {3, 4}
+
+
+def test_costs_are_of_every_size_and_never_fall():
+    model = StepModel(random_model(SMALL, dtype=torch.float32))
+    costs = measured_costs(model, random_tokens(SMALL, 2)[0], DecodeConfig(), HEADS)
+    assert len(costs) == HEADS
+    assert costs == sorted(costs)
+    assert costs[0] > 0
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """Count measurements; they are kept under tmp_path."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    counted = []
+
+    def measure(model, source, options, largest, padding=None):
+        counted.append(len(source))
+        return measured_costs(model, source, options, largest, padding)
+
+    monkeypatch.setattr(block_sizes, "measured_costs", measure)
+    return counted
+
+
+def make_sizes(revision="0123"):
+    return BlockSizes(StepModel(random_model(SMALL, dtype=torch.float32)), revision, "plain", torch.device("cpu"))
+
+
+def test_costs_are_measured_once_a_machine_and_network(measured, tmp_path):
+    source, options = random_tokens(SMALL, 3)[0], DecodeConfig(adaptive=True)
+    sizes = make_sizes()
+    first = sizes.get(options, source)
+    assert measured == [4]
+    assert sizes.get(replace(options, seed=7), source) is first
+    assert sizes.get(options, source[:2]) is not first
+    assert measured == [4, 2]
+    assert make_sizes().get(options, source).costs.tolist() == first.costs.tolist()
+    assert measured == [4, 2]
+    make_sizes("4567").get(options, source)
+    assert measured == [4, 2, 4]
+    for path in (tmp_path / "superres").glob("cost-*.json"):
+        path.write_text(path.read_text().replace('"costs"', '"cost"'))
+    assert make_sizes().get(options, source).costs.min() > 0
+    assert measured == [4, 2, 4, 4]
+    assert sizes.get(DecodeConfig(), source) is None
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(measured, tmp_path):
+    (tmp_path / "superres").write_text("in the way")
+    assert make_sizes().get(DecodeConfig(adaptive=True), random_tokens(SMALL, 1)[0]).costs.min() > 0
+
+
+def test_what_does_not_go_with_it_is_refused():
+    model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 1)[0]
+    with pytest.raises(ConfigError, match="an adaptive block size needs proposals of the heads, not of left"):
+        decode(model, source, DecodeConfig(adaptive=True, proposer="left"))
+    with pytest.raises(ConfigError, match=f"leave out the width {HEADS}"):
+        decode(model, source, DecodeConfig(), width=HEADS, adaptive=Restless(HEADS))
+
+
+def test_the_settings_survive_json():
+    options = DecodeConfig(adaptive=True)
+    assert DecodeConfig.from_dict(json.loads(json.dumps(options.to_dict()))) == options
