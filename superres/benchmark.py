@@ -348,8 +348,9 @@ def speed_plot(report: Report) -> bytes:
             own = [row for row in rows if row["way"].startswith(f"{criterion},")]
             sizes, speeds = ([row[key] for row in own] for key in ("mean_accepted_block_size", "speed_up"))
             axes.plot(sizes, speeds, marker="o", linestyle="", label=criterion)
-            for row, size, speed in zip(own, sizes, speeds, strict=True):
-                axes.annotate(row["way"].split(", ")[1].removeprefix("k = "), (size, speed), (3, 3), textcoords="offset points", fontsize=8)
+            for row, *place in zip(own, sizes, speeds, strict=True):
+                label = row["way"].split(", ")[1].removeprefix("k = ")
+                axes.annotate(label, place, (3, 3), textcoords="offset points", fontsize=8)
         most = max(row["mean_accepted_block_size"] for row in rows)
         axes.plot([1, most], [1, most], color="grey", linestyle=":", label="all of it")
         axes.set(title=f"batch {batch}", xlabel="mean accepted block size", ylabel="speed-up over greedy")
