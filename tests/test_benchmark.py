@@ -1,0 +1,204 @@
+"""The benchmark measures what it says: real decodes in turn, floors that are least, nothing on a busy machine."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import random_model
+from PIL import Image
+from textual import learned, sentences, write_checkpoint, write_pairs
+
+from superres import benchmark, machine
+from superres.benchmark import (
+    StepWork,
+    benchmark_markdown,
+    block_sizes,
+    image_workload,
+    run_benchmark,
+    speed_plot,
+    step_plot,
+    text_workload,
+    window,
+    write_benchmark,
+)
+from superres.cli import run
+from superres.cli_benchmark import parse_batches
+from superres.config import PRESETS, DecodeConfig
+from superres.errors import ConfigError
+from superres.machine import PeakMemory, Timer
+from superres.nn.attention import local_visible
+from superres.peers import compare_with_peers, gpt2, random_upscaler
+from superres.pipeline import Upscaler
+
+TINY = replace(PRESETS["tiny"], width=32, filter_size=64, head_filter_size=32, attention_heads=2, prediction_heads=4)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    """Time each thing a few times only, and keep no costs of these networks."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(Timer.median, "__defaults__", (2, 1))
+    monkeypatch.setattr(benchmark, "REPEATS", 2)
+    monkeypatch.setattr(benchmark, "BLOCK_SIZES", (1, 4))
+
+
+@pytest.fixture(scope="module")
+def upscaler():
+    return Upscaler(random_model(TINY, dtype=torch.float32), "tiny", "0123", "cpu")
+
+
+@pytest.fixture(scope="module")
+def sources():
+    return np.random.default_rng(0).integers(0, 256, (3, *TINY.source_shape)).astype(np.uint8)
+
+
+def check_report(report, unit, ways):
+    assert [row["way"] for row in report["ways"] if row["batch"] == 1] == ways
+    for row in report["ways"]:
+        assert row[f"seconds_per_{unit}"] * row[f"{unit}s_per_second"] == pytest.approx(1)
+        assert row["tokens_per_second"] > 0
+        assert row["model_calls"] > 1
+    greedy = [row for row in report["ways"] if row["way"] == "greedy"]
+    assert {(row["speed_up"], row["mean_accepted_block_size"]) for row in greedy} == {(1.0, 1.0)}
+    for row in report["steps"]:
+        parts = sum(value for name, value in row.items() if name.startswith("part_"))
+        assert parts > 0
+        assert row["iteration"] > 0
+        assert row["step_over_floor"] == pytest.approx(row["step"] / row["floor"])
+        assert (row["heads"] > 0) == (row["width"] > 1)
+    assert [row["position"] for row in report["positions"]] == sorted(row["position"] for row in report["positions"])
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_images_are_decoded_in_every_way(upscaler, sources, tmp_path):
+    report = run_benchmark(image_workload(upscaler, sources), (1, 2), repeats=1)
+    check_report(report, "image", ["greedy", "exact, k = 4", "exact, adaptive", "epsilon 2, k = 4",
+                                   "epsilon 2, adaptive"])
+    assert [(row["batch"], row["width"]) for row in report["steps"]] == [(1, 1), (1, 4), (2, 1), (2, 4)]
+    assert (report["task"], report["engine"], report["checkpoint"]) == ("faces", upscaler.engine, "tiny@0123")
+    assert report["ways"][0]["model_calls"] == TINY.target_length + 1
+    assert set(report["memory"]) == {"1", "2"}
+    text = benchmark_markdown(report)
+    assert "| 2 | epsilon 2, adaptive |" in text
+    assert text.count("\n| 1 |") == 5 + 2
+    for plot in (speed_plot(report), step_plot(report)):
+        with Image.open(io.BytesIO(plot)) as picture:
+            assert picture.width == 840
+    names = [path.name for path in write_benchmark(report, tmp_path / "out")]
+    assert names == ["benchmark.json", "benchmark.md", "speed.png", "step.png"]
+
+
+def test_sentences_are_decoded_in_every_way_and_searched():
+    work = text_workload(learned()[torch.float32], [*sentences(9).source, "", " "])
+    report = run_benchmark(work, (1, 3), repeats=1)
+    check_report(report, "sentence", ["greedy", "exact, k = 4", "exact, adaptive", "top-2, k = 4", "top-2, adaptive",
+                                      "beam 4"])
+    beam = [row for row in report["ways"] if row["way"] == "beam 4"]
+    assert [row["mean_accepted_block_size"] for row in beam] == [None, None]
+    assert "beam 4" in benchmark_markdown(report)
+
+
+def test_the_floor_reads_every_weight_once_and_the_cache_once_a_row(upscaler):
+    work = StepWork.of(upscaler, 100)
+    model = upscaler.model
+    weights = sum(w.numel() for part in (model.decoder, model.project, model.neighbourhood) for w in part.parameters())
+    assert work.weights == weights - model.project.bias.numel()
+    reading, computing = work.floor(3, 1, 1e9, math.inf), work.floor(3, 2, math.inf, 1e9)
+    assert reading == pytest.approx(4 * (work.weights + 3 * work.cache) / 1e9)
+    assert computing == pytest.approx(2 * 3 * 2 * (work.weights + work.cache) / 1e9)
+    assert work.floor(3, 2, 1e9, 1e9) == max(work.floor(3, 2, 1e9, math.inf), computing)
+
+
+@pytest.mark.parametrize("attention", ["local_1d", "causal"])
+@pytest.mark.parametrize("position", [0, 5, 47, 48, 95, 96, 200])
+def test_the_window_is_what_attention_sees(attention, position):
+    config = replace(TINY, attention=attention)
+    block = config.attention_block_length if attention == "local_1d" else config.target_length
+    keys = torch.arange(config.target_length)
+    assert window(config, position) == int(local_visible(torch.tensor([[position]]), keys, block).sum())
+
+
+def test_block_sizes_go_as_far_as_the_heads(monkeypatch):
+    monkeypatch.undo()
+    assert block_sizes(10) == (1, 2, 4, 6, 8, 10)
+    assert block_sizes(5) == (1, 2, 4)
+
+
+def test_peak_memory_sees_what_is_held():
+    with PeakMemory(CPU) as warm:
+        held = torch.ones(40_000_000)
+    with PeakMemory(CPU) as peak:
+        more = torch.ones(60_000_000)
+    assert warm.bytes >= 0
+    assert peak.bytes == pytest.approx(240e6, rel=0.2)
+    del held, more
+
+
+def test_a_machine_that_is_busy_is_not_measured(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(machine, "busyness", lambda: 1.3)
+    np.savez(tmp_path / "faces.npz", hr=np.zeros((1, 32, 32, 3), np.uint8), lr=np.zeros((1, 8, 8, 3), np.uint8),
+             ids=np.zeros(1, np.int32))
+    words = ["benchmark", "images", "--data", str(tmp_path / "faces.npz"), "--batches", "1"]
+    assert run(words) == 2
+    assert "this machine is busy (a fixed piece of work took up to 1.30 times" in capsys.readouterr().err
+
+
+def test_busyness_is_the_worst_over_the_best(monkeypatch):
+    clock = iter(np.cumsum([0, 1, 0, *[1, 0] * 17, *[3, 0] * 3]).tolist())
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    assert machine.busyness(20) == 3
+
+
+def test_the_text_command_prints_json(tmp_path, capsys):
+    write_checkpoint(tmp_path / "toy")
+    data = write_pairs(sentences(4), tmp_path / "pairs")
+    words = ["benchmark", "text", "--data", data, "--checkpoint", tmp_path / "toy", "--batches", "1", "--repeats", "1",
+             "--busy", "--json", "--output", tmp_path / "out"]
+    assert run([str(word) for word in words]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["unit"] == "sentence"
+    assert json.loads((tmp_path / "out" / "benchmark.json").read_text()) == report
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,,2", "a", "-1", "1.5"])
+def test_bad_batches_are_refused_by_name(text):
+    with pytest.raises(ConfigError, match="--batches takes positive whole numbers"):
+        parse_batches(text)
+    assert parse_batches("1, 8,64") == (1, 8, 64)
+
+
+def test_numbers_out_of_range_are_refused(upscaler, sources):
+    work = image_workload(upscaler, sources)
+    with pytest.raises(ConfigError, match="batches must be positive"):
+        run_benchmark(work, (0,))
+    with pytest.raises(ConfigError, match="--repeats must be at least 1"):
+        run_benchmark(work, (1,), 0)
+
+
+def test_peers_have_our_size_and_are_timed_beside_us(upscaler, sources):
+    pytest.importorskip("transformers", reason="transformers is missing: pip install -e '.[peers]'")
+    same = gpt2(TINY)
+    ours = sum(weight.numel() for weight in upscaler.model.decoder.parameters())
+    assert sum(weight.numel() for weight in same.transformer.h.parameters()) == pytest.approx(ours, rel=0.35)
+    rows = compare_with_peers({upscaler.engine: upscaler}, sources[:1], DecodeConfig(accept="distance"), repeats=1)
+    assert [row["way"].split(",")[0] for row in rows] == [
+        "transformers generate", "transformers generate", f"{upscaler.engine}: greedy",
+        f"{upscaler.engine}: blockwise", "no cache"]
+    assert rows[0]["over_generate"] == 1
+    assert rows[0]["tokens"] == TINY.target_length - 1
+    assert all(row["tokens_per_second"] * row["seconds"] == pytest.approx(row["tokens"]) for row in rows)
+
+
+def test_random_networks_accept_what_they_are_forced_to(sources):
+    drawn = random_upscaler(replace(PRESETS["base"], encoder_layers=1), "M", "auto")
+    assert (drawn.model_config.width, drawn.model_config.decoder_layers) == (256, 6)
+    trace = drawn(sources[:1], DecodeConfig(6, min_block=5)).traces[0]
+    assert 5 <= trace.mean_accepted_block_size <= 6
