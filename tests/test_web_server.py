@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -19,29 +18,18 @@ import torch
 from fakes import random_model
 from gradio_client import Client, handle_file
 from PIL import Image
-from web_demo import FACES, HTTP, Blocked, events, running, wait
+from web_demo import FACES, FAST, HTTP, TINY, Blocked, events, running, stress_demo, wait
 
 import app
 from superres.batch import image_key
-from superres.config import DecodeConfig, ModelConfig
+from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.pipeline import Upscaler
 from superres.tasks.faces import read_image
 from superres.web.photos import Crop, take
 
 ROOT = Path(__file__).parents[1]
-TINY = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
-                   prediction_heads=8, head_filter_size=8, conditioning_blocks=1, conditioning_width=4,
-                   cross_attention=False)
-FAST = {"accept": "distance", "epsilon": "255"}  # accepts everything: few calls
 SLOW = {"block_size": 1}
-
-
-def stress_demo():
-    spec = importlib.util.spec_from_file_location("stress_demo", ROOT / "scripts" / "stress_demo.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
