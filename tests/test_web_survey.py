@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -11,8 +12,9 @@ import torch
 import typer
 from fakes import random_model
 from survey_tools import SIGHT, add_study
+from textual import write_checkpoint
 from typer.testing import CliRunner
-from web_demo import HTTP, TINY, running
+from web_demo import HTTP, TINY, read_log, running, start
 
 import app
 from superres.errors import ConfigError, StoreError
@@ -92,6 +94,27 @@ def test_the_tabs_hold_the_pages_under_the_proxy_s_path(demo, root_path, address
     assert tabs == ["Upscale", "Batch", "Survey", "Results"]
 
 
+def test_the_program_serves_page_translation_and_survey_and_stops(kept, tmp_path):
+    store, *_ = kept
+    words = ["--survey", "study", "--store", str(store.place), "--root-path", "/demo",
+             "--translation-checkpoint", str(write_checkpoint(tmp_path / "toy"))]
+    process, lines = start(*words), []
+    try:
+        url = f"http://127.0.0.1:{read_log(process, 'ready', lines)['port']}"
+        loaded = next(line for line in lines if line["event"] == "loaded")
+        assert (loaded["checkpoint"], loaded["translation_checkpoint"], loaded["survey"]) == (
+            "celeba-8to32", "toy", "study")
+        assert HTTP.get(f"{url}/survey/").status_code == 200
+        assert "/demo/survey/results/" in HTTP.get(f"{url}/config").text
+        process.send_signal(signal.SIGTERM)
+        read_log(process, "stopped", lines)
+        assert process.wait(timeout=300) == 0
+    finally:
+        process.kill()
+    warmed = [(line["outcome"], "lines" in line) for line in lines if line["event"] == "decoding"]
+    assert warmed == [("done", False), ("done", True)]
+
+
 def test_a_study_or_store_that_is_missing_is_told_in_one_line(tmp_path, kept):
     store, *_ = kept
     with pytest.raises(StoreError, match=r"no survey store .*nowhere\.db; make one with"):
@@ -110,6 +133,6 @@ def test_a_store_without_a_study_is_refused():
     assert str(refused) == "--store mine.db is for a survey; name its study with --survey"
 
 
-def test_the_survey_and_its_tabs_need_no_torch():
-    code = "import sys, app, superres.survey.results, superres.web.survey_tabs; sys.exit('torch' in sys.modules)"
+def test_the_survey_needs_no_torch():
+    code = "import sys, app, superres.survey.results; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,7 +14,7 @@ import torch
 from fakes import random_model
 from gradio_client import Client
 from textual import codec, learned, sentences, write_checkpoint
-from web_demo import FAST, HTTP, TINY, Blocked, running, stress_demo
+from web_demo import FAST, HTTP, TINY, Blocked, running, start, stress_demo
 
 import app
 from superres.batch_text import trace_lines
@@ -86,9 +86,9 @@ def test_blocks_are_numbered_on_through_the_parts_of_a_long_line(translator):
 def test_text_is_text_and_not_html(translator, text):
     result = Translated([text] * 2, [[traced(text, 3)], []], [False] * 2, [9] * 2, [1, 1], 3, 0.5)
     shown = Spans(translations_html(translator, [text] * 2, {"": result}))
-    assert shown.text.count(text) == 2  # once as blocks, once as a whole, as beam search gives it
+    assert shown.text.count(text) == 4  # as blocks, as a whole as beam search gives it, and both to copy
     assert {tag for tag, _ in shown.elements} <= {"div", "section", "ol", "li", "span", "dl", "dt", "dd", "details",
-                                                  "summary", "pre", "p"}
+                                                  "summary", "pre", "p", "label", "textarea"}
     assert not any(name.startswith("on") for _, attributes in shown.elements for name in attributes)
 
 
@@ -231,6 +231,14 @@ def test_the_bundled_checkpoint_is_taken_where_it_is_and_a_named_one_must_be_the
     monkeypatch.setattr("superres.pipeline.bundled_folder", lambda: tmp_path)
     (tmp_path / "toy").rename(tmp_path / "multi30k-en-de")
     assert app.load_translator(None, "cpu").name == "multi30k-en-de"
+
+
+def test_a_checkpoint_that_is_named_and_missing_is_one_line():
+    process = start("--translation-checkpoint", "nowhere")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    (line,) = err.splitlines()
+    assert line.startswith("app: no checkpoint 'nowhere'; give a folder")
 
 
 # The endpoint

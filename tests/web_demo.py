@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -99,6 +101,22 @@ def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None
             decoder.close()
             server.should_exit = True
             thread.join()
+
+
+def start(*words, **environment):
+    """Start app.py as a process of its own, on a free port."""
+    command = [sys.executable, str(ROOT / "app.py"), "--port", "0", "--device", "cpu", *words]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+                            env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
+
+
+def read_log(process, event, lines):
+    """Read the log of app.py up to the line of `event`, which is returned; all lines are added to `lines`."""
+    for line in process.stderr:
+        lines.append(json.loads(line))
+        if lines[-1]["event"] == event:
+            return lines[-1]
+    raise AssertionError(lines)
 
 
 def events(url, session):

@@ -22,6 +22,9 @@ from superres.web.views import race_note
 if TYPE_CHECKING:
     from superres.translator import Translated, Translator
 
+LANGUAGES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian"}
+"""Names of languages."""
+
 REPLAY_SECONDS = 4.0
 """How long the slower side of a finished translation is shown again in slow motion, at most."""
 STEP_SECONDS = 0.3
@@ -77,7 +80,8 @@ def translations_html(
         facts = drawing.statistics(facts_of(result))
         parts.append(f'<section class="sr-lane">{heading}{lines_html(translator, lines, result, at, slower)}{facts}'
                      f"{steps_html(translator, result)}</section>")
-    return f'<div class="sr-lanes">{"".join(parts)}</div>{hints_html(translator, shown, slower)}'
+    return (f'<div class="sr-lanes">{"".join(parts)}</div>{hints_html(translator, shown, slower)}'
+            f"{plain_html(translator, list(shown.values())[-1])}")
 
 
 def lines_html(
@@ -121,6 +125,19 @@ def block_html(text: str, number: int, tokens: Sequence[int], style: str) -> str
     ends = " sr-ends" if END in tokens else ""
     return (f'{escape(text[:start])}<span class="sr-step{ends}" data-step="{number}" title="{title}"{style}>'
             f"{escape(text[start:])}</span>")
+
+
+def plain_html(translator: Translator, result: Translated) -> str:
+    """Return the translations as text to copy."""
+    tag = translator.languages[1]
+    text = escape("\n".join(result.texts))
+    return (f'<label class="sr-plain">{escape(language_name(tag))}<textarea readonly lang="{escape(tag)}" '
+            f'rows="{max(2, len(result.texts))}">\n{text}</textarea></label>')  # the line break there is not content
+
+
+def language_name(tag: str) -> str:
+    """Return the name of a language, or its tag where that is not known."""
+    return LANGUAGES.get(tag, tag)
 
 
 def facts_of(result: Translated) -> list[tuple[str, str]]:

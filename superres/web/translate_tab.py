@@ -16,13 +16,11 @@ from superres.translator import Translated, Translator
 from superres.web import decoding
 from superres.web.controls import RAW, Setting, greedy_like, streaming, whole_number
 from superres.web.decoding import Decoder
-from superres.web.text_views import Clock, report_of, translations_html
+from superres.web.text_views import Clock, language_name, report_of, translations_html
 
 MAX_LINES = 20
 MAX_CHARACTERS = 2000
 MAX_BEAM = 8
-LANGUAGES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian"}
-"""Names of languages; others are called by their tag."""
 EXAMPLES = {"en": ("A dog runs through the snow.", "Two men are talking on the street.",
                    "A girl in a red shirt is standing in front of a house and eating an ice cream.")}
 """Sentences to try, by the source language: scenes such as Multi30k describes."""
@@ -40,12 +38,12 @@ def translate_tab(decoder: Decoder, translator: Translator, queue: dict[str, Any
         translator: its checkpoint for text.
         queue: how events that decode are queued.
     """
-    source, target = (LANGUAGES.get(tag, tag) for tag in translator.languages)
-    examples = EXAMPLES.get(translator.languages[0], ())
+    source = translator.languages[0]
+    examples = EXAMPLES.get(source, ())
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
-            text = gr.Textbox(examples[0] if examples else "", label=f"{source}, a sentence a line", lines=3,
-                              max_lines=MAX_LINES, max_length=MAX_CHARACTERS, elem_id="text",
+            text = gr.Textbox(examples[0] if examples else "", label=f"{language_name(source)}, a sentence a line",
+                              lines=3, max_lines=MAX_LINES, max_length=MAX_CHARACTERS, elem_id="text",
                               info=f"At most {MAX_LINES} lines and {MAX_CHARACTERS:,} characters")
             with gr.Row(elem_classes="sr-examples"):
                 buttons = [gr.Button(example, size="sm", min_width=200) for example in examples]
@@ -57,14 +55,11 @@ def translate_tab(decoder: Decoder, translator: Translator, queue: dict[str, Any
                 stop = gr.Button("Stop", variant="stop", elem_id="stop-text")
             race = gr.Checkbox(label="Race: greedy beside it, on the same clock", elem_id="race-text")
             live = gr.HTML(HINT, elem_id="translation")
-            plain = gr.Textbox(label=target, lines=2, max_lines=MAX_LINES, interactive=False, buttons=["copy"],
-                               elem_id="plain-text")
     for button, example in zip(buttons, examples, strict=True):
         button.click(functools.partial(str, example), None, text, queue=False, show_progress="hidden",
                      api_visibility="private")
     started = gr.on([run.click, text.submit], streaming(functools.partial(translate_for_page, decoder, translator)),
-                    [text, race, *settings], [live, plain], show_progress="minimal", api_visibility="private", **RAW,
-                    **queue)
+                    [text, race, *settings], live, show_progress="minimal", api_visibility="private", **RAW, **queue)
     stop.click(None, None, None, cancels=[started], queue=False)
     endpoint(decoder, translator, settings, queue)
 
@@ -131,8 +126,8 @@ def lines_of(text: Setting) -> list[str]:
 
 def translate_for_page(
     decoder: Decoder, translator: Translator, text: Setting, race: bool, *settings: Setting,
-) -> Iterator[tuple[str, str]]:
-    """Translate and yield what the page shows: the blocks, and the plain translation."""
+) -> Iterator[str]:
+    """Translate and yield what the page shows."""
     lines, way = lines_of(text), way_of(translator.default, *settings)
     lanes = {"": way}
     if race:
@@ -147,7 +142,7 @@ def translate_for_page(
             # What went too fast to be seen is shown once more, slowly.
             replayed = clocks if unseen and is_complete(shown) else None
             unseen = False
-            yield translations_html(translator, lines, shown, replayed), "\n".join(shown[list(lanes)[-1]].texts)
+            yield translations_html(translator, lines, shown, replayed)
 
 
 def seldom(frames: Iterator[dict[str, Translated]]) -> Iterator[tuple[dict[str, Translated], bool]]:
