@@ -69,16 +69,22 @@ def translate_lines(
             bar.update(done - bar.n)
 
         result = translator(lines, options, batch_size=batch_size, progress=progress)
-    for number, traces in enumerate(result.traces, 1):
-        if len(traces) > 1:
-            say(f"line {number} is longer than the {translator.model_config.source_length} tokens that the model "
-                f"reads; translated in {len(traces)} parts")
+    for note in notes(translator, result):
+        say(note)
+    return result
+
+
+def notes(translator: Translator, result: Translated) -> list[str]:
+    """Return what people should know of a result: which lines were too long, and which translations were cut."""
+    model = translator.model_config
+    found = [f"line {number} is longer than the {model.source_length} tokens that the model reads; translated in "
+             f"{parts} parts" for number, parts in enumerate(result.parts, 1) if parts > 1]
     cut = [number for number, is_cut in enumerate(result.cut, 1) if is_cut]
     if cut:
         shown = ", ".join(map(str, cut[:5])) + (" and others" if len(cut) > 5 else "")
-        say(f"{len(cut)} of {len(lines)} translations end at the largest length, "
-            f"{translator.model_config.target_length} tokens: line {shown}")
-    return result
+        found.append(f"{len(cut)} of {len(result.texts)} translations end at the largest length, {model.target_length} "
+                     f"tokens: line {shown}")
+    return found
 
 
 def write_lines(texts: Sequence[str], output: Path | None) -> None:
@@ -95,6 +101,12 @@ def write_lines(texts: Sequence[str], output: Path | None) -> None:
     sys.stdout.flush()
 
 
+def accepted_tokens(traces: Sequence[RowTrace]) -> list[list[int]]:
+    """Return the tokens that each step of a line's translation accepted; `traces` are those of its segments."""
+    return [tokens[:count].tolist() for trace in traces
+            for tokens, count in zip(trace.proposed, trace.accepted, strict=True)]
+
+
 def trace_lines(translator: Translator, traces: Sequence[RowTrace]) -> list[str]:
     """Return the steps of a line's translation with the tokens that each accepted, as in section 7.4 of the paper.
 
@@ -102,8 +114,7 @@ def trace_lines(translator: Translator, traces: Sequence[RowTrace]) -> list[str]
         translator: what made it.
         traces: one a segment.
     """
-    steps = [tokens[:count].tolist() for trace in traces
-             for tokens, count in zip(trace.proposed, trace.accepted, strict=True)]
+    steps = accepted_tokens(traces)
     return [f"Step {number:<3} {len(tokens):>2} token{'s' if len(tokens) > 1 else ' '}  "
             f"[{', '.join(translator.codec.names(tokens))}]" for number, tokens in enumerate(steps, 1)]
 

@@ -99,7 +99,7 @@ def text(
     translator = load_translator(checkpoint, device, decode, languages, engine)
     pairs = read_pairs(data, translator.languages, limit)
     report = evaluate_text(pairs, translator, decode, batch_size, greedy, search)
-    report["device"] = device
+    report["device"] = translator.device.type
     if as_json:
         typer.echo(json.dumps(report))
     else:

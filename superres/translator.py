@@ -28,10 +28,10 @@ class Translated:
 
     Attributes:
         texts: a translation a line, "" for an empty line.
-        traces: of each line's segments, what was accepted when: one where the line fits the model, none where it is
-            empty, or was translated by beam search.
+        traces: of each line's segments, what was accepted when; none where it was translated by beam search.
         cut: whether a line's translation was ended by the model's largest length rather than by itself.
         tokens: generated tokens of each line, end tokens counted.
+        parts: segments of each line: 1 where it fits the model, 0 where it is empty.
         model_calls: of the whole, each for a batch.
         seconds: wall clock of the whole.
         is_complete: whether this is the result.
@@ -41,6 +41,7 @@ class Translated:
     traces: list[list[RowTrace]]
     cut: list[bool]
     tokens: list[int]
+    parts: list[int]
     model_calls: int
     seconds: float
     is_complete: bool = True
@@ -228,5 +229,6 @@ def _joined(
         [" ".join(part.text for part in parts) for parts in by_line],
         [[part.trace for part in parts if part.trace is not None] for parts in by_line],
         [any(part.cut for part in parts) for parts in by_line],
-        [sum(part.tokens for part in parts) for parts in by_line], calls, seconds, is_complete,
+        [sum(part.tokens for part in parts) for parts in by_line],
+        [len(parts) for parts in by_line], calls, seconds, is_complete,
     )

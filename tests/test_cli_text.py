@@ -102,9 +102,10 @@ def test_beam_search_is_an_option_without_blocks(checkpoint, capsys):
     assert "--beam searches without blocks; leave out --block-size" in line
 
 
-def test_lines_that_are_too_long_or_never_end_are_told_of(checkpoint, capsys):
+@pytest.mark.parametrize("options", [(), ("--beam", 2)])
+def test_lines_that_are_too_long_or_never_end_are_told_of(checkpoint, capsys, options):
     line = "the man sees a dog. " * 8
-    assert translate(checkpoint, "dog", line) == 0
+    assert translate(checkpoint, "dog", line, *options) == 0
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 2
     assert "line 2 is longer than the 24 tokens that the model reads; translated in" in captured.err

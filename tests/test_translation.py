@@ -54,6 +54,22 @@ def test_a_translation_is_one_line_whatever_bytes_were_chosen():
     assert "\n" not in codec().decode([[*row[:-1], newline, *row]])[0]
 
 
+@given(TEXT)
+def test_surfaces_are_the_text_that_each_token_adds(text):
+    (row,) = codec(None).split([text])
+    surfaces = codec().surfaces(row)
+    assert len(surfaces) == len(row)
+    assert "".join(surfaces) == text
+    assert surfaces[-1] == ""  # the end has none
+    assert codec().surfaces([]) == []
+
+
+def test_a_character_of_several_tokens_comes_with_the_last_of_them():
+    (row,) = codec().split(["a dog \U0001f600 a"])
+    assert [surface for surface in codec().surfaces(row) if "\U0001f600" in surface] == ["\U0001f600"]
+    assert codec().surfaces(row)[-6:] == ["", "", "", "\U0001f600", " a", ""]
+
+
 def test_pieces_read_as_in_the_paper_with_an_underscore_at_the_start_of_a_word():
     (row,) = codec().split(["red dog"])
     assert "".join(codec().names(row)) == "_red_dog</s>"

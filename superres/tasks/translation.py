@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
@@ -122,6 +123,22 @@ class Codec:
     def names(self, tokens: Sequence[int]) -> list[str]:
         """Return the pieces of `tokens` as people read them: an underscore is the start of a word."""
         return [str(self.pieces.id_to_piece(int(token))).replace("\u2581", "_") for token in tokens]
+
+    def surfaces(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text that each of `tokens` adds; joined, it is what `decode` makes of them.
+
+        Of a character in several tokens (bytes), the last one adds it.
+        """
+        if not tokens:
+            return []
+        whole = self.decode([tokens])[0]
+        ends = [0]
+        for count in range(1, len(tokens)):
+            # A part of a character is decoded as a mark of its own, which `whole` does not have there.
+            pairs = zip(whole, self.decode([tokens[:count]])[0], strict=False)
+            known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            ends.append(max(ends[-1], known))
+        return [whole[start:end] for start, end in zip(ends, [*ends[1:], len(whole)], strict=True)]
 
     def segments(self, line: str) -> list[str]:
         """Cut a line into parts that the model can read, nothing left out but blanks between them.
