@@ -144,14 +144,10 @@ class BlockwiseLoop:
         """Verify the pending proposals, accept, and make the next ones: one model call."""
         start, k = self.position, self.block_size
         output = self.session.step(self.proposals, start + 1)
-        columns = self.columns[: self.session.width]
-        target = start.unsqueeze(1) + columns[1:k]
-        scores = self.choice.adjust(output.scores[:, : k - 1], slice(1, None))
-        passed = self.criterion.accept(self.proposals[:, 1:k], scores, target)
-        accepted = accepted_length(passed, self.minimum, self.limit - start)
-        accepted = self._stop_at_end_token(accepted)
+        target = start.unsqueeze(1) + self.columns[: self.session.width]
+        accepted = self._stop_at_end_token(self._accept(output.scores, target))
         # All columns are written; those that were not accepted are overwritten before anyone reads them.
-        self.tokens.scatter_(1, start.unsqueeze(1) + columns, self.proposals)
+        self.tokens.scatter_(1, target, self.proposals)
         self.recorder.record(start, self.proposals[:, :k], accepted)
         self.position = start + accepted
         self.proposals = self._predict(output, (accepted - 1).clamp(min=0))
@@ -181,6 +177,15 @@ class BlockwiseLoop:
         tokens = self.tokens[:, : self.length]
         inside = torch.arange(self.length, device=tokens.device) < self.position.unsqueeze(1)
         return Decoded(tokens * inside, self.position, self.recorder.rows())
+
+    def _accept(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Return how many of the pending proposals, for positions `target` [B, W], `scores` [B, W, V] let pass."""
+        k, room = self.block_size, self.limit - self.position
+        if k == 1:  # nothing to verify, and a greedy iteration is mostly such small things
+            return room.clamp(max=1)
+        adjusted = self.choice.adjust(scores[:, : k - 1], slice(1, None))
+        passed = self.criterion.accept(self.proposals[:, 1:k], adjusted, target[:, 1:k])
+        return accepted_length(passed, self.minimum, room)
 
     def _predict(self, output: StepOutput, index: Tensor) -> Tensor:
         """Return the next proposals [B, W]: p1's own choice first, then the proposer's, then filler up to the width."""
