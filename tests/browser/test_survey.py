@@ -143,6 +143,7 @@ def test_a_panels_rater_comes_with_an_id_in_the_url(page, kept):
     study, _ = add_study(kept)
     with serving(kept, study) as address:
         page.goto(f"{address}?PROLIFIC_PID=abc123&STUDY_ID=x")
+        page.wait_for_selector("#agree")
         assert not page.is_visible("#rater")
         page.check("#agree")
         page.click("#begin")
@@ -152,7 +153,7 @@ def test_a_panels_rater_comes_with_an_id_in_the_url(page, kept):
         page.reload()
         wait_for(page, 2)  # resumes by itself
         page.goto(f"{address}?PROLIFIC_PID=other")
-        assert page.is_visible("#agree")
+        page.wait_for_selector("#agree")
 
 
 def test_a_window_that_is_too_small_takes_no_votes(page, kept):
