@@ -80,6 +80,7 @@ class SimulatedRater(threading.Thread):
         super().__init__()
         self.client, self.store, self.prefers = RaterClient(address), store, prefers
         self.name, self.rng, self.votes = f"simulated-{seed}-{number}", np.random.default_rng([seed, number]), 0
+        self.done = False
 
     def run(self) -> None:
         """Vote on everything that the study shows."""
@@ -100,6 +101,7 @@ class SimulatedRater(threading.Thread):
             if answer.status != 200:
                 raise RuntimeError(f"a simulated vote was answered by {answer.status}: {answer.body.decode()}")
             self.votes += 1
+        self.done = True
 
     def _look_up(self, token: str) -> Any:  # noqa: ANN401 -- a row
         trial, pair = schema.trial, schema.pair
@@ -125,8 +127,8 @@ def vote_in(
         rater.start()
     for rater in tqdm(crowd, f"simulated raters of {study}", disable=None, leave=False):
         rater.join()
-    if any(rater.client.trial().json()["done"] is not True for rater in crowd):
-        raise RuntimeError(f"a simulated rater of {study} did not finish")
+    if not all(rater.done for rater in crowd):
+        raise RuntimeError(f"a simulated rater of {study} did not finish; what it met is above")
     return sum(rater.votes for rater in crowd)
 
 
