@@ -13,6 +13,7 @@ the known preference: drawn directly, or with --http voted in on a server of its
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import sys
@@ -32,7 +33,7 @@ from scipy.special import expit
 from sqlalchemy import select
 from tqdm import tqdm
 
-from superres.errors import SuperresError
+from superres.errors import StoreError, SuperresError
 from superres.output import markdown_table, prepare_folder, write_result
 from superres.survey import schema, statistics
 from superres.survey.client import RaterClient
@@ -80,12 +81,20 @@ class SimulatedRater(threading.Thread):
         super().__init__()
         self.client, self.store, self.prefers = RaterClient(address), store, prefers
         self.name, self.rng, self.votes = f"simulated-{seed}-{number}", np.random.default_rng([seed, number]), 0
-        self.done = False
+        self.trouble = ""
 
     def run(self) -> None:
-        """Vote on everything that the study shows."""
+        """Vote on everything that the study shows, or note the `trouble` that hinders it."""
+        try:
+            self._vote_through()
+        except (OSError, http.client.HTTPException, KeyError, ValueError, RuntimeError) as error:
+            self.trouble = f"{type(error).__name__}: {error}"
+
+    def _vote_through(self) -> None:
         remembered: dict[int, str] = {}
-        self.client.enrol(self.name)
+        enrolled = self.client.enrol(self.name)
+        if enrolled.status != 200:
+            raise RuntimeError(f"enrolment was answered by {enrolled.status}")
         while not (trial := self.client.trial().json())["done"]:
             shown = self._look_up(trial["token"])
             if shown.kind in (MAIN, REPEAT):
@@ -101,7 +110,6 @@ class SimulatedRater(threading.Thread):
             if answer.status != 200:
                 raise RuntimeError(f"a simulated vote was answered by {answer.status}: {answer.body.decode()}")
             self.votes += 1
-        self.done = True
 
     def _look_up(self, token: str) -> Any:  # noqa: ANN401 -- a row
         trial, pair = schema.trial, schema.pair
@@ -127,13 +135,15 @@ def vote_in(
         rater.start()
     for rater in tqdm(crowd, f"simulated raters of {study}", disable=None, leave=False):
         rater.join()
-    if not all(rater.done for rater in crowd):
-        raise RuntimeError(f"a simulated rater of {study} did not finish; what it met is above")
+    for rater in crowd:
+        if rater.trouble:
+            raise StoreError(f"the votes in {study} are not whole: {rater.name} could not go on at {address} "
+                             f"({rater.trouble}); is superres survey serve {study} running there?")
     return sum(rater.votes for rater in crowd)
 
 
 @app.command(name="http")
-def over_http(
+def vote_over_http(
     study: str, store: Annotated[str, typer.Option(help="The store that the server uses.")],
     address: Annotated[str, typer.Option(help="URL of the voting page.")] = "http://127.0.0.1:8000/",
     raters: Raters = 30, preference: Preference = 56.8, rater_sd: RaterSd = 0.4, image_sd: ImageSd = 1.0,
@@ -235,7 +245,7 @@ def coverage(
     votes: Annotated[int, typer.Option(min=1, help="Votes a rater.")] = 50,
     images: Annotated[int, typer.Option(min=2, help="Images of the study.")] = 500, preference: Preference = 56.8,
     rater_sd: RaterSd = 0.4, image_sd: ImageSd = 1.0, seed: Seed = 0,
-    http: Annotated[bool, typer.Option("--http", help="Vote over HTTP, and read the store's reports.")] = False,
+    over_http: Annotated[bool, typer.Option("--http", help="Vote over HTTP, and read the store's reports.")] = False,
     output: Annotated[Path | None, typer.Option(help="Folder for coverage.json and coverage.md.")] = None,
 ) -> None:
     """Count how often each 90% interval covers the known preference."""
@@ -244,7 +254,7 @@ def coverage(
     truth = preference / 100
     mean = mean_logit(truth, rater_sd, image_sd)
     design = mean, raters, votes, images, rater_sd, image_sd
-    drawn = voted_studies(studies, *design, seed) if http else drawn_studies(studies, *design, seed)
+    drawn = voted_studies(studies, *design, seed) if over_http else drawn_studies(studies, *design, seed)
     hits: dict[str, list[bool]] = {name: [] for name in INTERVALS.values()}
     widths: dict[str, list[float]] = {name: [] for name in INTERVALS.values()}
     for intervals in tqdm(drawn, "simulated studies", studies, disable=None):
@@ -254,7 +264,7 @@ def coverage(
     rows = [[name, f"{100 * np.mean(hits[name]):.1f}", f"{np.mean(widths[name]):.1f}"] for name in hits]
     title = (f"SIMULATION: {studies} studies, {raters} raters x {votes} votes on {images} images, preference "
              f"{preference} %, standard deviations {rater_sd} (raters) and {image_sd} (images), nominal 90 %"
-             + (", voted over HTTP" if http else ""))
+             + (", voted over HTTP" if over_http else ""))
     table = f"{title}\n\n{markdown_table(['interval', 'covers, %', 'mean width, points'], rows)}\n"
     print(table)
     if output is not None:
