@@ -174,8 +174,10 @@ def test_a_batch_names_the_bad_file_and_packs_the_others(visit, tmp_path, screen
     (tmp_path / "bad.png").write_text("no picture")
     page = visit()
     page.get_by_role("tab", name="Batch").click()
-    page.set_input_files("#files input[type=file]", [FACES[0], FACES[1], tmp_path / "bad.png"])
-    page.wait_for_selector("#files >> text=bad.png")
+    with page.expect_file_chooser() as chooser:
+        page.get_by_text("Click to Upload").last.click()
+    chooser.value.set_files([FACES[0], FACES[1], tmp_path / "bad.png"])
+    page.wait_for_selector("#files [aria-label='bad.png']")
     page.click("#run-batch")
     page.wait_for_selector("#gallery figure:nth-child(2)")
     page.wait_for_selector("#archive a[download]")
