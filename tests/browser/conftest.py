@@ -12,15 +12,16 @@ from web_demo import running
 
 from superres.pipeline import Upscaler
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync"]
 PATIENCE = 180_000
 """Milliseconds until a step of the browser fails: a busy machine is slow, and time is not what is tested."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser():
+    """Chromium without a window, one for all tests of a browser: Playwright runs once in a process."""
     if CHROMIUM is None:
         pytest.skip("there is no Chromium: apt-get install chromium")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install -e '.[dev]'")
@@ -30,7 +31,7 @@ def browser():
         chromium.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def demo(browser):
     with running(Upscaler.load(device="cpu")) as served:
         served.decoder.warm_up()
