@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superres.cli_options import DEFAULT_CHECKPOINT, DEVICES, Checkpoint, Device
-from superres.config import require
+from superres.cli_options import DEVICES, Checkpoint, Device
+from superres.cli_survey import PLAIN_STORE, StorePlace
+from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, require
 from superres.errors import ConfigError, SuperresError
 from superres.web.logs import log, logging_as_json
 
 if TYPE_CHECKING:
     import gradio as gr
+    from fastapi import FastAPI
 
+    from superres.survey.store import Store
+    from superres.translator import Translator
     from superres.web.decoding import Decoder
     from superres.web.files import Workspace
 
@@ -31,15 +37,25 @@ Auth = Annotated[list[str] | None, typer.Option(
 RootPath = Annotated[str, typer.Option(metavar="/PATH", help="Path under which a proxy offers the page.")]
 MaxQueue = Annotated[int, typer.Option(min=1, help="Requests that may wait; more are told that the demo is busy.")]
 TimeLimit = Annotated[float, typer.Option(min=1, help="Seconds that a request may take.")]
+TranslationCheckpoint = Annotated[str | None, typer.Option(
+    metavar="NAME|DIR", show_default=False, help=f"Checkpoint of the tab Translate; by default the bundled "
+                                                 f"{DEFAULT_TRANSLATOR}, or no such tab where it is missing.")]
+Survey = Annotated[str | None, typer.Option(
+    metavar="STUDY", show_default=False, help="Show this study of superres survey in the tabs Survey and Results; "
+                                              "raters may be sent to /survey/, where no password is asked.")]
 
 
-def build_app(decoder: Decoder, workspace: Workspace, max_queue: int = 16) -> gr.Blocks:
+def build_app(
+    decoder: Decoder, workspace: Workspace, max_queue: int = 16, with_survey: bool = False, root_path: str = "",
+) -> gr.Blocks:
     """Build the page.
 
     Args:
         decoder: what decodes.
         workspace: the folder of temporary files, entered.
         max_queue: requests that may wait for the one being decoded.
+        with_survey: whether the server has a survey beside it, which two tabs then show.
+        root_path: the path under which a proxy offers the page.
     """
     from PIL import Image
     from skimage import data
@@ -48,7 +64,38 @@ def build_app(decoder: Decoder, workspace: Workspace, max_queue: int = 16) -> gr
 
     astronaut = workspace.new_folder() / "astronaut.png"
     Image.fromarray(data.astronaut()[:210, 140:310]).save(astronaut)  # its central square frames the face as CelebA's
-    return build_page(decoder, workspace, [astronaut, *sorted(FACES.glob("*.png"))], max_queue)
+    examples = [astronaut, *sorted(FACES.glob("*.png"))]
+    return build_page(decoder, workspace, examples, max_queue, with_survey, root_path)
+
+
+def load_translator(checkpoint: str | None, device: str) -> Translator | None:
+    """Load the checkpoint for translation; by default the bundled one, or None where it cannot serve.
+
+    Raises:
+        CheckpointError: the checkpoint that was named is missing, damaged or for another task.
+        ConfigError: SentencePiece is not installed.
+    """
+    from superres.pipeline import bundled_checkpoints
+    from superres.translator import Translator
+
+    present = DEFAULT_TRANSLATOR in bundled_checkpoints() and importlib.util.find_spec("sentencepiece") is not None
+    return None if checkpoint is None and not present else Translator.load(checkpoint, device)
+
+
+def open_survey(name: str, store: str) -> tuple[Store, FastAPI]:
+    """Open the store of a survey, and return it with the application of the study `name`.
+
+    Raises:
+        ConfigError: the packages of surveys are not installed.
+        StoreError: the store or the study is missing, or the study has no pictures.
+    """
+    try:
+        from superres.survey.results import study_app
+        from superres.survey.store import Store
+    except ImportError as error:
+        raise ConfigError(f"--survey needs {error.name}; run pip install -e '.[survey]'") from error
+    opened = Store(store)
+    return opened, study_app(opened, opened.study(name))
 
 
 def parse_auth(pairs: list[str]) -> list[tuple[str, str]] | None:
@@ -67,12 +114,17 @@ def parse_auth(pairs: list[str]) -> list[tuple[str, str]] | None:
 
 
 def main(
-    host: Host = "127.0.0.1", port: Port = 7860, auth: Auth = None, root_path: RootPath = "", max_queue: MaxQueue = 16,
-    time_limit: TimeLimit = 120, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, device: Device = "auto",
+    context: typer.Context, host: Host = "127.0.0.1", port: Port = 7860, auth: Auth = None, root_path: RootPath = "",
+    max_queue: MaxQueue = 16, time_limit: TimeLimit = 120, checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
+    device: Device = "auto", translation_checkpoint: TranslationCheckpoint = None, survey: Survey = None,
+    store: StorePlace = PLAIN_STORE,
 ) -> None:
     """Serve the web demo until Ctrl-C or SIGTERM."""
     require(device in DEVICES, f"--device must be one of {', '.join(DEVICES)}, not {device!r}")
     require(not root_path or root_path.startswith("/"), f"--root-path must begin with a slash, not {root_path!r}")
+    given = context.get_parameter_source("store")
+    require(survey is not None or given is None or given.name != "COMMANDLINE",
+            f"--store {store} is for a survey; name its study with --survey")
     visitors = parse_auth(auth or [])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the temporary files are removed at any time
     # Before Gradio is imported, which reads these then. It would keep a record of the last 10,000 requests.
@@ -81,16 +133,22 @@ def main(
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
     from superres.web.files import Workspace
 
-    with logging_as_json(), Workspace() as workspace:
+    with logging_as_json(), Workspace() as workspace, ExitStack() as until_the_end:
+        pages = None
+        if survey is not None:
+            opened, pages = open_survey(survey, store)
+            until_the_end.enter_context(closing(opened))
         from superres.pipeline import Upscaler
         from superres.web.decoding import Decoder
         from superres.web.serving import build_server, serve
 
-        decoder = Decoder(Upscaler.load(checkpoint, device), time_limit)
-        log("loaded", checkpoint=decoder.upscaler.name, device=str(decoder.upscaler.device))
+        translator = load_translator(translation_checkpoint, device)
+        decoder = Decoder(Upscaler.load(checkpoint, device), time_limit, translator)
+        log("loaded", checkpoint=decoder.upscaler.name, device=str(decoder.upscaler.device),
+            translation_checkpoint=translator.name if translator is not None else None, survey=survey)
         decoder.warm_up()
-        page = build_app(decoder, workspace, max_queue)
-        server = build_server(page, decoder, workspace, visitors, root_path)
+        page = build_app(decoder, workspace, max_queue, pages is not None, root_path)
+        server = build_server(page, decoder, workspace, visitors, root_path, pages)
         if not serve(server, decoder, host, port):
             raise ConfigError(f"cannot listen on {host}, port {port}; choose another --port or --host")
 

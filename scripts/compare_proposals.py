@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from superres.checkpoint import load_checkpoint, load_weights, save_checkpoint
-from superres.config import DecodeConfig, TrainConfig
+from superres.config import DecodeConfig
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.trace import survival_curve
 from superres.errors import SuperresError
@@ -27,8 +27,9 @@ from superres.evaluation import agreement, decode_interleaved
 from superres.nn.model import EncoderDecoder
 from superres.output import figure_png, markdown_table, number_text, prepare_folder, write_result
 from superres.pipeline import Upscaler
-from superres.stages import Stage, train_faces
+from superres.stages import Stage, train_stage
 from superres.tasks.faces import FacePairs, read_faces
+from superres.train_config import TrainConfig
 
 Row = dict[str, Any]
 
@@ -62,7 +63,7 @@ def train_variant(name: str, base: Path, data: Path, folder: Path, heads: int, m
     layer = options.pop("head_layer")
     settings = TrainConfig(stage="heads", freeze_base=True, minutes=minutes, batch_size=batch_size, **options)
     stage = Stage(settings, data, folder, start=base, prediction_heads=heads, head_layer=layer)
-    train_faces(stage, lambda: False, lambda record: print(f"{name}: {record}", file=sys.stderr))
+    train_stage(stage, lambda: False, lambda record: print(f"{name}: {record}", file=sys.stderr))
     return folder / "checkpoint"
 
 

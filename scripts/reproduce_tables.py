@@ -3,6 +3,7 @@
 What is measured already is not measured again, so that checkpoints can be added one by one.
 
     python scripts/reproduce_tables.py table2 --data dev.npz --output tables --fine-tuned runs/heads/checkpoint
+    python scripts/reproduce_tables.py table1 --data val --test test --output tables --both runs/both/checkpoint
     python scripts/reproduce_tables.py table3 STUDY --store survey.db --output tables
 """
 
@@ -16,8 +17,12 @@ import typer
 
 from superres import SuperresError, load
 from superres.config import require
+from superres.table1 import SERIES as TEXT_SERIES
+from superres.table1 import Table1
 from superres.tables import SERIES, Table2
 from superres.tasks.faces import read_faces
+from superres.tasks.translation import read_pairs
+from superres.translator import Translator
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -25,6 +30,37 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 @app.callback()
 def reproduce_tables() -> None:
     """Measure the tables of the paper again and lay ours beside the paper's."""
+
+
+@app.command()
+def table1(
+    data: Annotated[Path, typer.Option(help="Development text: PATH.en and PATH.de, or a test set of sacrebleu's.")],
+    output: Annotated[Path, typer.Option(help="Folder for table1.json, the tables and the plot; a run is resumed.")],
+    test: Annotated[Path | None, typer.Option(help="Test text, for Table 4.")] = None,
+    regular: Annotated[str | None, typer.Option(help="Heads on the frozen base.")] = None,
+    distillation: Annotated[str | None, typer.Option(help="Heads on a frozen base of distilled text.")] = None,
+    fine_tuning: Annotated[str | None, typer.Option(help="Heads with fine-tuning.")] = None,
+    both: Annotated[str | None, typer.Option(help="Heads with fine-tuning on distilled text.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Use the first N sentences only.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Development sentences decoded together.")] = 32,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Tables 1 and 4: BLEU, mean accepted block size and speed of translation by k. Checkpoints are optional."""
+    given = {"regular": regular, "distillation": distillation, "fine-tuning": fine_tuning, "both": both}
+    translators = {role: Translator.load(name, device) for role, name in given.items() if name is not None}
+    require(bool(translators), f"no checkpoint to measure; give at least one of --{', --'.join(given)}")
+    first = next(iter(translators.values()))
+    dev = read_pairs(data, first.languages, limit)
+    tested = None if test is None else read_pairs(test, first.languages, limit)
+    table = Table1(output, dev, tested, batch_size, str(first.device))
+    for name, series in TEXT_SERIES.items():
+        if series.checkpoint in translators:
+            table.add(name, translators[series.checkpoint])
+    for role, translator in translators.items():
+        table.add_test(role, translator)
+    views = table.write_views()
+    print("\n".join(view.read_text() for view in views[:2]))
+    print(f"written: {table.path}, {', '.join(map(str, views))}")
 
 
 @app.command()

@@ -5,19 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["DecodeConfig", "SuperresError", "Upscaler", "__version__", "load"]
+__all__ = ["BeamConfig", "DecodeConfig", "SuperresError", "Translator", "Upscaler", "__version__", "load"]
 
 if TYPE_CHECKING:
-    from superres.config import DecodeConfig
+    from superres.config import BeamConfig, DecodeConfig
     from superres.errors import SuperresError
-    from superres.pipeline import Upscaler, load
+    from superres.loading import load
+    from superres.pipeline import Upscaler
+    from superres.translator import Translator
 
 
 def __getattr__(name: str) -> object:
     """Import public names on first use, so that `superres --help` and the survey do not wait for torch."""
     import importlib
 
-    homes = {"DecodeConfig": "config", "SuperresError": "errors", "Upscaler": "pipeline", "load": "pipeline"}
+    homes = {"BeamConfig": "config", "DecodeConfig": "config", "SuperresError": "errors", "Translator": "translator",
+             "Upscaler": "pipeline", "load": "loading"}
     if name not in homes:
         raise AttributeError(f"module 'superres' has no attribute {name!r}")
     return getattr(importlib.import_module(f"superres.{homes[name]}"), name)

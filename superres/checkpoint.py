@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor
 from superres.config import FORMAT_VERSION, DecodeConfig, ModelConfig
 from superres.errors import CheckpointError, OutputError, SuperresError
 from superres.nn.model import EncoderDecoder
+from superres.tasks import TASK_FILES
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -78,6 +79,7 @@ def recover_folder(folder: Path) -> None:
 def save_checkpoint(
     model: EncoderDecoder, folder: str | Path, extra: dict[str, Any] | None = None,
     dtype: torch.dtype = torch.bfloat16, training: Sequence[dict[str, Any]] | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write `model` as a checkpoint folder, replacing what is there in one move.
 
@@ -87,6 +89,7 @@ def save_checkpoint(
         extra: more entries for config.json.
         dtype: in which the weights are stored.
         training: the stages that led here, for `training.jsonl`; None leaves that file as it is.
+        files: content of more files by name, those of the task (a vocabulary).
 
     Raises:
         OutputError: the folder cannot be written.
@@ -99,6 +102,8 @@ def save_checkpoint(
         save_file(weights, fresh / WEIGHTS, metadata={"format": "pt"})
         document = {"format_version": FORMAT_VERSION, "model": model.config.to_dict(), **(extra or {})}
         (fresh / CONFIG).write_text(json.dumps(document, indent=2) + "\n")
+        for name, content in (files or {}).items():
+            (fresh / name).write_bytes(content)
         if training is not None:
             (fresh / TRAINING).write_text("".join(json.dumps(stage) + "\n" for stage in training))
 
@@ -169,6 +174,18 @@ def load_checkpoint(folder: str | Path) -> EncoderDecoder:
     return model.eval()
 
 
+def read_task_files(folder: Path, task: str) -> dict[str, bytes]:
+    """Return the content of the files in a checkpoint's folder that belong to its task, by name.
+
+    Raises:
+        CheckpointError: one is missing.
+    """
+    try:
+        return {name: (folder / name).read_bytes() for name in TASK_FILES.get(task, ())}
+    except OSError as error:
+        raise CheckpointError(f"cannot read {error.filename}: {error.strerror}; fetch the checkpoint again") from error
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file.
 
@@ -215,30 +232,45 @@ def weights_digest(folder: str | Path) -> str:
 class HubModel(torch.nn.Module, PyTorchModelHubMixin):
     """A network with the hub's `from_pretrained`, `save_pretrained` and `push_to_hub`, read as strictly as a folder."""
 
-    def __init__(self, model: EncoderDecoder) -> None:
-        """Wrap the network."""
+    def __init__(self, model: EncoderDecoder, files: Mapping[str, bytes] | None = None) -> None:
+        """Wrap the network.
+
+        Args:
+            model: the network.
+            files: content of its task's files by name (the vocabulary of a translation), as in `read_task_files`.
+
+        Raises:
+            CheckpointError: a file of the task is missing.
+        """
         super().__init__()
-        self.model = model
+        self.model, self.files = model, dict(files or {})
+        missing = [name for name in TASK_FILES.get(model.config.task, ()) if name not in self.files]
+        if missing:
+            raise CheckpointError(f"a checkpoint for {model.config.task} holds {', '.join(missing)}; give its content")
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        save_checkpoint(self.model, save_directory)
+        save_checkpoint(self.model, save_directory, files=self.files)
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, revision: str | None, **_: object) -> HubModel:
         folder = Path(model_id) if Path(model_id).is_dir() else fetch_from_hub(model_id, revision)
-        return cls(load_checkpoint(folder))
+        model = load_checkpoint(folder)
+        return cls(model, read_task_files(folder, model.config.task))
 
 
 def fetch_from_hub(identifier: str, revision: str | None = None) -> Path:
-    """Return the local folder of a hub checkpoint, downloading its two files unless they are cached.
+    """Return the local folder of a hub checkpoint, downloading its files unless they are cached.
 
     Raises:
         CheckpointError: there is no such checkpoint, or no network and nothing cached.
     """
     try:
-        paths = [hf_hub_download(identifier, name, revision=revision) for name in (CONFIG, WEIGHTS)]
+        folder = Path(hf_hub_download(identifier, CONFIG, revision=revision)).parent
+        task = read_config(folder)["model"].get("task")
+        for name in (WEIGHTS, *TASK_FILES.get(task, ())):
+            hf_hub_download(identifier, name, revision=revision)
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         message = f"cannot fetch {identifier!r} from the hub ({reason}); check the id, or give a folder"
         raise CheckpointError(message) from error
-    return Path(paths[0]).parent
+    return folder

@@ -15,7 +15,6 @@ import typer
 
 from superres.batch_plan import BatchOptions, parse_shard, plan, require_choice
 from superres.cli_options import (
-    DEFAULT_CHECKPOINT,
     DEFAULTS,
     INTERRUPTED,
     Accept,
@@ -50,14 +49,16 @@ from superres.cli_options import (
     Source,
     Split,
     Temperature,
+    TextDecodingCommand,
     TopK,
     decode_config,
     given_options,
     load_upscaler,
 )
 from superres.cli_survey import survey_app
+from superres.cli_text import text, translate
 from superres.cli_train import train_app
-from superres.config import QualityBound
+from superres.config import DEFAULT_CHECKPOINT, QualityBound
 from superres.errors import SuperresError
 from superres.tasks.faces import SPLITS
 from superres.tasks.faces import Split as SplitName
@@ -67,16 +68,18 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-                  help="Upscale 8x8 faces to 32x32 by blockwise parallel decoding of an Image Transformer.")
+                  help="Upscale 8x8 faces to 32x32, and translate, by blockwise parallel decoding.")
 evaluate_app = typer.Typer(help="Score a checkpoint.", rich_markup_mode=None)
 app.add_typer(evaluate_app, name="evaluate")
 app.add_typer(train_app, name="train")
 app.add_typer(survey_app, name="survey")
+app.command(cls=TextDecodingCommand)(translate)
+evaluate_app.command(cls=TextDecodingCommand)(text)
 
 
 @app.callback()
 def superres() -> None:
-    """Upscale 8x8 faces to 32x32 by blockwise parallel decoding of an Image Transformer."""
+    """Upscale 8x8 faces to 32x32, and translate, by blockwise parallel decoding."""
 
 
 @app.command(cls=DecodingCommand)

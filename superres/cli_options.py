@@ -10,14 +10,15 @@ import typer
 from typer.core import TyperCommand
 
 from superres.batch_plan import ON_EXISTING, require_choice
-from superres.config import ENGINES, DecodeConfig, parse_epsilon, parse_temperature
+from superres.config import ENGINES, BeamConfig, DecodeConfig, parse_epsilon, parse_temperature, require
 from superres.tasks.faces import SOURCES, SPLITS
+from superres.tasks.translation import parse_languages
 
 if TYPE_CHECKING:
     from superres.pipeline import Upscaler
+    from superres.translator import Translator
 
 DEFAULTS = DecodeConfig()
-DEFAULT_CHECKPOINT = "celeba-8to32"
 DEVICES = ("auto", "cpu", "cuda")
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -31,21 +32,32 @@ def choices(names: Sequence[str]) -> str:
 class DecodingCommand(TyperCommand):
     """A command with decoding options: its help lists the registered names, which are imported only then."""
 
+    text = False
+
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 -- their types move with typer
         """Write the help."""
-        registered = registered_names()
+        registered = registered_names(self.text)
         for parameter in self.params:
             if parameter.name in registered:
                 parameter.metavar = choices(registered[parameter.name])
         super().format_help(ctx, formatter)
 
 
-def registered_names() -> dict[str, list[str]]:
-    """Return the names that may be given for each decoding option that takes one."""
-    from superres.decoding.acceptance import CRITERIA
+class TextDecodingCommand(DecodingCommand):
+    """A `DecodingCommand` for text."""
+
+    text = True
+
+
+def registered_names(text: bool = False) -> dict[str, list[str]]:
+    """Return the names that may be given for each decoding option that takes one, for images or for `text`."""
+    from superres.decoding.acceptance import CRITERIA, UNORDERED
     from superres.decoding.noise import NOISES
     from superres.decoding.proposal import PROPOSERS
 
+    if text:
+        proposers = [name for name, proposer in PROPOSERS.items() if proposer.uses_heads]
+        return {"accept": list(UNORDERED), "proposer": proposers}
     return {"accept": list(CRITERIA), "proposer": list(PROPOSERS), "noise": list(NOISES)}
 
 
@@ -81,7 +93,7 @@ Shard = Annotated[str, typer.Option(metavar="I/N", help="Do only part I of N equ
 Manifest = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JSON line an output to FILE (replaced).")]
 Data = Annotated[Path, typer.Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA root.")]
 Split = Annotated[str, typer.Option(metavar=choices(SPLITS), help="Part of a CelebA root.")]
-Limit = Annotated[int | None, typer.Option(metavar="N", help="Score the first N images only.", show_default=False)]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="Score the first N only.", show_default=False)]
 Greedy = Annotated[bool, typer.Option("--greedy/--no-greedy", help="Compare with block size 1.")]
 Sheet = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet of the first images.")]
 MinPsnr = Annotated[float | None, typer.Option(metavar="DB", help="Bound: PSNR to the greedy images, in dB (try 40).",
@@ -89,17 +101,25 @@ MinPsnr = Annotated[float | None, typer.Option(metavar="DB", help="Bound: PSNR t
 MaxBits = Annotated[float | None, typer.Option(metavar="BITS", help="Bound: bits/dim under p1 above that of the "
                                                "greedy images.", show_default=False)]
 Save = Annotated[bool, typer.Option("--save/--no-save", help="Save the fastest settings as the checkpoint's default.")]
+Languages = Annotated[str | None, typer.Option(metavar="SOURCE-TARGET", help="Languages of the text, such as en-de. "
+                                               "[default: those of the checkpoint]", show_default=False)]
+Beam = Annotated[int | None, typer.Option("--beam", metavar="N", help="Beam search with N hypotheses, without blocks.",
+                                          show_default=False)]
+LengthPenalty = Annotated[float, typer.Option(metavar="A", help="Beam search ranks by log p / ((5 + length) / 6)**A.")]
+Sentences = Annotated[int, typer.Option("--batch-size", metavar="N", help="Sentences decoded together.")]
+TextTemperature = Annotated[str, typer.Option("--temperature", metavar="T", help="0 is greedy; above, samples.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")]
 
 
 def decode_config(context: typer.Context) -> DecodeConfig:
-    """Return the decoding settings of a command that has an option for each.
+    """Return the decoding settings of a command that has options for them; those without one have their default.
 
     Raises:
         ConfigError: a setting is out of range, or two contradict one another.
     """
-    values = {name: context.params[name] for name in DEFAULTS.to_dict()}
-    values["epsilon"] = parse_epsilon(values["epsilon"])
+    values = {name: context.params[name] for name in DEFAULTS.to_dict() if name in context.params}
+    if "epsilon" in values:
+        values["epsilon"] = parse_epsilon(values["epsilon"])
     values["temperature"] = parse_temperature(values["temperature"])
     return DecodeConfig(**values)
 
@@ -118,10 +138,46 @@ def load_upscaler(checkpoint: str, device: str, decode: DecodeConfig, engine: st
         ConfigError: an unknown name, or a device that this machine lacks, or an engine that cannot serve there.
         CheckpointError: the checkpoint is missing or damaged.
     """
-    require_choice("--device", device, DEVICES)
-    require_choice("--engine", engine, ENGINES)
-    for option, names in registered_names().items():
-        require_choice(f"--{option}", getattr(decode, option), names)
+    _check_names(device, engine, decode, registered_names())
     from superres.pipeline import Upscaler
 
     return Upscaler.load(checkpoint, device, engine)
+
+
+def load_translator(
+    checkpoint: str, device: str, decode: DecodeConfig, languages: str | None = None, engine: str = "auto",
+) -> Translator:
+    """Check names as `load_upscaler` does, load the checkpoint, and check that it translates `languages` ("en-de").
+
+    Raises:
+        ConfigError: as for `load_upscaler`, or the checkpoint translates other languages.
+        CheckpointError: the checkpoint is missing or damaged.
+    """
+    _check_names(device, engine, decode, registered_names(text=True))
+    wanted = None if languages is None else parse_languages(languages)
+    from superres.translator import Translator
+
+    translator = Translator.load(checkpoint, device, engine)
+    require(wanted in (None, translator.languages), f"checkpoint {translator.name} translates "
+            f"{'-'.join(translator.languages)}, not {languages}; choose another --checkpoint")
+    return translator
+
+
+def _check_names(device: str, engine: str, decode: DecodeConfig, registered: dict[str, list[str]]) -> None:
+    require_choice("--device", device, DEVICES)
+    require_choice("--engine", engine, ENGINES)
+    for option, names in registered.items():
+        require_choice(f"--{option}", getattr(decode, option), names)
+
+
+def beam_config(context: typer.Context, beam: int | None, length_penalty: float) -> BeamConfig | None:
+    """Return the settings of the beam search that a command is asked for, if it is.
+
+    Raises:
+        ConfigError: they are out of range, or stand beside options of blockwise decoding.
+    """
+    if beam is None:
+        return None
+    given = [name for name in given_options(context, DEFAULTS) if name not in ("seed",)]
+    require(not given, f"--beam searches without blocks; leave out --{', --'.join(given)}".replace("_", "-"))
+    return BeamConfig(beam, length_penalty)

@@ -12,26 +12,32 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from superres.cli_options import (
-    DEFAULT_CHECKPOINT,
     DEFAULTS,
     INTERRUPTED,
     BatchSize,
     BlockSize,
     Checkpoint,
     Device,
+    LengthPenalty,
     choices,
+    load_translator,
     load_upscaler,
 )
-from superres.config import HEAD_LAYERS, HEAD_LOSSES, HEAD_TARGETS, PRESETS, DecodeConfig, TrainConfig
+from superres.config import DEFAULT_CHECKPOINT, HEAD_LAYERS, PRESETS, BeamConfig, DecodeConfig
+from superres.tasks.translation import parse_languages
+from superres.train_config import HEAD_LOSSES, HEAD_TARGETS, TrainConfig
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 TRAINING = TrainConfig(steps=1)
+BEAM = BeamConfig()
 
-TrainData = Annotated[Path, typer.Option("--data", metavar="PATH", help="Faces to train on: .npz, folder or CelebA.")]
+TrainData = Annotated[Path, typer.Option("--data", metavar="PATH", help="Faces to train on: .npz, folder or CelebA; "
+                                          "or parallel text PATH.en and PATH.de.")]
 RunFolder = Annotated[Path, typer.Option("--output", metavar="DIR", help="The run's folder; a run in it is resumed.")]
-Dev = Annotated[Path | None, typer.Option(metavar="PATH", help="Faces for bits/dim on the way.", show_default=False)]
+Dev = Annotated[Path | None, typer.Option(metavar="PATH", help="Faces or text for scores on the way.",
+                                          show_default=False)]
 Start = Annotated[Path | None, typer.Option(metavar="DIR", help="Checkpoint folder to start from.",
                                             show_default=False)]
 Preset = Annotated[str, typer.Option(metavar=choices(list(PRESETS)), help="The network, unless --start gives one.")]
@@ -52,12 +58,23 @@ HeadLayer = Annotated[str | None, typer.Option(metavar=choices(HEAD_LAYERS), hel
 Minutes = Annotated[float | None, typer.Option(metavar="M", help="Length in minutes of training, over all resumes.",
                                                show_default=False)]
 Steps = Annotated[int | None, typer.Option(metavar="N", help="Length in steps.", show_default=False)]
-TrainBatch = Annotated[int, typer.Option("--batch-size", metavar="N", help="Images a step over all processes.")]
+TrainBatch = Annotated[int, typer.Option("--batch-size", metavar="N", help="Images, or pairs of sentences, a step over "
+                                         "all processes.")]
 Rate = Annotated[float, typer.Option("--learning-rate", metavar="R", help="Peak learning rate.")]
 Recompute = Annotated[bool, typer.Option("--gradient-checkpointing", help="Less memory for more computation.")]
-TrainLimit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Use the first N images of --data only.",
-                                                show_default=False)]
-TrainSeed = Annotated[int, typer.Option("--seed", metavar="S", help="Of the weights and the order of the pictures.")]
+TrainLimit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Use the first N images, or pairs of "
+                                                "sentences, of --data only.", show_default=False)]
+TrainSeed = Annotated[int, typer.Option("--seed", metavar="S", help="Of the weights and the order of the data.")]
+Smoothing = Annotated[float, typer.Option("--label-smoothing", metavar="S", help="Share of p1's target that is spread "
+                                          "over all tokens; try 0.1 for text.")]
+Warmup = Annotated[int, typer.Option("--warmup-steps", metavar="N", help="Steps of linear warm-up.")]
+Positions = Annotated[int, typer.Option("--head-positions", metavar="N", help="Positions of a target on which the "
+                                        "heads are trained in a step.")]
+Vocabulary = Annotated[Path | None, typer.Option(metavar="FILE", help="Text: a SentencePiece model to use instead of "
+                                                 "training one.", show_default=False)]
+TrainLanguages = Annotated[str | None, typer.Option("--languages", metavar="SOURCE-TARGET", help="Text: its languages, "
+                                                    "such as en-de, which is the preset's.", show_default=False)]
+TeacherBeam = Annotated[int, typer.Option("--beam", metavar="N", help="Text: hypotheses of the beam search.")]
 Precision = Annotated[str, typer.Option(metavar="[bf16|no]", help="Autocast to bf16, or not.")]
 
 train_app = typer.Typer(help="Train a checkpoint in stages.", rich_markup_mode=None)
@@ -74,10 +91,12 @@ def base(
     preset: Preset = "base", minutes: Minutes = None, steps: Steps = None,
     batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
     precision: Precision = TRAINING.precision, seed: TrainSeed = 0, limit: TrainLimit = None,
-    gradient_checkpointing: Recompute = False,
+    gradient_checkpointing: Recompute = False, label_smoothing: Smoothing = TRAINING.label_smoothing,
+    warmup_steps: Warmup = TRAINING.warmup_steps, languages: TrainLanguages = None, vocabulary: Vocabulary = None,
 ) -> None:
-    """Train the base model p1 by teacher forcing; writes DIR/checkpoint."""
-    _train(train_config(context, "base"), data=data, output=output, dev=dev, start=start, preset=preset, limit=limit)
+    """Train the base model p1 by teacher forcing; writes DIR/checkpoint. The preset text learns to translate."""
+    _train(train_config(context, "base"), data=data, output=output, dev=dev, start=start, preset=preset, limit=limit,
+           languages=None if languages is None else parse_languages(languages), vocabulary=vocabulary)
 
 
 @train_app.command()
@@ -88,6 +107,8 @@ def heads(
     learning_rate: Rate = TRAINING.learning_rate, precision: Precision = TRAINING.precision, seed: TrainSeed = 0,
     limit: TrainLimit = None, gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
     head_layer: HeadLayer = None, head_target: HeadTarget = TRAINING.head_target,
+    label_smoothing: Smoothing = TRAINING.label_smoothing, warmup_steps: Warmup = TRAINING.warmup_steps,
+    head_positions: Positions = TRAINING.head_positions,
 ) -> None:
     """Train prediction heads on a trained base, which is fine-tuned or frozen; writes DIR/checkpoint."""
     _train(train_config(context, "heads"), data=data, output=output, dev=dev, start=start, limit=limit,
@@ -98,21 +119,30 @@ def heads(
 def decode(
     data: TrainData, output: RunFolder, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, limit: TrainLimit = None,
     block_size: BlockSize = DEFAULTS.block_size, batch_size: BatchSize = 64, device: Device = "auto",
+    beam: TeacherBeam = BEAM.size, length_penalty: LengthPenalty = BEAM.length_penalty,
 ) -> None:
-    """Let a checkpoint decode training inputs greedily, for the stage distil; writes DIR/faces.npz."""
-    options = DecodeConfig(block_size)
+    """Let a checkpoint decode training inputs, to train on what it makes of them.
 
-    from superres.stages import decode_own_faces
-    from superres.tasks.faces import read_faces
+    Faces are decoded greedily, for the stage distil, into DIR/faces.npz. A translation checkpoint, the teacher,
+    translates by beam search into the parallel text DIR/pairs, which is --data for training a student.
+    """
+    options, search = DecodeConfig(block_size), BeamConfig(beam, length_penalty)
 
-    pairs = read_faces(data, "train", limit)
-    upscaler = load_upscaler(checkpoint, device, options)
-    with _training_bar(len(pairs), "image") as (bar, stop):
+    from superres.distillation import decode_own_faces, translate_pairs
+    from superres.loading import checkpoint_task
+    from superres.pipeline import find_checkpoint
+    from superres.tasks import faces, translation
 
-        def report(record: dict[str, float]) -> None:
-            bar.update(record["images"] - bar.n)
-
-        done = decode_own_faces(upscaler, pairs, output, options, batch_size, stop, report)
+    if checkpoint_task(find_checkpoint(checkpoint)) == translation.name:
+        translator = load_translator(checkpoint, device, options)
+        text = translation.read_pairs(data, translator.languages, limit)
+        with _counting_bar(len(text), "pair") as (report, stop):
+            done = translate_pairs(translator, text, output, search, batch_size, stop, report)
+    else:
+        pairs = faces.read_faces(data, "train", limit)
+        upscaler = load_upscaler(checkpoint, device, options)
+        with _counting_bar(len(pairs), "image") as (report, stop):
+            done = decode_own_faces(upscaler, pairs, output, options, batch_size, stop, report)
     _finish(output, done)
 
 
@@ -159,7 +189,8 @@ def train_config(context: typer.Context, stage: str) -> TrainConfig:
 
 def _train(settings: TrainConfig, **stage_options: Any) -> None:  # noqa: ANN401 -- those of superres.stages.Stage
     """Run a stage with a progress bar."""
-    from superres.stages import Stage, train_faces
+    from superres.corpora import Stage
+    from superres.stages import train_stage
 
     stage = Stage(settings, **stage_options)
     total = settings.steps or round(60 * (settings.minutes or 0))
@@ -170,7 +201,7 @@ def _train(settings: TrainConfig, **stage_options: Any) -> None:  # noqa: ANN401
             bar.update(min(done, total) - bar.n)
             _show(bar, record)
 
-        done = train_faces(stage, stop, report)
+        done = train_stage(stage, stop, report)
     _finish(stage.output, done)
 
 
@@ -186,8 +217,19 @@ def _training_bar(total: float | None, unit: str) -> Iterator[tuple[tqdm[NoRetur
         yield bar, lambda: bool(stopping)
 
 
+@contextmanager
+def _counting_bar(total: int, unit: str) -> Iterator[tuple[Callable[[dict[str, float]], None], Callable[[], bool]]]:
+    """Show a bar of decoded examples; give what moves it, and what tells that it is to stop."""
+    with _training_bar(total, unit) as (bar, stop):
+
+        def report(record: dict[str, float]) -> None:
+            bar.update(record[f"{unit}s"] - bar.n)
+
+        yield report, stop
+
+
 def _show(bar: tqdm[NoReturn], record: dict[str, float]) -> None:
-    shown = ("images", "p1", "heads", "bits_per_dim")
+    shown = ("images", "pairs", "p1", "heads", "bits_per_dim", "bits_per_token", "bleu")
     bar.set_postfix_str(", ".join(f"{name} {record[name]:.4g}" for name in shown if name in record))
 
 

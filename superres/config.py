@@ -1,4 +1,4 @@
-"""Frozen, validated settings of the network, of decoding and of training, with a strict JSON form."""
+"""Frozen, validated settings of the network and of decoding, with a strict JSON form."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ class Config:
             raise ConfigError(f"{cls.__name__} cannot be built from {values}: {error}") from error
 
 
+DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR = "celeba-8to32", "multi30k-en-de"
+"""Bundled checkpoints that serve where none is named, for faces and for translation."""
+
 ENGINES = ("auto", "plain", "native")
 """Ways to compute the decoding step: with torch, or in compiled code for CPUs, which "auto" takes where it can."""
 
@@ -57,7 +60,8 @@ class ModelConfig(Config):
     """The network; `PRESETS` holds the named ones.
 
     Attributes:
-        task: name of the task module that turns inputs into tokens ("faces").
+        task: name of the task that turns inputs into tokens, "faces" or "translation".
+        languages: of source and target of a translation; empty for other tasks.
         vocabulary: number of token values V.
         source_shape: shape of the encoder's input; (rows, columns, channels) for an image, (S,) for text.
         target_shape: shape of the decoder's output; its product is the number of target positions T.
@@ -86,6 +90,7 @@ class ModelConfig(Config):
         ordinal_output: add -|v - mu(h)| / s(h) to the score of intensity v.
         free_scores: keep a free score (W h)_v beside the ordinal one. Without it the likeliest intensity is the
             conditional median, so that greedy pictures cannot fall for the point masses at black and white.
+        tied_embeddings: one table embeds source and target tokens and scores the output (a joint vocabulary).
     """
 
     task: str = "faces"
@@ -113,6 +118,8 @@ class ModelConfig(Config):
     cell_remainder: bool = False
     ordinal_output: bool = True
     free_scores: bool = True
+    languages: tuple[str, ...] = ()
+    tied_embeddings: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("vocabulary", "width", "filter_size", "attention_heads", "decoder_layers", "attention_block_length",
@@ -144,6 +151,10 @@ class ModelConfig(Config):
         require(self.numeric_neighbourhood or not self.cell_remainder, "cell_remainder needs numeric_neighbourhood")
         if self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output:
             self._check_image_aids()
+        require(len(self.languages) == (2 if self.task == "translation" else 0),
+                f"a translation, and nothing else, has two languages, not {self.languages!r}")
+        same = len(self.source_shape) == len(self.target_shape) == 1
+        require(same or not self.tied_embeddings, "tied_embeddings need source_shape and target_shape of one number")
 
     def _check_image_aids(self) -> None:
         aids = "aligned_conditioning, numeric_neighbourhood and ordinal_output"
@@ -192,8 +203,15 @@ PRESETS: dict[str, ModelConfig] = {
         head_layer="dense", head_filter_size=2048, identity_p1=False, aligned_conditioning=False, conditioning_blocks=0,
         numeric_neighbourhood=False, ordinal_output=False,
     ),
+    "text": ModelConfig(
+        task="translation", languages=("en", "de"), vocabulary=8000, source_shape=(128,), target_shape=(128,),
+        width=256, filter_size=512, attention_heads=4, encoder_layers=3, decoder_layers=3, attention="causal",
+        dropout=0.3, head_filter_size=512, aligned_conditioning=False, conditioning_blocks=0,
+        numeric_neighbourhood=False, ordinal_output=False, tied_embeddings=True,
+    ),
 }
-"""Named networks: `tiny` for tests, `base` as bundled, `paper` as published (img2img_transformer_b3)."""
+"""Named networks: `tiny` for tests, `base` as bundled, `paper` as published (img2img_transformer_b3); and `text`, a
+small Transformer for translation."""
 
 
 @dataclass(frozen=True)
@@ -303,6 +321,24 @@ def parse_temperature(text: str) -> float | tuple[float, ...]:
 
 
 @dataclass(frozen=True)
+class BeamConfig(Config):
+    """How beam search decodes.
+
+    Attributes:
+        size: hypotheses kept a sequence.
+        length_penalty: alpha; hypotheses are ranked by log p / ((5 + length) / 6)**alpha (Wu et al. 2016).
+    """
+
+    size: int = 4
+    length_penalty: float = 0.6
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.size, int) and self.size >= 1, f"beam must be at least 1, not {self.size!r}")
+        require(math.isfinite(self.length_penalty) and self.length_penalty >= 0,
+                f"length-penalty must be at least 0, not {self.length_penalty!r}")
+
+
+@dataclass(frozen=True)
 class QualityBound(Config):
     """How much quality decoding may lose against greedy decoding: one of two measures.
 
@@ -320,93 +356,3 @@ class QualityBound(Config):
                                                   "--max-bits-loss (bits/dim)")
         require(psnr is None or (math.isfinite(psnr) and psnr > 0), f"min-psnr-to-greedy must be positive, not {psnr}")
         require(bits is None or (math.isfinite(bits) and bits >= 0), f"max-bits-loss must be at least 0, not {bits}")
-
-
-HEAD_LOSSES = ("all-heads", "random-head")
-HEAD_TARGETS = ("p1", "tokens")
-STAGES = ("base", "heads", "distil")
-
-
-@dataclass(frozen=True)
-class TrainConfig(Config):
-    """How a stage of training runs.
-
-    Attributes:
-        stage: "base" (teacher forcing of p1), "heads" (p2..pk on a warm-started base), or "distil" (as "heads", half of
-            each batch being pictures that the model decoded itself, on which p1 is not trained).
-        batch_size: images a step over all processes; even in the stage "distil".
-        optimizer: "adamw" or "adam" (betas 0.9, 0.98, as published).
-        learning_rate: peak rate.
-        warmup_steps: steps of linear warm-up before the cosine decay.
-        weight_decay: of AdamW.
-        clip: largest gradient norm.
-        ema_decay: decay of the averaged weights, which are the ones kept.
-        steps: where the schedule ends; None if `minutes` decides.
-        minutes: training time where the schedule ends, summed over resumes; None if `steps` decides.
-        flip: mirror half of the images.
-        estimate_weight: weight of the estimate's absolute error, nats a grey level.
-        freeze_base: not in "base": train the head layer alone, so that p1 stays exactly the base.
-        head_loss: "all-heads" on a random subset of positions, or "random-head" (one head a minibatch, section 6
-            of the paper).
-        head_positions: size of that subset.
-        head_target: what heads learn at a position: "p1", the distribution that p1 itself has there once it knows all
-            tokens before (what they are verified against), or "tokens", the true token (as published).
-        head_weight: weight of the proposal heads' mean loss beside p1's.
-        head_decay: head i counts head_decay**(i - 2) in that mean: a far head matters only if all nearer ones are
-            right. 1 weighs all alike.
-        precision: "bf16" autocast or "no".
-        gradient_checkpointing: compute decoder layers again in the backward pass, for large networks on little memory.
-        seed: of the weights, the order of images and every random choice.
-    """
-
-    stage: Literal["base", "heads", "distil"] = "base"
-    batch_size: int = 4
-    optimizer: Literal["adamw", "adam"] = "adamw"
-    learning_rate: float = 1.5e-3
-    warmup_steps: int = 200
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    ema_decay: float = 0.999
-    steps: int | None = None
-    minutes: float | None = None
-    flip: bool = True
-    estimate_weight: float = 0.02
-    freeze_base: bool = False
-    head_loss: Literal["all-heads", "random-head"] = "all-heads"
-    head_positions: int = 192
-    head_target: Literal["p1", "tokens"] = "p1"
-    head_weight: float = 1.0
-    head_decay: float = 1.0
-    precision: Literal["bf16", "no"] = "bf16"
-    gradient_checkpointing: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "head_positions"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)!r}")
-        for name in ("learning_rate", "clip"):
-            require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)!r}")
-        require(self.stage in STAGES, f"stage must be one of {', '.join(STAGES)}, not {self.stage!r}")
-        require(self.stage != "distil" or self.batch_size % 2 == 0,
-                f"batch_size must be even in stage distil, half of it own pictures; not {self.batch_size}")
-        require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1), not {self.ema_decay!r}")
-        require(0 < self.head_decay <= 1, f"head_decay must be in (0, 1], not {self.head_decay!r}")
-        limit = self.steps if self.minutes is None else self.minutes
-        require((self.steps is None) != (self.minutes is None),
-                "give the length of training as either steps or minutes")
-        require(limit is not None and limit > 0, f"the length of training must be positive, not {limit!r}")
-        require(self.head_loss in HEAD_LOSSES,
-                f"head_loss must be one of {', '.join(HEAD_LOSSES)}, not {self.head_loss!r}")
-        require(self.head_target in HEAD_TARGETS,
-                f"head_target must be one of {', '.join(HEAD_TARGETS)}, not {self.head_target!r}")
-        require(self.precision in ("bf16", "no"), f"precision must be bf16 or no, not {self.precision!r}")
-
-    @property
-    def trains_heads(self) -> bool:
-        """Whether the prediction heads p2..pk are trained."""
-        return self.stage != "base"
-
-    @property
-    def trains_base(self) -> bool:
-        """Whether p1 is trained."""
-        return not (self.trains_heads and self.freeze_base)

@@ -1,9 +1,10 @@
-"""Batches of token pairs, in an order that seed and step decide, so that a resumed run sees the same images."""
+"""Batches of token pairs, in an order that seed and step decide, so that a resumed run sees the same examples."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -12,24 +13,35 @@ from torch import Tensor
 
 
 class TokenBatch(NamedTuple):
-    """Images as tokens.
+    """Images or sentences as tokens.
 
     Attributes:
         source: tokens [B, S], int64.
         target: tokens [B, T], int64.
-        true_count: the first so many targets are true pictures; the rest a model decoded itself.
+        true_count: the first so many targets are true pictures; the rest a model decoded itself. None: all are true.
+        padding: True where a source is padding, bool [B, S]; None where nothing is.
+        lengths: tokens of each target [B], int64, what follows being padding; None where nothing is.
     """
 
     source: Tensor
     target: Tensor
-    true_count: int
+    true_count: int | None = None
+    padding: Tensor | None = None
+    lengths: Tensor | None = None
+
+    def to(self, device: torch.device) -> TokenBatch:
+        """Return the batch on `device`."""
+        padding, lengths = (part if part is None else part.to(device) for part in (self.padding, self.lengths))
+        return TokenBatch(self.source.to(device), self.target.to(device), self.true_count, padding, lengths)
 
 
 class Batches(Protocol):
     """A reproducible sequence of batches."""
 
     batch_size: int
-    """Images a batch over all processes."""
+    """Examples a batch over all processes; their mean where batches differ."""
+    unit: str
+    """What an example is, in the plural."""
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
         """Return process `part`'s share of batch `step`."""
@@ -53,6 +65,7 @@ class ImageBatches:
     batch_size: int
     seed: int
     flip: bool = True
+    unit: str = "images"
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
         """Return process `part`'s share of batch `step`.
@@ -78,12 +91,68 @@ class DistilBatches:
     def __init__(self, true: ImageBatches, own: ImageBatches) -> None:
         """Join two sequences of batches; mirrored, a picture is no longer what the model would decode."""
         self.true, self.own = true, dataclasses.replace(own, flip=False)
-        self.batch_size = true.batch_size + own.batch_size
+        self.batch_size, self.unit = true.batch_size + own.batch_size, true.unit
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
         """See `Batches.batch`."""
         true, own = self.true.batch(step, part, parts), self.own.batch(step, part, parts)
         return TokenBatch(torch.cat([true.source, own.source]), torch.cat([true.target, own.target]), true.true_count)
+
+
+@dataclass
+class TextBatches:
+    """Batches of sentence pairs of like length, with about as many target tokens each.
+
+    An epoch is a fresh permutation sorted by length, cut into batches, which come in random order.
+
+    Attributes:
+        sources: tokens of each source, END last.
+        targets: tokens of each target, END last.
+        batch_size: mean of the pairs a batch, over all processes.
+        seed: key of the order.
+        padding: the token that fills up rows.
+    """
+
+    sources: Sequence[np.ndarray]
+    targets: Sequence[np.ndarray]
+    batch_size: int
+    seed: int
+    padding: int = 0
+    unit: str = "pairs"
+    cuts: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lengths = np.array([(len(t), len(s)) for s, t in zip(self.sources, self.targets, strict=True)])
+        budget = self.batch_size * self._lengths[:, 0].mean()
+        self.cuts = [0]
+        # The sorted target lengths, and so the cuts, are the same in every epoch.
+        for place, length in enumerate(np.sort(self._lengths[:, 0])):
+            if place > self.cuts[-1] and (place + 1 - self.cuts[-1]) * length > budget:
+                self.cuts.append(place)
+        self.cuts.append(len(self._lengths))
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
+        """See `Batches.batch`."""
+        epoch, place = divmod(step, len(self.cuts) - 1)
+        shuffled = _permutation(self.seed, epoch, len(self._lengths))
+        lengths = self._lengths[shuffled]
+        order = shuffled[np.lexsort((lengths[:, 1], lengths[:, 0]))]
+        number = int(np.random.default_rng((self.seed, epoch, 1)).permutation(len(self.cuts) - 1)[place])
+        rows = order[self.cuts[number] : self.cuts[number + 1]]
+        rows = rows[part::parts] if len(rows) > part else rows[:1]
+        (source, source_lengths), (target, target_lengths) = (
+            self._padded([sentences[row] for row in rows]) for sentences in (self.sources, self.targets)
+        )
+        hidden = torch.arange(source.shape[1]) >= source_lengths.unsqueeze(1)
+        return TokenBatch(source, target, None, hidden, target_lengths)
+
+    def _padded(self, rows: list[np.ndarray]) -> tuple[Tensor, Tensor]:
+        """Return `rows` filled up to the longest [B, N], and their lengths [B]."""
+        lengths = torch.tensor([len(row) for row in rows])
+        result = torch.full((len(rows), int(lengths.max())), self.padding, dtype=torch.int64)
+        for place, row in zip(result, rows, strict=True):
+            place[: len(row)] = torch.from_numpy(row)
+        return result, lengths
 
 
 _permutations: dict[tuple[int, int, int], np.ndarray] = {}

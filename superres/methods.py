@@ -24,7 +24,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from superres.batch_plan import list_inputs
-from superres.config import DecodeConfig, parse_epsilon, parse_temperature, require
+from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, parse_epsilon, parse_temperature, require
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey.pairs import Compared, Method, check_counterparts, choose_images, compare_methods
 from superres.survey.study import CAMERA
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from superres.pipeline import Upscaler
 
 Pixels = npt.NDArray[np.uint8]
-
-DEFAULT_CHECKPOINT = "celeba-8to32"
 
 TYPES: dict[str, Callable[[str], Any]] = {
     "block_size": int, "top_k": int, "min_block": int, "seed": int, "budget": int, "accept": str, "noise": str,

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from superres.checkpoint import fetch_from_hub, load_checkpoint, read_decode_default, weights_digest
-from superres.config import DecodeConfig
+from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
 from superres.decoding.blockwise import Decoded, check_options, decode, iterations
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
@@ -20,7 +21,8 @@ from superres.nn.native import step_model
 from superres.nn.scores import bits_per_dim
 from superres.tasks import faces
 
-DEFAULT_CHECKPOINT = "celeba-8to32"
+PipelineT = TypeVar("PipelineT", bound="Pipeline")
+LoopT = TypeVar("LoopT", bound="Loop")
 
 
 @dataclass(frozen=True)
@@ -96,15 +98,51 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-class Upscaler:
-    """Upscales 8x8 faces to 32x32 with a checkpoint.
+class Loop(Protocol):
+    """A decoding or a search that goes on step by step."""
+
+    def done(self) -> bool:
+        """Tell whether every row is complete."""
+
+
+def paced(loops: Iterator[LoopT], interval: float) -> Iterator[tuple[LoopT, float]]:
+    """Drive a loop that is handed out again and again, and pass it on now and then.
+
+    Args:
+        loops: hands out one and the same loop, first before its first step and last when it is done.
+        interval: seconds of its work between two looks, at the least.
+
+    Yields:
+        The loop and the seconds that it has worked, last when it is done; what is done with it in between does not
+        count.
+    """
+    started = time.perf_counter()
+    due = interval
+    for number, loop in enumerate(loops):
+        seconds = time.perf_counter() - started
+        if number and seconds >= due and not loop.done():
+            yield loop, seconds
+            started = time.perf_counter() - seconds
+            due = seconds + interval
+    yield loop, time.perf_counter() - started
+
+
+class Pipeline:
+    """A checkpoint on a device, ready to decode: what all tasks share.
 
     Attributes:
+        task: name of the task that it serves.
+        bundled: the bundled checkpoint for that task.
+        end_token: token that ends a target early, or None where targets have a fixed length.
         name: the checkpoint's name.
         revision: first digits of its weights' SHA-256.
         model_config: settings of the network.
         default: decoding settings of a call without options.
     """
+
+    task: ClassVar[str]
+    bundled: ClassVar[str]
+    end_token: ClassVar[int | None] = None
 
     def __init__(
         self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto",
@@ -113,7 +151,7 @@ class Upscaler:
         """Wrap a network.
 
         Args:
-            model: the network, for the task "faces".
+            model: the network.
             name: what to call it.
             revision: of its weights.
             device: "auto", "cpu" or "cuda".
@@ -124,31 +162,44 @@ class Upscaler:
             ConfigError: the device is absent, or the engine cannot serve there.
             CheckpointError: the network serves another task.
         """
-        if model.config.task != "faces":
-            raise CheckpointError(f"checkpoint {name} serves the task {model.config.task!r}, not faces")
+        if model.config.task != self.task:
+            raise CheckpointError(f"checkpoint {name} serves the task {model.config.task!r}, not {self.task}")
         self.name, self.revision, self.model_config = name, revision, model.config
         self.device, self.default = pick_device(device), default or DecodeConfig()
         self.model = model.to(self.device).eval()
-        self._scoring = step_model(self.model, engine=engine)
+        self._scoring = step_model(self.model, self.end_token, engine)
 
     @classmethod
     def load(
-        cls, name_or_dir: str | Path = DEFAULT_CHECKPOINT, device: str = "auto", engine: str = "auto",
-    ) -> Upscaler:
+        cls: type[PipelineT], name_or_dir: str | Path | None = None, device: str = "auto", engine: str = "auto",
+    ) -> PipelineT:
         """Load a checkpoint.
 
         Args:
-            name_or_dir: a bundled checkpoint's name, a folder, or a Hugging Face hub id.
+            name_or_dir: a bundled checkpoint's name, a folder, or a Hugging Face hub id; `bundled` if None.
             device: "auto", "cpu" or "cuda".
-            engine: see `Upscaler`.
+            engine: see `Pipeline`.
 
         Raises:
             CheckpointError: the checkpoint is missing, damaged or for another task.
             ConfigError: the device is absent, or the engine cannot serve there.
         """
-        folder = find_checkpoint(name_or_dir)
+        folder = find_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
         default = read_decode_default(folder, pick_device(device).type)
-        return cls(load_checkpoint(folder), folder.resolve().name, weights_digest(folder), device, default, engine)
+        model, name = load_checkpoint(folder), folder.resolve().name
+        return cls(model, name, weights_digest(folder), device, default, engine, **cls._of_task(folder, model))
+
+    @classmethod
+    def _of_task(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
+        """Read what else of the checkpoint's folder the task needs, as arguments of the constructor."""
+        return {}
+
+
+class Upscaler(Pipeline):
+    """Upscales 8x8 faces to 32x32 with a checkpoint."""
+
+    task = faces.name
+    bundled = DEFAULT_CHECKPOINT
 
     def __call__(
         self, sources: np.ndarray, options: DecodeConfig | None = None, *, keys: Sequence[int] | None = None,
@@ -203,17 +254,8 @@ class Upscaler:
         tokens, keyed = self._prepare(sources, options, keys)
         if not len(sources):
             raise InvalidInputError("there is no source to decode; give at least one")
-        started = time.perf_counter()
-        due = interval
-        for number, loop in enumerate(iterations(self._scoring, tokens, options, keys=keyed)):
-            seconds = time.perf_counter() - started
-            if number and seconds >= due and not loop.done():
-                shown = _upscaled(loop.result(), seconds)
-                suspended = time.perf_counter()
-                yield shown
-                started += time.perf_counter() - suspended
-                due = time.perf_counter() - started + interval
-        yield _upscaled(loop.result(), time.perf_counter() - started)
+        for loop, seconds in paced(iterations(self._scoring, tokens, options, keys=keyed), interval):
+            yield _upscaled(loop.result(), seconds)
 
     def _prepare(
         self, sources: np.ndarray, options: DecodeConfig, keys: Sequence[int] | None,
@@ -245,13 +287,3 @@ class Upscaler:
 
 def _upscaled(decoded: Decoded, seconds: float) -> Upscaled:
     return Upscaled(faces.decode(decoded.tokens.cpu().numpy()), decoded.traces, seconds)
-
-
-def load(name_or_dir: str | Path = DEFAULT_CHECKPOINT, device: str = "auto") -> Upscaler:
-    """Load a checkpoint for its task: `load("celeba-8to32")`, a folder, or a Hugging Face hub id ("owner/name").
-
-    Raises:
-        CheckpointError: the checkpoint is missing, damaged, or its task is unknown.
-        ConfigError: the device is absent.
-    """
-    return Upscaler.load(name_or_dir, device)

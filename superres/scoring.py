@@ -74,6 +74,13 @@ class Session(Protocol):
         """
         ...
 
+    def select(self, rows: Tensor, length: int) -> None:
+        """Let row i go on from what row `rows[i]` (int64 [B]) has read at decoder positions 0 .. `length` - 1.
+
+        Both must have the same source, as the hypotheses of a beam have.
+        """
+        ...
+
 
 class ScoringModel(Protocol):
     """A model that the decoder can drive."""
@@ -87,8 +94,11 @@ class ScoringModel(Protocol):
     end_token: int | None
     """Token that ends a sequence early, or None where sequences have a fixed length."""
 
-    def session(self, source: Tensor, width: int, padding: Tensor | None = None) -> Session:
-        """Encode `source` [B, S] (padding True in `padding` [B, S]) and make an empty session of step width `width`."""
+    def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
+        """Encode `source` [B, S] (padding True in `padding` [B, S]) and make an empty session of step width `width`.
+
+        The session has `copies` rows for each source, one after another.
+        """
         ...
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from superres.batch import say
 from superres.config import DecodeConfig, require
@@ -110,12 +110,82 @@ def _scores(result: Decoded, greedy: Decoded, pairs: FacePairs) -> dict[str, flo
     }
 
 
-class Table2:
-    """The measurements in a folder: `table2.json`, from which the Markdown table and the plots are drawn.
+class Table:
+    """Measurements in a folder, as a JSON document from which tables and plots are drawn.
 
     A series is written as soon as it is measured, and is not measured again for the same revision of its checkpoint
     and the same settings. Series can so be added one by one.
     """
+
+    name: ClassVar[str]
+    """Name of its files."""
+
+    def __init__(self, folder: Path, run: dict[str, Any], names: Sequence[str]) -> None:
+        """Open the folder, or start a new one.
+
+        Args:
+            folder: where the results are and go.
+            run: what all measurements have in common, ready for JSON.
+            names: of the series, in the order of the document.
+
+        Raises:
+            ConfigError: the folder holds measurements with another `run`, or a document that cannot be read.
+            OutputError: the folder cannot be written.
+        """
+        self.folder, self.names = folder, names
+        self.document: dict[str, Any] = {"paper": PAPER, "run": run, "series": {}}
+        prepare_folder(folder)
+        if self.path.exists():
+            self._resume(run)
+
+    @property
+    def path(self) -> Path:
+        """The JSON file."""
+        return self.folder / f"{self.name}.json"
+
+    def _resume(self, run: dict[str, Any]) -> None:
+        try:
+            document = json.loads(self.path.read_text())
+            before = dict(document["run"])
+            series = {name: document["series"][name] for name in self.names if name in document["series"]}
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            message = f"{self.path} cannot be read ({error!r}); remove it or choose another --output"
+            raise ConfigError(message) from error
+        changed = [f"{name} {before.get(name)}, not {run[name]}" for name in run if before.get(name) != run[name]]
+        require(not changed, f"{self.path} was measured with {', '.join(changed)}; choose another --output")
+        self.document["series"] = series
+
+    def measured(self, name: str, revision: str, configs: list[dict[str, Any]]) -> bool:
+        """Tell whether the series `name` is known for these weights and the settings of its cells."""
+        known = self.document["series"].get(name, {"revision": None, "cells": []})
+        return bool(known["revision"] == revision and [cell["config"] for cell in known["cells"]] == configs)
+
+    def keep(self, name: str, checkpoint: str, revision: str, cells: list[dict[str, Any]]) -> None:
+        """Write the cells of the series `name`.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        entry = {"checkpoint": checkpoint, "revision": revision, "cells": cells}
+        measured = {**self.document["series"], name: entry}
+        self.document["series"] = {n: measured[n] for n in self.names if n in measured}
+        write_result(self.path, (json.dumps(self.document, indent=1) + "\n").encode())
+
+    def write(self, views: dict[str, bytes]) -> list[Path]:
+        """Write files by name into the folder, and return their paths.
+
+        Raises:
+            OutputError: a file cannot be written.
+        """
+        for name, data in views.items():
+            write_result(self.folder / name, data)
+        return [self.folder / name for name in views]
+
+
+class Table2(Table):
+    """Measurements of faces: `table2.json`, from which the Markdown table and the plots are drawn."""
+
+    name = "table2"
 
     def __init__(self, folder: Path, pairs: FacePairs, batch_size: int, device: str) -> None:
         """Open the folder, or start a new one.
@@ -132,29 +202,9 @@ class Table2:
             OutputError: the folder cannot be written.
         """
         require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
-        self.folder, self.pairs, self.batch_size = folder, pairs, batch_size
+        self.pairs, self.batch_size = pairs, batch_size
         run = {"data": data_digest(pairs), "images": len(pairs), "batch_size": batch_size, "device": device}
-        self.document: dict[str, Any] = {"paper": PAPER, "run": run, "series": {}}
-        prepare_folder(folder)
-        if self.path.exists():
-            self._resume(run)
-
-    @property
-    def path(self) -> Path:
-        """The JSON file."""
-        return self.folder / "table2.json"
-
-    def _resume(self, run: dict[str, Any]) -> None:
-        try:
-            document = json.loads(self.path.read_text())
-            before = dict(document["run"])
-            series = {name: document["series"][name] for name in SERIES if name in document["series"]}
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            message = f"{self.path} cannot be read ({error!r}); remove it or choose another --output"
-            raise ConfigError(message) from error
-        changed = [f"{name} {before.get(name)}, not {run[name]}" for name in run if before.get(name) != run[name]]
-        require(not changed, f"{self.path} was measured with {', '.join(changed)}; choose another --output")
-        self.document["series"] = series
+        super().__init__(folder, run, list(SERIES))
 
     def add(self, name: str, upscaler: Upscaler) -> None:
         """Measure the series `name` with its network, unless that is done, and write what is known so far.
@@ -164,16 +214,12 @@ class Table2:
         """
         series = SERIES[name]
         configs = [way.to_dict() for way in series.ways(upscaler.model_config.prediction_heads).values()]
-        known = self.document["series"].get(name, {"revision": None, "cells": []})
-        if known["revision"] == upscaler.revision and [cell["config"] for cell in known["cells"]] == configs:
+        if self.measured(name, upscaler.revision, configs):
             say(f"{name}: measured already")
             return
         say(f"{name}: {upscaler.name}@{upscaler.revision}, k = {', '.join(str(c['block_size']) for c in configs)}")
         cells = measure(series, self.pairs, upscaler, self.batch_size)
-        entry = {"checkpoint": upscaler.name, "revision": upscaler.revision, "cells": cells}
-        measured = {**self.document["series"], name: entry}
-        self.document["series"] = {n: measured[n] for n in SERIES if n in measured}
-        write_result(self.path, (json.dumps(self.document, indent=1) + "\n").encode())
+        self.keep(name, upscaler.name, upscaler.revision, cells)
 
     def write_views(self) -> list[Path]:
         """Write the Markdown table and the plots, and return their paths.
@@ -183,9 +229,7 @@ class Table2:
         """
         views = {"table2.md": table2_markdown(self.document).encode()}
         views.update({name: _png(draw, self.document["series"]) for name, draw in PLOTS.items()})
-        for name, data in views.items():
-            write_result(self.folder / name, data)
-        return [self.folder / name for name in views]
+        return self.write(views)
 
 
 COLUMNS = {

@@ -9,7 +9,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,19 @@ from superres.checkpoint import (
     replaced_folder,
     save_checkpoint,
 )
-from superres.config import ModelConfig, TrainConfig
+from superres.config import ModelConfig
 from superres.data import Batches
 from superres.errors import CheckpointError, ConfigError
 from superres.nn.losses import TeacherForcingLoss
 from superres.nn.model import EncoderDecoder
+from superres.train_config import TrainConfig
 
 SAVE_SECONDS = 45.0
 """Longest time between two resumable states: a kill loses less than a minute."""
+
+
+DEV_SCORES = ("bits_per_dim", "dev_images", "bits_per_token", "bleu", "dev_pairs")
+"""Scores of the history that an evaluation on development data gives."""
 
 
 @dataclass
@@ -45,7 +50,7 @@ class Progress:
     Attributes:
         step: optimiser steps done.
         seconds: training time so far, summed over resumes.
-        history: one record a report: step, seconds, images, learning rate and losses.
+        history: one record a report: step, seconds, images (or pairs), and losses or scores.
     """
 
     step: int
@@ -119,7 +124,7 @@ class Trainer:
     def __init__(
         self, model: EncoderDecoder, settings: TrainConfig, batches: Batches, folder: str | Path,
         evaluate: Callable[[EncoderDecoder], dict[str, float]] | None = None, evaluate_seconds: float = 600.0,
-        earlier: Sequence[dict[str, Any]] = (),
+        earlier: Sequence[dict[str, Any]] = (), files: Mapping[str, bytes] | None = None,
     ) -> None:
         """Prepare the run and resume it if `folder` holds a state.
 
@@ -131,12 +136,14 @@ class Trainer:
             evaluate: scores the averaged model for the history (e.g. dev bits/dim).
             evaluate_seconds: time between two evaluations.
             earlier: the stages that led to `model`'s weights.
+            files: of the task, that the checkpoint holds beside the weights, by name.
 
         Raises:
             CheckpointError: the state in `folder` belongs to another network or other settings.
         """
         self.settings, self.batches, self.folder = settings, batches, Path(folder)
-        self.evaluate, self.evaluate_seconds, self.earlier = evaluate, evaluate_seconds, earlier
+        self.evaluate, self.evaluate_seconds = evaluate, evaluate_seconds
+        self.earlier, self.files = earlier, files or {}
         # Its own mixed precision is one choice for a whole process, which may train several stages.
         self.accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available())
         self.progress = Progress(0, 0.0, [])
@@ -184,20 +191,19 @@ class Trainer:
             report(self._record(self._evaluation()))
         self.save()
         if done and self.accelerator.is_main_process:
-            save_checkpoint(self.averaged, self.folder / "checkpoint", training=[*self.earlier, self.summary()])
+            training = [*self.earlier, self.summary()]
+            save_checkpoint(self.averaged, self.folder / "checkpoint", training=training, files=self.files)
         return done
 
     def summary(self) -> dict[str, Any]:
         """Return what was done, on what, and the latest scores."""
-        record: dict[str, float] = {}
-        for scores in self.progress.history:
-            record.update(scores)
+        scores = {name: value for record in self.progress.history for name, value in record.items()}
         device = self.accelerator.device
         cores = f"{os.cpu_count()} {platform.machine()} cores ({torch.backends.cpu.get_cpu_capability()})"
         return {
             "stage": self.settings.stage, "steps": self.progress.step, "seconds": round(self.progress.seconds),
-            "images_seen": self.progress.step * self.settings.batch_size,
-            "dev_bits_per_dim": record.get("bits_per_dim"), "dev_images": record.get("dev_images"),
+            f"{self.batches.unit}_seen": self.progress.step * self.settings.batch_size,
+            **{f"dev_{name.removeprefix('dev_')}": scores[name] for name in DEV_SCORES if name in scores},
             "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cores,
             "processes": self.accelerator.num_processes, "torch": torch.__version__,
             "settings": self.settings.to_dict(),
@@ -219,7 +225,7 @@ class Trainer:
                         **dataclasses.asdict(self.progress)}
             (fresh / "state.json").write_text(json.dumps(document))
         (self.folder / "history.json").write_text(json.dumps(self.progress.history, indent=1))
-        plot_history(self.progress.history, self.folder / "curves.png")
+        plot_history(self.progress.history, self.folder / "curves.png", self.batches.unit)
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -229,8 +235,7 @@ class Trainer:
 
     def _step(self) -> dict[str, float]:
         part, parts = self.accelerator.process_index, self.accelerator.num_processes
-        source, target, true_count = self.batches.batch(self.progress.step, part, parts)
-        source, target = source.to(self.accelerator.device), target.to(self.accelerator.device)
+        batch = self.batches.batch(self.progress.step, part, parts).to(self.accelerator.device)
         factor = learning_rate_factor(self.settings, self.progress)
         for group in self.prepared.param_groups:
             group["lr"] = self.settings.learning_rate * factor
@@ -238,7 +243,7 @@ class Trainer:
         torch.manual_seed(draw * parts + part)  # dropout, too, is then the same after a resume
         mixed = self.settings.precision == "bf16"
         with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=mixed):
-            losses = self.loss(source, target, draw, true_count)
+            losses = self.loss(batch.source, batch.target, draw, batch.true_count, batch.padding, batch.lengths)
         self.accelerator.backward(losses["total"])
         self.accelerator.clip_grad_norm_(self.loss.parameters(), self.settings.clip)
         self.prepared.step()
@@ -256,7 +261,7 @@ class Trainer:
 
     def _record(self, values: dict[str, float]) -> dict[str, float]:
         record = {"step": self.progress.step, "seconds": round(self.progress.seconds, 1),
-                  "images": self.progress.step * self.settings.batch_size, **values}
+                  self.batches.unit: self.progress.step * self.settings.batch_size, **values}
         self.progress.history.append(record)
         return record
 
@@ -303,19 +308,30 @@ def _detached(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().cpu().contiguous() for name, value in state.items()}
 
 
-def plot_history(history: list[dict[str, float]], path: str | Path) -> None:
-    """Draw the loss curves of a run (nats a token; bits/dim on dev) against images seen, as a PNG at `path`."""
+def plot_history(history: list[dict[str, float]], path: str | Path, unit: str = "images") -> None:
+    """Draw the curves of a run against examples seen, as a PNG at `path`: loss in nats a token, scores on dev.
+
+    Args:
+        history: records of the run.
+        path: where to.
+        unit: what an example is, in the plural, as the records have it.
+    """
     from matplotlib.figure import Figure  # heavy, and needed by training alone
 
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
-    for name in ("p1", "heads", "bits_per_dim"):
-        points = [(record["images"], record[name]) for record in history if name in record]
-        if points:
-            marker = "o" if name == "bits_per_dim" else None
-            axes.plot(*zip(*points, strict=True), label=name, linewidth=1, marker=marker)
-    axes.set_xlabel("images seen")
-    axes.set_ylabel("nats a token; bits/dim on dev")
+    for name in ("p1", "heads", *DEV_SCORES):
+        points = [(record[unit], record[name]) for record in history if name in record]
+        if not points or name.startswith("dev_"):
+            continue
+        panel = axes
+        if name == "bleu":  # it has an axis of its own
+            panel = axes.twinx()
+            panel.set_ylabel("BLEU on dev (black)")
+        panel.plot(*zip(*points, strict=True), label=name, linewidth=1, marker="o" if name in DEV_SCORES else None,
+                   color="black" if name == "bleu" else None)
+    axes.set_xlabel(f"{unit} seen")
+    axes.set_ylabel("nats a token; bits on dev")
     if axes.lines:
         axes.legend()
     figure.savefig(path, dpi=100)

@@ -368,6 +368,11 @@ def test_decode_looks_past_the_end_no_further_than_its_polling_interval():
     assert seen[0] == (0, LENGTH)
 
 
+def test_the_done_flag_is_looked_at_oftener_where_rows_may_end_at_any_time():
+    intervals = [blockwise.check_interval(*case) for case in ((None, "cpu"), (None, "cuda"), (1, "cuda"), (1, "cpu"))]
+    assert intervals == [16, 16, 4, 1]
+
+
 READS = ["item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__array__"]
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from superres.config import PRESETS, DecodeConfig, ModelConfig, TrainConfig
+from superres.config import PRESETS, DecodeConfig, ModelConfig
 from superres.errors import ConfigError
+from superres.train_config import TrainConfig
 
 EXAMPLES = [*PRESETS.values(), DecodeConfig(), DecodeConfig(block_size=4, temperature=0.9, seed=2**63 - 1),
             DecodeConfig(accept="distance-by-offset", epsilon=(4, 3, 2)),

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 from fakes import SMALL, VARIANTS, criterion_options, random_model, random_tokens
+from textual import vocabulary
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.blockwise import decode
 from superres.decoding.proposal import PROPOSERS
+from superres.errors import InvalidInputError
 from superres.nn.step import StepModel
-from superres.tasks import TASKS
+from superres.tasks import TASK_FILES, TASKS
 
 
 @pytest.fixture
@@ -109,12 +111,19 @@ def test_proposer_leaves_exact_decoding_as_it_is(proposer, k, variant, temperatu
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_task_is_registered_by_its_own_name_and_encodes_to_tokens(name):
-    task = TASKS[name]
+def test_task_is_registered_by_its_own_name_and_encodes_to_tokens(name, tmp_path):
+    for file in TASK_FILES[name]:
+        (tmp_path / file).write_bytes(vocabulary())
+    task = TASKS[name](tmp_path)
     assert task.name == name
-    if name == "faces":
-        pictures = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8)
-        tokens = task.encode(pictures)
-        assert tokens.shape == (2, 192)
-        assert tokens.dtype == np.int64
-        assert task.decode(np.zeros((2, 3072), np.int64)).shape == (2, 32, 32, 3)
+    inputs, length, targets = {
+        "faces": (np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8), 192, (2, 3072)),
+        "translation": (["dog", "a man"], 3, (2, 5)),
+    }[name]
+    tokens = task.encode(inputs)
+    assert tokens.shape[0] == 2
+    assert tokens.shape[1] >= length
+    assert tokens.dtype == np.int64
+    assert len(task.decode(np.zeros(targets, np.int64))) == 2
+    with pytest.raises(InvalidInputError):
+        task.decode(np.full(targets, 10_000))

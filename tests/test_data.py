@@ -69,7 +69,7 @@ def test_parts_make_up_the_batch(parts, step):
 
 def test_pairs_stay_together_and_are_mirrored_together():
     whole = batches(50, 50, flip=True)
-    low, high, _ = whole.batch(0)
+    low, high = whole.batch(0)[:2]
     low, high = images(low, 2), images(high, 4)
     mirrored = low[:, 0, 1, 0] == 100
     assert 10 < int(mirrored.sum()) < 40
@@ -94,7 +94,7 @@ def test_tokens_are_in_raster_order(which):
 def test_distil_batches_hold_true_pictures_first_and_own_ones_unmirrored_after_them():
     true, own = batches(50, 50, flip=True), batches(20, 30, seed=1, flip=True)
     joined = DistilBatches(true, own)
-    source, target, true_count = joined.batch(3)
+    source, target, true_count = joined.batch(3)[:3]
     assert (joined.batch_size, len(source), len(target), true_count) == (80, 80, 80, 50)
     assert torch.equal(source[:50], true.batch(3).source)
     assert torch.equal(target[:50], true.batch(3).target)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from fakes import SMALL, random_model, random_tokens
 
-from superres.config import TrainConfig
 from superres.nn.losses import TeacherForcingLoss, masked_loss
+from superres.train_config import TrainConfig
 from superres.training import build_model
 
 HEADS = TrainConfig(stage="heads", steps=10, head_positions=48, head_target="tokens")

@@ -8,13 +8,14 @@ import pytest
 import torch
 from fakes import SMALL, VARIANTS, random_model, random_tokens
 
-from superres.config import HEAD_LAYERS, PRESETS, DecodeConfig, TrainConfig
+from superres.config import HEAD_LAYERS, PRESETS, DecodeConfig
 from superres.decoding.blockwise import decode
 from superres.nn.image_aids import neighbour_table
 from superres.nn.losses import TeacherForcingLoss
 from superres.nn.model import EncoderDecoder
 from superres.nn.scores import bits_per_dim
 from superres.nn.step import StepModel
+from superres.train_config import TrainConfig
 
 
 def size(module):

@@ -178,3 +178,14 @@ def test_code_is_compiled_once_and_a_failure_leaves_nothing_behind(monkeypatch, 
     native.library()
     assert built[0].stat().st_mtime_ns == stamp
     native.library.cache_clear()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_large_vocabulary_is_projected_alike_by_several_threads(rows):
+    config = replace(KNOWN["text"], vocabulary=2100)
+    network, source = random_model(config, dtype=torch.float32), random_tokens(config, rows)[0]
+    alone, together = (decode(NativeModel(network, threads=threads), source, DecodeConfig()) for threads in (1, 3))
+    plain = decode(StepModel(network), source, DecodeConfig())
+    assert torch.equal(alone.tokens, together.tokens)
+    assert torch.equal(alone.tokens, plain.tokens)
+    assert [trace.accepted for trace in alone.traces] == [trace.accepted for trace in together.traces]

@@ -16,7 +16,8 @@ from superres import pipeline
 from superres.checkpoint import save_checkpoint, weights_digest
 from superres.config import DecodeConfig, ModelConfig
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
-from superres.pipeline import Upscaler, bundled_checkpoints, find_checkpoint, load, pick_device
+from superres.loading import load
+from superres.pipeline import Upscaler, bundled_checkpoints, find_checkpoint, pick_device
 
 TINY = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
                    prediction_heads=8, head_filter_size=8, conditioning_blocks=1, conditioning_width=4,

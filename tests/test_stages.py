@@ -10,11 +10,12 @@ import pytest
 
 from superres.checkpoint import read_config, read_training, save_checkpoint
 from superres.cli import run
-from superres.config import PRESETS, DecodeConfig, TrainConfig
+from superres.config import PRESETS, DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError, SuperresError
 from superres.pipeline import Upscaler
-from superres.stages import Ladder, Stage, climb, decode_own_faces, train_faces
+from superres.stages import Ladder, Stage, climb, decode_own_faces, train_stage
 from superres.tasks.faces import FacePairs, read_faces, write_npz
+from superres.train_config import TrainConfig
 from superres.training import build_model
 
 GREEDY = DecodeConfig(block_size=1)
@@ -133,9 +134,13 @@ def test_the_bundled_recipes_can_be_read():
     from superres.pipeline import bundled_folder
 
     recipes = sorted((bundled_folder().parent / "scripts" / "recipes").glob("*.json"))
-    assert [path.stem for path in recipes] == ["one-gpu", "two-cores"]
+    assert [path.stem for path in recipes] == ["one-gpu", "text-two-cores", "two-cores"]
     for path in recipes:
-        assert [rung.name for rung in Ladder.read(path).rungs] == ["base", "regular", "fine-tuned", "distilled"]
+        names = [rung.name for rung in Ladder.read(path).rungs]
+        if path.stem.startswith("text"):  # the paper's Table 1, and what its columns start from
+            assert sorted(names) == ["base", "both", "distillation", "fine-tuning", "regular", "student", "teacher"]
+        else:
+            assert names == ["base", "regular", "fine-tuned", "distilled"]
 
 
 def test_heads_keep_the_number_of_the_start_unless_asked(checkpoint, data, tmp_path):
@@ -148,7 +153,7 @@ def test_heads_keep_the_number_of_the_start_unless_asked(checkpoint, data, tmp_p
 def test_distil_without_own_pictures_and_other_stages_with_them_are_refused(checkpoint, data, tmp_path):
     for stage, own in (("distil", None), ("heads", data)):
         with pytest.raises(ConfigError, match="the stage distil, and no other"):
-            train_faces(Stage(TrainConfig(stage=stage, steps=1), data, tmp_path, start=checkpoint, own=own),
+            train_stage(Stage(TrainConfig(stage=stage, steps=1), data, tmp_path, start=checkpoint, own=own),
                         never, ignore)
     with pytest.raises(ConfigError, match="batch_size must be even"):
         TrainConfig(stage="distil", steps=1, batch_size=3)

@@ -13,10 +13,10 @@ from fakes import SMALL, random_tokens
 
 from superres import training
 from superres.checkpoint import load_checkpoint, read_training, save_checkpoint
-from superres.config import TrainConfig
 from superres.data import ImageBatches
 from superres.errors import CheckpointError, ConfigError, OutputError
 from superres.stages import Stage
+from superres.train_config import TrainConfig
 from superres.training import Progress, Trainer, build_model, learning_rate_factor
 
 TINY = replace(SMALL, vocabulary=16, prediction_heads=1, dropout=0.1)

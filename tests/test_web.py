@@ -247,7 +247,7 @@ def test_who_stops_watching_stops_the_decoding(rng, caplog):
 
 def test_time_is_limited(rng):
     sources = rng.integers(0, 256, (1, 8, 8, 3), np.uint8)
-    with pytest.raises(StoppedError, match=r"longer than 0 seconds.*; ask for fewer"):
+    with pytest.raises(StoppedError, match=r"longer than 0 seconds.*; ask for less"):
         list(Decoder(FakeStream(), time_limit=0).watch("test", sources, EXACT, 1))
 
 

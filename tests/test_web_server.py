@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -19,29 +15,18 @@ import torch
 from fakes import random_model
 from gradio_client import Client, handle_file
 from PIL import Image
-from web_demo import FACES, HTTP, Blocked, events, running, wait
+from web_demo import FACES, FAST, HTTP, TINY, Blocked, events, read_log, running, start, stress_demo, wait
 
 import app
 from superres.batch import image_key
-from superres.config import DecodeConfig, ModelConfig
+from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.pipeline import Upscaler
 from superres.tasks.faces import read_image
 from superres.web.photos import Crop, take
 
 ROOT = Path(__file__).parents[1]
-TINY = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
-                   prediction_heads=8, head_filter_size=8, conditioning_blocks=1, conditioning_width=4,
-                   cross_attention=False)
-FAST = {"accept": "distance", "epsilon": "255"}  # accepts everything: few calls
 SLOW = {"block_size": 1}
-
-
-def stress_demo():
-    spec = importlib.util.spec_from_file_location("stress_demo", ROOT / "scripts" / "stress_demo.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -285,25 +270,11 @@ def test_a_password_that_is_missing_is_refused(pairs):
         app.parse_auth(pairs)
 
 
-def start(*words, **environment):
-    command = [sys.executable, str(ROOT / "app.py"), "--port", "0", "--device", "cpu", *words]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-                            env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
-
-
 def test_it_stops_in_the_middle_of_a_decoding_and_leaves_nothing_behind(tmp_path):
     process = start(TMPDIR=str(tmp_path))
     lines = []
-
-    def read(event):
-        for line in process.stderr:
-            lines.append(json.loads(line))
-            if lines[-1]["event"] == event:
-                return lines[-1]
-        raise AssertionError(lines)
-
     try:
-        url = f"http://127.0.0.1:{read('ready')['port']}"
+        url = f"http://127.0.0.1:{read_log(process, 'ready', lines)['port']}"
         assert next(iter(tmp_path.iterdir())).name.startswith("superres-web-")
         files = {"files": ("private-name.png", FACES[0].read_bytes())}
         path = HTTP.post(f"{url}/gradio_api/upload", files=files).json()[0]
@@ -315,7 +286,7 @@ def test_it_stops_in_the_middle_of_a_decoding_and_leaves_nothing_behind(tmp_path
             assert next(received) == "event: generating"
             process.send_signal(signal.SIGTERM)
             assert any("about to stop" in line for line in received)
-        read("stopped")
+        read_log(process, "stopped", lines)
         assert process.wait(timeout=300) == 0
     finally:
         process.kill()

@@ -1,7 +1,10 @@
 """The web demo as the tests meet it: a real server on a free port of the loopback."""
 
+import importlib.util
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -15,6 +18,7 @@ import httpx
 import uvicorn
 
 import app
+from superres.config import ModelConfig
 from superres.web.decoding import Decoder
 from superres.web.files import Workspace
 from superres.web.serving import build_server
@@ -23,7 +27,21 @@ HTTP = httpx.Client(timeout=300)
 """Patient: a busy machine is slow, and time is not what is tested."""
 
 
-FACES = sorted((Path(__file__).parents[1] / "scripts" / "faces").glob("*.png"))
+ROOT = Path(__file__).parents[1]
+FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
+TINY = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
+                   prediction_heads=8, head_filter_size=8, conditioning_blocks=1, conditioning_width=4,
+                   cross_attention=False)
+FAST = {"accept": "distance", "epsilon": "255"}
+"""Settings that accept everything: few calls."""
+
+
+def stress_demo():
+    """Return the script that stresses a running demo, as a module."""
+    spec = importlib.util.spec_from_file_location("stress_demo", ROOT / "scripts" / "stress_demo.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @dataclass
@@ -65,13 +83,13 @@ def wait(condition, seconds=300):
 
 
 @contextmanager
-def running(upscaler, max_queue=16, time_limit=600.0, auth=None):
-    """Serve the demo around `upscaler` and stop it at the end."""
+def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None, survey=None):
+    """Serve the demo around `upscaler`, a `translator` and a `survey`'s application, and stop it at the end."""
     with Workspace() as workspace:
-        decoder = Decoder(upscaler, time_limit)
-        page = app.build_app(decoder, workspace, max_queue)
-        config = uvicorn.Config(build_server(page, decoder, workspace, auth), "127.0.0.1", 0, log_level="error",
-                                timeout_graceful_shutdown=1)
+        decoder = Decoder(upscaler, time_limit, translator)
+        page = app.build_app(decoder, workspace, max_queue, survey is not None)
+        server = build_server(page, decoder, workspace, auth, survey=survey)
+        config = uvicorn.Config(server, "127.0.0.1", 0, log_level="error", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -83,6 +101,22 @@ def running(upscaler, max_queue=16, time_limit=600.0, auth=None):
             decoder.close()
             server.should_exit = True
             thread.join()
+
+
+def start(*words, **environment):
+    """Start app.py as a process of its own, on a free port."""
+    command = [sys.executable, str(ROOT / "app.py"), "--port", "0", "--device", "cpu", *words]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+                            env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
+
+
+def read_log(process, event, lines):
+    """Read the log of app.py up to the line of `event`, which is returned; all lines are added to `lines`."""
+    for line in process.stderr:
+        lines.append(json.loads(line))
+        if lines[-1]["event"] == event:
+            return lines[-1]
+    raise AssertionError(lines)
 
 
 def events(url, session):

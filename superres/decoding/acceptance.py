@@ -164,3 +164,6 @@ CRITERIA: dict[str, type[Criterion]] = {
     "distance-by-channel": DistanceByChannel, "drift-budget": DriftBudget, "top-k": TopK,
 }
 """Acceptance criteria by the name that users give."""
+
+UNORDERED = tuple(name for name, criterion in CRITERIA.items() if "epsilon" not in criterion.settings)
+"""Those that know no distance between tokens, and so suit tokens in no order."""

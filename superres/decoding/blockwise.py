@@ -19,6 +19,9 @@ from superres.scoring import ScoringModel, Session, StepOutput
 DONE_CHECK_INTERVAL = 16
 """Iterations between two looks of the host at the done flag; in between nothing is read from the device."""
 
+END_CHECK_INTERVAL = 4
+"""The same on an accelerator where an end token may end a row at any time: a sentence takes a handful of iterations."""
+
 
 @dataclass
 class Decoded:
@@ -206,15 +209,25 @@ def check_options(options: DecodeConfig, prediction_heads: int) -> int:
     return block_size
 
 
+def check_interval(end_token: int | None, kind: str) -> int:
+    """Return the iterations between two looks at the done flag on a device of `kind` ("cpu", "cuda").
+
+    Where rows may end at any time, iterations past the end are wasted; a CPU's flag costs nothing to read.
+    """
+    if end_token is None:
+        return DONE_CHECK_INTERVAL
+    return 1 if kind == "cpu" else END_CHECK_INTERVAL
+
+
 @torch.inference_mode()
 def iterations(
     model: ScoringModel, source: Tensor, options: DecodeConfig, *, padding: Tensor | None = None,
     keys: Tensor | None = None, width: int | None = None, proposer: Proposer | None = None,
 ) -> Iterator[BlockwiseLoop]:
-    """Decode a batch blockwise, and hand out the loop every DONE_CHECK_INTERVAL iterations, to be looked at.
+    """Decode a batch blockwise, and hand out the loop now and then, to be looked at.
 
-    The loop is handed out first before any iteration and last when every row is complete. It is one and the same
-    object; whoever stops asking has stopped the decoding.
+    The loop is handed out first before any iteration, then every `check_interval` iterations, and last when every row
+    is complete. It is one and the same object; whoever stops asking has stopped the decoding.
 
     Args:
         model: the model.
@@ -237,9 +250,10 @@ def iterations(
         keys = torch.arange(len(source), device=source.device)
     session = model.session(source, width or block_size, padding)
     loop = BlockwiseLoop(model, session, options, keys, block_size, proposer)
+    interval = check_interval(model.end_token, source.device.type)
     yield loop
     while not loop.done():
-        for _ in range(DONE_CHECK_INTERVAL):
+        for _ in range(interval):
             loop.iterate()
         yield loop
 
@@ -263,7 +277,7 @@ def decode(
         keys: int64 [B].
         width: step width W.
         proposer: source of proposals.
-        progress: called every DONE_CHECK_INTERVAL iterations with (tokens of the shortest row, T).
+        progress: called whenever the loop is handed out, with (tokens of the shortest row, T).
 
     Returns:
         Tokens, lengths and traces.

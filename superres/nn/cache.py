@@ -78,3 +78,9 @@ class KeyValueCache:
         shaped = key_value.view(self.batch, self.width, 2, self.heads, self.size).permute(2, 0, 3, 1, 4)
         ring.view(-1, self.size).index_copy_(0, index, shaped.reshape(-1, self.size))
         return ring[0], ring[1]
+
+    def select(self, rows: Tensor, length: int) -> None:
+        """Let row i hold what row `rows[i]` [B] holds of positions 0 .. `length` - 1."""
+        used = min(length, self.slots)
+        heads = (rows.unsqueeze(1) * self.heads + torch.arange(self.heads, device=rows.device)).flatten()
+        self.store[:, :, :, :used] = self.store[:, :, heads, :used]

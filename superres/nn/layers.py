@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
@@ -48,6 +49,25 @@ class TokenEmbedding(nn.Module):
         """Embed `tokens` [..., T] that stand at raster `position` (broadcastable): [..., T, width]."""
         result: Tensor = self.table(tokens + position % self.channels * self.vocabulary) * self.scale
         return result
+
+
+class TiedProjection(nn.Module):
+    """Scores tokens by the rows of their embedding table, which stays the embedding's own weight."""
+
+    def __init__(self, table: nn.Embedding) -> None:
+        """Project to as many outputs as `table` has rows."""
+        super().__init__()
+        self._table = [table]  # in a list, so that the weight is registered and stored once
+        self.bias = nn.Parameter(torch.zeros(table.num_embeddings))
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, D]."""
+        return self._table[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map states [..., D] to scores [..., V]."""
+        return F.linear(x, self.weight, self.bias)
 
 
 class FeedForward(nn.Sequential):

@@ -6,8 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.config import TrainConfig
 from superres.nn.model import Decoded, EncoderDecoder, take
+from superres.train_config import TrainConfig
+
+IGNORED = -100
+"""Target token that does not count."""
 
 
 class TeacherForcingLoss(nn.Module):
@@ -22,7 +25,10 @@ class TeacherForcingLoss(nn.Module):
         self.model = model
         self.settings = settings
 
-    def forward(self, source: Tensor, target: Tensor, draw: int, true_count: int | None = None) -> dict[str, Tensor]:
+    def forward(
+        self, source: Tensor, target: Tensor, draw: int, true_count: int | None = None,
+        padding: Tensor | None = None, lengths: Tensor | None = None,
+    ) -> dict[str, Tensor]:
         """Return the losses of a batch.
 
         Args:
@@ -31,31 +37,39 @@ class TeacherForcingLoss(nn.Module):
             draw: key of the random choice of positions or head.
             true_count: the first so many targets are true pictures, the rest the model's own, from which p1 could learn
                 nothing but to be surer of itself. None: all are true.
+            padding: bool [B, S], True where a source is padding; None where nothing is.
+            lengths: tokens of each target [B], what follows being padding, which does not count; None where nothing is.
 
         Returns:
             "total" (to minimise) and its parts: "p1", "heads", "estimate" (grey levels).
         """
-        decoded = self.model(source, target)
+        decoded = self.model(source, target, padding)
         settings, losses = self.settings, {}
         true = slice(true_count)
         scores = None
         if settings.trains_base or settings.head_target == "p1":
             scores = self.model.scores(decoded)
         if settings.trains_base and scores is not None:
-            losses["p1"] = F.cross_entropy(scores[true].flatten(0, 1), target[true].flatten())
+            wanted = target if lengths is None else mark_padding(target, lengths)
+            losses["p1"] = F.cross_entropy(
+                scores[true].flatten(0, 1), wanted[true].flatten(), ignore_index=IGNORED,
+                label_smoothing=settings.label_smoothing,
+            )
         total = losses.get("p1", decoded.hidden.new_zeros(()))
         if settings.trains_heads:
             random_head = settings.head_loss == "random-head"
             heads = self._one_head if random_head else self._all_heads
             wanted = scores.detach() if scores is not None and settings.head_target == "p1" else target
-            losses["heads"] = heads(decoded, wanted, torch.Generator().manual_seed(draw))
+            losses["heads"] = heads(decoded, wanted, torch.Generator().manual_seed(draw), lengths)
             total = total + settings.head_weight * losses["heads"]
         if decoded.memory.estimate is not None and self.model.conditioning is not None and "p1" in losses:
             losses["estimate"] = (decoded.memory.estimate - target)[true].abs().mean()
             total = total + settings.estimate_weight * losses["estimate"]
         return losses | {"total": total}
 
-    def _all_heads(self, decoded: Decoded, wanted: Tensor, generator: torch.Generator) -> Tensor:
+    def _all_heads(
+        self, decoded: Decoded, wanted: Tensor, generator: torch.Generator, lengths: Tensor | None
+    ) -> Tensor:
         """Mean loss of all proposal heads on a random subset of positions; `wanted` as in `masked_loss`."""
         batch, length = wanted.shape[:2]
         count = min(self.settings.head_positions, length)
@@ -66,15 +80,19 @@ class TeacherForcingLoss(nn.Module):
         scores = self.model.block_scores(decoded, position)
         first = self.model.config.prediction_heads - scores.shape[2]
         offsets = torch.arange(first, self.model.config.prediction_heads, device=wanted.device)
-        return masked_loss(scores, position.unsqueeze(-1) + offsets, wanted, self._head_weights(wanted.device))
+        weight = self._head_weights(wanted.device)
+        return masked_loss(scores, position.unsqueeze(-1) + offsets, wanted, weight, lengths)
 
-    def _one_head(self, decoded: Decoded, wanted: Tensor, generator: torch.Generator) -> Tensor:
+    def _one_head(
+        self, decoded: Decoded, wanted: Tensor, generator: torch.Generator, lengths: Tensor | None
+    ) -> Tensor:
         """Loss of one random head at all positions (section 6 of the paper)."""
         first = 1 if self.model.config.identity_p1 else 0
         head = int(torch.randint(first, self.model.config.prediction_heads, (), generator=generator))
         position = torch.arange(wanted.shape[1], device=wanted.device).expand(len(wanted), -1)
         weight = self._head_weights(wanted.device)[head - first]
-        return weight * masked_loss(self.model.head_scores(decoded, position, head), position + head, wanted)
+        scores = self.model.head_scores(decoded, position, head)
+        return weight * masked_loss(scores, position + head, wanted, lengths=lengths)
 
     def _head_weights(self, device: torch.device) -> Tensor:
         """Return what each head in the layer counts: decay**(i - 2) for head i, p1 in it as p2; the mean is 1."""
@@ -84,7 +102,14 @@ class TeacherForcingLoss(nn.Module):
         return weights / weights.mean()
 
 
-def masked_loss(scores: Tensor, position: Tensor, wanted: Tensor, weight: Tensor | None = None) -> Tensor:
+def mark_padding(target: Tensor, lengths: Tensor) -> Tensor:
+    """Return `target` [B, T] with IGNORED past the `lengths` [B]."""
+    return target.masked_fill(torch.arange(target.shape[1], device=target.device) >= lengths.unsqueeze(1), IGNORED)
+
+
+def masked_loss(
+    scores: Tensor, position: Tensor, wanted: Tensor, weight: Tensor | None = None, lengths: Tensor | None = None
+) -> Tensor:
     """Return the mean loss of `scores` [..., V] at `position` [B, ...], of which those past the end do not count.
 
     Args:
@@ -93,9 +118,11 @@ def masked_loss(scores: Tensor, position: Tensor, wanted: Tensor, weight: Tensor
         wanted: tokens [B, T], for the cross-entropy; or scores [B, T, V] of the distributions to learn, for the
             Kullback-Leibler divergence from them.
         weight: how much each counts in the mean, broadcastable to `position`; alike if None.
+        lengths: where each row of `wanted` ends [B]; T if None.
     """
     length = wanted.shape[1]
-    inside = (position < length) * (1 if weight is None else weight)
+    end = length if lengths is None else lengths.view(-1, *[1] * (position.dim() - 1))
+    inside = (position < end) * (1 if weight is None else weight)
     place = position.clamp(max=length - 1).flatten(1)
     if wanted.dim() == 2:
         tokens = wanted.gather(1, place).flatten()

@@ -21,7 +21,7 @@ from superres.nn.image_aids import (
     ordinal_scores,
     to_raster,
 )
-from superres.nn.layers import DecoderLayer, EncoderLayer, TokenEmbedding, position_signal
+from superres.nn.layers import DecoderLayer, EncoderLayer, TiedProjection, TokenEmbedding, position_signal
 
 
 @dataclass
@@ -41,6 +41,14 @@ class Memory:
     conditioning: Tensor | None = None
     estimate: Tensor | None = None
     budget: Tensor | None = None
+
+    def repeat(self, copies: int) -> Memory:
+        """Return a memory with every row `copies` times, one after another."""
+        if copies == 1:
+            return self
+        parts = (self.mask, self.conditioning, self.estimate, self.budget)
+        more = (None if part is None else part.repeat_interleave(copies, dim=0) for part in parts)
+        return Memory(self.states.repeat_interleave(copies, dim=0), *more)
 
 
 @dataclass
@@ -73,7 +81,8 @@ class EncoderDecoder(nn.Module):
         self.gradient_checkpointing = False
         width = config.width
         source_channels = config.source_shape[-1] if len(config.source_shape) == 3 else 1
-        self.source_embedding = TokenEmbedding(config.vocabulary, source_channels, width)
+        tied = config.tied_embeddings
+        self.source_embedding = None if tied else TokenEmbedding(config.vocabulary, source_channels, width)
         self.target_embedding = TokenEmbedding(config.vocabulary, config.channels, width)
         self.register_buffer("source_signal", position_signal(config.source_shape, width), persistent=False)
         self.register_buffer("signal", position_signal(config.target_shape, width), persistent=False)
@@ -85,7 +94,7 @@ class EncoderDecoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.conditioning = AlignedConditioning(config) if config.aligned_conditioning else None
         self.neighbourhood = NumericNeighbourhood(config) if config.numeric_neighbourhood else None
-        self.project = nn.Linear(width, config.outputs)
+        self.project = TiedProjection(self.target_embedding.table) if tied else nn.Linear(width, config.outputs)
         if config.ordinal_output:
             nn.init.zeros_(self.project.weight)
             nn.init.zeros_(self.project.bias)
@@ -110,7 +119,8 @@ class EncoderDecoder(nn.Module):
         """
         position = torch.arange(source.shape[1], device=source.device)
         mask = None if padding is None else hidden_mask(~padding)[:, None, None, :]
-        x = self.dropout(self.source_embedding(source, position) + self.source_signal[: source.shape[1]])
+        embed = self.source_embedding or self.target_embedding
+        x = self.dropout(embed(source, position) + self.source_signal[: source.shape[1]])
         for layer in self.encoder:
             x = layer(x, mask)
         memory = Memory(self.encoder_norm(x), mask)

@@ -572,6 +572,16 @@ ALWAYS_INLINE int64_t best(const Session& s, float* scores, const float* tempera
   return winner;
 }
 
+// The output projection of `count` states: by the team where the vocabulary is large, by its first thread where meeting
+// would take longer than a few hundred outputs.
+void project(const Session& s, const Team& team, const float* states, int64_t count, float* projected) {
+  const bool together = s.project.panels >= 64;
+  if (together) team.meet();
+  if (together || team.rank == 0)
+    apply(s.project, together ? team : Team{0, 1, nullptr}, states, s.size_d, count, projected, s.stride, STORE);
+  if (together) team.meet();
+}
+
 template <typename Body>
 void in_teams(const Session& s, Body body) {
   volatile int arrived[MAX_TEAMS][16] = {};  // a cache line each
@@ -607,13 +617,14 @@ void superres_step(const Session* session, const int64_t* tokens, const int64_t*
     else team.meet();
     clock.lap(INPUT);
     for (int64_t l = 0; l < s.layers; l++) rows.run(s.layer[l], x, clock);
-    if (team.rank != 0) return;  // what is left is small
-    const Team alone{0, 1, nullptr};
     float* states = rows.of(hidden, s.size_d);
-    if (s.final_weight) rows.normed(x, states, s.final_weight, s.final_bias);
-    else std::memcpy(states, x, rows.count() * s.size_d * sizeof(float));
+    if (team.rank == 0) {
+      if (s.final_weight) rows.normed(x, states, s.final_weight, s.final_bias);
+      else std::memcpy(states, x, rows.count() * s.size_d * sizeof(float));
+    }
     float* projected = rows.of(s.projected, s.stride);
-    apply(s.project, alone, states, s.size_d, rows.count(), projected, s.stride, STORE);
+    project(s, team, states, rows.count(), projected);
+    if (team.rank != 0) return;  // what is left is small
     for (int64_t b = begin, r = begin * s.width; b < end; b++)
       for (int64_t w = 0; w < s.width; w++, r++) {
         const float* out = projected + (r - begin * s.width) * s.stride;
@@ -678,8 +689,8 @@ void superres_propose(const Session* session, const int64_t* position, const int
       }
     }
     team.meet();
+    project(s, team, states, rows * count, projected);
     if (team.rank != 0) return;  // what is left is small
-    apply(s.project, alone, states, D, rows * count, projected, s.stride, STORE);
     if (heads.adaptive) apply(heads.adapt, alone, states, D, rows * count, linear, adapted, STORE);
     for (int64_t b = begin; b < end; b++) {
       const Row row{s, b, within(s, position[b] + index[b]), s.gathered + (b * s.width + index[b]) * s.numbers};

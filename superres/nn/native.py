@@ -271,11 +271,10 @@ class NativeState:
 class NativeSession(ProposingSession):
     """A batch being decoded by native.cpp: `superres.scoring.Session`. It serves one decode, in one thread."""
 
-    def __init__(self, packed: Packed, source: Tensor, width: int, threads: int, padding: Tensor | None = None) -> None:
-        """Encode `source` [B, S] and allocate cache and scratch for steps of `width` on `threads` threads."""
-        model, config = packed.model, packed.model.config
-        memory = model.encode(source, padding)
-        super().__init__(model, memory, width)
+    def __init__(self, packed: Packed, memory: Memory, width: int, threads: int) -> None:
+        """Allocate cache and scratch for the sources of `memory` and steps of `width` on `threads` threads."""
+        config = packed.model.config
+        super().__init__(packed.model, memory, width)
         self.packed, self.kept = packed, list[Any]()
         # Whole groups of keys are read, and no two of them may share slots.
         slots = slot_count(config, width) + 2 * LANES - 1
@@ -350,6 +349,15 @@ class NativeSession(ProposingSession):
                 best, least = threads, min(seconds)
         return best
 
+    def select(self, rows: Tensor, length: int) -> None:
+        """See `superres.scoring.Session.select`."""
+        used = min(length, self.session.slots)
+        for key, value in self.caches:
+            key[..., :used] = key[rows, :, :, :used]
+            value[:, :, :used] = value[rows, :, :used]
+        if self.deviation is not None:
+            self.deviation.copy_(self.deviation[rows])
+
     def _plain(self, state: NativeState) -> StepState:
         """Return the state as the plain session has it."""
         place = (state.position.unsqueeze(1) + torch.arange(self.width)).clamp(max=self.config.target_length - 1)
@@ -364,6 +372,7 @@ class NativeSession(ProposingSession):
     def _neighbourhood(self) -> None:
         """Hand over the numeric neighbourhood, if there is one."""
         near, session, packed = self.packed.model.neighbourhood, self.session, self.packed
+        self.deviation: Tensor | None = None
         if near is None or self.budget is None:
             return
         session.numbers, session.near = near.first.in_features, near.table.shape[1]
@@ -371,7 +380,8 @@ class NativeSession(ProposingSession):
         session.near_table, session.cell, session.cell_positions = packed.tables
         session.source_length, session.budget = self.budget.shape[1], self._keep(self.budget)
         # Entry T is the "absent" neighbour and stays 0.
-        session.deviation = self._keep(torch.zeros(self.batch, self.config.target_length + 2))
+        self.deviation = torch.zeros(self.batch, self.config.target_length + 2)
+        session.deviation = self._keep(self.deviation)
         session.first, session.second = packed.first, packed.second
         session.channel_bias, session.direct = packed.channel_bias, packed.direct
 
@@ -379,9 +389,12 @@ class NativeSession(ProposingSession):
         """Allocate the cache of every layer, and project the memory for cross-attention where there is any."""
         config, session = self.config, self.session
         layers = (CLayer * config.decoder_layers)(*self.packed.layers)
-        size = self.batch * session.slots * config.width
+        rows, size = (self.batch, config.attention_heads), config.width // config.attention_heads
+        self.caches = [
+            (torch.zeros(*rows, size, session.slots), torch.zeros(*rows, session.slots, size)) for _ in layers
+        ]
         for number, layer in enumerate(layers):
-            layer.self = CCache(self._keep(torch.zeros(size)), self._keep(torch.zeros(size)))
+            layer.self = CCache(*map(self._keep, self.caches[number]))
             cross = self.packed.model.decoder[number].cross_attention
             if isinstance(cross, Attention):
                 layer.cross = CCache(*map(self._keep, _cross_cache(cross, memory.states)))
@@ -451,13 +464,15 @@ class NativeModel(StepModel):
         with torch.inference_mode():
             self.packed = Packed(model, half)
 
-    def session(self, source: Tensor, width: int, padding: Tensor | None = None) -> NativeSession:  # type: ignore[override]
+    def session(  # type: ignore[override]
+        self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1,
+    ) -> NativeSession:
         """See `superres.scoring.ScoringModel.session`."""
         most = self.threads or torch.get_num_threads()
-        session = NativeSession(self.packed, source, width, most, padding)
+        session = NativeSession(self.packed, self.model.encode(source, padding).repeat(copies), width, most)
         if self.threads is None:
             # With a thread a row there is nothing to wait for; how the threads of a team get on, only trying tells.
-            key = min(len(source), most), width
+            key = min(session.batch, most), width
             if key not in self.measured:
                 self.measured[key] = session.fastest_threads()
             session.session.threads = self.measured[key]

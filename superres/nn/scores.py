@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -30,3 +31,32 @@ def bits_per_dim(model: EncoderDecoder, source: Tensor, target: Tensor, batch_si
         log_p = model.scores(decoded).log_softmax(-1).gather(-1, part.unsqueeze(-1)).squeeze(-1)
         values.append(-log_p.double().mean(-1) / math.log(2))
     return torch.cat(values).cpu()
+
+
+def bits_per_token(
+    model: EncoderDecoder, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], padding: int,
+    batch_size: int = 64,
+) -> float:
+    """Return the mean bits a token that p1 needs for targets of different lengths.
+
+    Args:
+        model: the network in evaluation mode.
+        sources: tokens of each source.
+        targets: tokens of each target, at most as many as the network has target positions.
+        padding: the token that fills up rows.
+        batch_size: rows at a time.
+    """
+    bits = tokens = 0.0
+    with torch.inference_mode():
+        for first in range(0, len(sources), batch_size):
+            rows = slice(first, first + batch_size)
+            source, target = (_padded(part[rows], padding).to(model.signal.device) for part in (sources, targets))
+            inside = target != padding
+            log_p = model.scores(model(source, target, source == padding)).log_softmax(-1)
+            bits -= float(log_p.gather(-1, target.unsqueeze(-1)).squeeze(-1)[inside].double().sum()) / math.log(2)
+            tokens += int(inside.sum())
+    return bits / max(tokens, 1)
+
+
+def _padded(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=padding)

@@ -9,7 +9,7 @@ position a row.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from superres.nn.attention import Attention, split_heads
 from superres.nn.cache import KeyValueCache
 from superres.nn.heads import PredictionHeads
 from superres.nn.image_aids import RESIDUAL_SCALE, extrapolate, ordinal_scores, ordinal_term, scores_around
-from superres.nn.layers import DecoderLayer
+from superres.nn.layers import DecoderLayer, TiedProjection
 from superres.nn.model import EncoderDecoder, Memory
 from superres.scoring import Choose, StepOutput
 
@@ -45,7 +45,7 @@ class Affine:
         return torch.addmm(residual, x, self.weight).add_(self.bias)
 
 
-def fold(linears: list[nn.Linear], norm: nn.LayerNorm | None = None, scale: float = 1.0) -> Affine:
+def fold(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | None = None, scale: float = 1.0) -> Affine:
     """Join linear layers of one input side by side.
 
     Args:
@@ -219,9 +219,8 @@ class ProposingSession:
 class StepSession(ProposingSession):
     """A batch being decoded: `superres.scoring.Session` for `EncoderDecoder`. It serves one decode, in one thread."""
 
-    def __init__(self, model: EncoderDecoder, source: Tensor, width: int, padding: Tensor | None = None) -> None:
-        """Encode `source` [B, S] and allocate the cache for steps of `width`."""
-        memory = model.encode(source, padding)
+    def __init__(self, model: EncoderDecoder, memory: Memory, width: int) -> None:
+        """Allocate the cache for the sources of `memory` and steps of `width`."""
         super().__init__(model, memory, width)
         self.neighbourhood = model.neighbourhood
         self.layers = [LayerStep(layer, memory, self.batch, width) for layer in model.decoder]  # type: ignore[arg-type]
@@ -230,7 +229,7 @@ class StepSession(ProposingSession):
         # A zero row for the start of the sequence comes last.
         table = model.target_embedding.table.weight * model.target_embedding.scale
         self.token_table = torch.cat([table, table.new_zeros(1, table.shape[1])])
-        self.columns = torch.arange(width, device=source.device)
+        self.columns = torch.arange(width, device=memory.states.device)
         if self.neighbourhood is not None:
             # Entry T is the "absent" neighbour and stays 0; T + 1 is where positions outside the image are written.
             self.deviation = memory.states.new_zeros(self.batch, self.config.target_length + 2)
@@ -274,6 +273,12 @@ class StepSession(ProposingSession):
         for _ in range(repeats):
             self._step(tokens, position, lap)
         return seconds
+
+    def select(self, rows: Tensor, length: int) -> None:
+        """See `superres.scoring.Session.select`."""
+        self.cache.select(rows, length)
+        if self.neighbourhood is not None:
+            self.deviation = self.deviation[rows]
 
     def _deviation(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Return how far `tokens` at `position`, both [B, N], are from their estimates, in units of RESIDUAL_SCALE."""
@@ -329,9 +334,9 @@ class StepModel:
         self.prediction_heads = model.config.prediction_heads
         self.end_token = end_token
 
-    def session(self, source: Tensor, width: int, padding: Tensor | None = None) -> StepSession:
+    def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.scoring.ScoringModel.session`."""
-        return StepSession(self.model, source, width, padding)
+        return StepSession(self.model, self.model.encode(source, padding).repeat(copies), width)
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
         """See `superres.scoring.ScoringModel.uncached_scores`."""

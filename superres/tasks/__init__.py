@@ -1,13 +1,15 @@
-"""What a token means: one module a task, all with the shape of `Task`."""
+"""What a token means: one module a task, which gives something with the shape of `Task`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from superres.tasks import faces
+from superres.tasks import faces, translation
 
 Inputs = TypeVar("Inputs", contravariant=True)
 Outputs = TypeVar("Outputs", covariant=True)
@@ -16,7 +18,8 @@ Outputs = TypeVar("Outputs", covariant=True)
 class Task(Protocol[Inputs, Outputs]):
     """Turns what people have into tokens for the network, and the network's tokens into what people want.
 
-    A module with these names is a task; `superres.tasks.faces` is one. A whole batch is passed at once.
+    The module `superres.tasks.faces` is one, a `superres.tasks.translation.Codec` another. A whole batch is passed at
+    once.
     """
 
     @property
@@ -38,5 +41,10 @@ class Task(Protocol[Inputs, Outputs]):
         """
 
 
-TASKS: dict[str, Task[Any, Any]] = {faces.name: faces}
-"""The tasks by name: choices and contract tests derive from it."""
+TASKS: dict[str, Callable[[Path], Task[Any, Any]]] = {
+    faces.name: lambda _: faces, translation.name: translation.Codec.read,
+}
+"""What makes a task from a checkpoint's folder, by the task's name: choices and contract tests derive from it."""
+
+TASK_FILES: dict[str, tuple[str, ...]] = {faces.name: (), translation.name: (translation.VOCABULARY_FILE,)}
+"""Files of a checkpoint's folder that belong to its task."""

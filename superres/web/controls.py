@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from html import escape
@@ -22,7 +23,8 @@ Setting = Any
 Uploaded = dict[str, Any]
 """A file as Gradio hands it on, once it has checked that it was uploaded to this server."""
 RAW: dict[str, Any] = {"preprocess": False}
-"""For events that take uploads: Gradio's own decoding would clip 16-bit grey, drop alpha and fail on damaged files."""
+"""For events that decode: Gradio's own preparation of an upload would clip 16-bit grey, drop alpha and fail on damaged
+files, and its checks of other values speak another language than ours."""
 
 
 def decoding_controls(default: DecodeConfig, heads: int) -> list[gr.components.Component]:
@@ -32,8 +34,7 @@ def decoding_controls(default: DecodeConfig, heads: int) -> list[gr.components.C
         default: what they show at first.
         heads: prediction heads of the checkpoint.
     """
-    block_size = gr.Slider(1, heads, default.block_size or heads, step=1, label="Block size",
-                           info="Tokens proposed a step; 1 is greedy decoding, one by one")
+    block_size = block_size_control(default, heads)
     accept = gr.Dropdown(list(CRITERIA), value=default.accept, label="Acceptance", filterable=False,
                          info="exact: the greedy picture; the others trade a little of it for speed")
     used = CRITERIA[default.accept].settings
@@ -56,6 +57,12 @@ def decoding_controls(default: DecodeConfig, heads: int) -> list[gr.components.C
     return [block_size, accept, epsilon, top_k, budget, temperature, seed]
 
 
+def block_size_control(default: DecodeConfig, heads: int) -> gr.Slider:
+    """Lay out the control of the block size, which cannot be moved where there is one prediction head."""
+    return gr.Slider(1, max(heads, 2), default.block_size or heads, step=1, label="Block size", interactive=heads > 1,
+                     info="Tokens proposed a step; 1 is greedy decoding, one by one")
+
+
 def settings_of(
     default: DecodeConfig, block_size: Setting, accept: Setting, epsilon: Setting, top_k: Setting, budget: Setting,
     temperature: Setting, seed: Setting,
@@ -76,13 +83,26 @@ def settings_of(
         ConfigError: a value is missing or out of range, or two contradict one another.
     """
     require(isinstance(accept, str), f"acceptance must be a name, not {accept!r}")
-    numbers = {"block size": block_size, "top k": top_k, "budget": budget, "seed": seed}
-    for name, value in numbers.items():
-        require(isinstance(value, (int, float)) and value % 1 == 0, f"{name} must be a whole number, not {value!r}")
+    numbers = {"block_size": block_size, "top_k": top_k, "budget": budget, "seed": seed}
     return default.changed({
-        "block_size": int(block_size), "accept": accept, "epsilon": parse_epsilon(str(epsilon)), "top_k": int(top_k),
-        "budget": int(budget), "temperature": parse_temperature(str(temperature)), "seed": int(seed),
+        **{name: whole_number(name.replace("_", " "), value) for name, value in numbers.items()}, "accept": accept,
+        "epsilon": parse_epsilon(str(epsilon)), "temperature": parse_temperature(str(temperature)),
     })
+
+
+def whole_number(name: str, value: Setting) -> int:
+    """Return the whole number that a visitor set the control `name` to.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    require(isinstance(value, (int, float)) and value % 1 == 0, f"{name} must be a whole number, not {value!r}")
+    return int(value)
+
+
+def greedy_like(options: DecodeConfig) -> DecodeConfig:
+    """Return the settings that decode one token at a time, with the same temperature and seed."""
+    return dataclasses.replace(options, block_size=1, min_block=1, accept="exact", epsilon=2)
 
 
 def samples_of(value: float) -> int:

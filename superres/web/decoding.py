@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from superres.batch import image_key, resolve_options
 from superres.errors import SuperresError
+from superres.pipeline import Upscaled
+from superres.translator import Translated
 from superres.web.logs import log
 
 if TYPE_CHECKING:
-    from superres.config import DecodeConfig
-    from superres.pipeline import Upscaled, Upscaler
+    from superres.config import BeamConfig, DecodeConfig
+    from superres.pipeline import Upscaler
+    from superres.translator import Translator
 
 Pixels = npt.NDArray[np.uint8]
+Frame = TypeVar("Frame", Upscaled, Translated)
 
 FRAME_SECONDS = 0.15
 """Seconds of decoding between two frames."""
@@ -35,14 +40,15 @@ class Decoder:
     All steps run on one thread: the math library then keeps one set of workers, however many threads serve visitors.
 
     Attributes:
-        upscaler: the checkpoint.
+        upscaler: the checkpoint for faces.
+        translator: the one for text, if there is one.
         time_limit: seconds that a request may take.
         is_busy: whether a request is being decoded.
     """
 
-    def __init__(self, upscaler: Upscaler, time_limit: float = 120.0) -> None:
+    def __init__(self, upscaler: Upscaler, time_limit: float = 120.0, translator: Translator | None = None) -> None:
         """Make ready."""
-        self.upscaler, self.time_limit = upscaler, time_limit
+        self.upscaler, self.translator, self.time_limit = upscaler, translator, time_limit
         self.is_busy = False
         self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoding")
@@ -52,6 +58,9 @@ class Decoder:
         shape = self.upscaler.model_config.source_shape
         for _ in self.watch("warm-up", np.full((1, *shape), 128, np.uint8), self.upscaler.default, 1):
             pass
+        if self.translator is not None:
+            for _ in self.translate("warm-up", ["a"], {"": self.translator.default}):
+                pass
 
     def close(self) -> None:
         """End the current decoding at its next frame, with a message to whoever waits for it, and take no more."""
@@ -104,17 +113,37 @@ class Decoder:
         streams = {lane: self._stream(source[None], options, 1) for lane, options in resolved.items()}
         yield from self._run("race", streams, None)
 
+    def translate(
+        self, purpose: str, lines: Sequence[str], lanes: dict[str, DecodeConfig | BeamConfig],
+    ) -> Iterator[dict[str, Translated]]:
+        """Translate lines in one or several ways, which take turns as in `race`, and yield every step of all.
+
+        Args:
+            purpose: what for, in the log.
+            lines: text; all lines are decoded together.
+            lanes: settings by name.
+
+        Raises:
+            ConfigError: settings do not fit the checkpoint, or text.
+            InvalidInputError: a word is too long for the model.
+            StoppedError: the time is up, or the server is about to stop.
+        """
+        if self.translator is None:
+            raise ValueError("there is no checkpoint for translation")
+        streams = {lane: self.translator.stream(lines, options, interval=0) for lane, options in lanes.items()}
+        yield from self._run(purpose, streams, None)
+
     def _stream(self, sources: Pixels, options: DecodeConfig, samples: int) -> Iterator[Upscaled]:
         keys = [image_key(source, sample) for source in sources for sample in range(1, samples + 1)]
         return self.upscaler.stream(sources.repeat(samples, axis=0), options, keys=keys, interval=FRAME_SECONDS)
 
     def _run(
-        self, purpose: str, streams: dict[str, Iterator[Upscaled]], deadline: float | None,
-    ) -> Iterator[dict[str, Upscaled]]:
+        self, purpose: str, streams: dict[str, Iterator[Frame]], deadline: float | None,
+    ) -> Iterator[dict[str, Frame]]:
         """Yield the latest frames of all streams, whenever there is a new one of any."""
         started = time.monotonic()
         deadline = deadline or self.deadline()
-        shown: dict[str, Upscaled] = {}
+        shown: dict[str, Frame] = {}
         outcome, self.is_busy = "stopped", True
         try:
             for lane, result in take_turns({lane: self._on_thread(stream) for lane, stream in streams.items()}):
@@ -133,7 +162,7 @@ class Decoder:
             log("decoding", purpose=purpose, outcome=outcome, seconds=round(time.monotonic() - started, 3),
                 **_counts(list(shown.values())))
 
-    def _on_thread(self, stream: Iterator[Upscaled]) -> Iterator[Upscaled]:
+    def _on_thread(self, stream: Iterator[Frame]) -> Iterator[Frame]:
         while (result := self._thread.submit(next, stream, None).result()) is not None:
             yield result
 
@@ -141,11 +170,11 @@ class Decoder:
         if self.is_closing:
             raise StoppedError("the server is about to stop; try again in a minute")
         if time.monotonic() > deadline:
-            raise StoppedError(f"this took longer than {self.time_limit:g} seconds and was stopped; ask for fewer "
-                               "pictures, a larger block size or a looser acceptance")
+            raise StoppedError(f"this took longer than {self.time_limit:g} seconds and was stopped; ask for less, "
+                               "a larger block size or a looser acceptance")
 
 
-def take_turns(streams: dict[str, Iterator[Upscaled]]) -> Iterator[tuple[str, Upscaled]]:
+def take_turns(streams: dict[str, Iterator[Frame]]) -> Iterator[tuple[str, Frame]]:
     """Advance the stream with the smallest `seconds` each time, and yield its name and what it gave, till all end."""
     clocks = dict.fromkeys(streams, 0.0)
     while clocks:
@@ -158,8 +187,15 @@ def take_turns(streams: dict[str, Iterator[Upscaled]]) -> Iterator[tuple[str, Up
             yield lane, result
 
 
-def _counts(results: Sequence[Upscaled]) -> dict[str, int]:
-    """Return the sums over all images that the log tells."""
-    traces = [trace for result in results for trace in result.traces]
-    return {"images": len(traces), "tokens": sum(trace.tokens for trace in traces),
-            "iterations": sum(trace.iterations for trace in traces)}
+def _counts(results: Sequence[Upscaled | Translated]) -> dict[str, int]:
+    """Return the sums over all images or lines that the log tells."""
+    counts: Counter[str] = Counter()
+    for result in results:
+        if isinstance(result, Upscaled):
+            traces = result.traces
+            counts.update(images=len(traces), tokens=sum(trace.tokens for trace in traces))
+        else:
+            traces = [trace for line in result.traces for trace in line]
+            counts.update(lines=len(result.texts), tokens=sum(result.tokens))
+        counts.update(iterations=sum(trace.iterations for trace in traces))
+    return dict(counts)

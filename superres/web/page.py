@@ -14,6 +14,8 @@ from superres.web.batch_tab import batch_tab
 from superres.web.controls import SUGGESTED
 from superres.web.decoding import Decoder
 from superres.web.files import Workspace
+from superres.web.survey_tabs import survey_tabs
+from superres.web.translate_tab import translate_tab
 from superres.web.upscale_tab import upscale_tab
 
 TITLE = "superres: faces, block by block"
@@ -27,7 +29,10 @@ THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monos
 CSS = Path(__file__).with_name("page.css")
 
 
-def build_page(decoder: Decoder, workspace: Workspace, examples: Sequence[Path], max_queue: int) -> gr.Blocks:
+def build_page(
+    decoder: Decoder, workspace: Workspace, examples: Sequence[Path], max_queue: int, with_survey: bool = False,
+    root_path: str = "",
+) -> gr.Blocks:
     """Build the page.
 
     Args:
@@ -35,6 +40,8 @@ def build_page(decoder: Decoder, workspace: Workspace, examples: Sequence[Path],
         workspace: the folder of temporary files, entered.
         examples: pictures to try, the first chosen already.
         max_queue: requests that may wait for the one being decoded.
+        with_survey: whether the server has a survey beside it, which two tabs then show.
+        root_path: the path under which a proxy offers the page.
     """
     upscaler = decoder.upscaler
     default = SUGGESTED if upscaler.default == DecodeConfig() else upscaler.default
@@ -47,6 +54,11 @@ def build_page(decoder: Decoder, workspace: Workspace, examples: Sequence[Path],
                 upscale_tab(decoder, workspace, default, served_copies(examples, workspace), queue)
             with gr.Tab("Batch"):
                 batch_tab(decoder, workspace, default, queue)
+            if decoder.translator is not None:
+                with gr.Tab("Translate"):
+                    translate_tab(decoder, decoder.translator, queue)
+            if with_survey:
+                survey_tabs(root_path)
     # Only what decodes is queued, so that the limit counts nothing else.
     page.queue(max_size=max_queue, api_open=False)
     return page

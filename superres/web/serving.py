@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 import uvicorn
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 from gradio import processing_utils
 from starlette.datastructures import Headers
 
@@ -19,6 +19,7 @@ from superres.web.decoding import Decoder
 from superres.web.files import Workspace
 from superres.web.logs import log
 from superres.web.page import CSS, THEME
+from superres.web.survey_tabs import SURVEY_PATH
 
 MAX_FILE_SIZE = "10mb"
 MAX_REQUEST_BYTES = 200_000_000
@@ -50,7 +51,7 @@ CLOSED_PATHS = ("/gradio_api/deep_link", "/gradio_api/process_recording", "/grad
 
 def build_server(
     page: gr.Blocks, decoder: Decoder, workspace: Workspace, auth: list[tuple[str, str]] | None = None,
-    root_path: str = "",
+    root_path: str = "", survey: Application | None = None,
 ) -> FastAPI:
     """Put the page into a server.
 
@@ -58,8 +59,10 @@ def build_server(
         page: the page.
         decoder: what decodes for it.
         workspace: its temporary files.
-        auth: names and passwords that may enter; everybody if None.
+        auth: names and passwords that may enter the page; everybody if None. The survey lets raters in without, and
+            asks the study's owner for a token.
         root_path: the path under which a proxy offers the page.
+        survey: a survey's application, if there is one, for SURVEY_PATH.
     """
 
     @contextlib.asynccontextmanager
@@ -81,7 +84,10 @@ def build_server(
                   "revision": decoder.upscaler.revision, "device": str(decoder.upscaler.device)}
         return JSONResponse(report, 503 if decoder.is_closing else 200)
 
-    # Other applications, such as a survey, are mounted here: server.mount("/survey", ...). The page takes all the rest.
+    if survey is not None:
+        server.get(SURVEY_PATH)(lambda: RedirectResponse(f"{SURVEY_PATH[1:]}/"))  # relative: a proxy may add a path
+        server.mount(SURVEY_PATH, survey)
+    # The page takes all the rest.
     gr.mount_gradio_app(
         server, page, path="/", auth=auth, root_path=root_path or None, max_file_size=MAX_FILE_SIZE, theme=THEME,
         css_paths=[CSS], footer_links=[], run_history=False, enable_monitoring=False, ssr_mode=False, pwa=False,

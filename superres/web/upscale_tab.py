@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from superres.web.controls import (
     Setting,
     Uploaded,
     decoding_controls,
+    greedy_like,
     path_of,
     samples_of,
     settings_of,
@@ -143,11 +143,6 @@ def race_for_page(decoder: Decoder, subject: Subject, options: DecodeConfig) -> 
         if all(result.is_complete for result in shown.values()):
             finished = results_html(decoder.upscaler, subject, options, shown["Blockwise"])
         yield live_html(shown), finished
-
-
-def greedy_like(options: DecodeConfig) -> DecodeConfig:
-    """Return the settings that decode one token at a time, with the same temperature and seed."""
-    return dataclasses.replace(options, block_size=1, min_block=1, accept="exact", epsilon=2)
 
 
 def endpoint(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.evaluation import psnr, ssim
 from superres.pipeline import Upscaled, Upscaler
 from superres.tasks.faces import enlarge
+from superres.translator import Translated
 from superres.web import drawing
 from superres.web.photos import Crop, Subject, is_photo, shrink, take
 
@@ -50,7 +52,7 @@ def live_html(shown: dict[str, Upscaled]) -> str:
     return drawing.figures(parts, "Live decoding") + note
 
 
-def race_note(shown: dict[str, Upscaled]) -> str:
+def race_note(shown: Mapping[str, Upscaled] | Mapping[str, Translated]) -> str:
     """Return how the clocks of a race run, and once all are complete, who won and by how much."""
     note = "The two take turns on the same processor; each clock runs only while its own side decodes."
     if not all(result.is_complete for result in shown.values()):

@@ -8,9 +8,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import torch
+from survey_tools import add_study
+from textual import learned
 from web_demo import running
 
 from superres.pipeline import Upscaler
+from superres.survey.results import study_app
+from superres.survey.store import Store
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -32,8 +37,19 @@ def browser():
 
 
 @pytest.fixture(scope="package")
-def demo(browser):
-    with running(Upscaler.load(device="cpu")) as served:
+def kept(tmp_path_factory):
+    """A store with a study; the study, and its owner's token."""
+    store = Store(tmp_path_factory.mktemp("survey") / "survey.db", create=True)
+    yield store, *add_study(store, scale=8)
+    store.close()
+
+
+@pytest.fixture(scope="package")
+def demo(browser, kept):
+    """The demo with the bundled checkpoint for faces, a toy one for text, and a survey."""
+    store, study, _ = kept
+    translator = learned()[torch.float32]
+    with running(Upscaler.load(device="cpu"), translator=translator, survey=study_app(store, study)) as served:
         served.decoder.warm_up()
         yield served
 

@@ -1,0 +1,359 @@
+"""Translation: text as pieces of words (SentencePiece), parallel text files, and lines that are too long.
+
+A token is a piece of the joint vocabulary of both languages. A source and a target end with END; PADDING fills up a
+batch. SentencePiece is in the extra `text`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from superres.errors import CheckpointError, ConfigError, InvalidInputError
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
+
+Int64 = npt.NDArray[np.int64]
+
+name = "translation"
+PADDING, END, UNKNOWN = 0, 1, 2
+VOCABULARY_FILE = "sentencepiece.model"
+SENTENCE_END = re.compile(r"(?<=[.!?…])\s+")
+_LANGUAGE = re.compile(r"[a-z]{2,3}")
+_INSTALL = "install it with: pip install 'superres[text]'"
+
+
+def parse_languages(text: str) -> tuple[str, str]:
+    """Return source and target language of "en-de".
+
+    Raises:
+        ConfigError: the text is not two different language tags of two or three letters with a hyphen between.
+    """
+    tags = text.split("-")
+    if len(tags) != 2 or tags[0] == tags[1] or not all(_LANGUAGE.fullmatch(tag) for tag in tags):
+        raise ConfigError(f"unknown languages {text!r}; give source and target such as en-de")
+    return tags[0], tags[1]
+
+
+class Codec:
+    """Text to tokens and back, by a SentencePiece model: a `superres.tasks.Task`."""
+
+    name = name
+
+    def __init__(self, model: bytes, origin: str = "the vocabulary", length: int | None = None) -> None:
+        """Take a SentencePiece model.
+
+        Args:
+            model: the file's content.
+            origin: where it comes from, for messages.
+            length: most source tokens, END counted; no limit if None.
+
+        Raises:
+            CheckpointError: it is damaged, or its first pieces are not PADDING, END and UNKNOWN.
+        """
+        self.model, self.length = model, length
+        try:
+            self.pieces: SentencePieceProcessor = _sentencepiece().SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise CheckpointError(f"{origin} is not a SentencePiece model; fetch or train it again") from error
+        special = self.pieces.pad_id(), self.pieces.eos_id(), self.pieces.unk_id()
+        if special != (PADDING, END, UNKNOWN):
+            raise CheckpointError(f"{origin} numbers padding, end and unknown {special}, not {PADDING, END, UNKNOWN}; "
+                                  "train it with superres")
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str], length: int | None = None) -> Codec:
+        """Read the vocabulary in a checkpoint's folder.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        path = Path(folder) / VOCABULARY_FILE
+        return cls(read_vocabulary(path), str(path), length)
+
+    @property
+    def size(self) -> int:
+        """V, the number of pieces."""
+        return int(self.pieces.get_piece_size())
+
+    def split(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each line, END last."""
+        rows = cast("list[list[int]]", self.pieces.encode(list(lines)))
+        return [[*row, END] for row in rows]
+
+    def encode(self, lines: Sequence[str], /) -> Int64:
+        """Turn N lines into source tokens, int64 [N, S], PADDING after each END.
+
+        Raises:
+            InvalidInputError: a line has more than `length` tokens.
+        """
+        rows = self.split(lines)
+        for number, row in enumerate(rows):
+            if self.length is not None and len(row) > self.length:
+                raise InvalidInputError(f"input {number + 1} has {len(row)} tokens, more than the {self.length} that "
+                                        f"the model reads: {excerpt(lines[number])}; split it")
+        return pad(rows)
+
+    def decode(self, tokens: npt.ArrayLike, /) -> list[str]:
+        """Turn target tokens, whole numbers [N, T], into lines; what follows an END or is PADDING does not count.
+
+        Raises:
+            InvalidInputError: not whole numbers [N, T], or a token out of range.
+        """
+        array = np.asarray(tokens)
+        if not np.issubdtype(array.dtype, np.integer) or array.ndim != 2:
+            raise InvalidInputError(f"tokens must be whole numbers [N, T], not {array.dtype} {list(array.shape)}")
+        if array.size and not 0 <= array.min() <= array.max() < self.size:
+            raise InvalidInputError(f"tokens must be in 0..{self.size - 1}, not {array.min()}..{array.max()}; "
+                                    "decode them with the vocabulary that made them")
+        # A line is a line: pieces for single bytes could make a break of any kind.
+        return [" ".join(self.pieces.decode(before_end(row)).splitlines()) for row in array.tolist()]
+
+    def names(self, tokens: Sequence[int]) -> list[str]:
+        """Return the pieces of `tokens` as people read them: an underscore is the start of a word."""
+        return [str(self.pieces.id_to_piece(int(token))).replace("\u2581", "_") for token in tokens]
+
+    def surfaces(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text that each of `tokens` adds; joined, it is what `decode` makes of them.
+
+        Of a character in several tokens (bytes), the last one adds it.
+        """
+        if not tokens:
+            return []
+        whole = self.decode([tokens])[0]
+        ends = [0]
+        for count in range(1, len(tokens)):
+            # A part of a character is decoded as a mark of its own, which `whole` does not have there.
+            pairs = zip(whole, self.decode([tokens[:count]])[0], strict=False)
+            known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            ends.append(max(ends[-1], known))
+        return [whole[start:end] for start, end in zip(ends, [*ends[1:], len(whole)], strict=True)]
+
+    def segments(self, line: str) -> list[str]:
+        """Cut a line into parts that the model can read, nothing left out but blanks between them.
+
+        A line of at most `length` tokens stays whole. A longer one is cut at the ends of sentences; a sentence that
+        is too long itself, between words.
+
+        Raises:
+            InvalidInputError: a single word is too long.
+        """
+        if not line.strip():
+            return []
+        if self.length is None or len(self.split([line])[0]) <= self.length:
+            return [line]
+        sentences = SENTENCE_END.split(line.strip())
+        parts: list[str] = []
+        for sentence in self._packed(sentences):
+            if len(self.split([sentence])[0]) <= self.length:
+                parts.append(sentence)
+            else:
+                parts.extend(self._packed(sentence.split()))
+        for part in parts:
+            if len(self.split([part])[0]) > self.length:
+                raise InvalidInputError(f"a word is longer than the {self.length} tokens that the model reads: "
+                                        f"{excerpt(part)}; write it in parts")
+        return parts
+
+    def _packed(self, pieces: list[str]) -> list[str]:
+        """Join neighbours as long as they fit together."""
+        # Joined text has at most as many tokens as its parts have together (each with an END of its own).
+        sizes = [len(row) - 1 for row in self.split(pieces)]
+        groups: list[list[str]] = []
+        room = 0
+        for piece, size in zip(pieces, sizes, strict=True):
+            if groups and size <= room:
+                groups[-1].append(piece)
+                room -= size
+            else:
+                groups.append([piece])
+                room = (self.length or 0) - 1 - size
+        return [" ".join(group) for group in groups]
+
+
+def excerpt(line: str) -> str:
+    """Return the beginning of a line, quoted."""
+    return repr(line if len(line) <= 40 else f"{line[:40]}...")
+
+
+def before_end(tokens: Sequence[int]) -> list[int]:
+    """Return `tokens` up to their first END, without it and without PADDING."""
+    row = list(tokens)
+    row = row[: row.index(END)] if END in row else row
+    return [token for token in row if token != PADDING]
+
+
+def pad(rows: Sequence[Sequence[int]]) -> Int64:
+    """Return rows of tokens as int64 [N, length of the longest], filled up with PADDING."""
+    result = np.full((len(rows), max(map(len, rows), default=0)), PADDING, np.int64)
+    for place, row in zip(result, rows, strict=True):
+        place[: len(row)] = row
+    return result
+
+
+def _sentencepiece() -> ModuleType:
+    """Return the module, which is in an extra."""
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise ConfigError(f"translation needs SentencePiece; {_INSTALL}") from error
+    module: ModuleType = sentencepiece
+    return module
+
+
+def read_vocabulary(path: Path) -> bytes:
+    """Read a SentencePiece model's file.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read the vocabulary {path}: {error.strerror}; a translation checkpoint needs "
+                              "it, name another with --vocabulary or fetch the checkpoint again") from error
+
+
+def train_vocabulary(lines: Sequence[str], size: int, kind: str = "bpe") -> bytes:
+    """Train a joint vocabulary on the lines of both languages and return it as a SentencePiece model.
+
+    Args:
+        lines: text.
+        size: V, the number of pieces, special ones and the 256 bytes (for characters that `lines` lack) counted.
+        kind: "bpe" or "unigram".
+
+    Raises:
+        InvalidInputError: the text is too small for so many pieces.
+    """
+    model = io.BytesIO()
+    try:
+        _sentencepiece().SentencePieceTrainer.train(
+            sentence_iterator=iter(lines), model_writer=model, vocab_size=size, model_type=kind,
+            pad_id=PADDING, eos_id=END, unk_id=UNKNOWN, bos_id=-1, byte_fallback=True, character_coverage=1.0,
+            shuffle_input_sentence=False, num_threads=1, minloglevel=2,
+        )
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[-200:]
+        raise InvalidInputError(f"{len(lines)} lines give no vocabulary of {size} pieces ({reason}); use more text "
+                                "or a smaller network") from error
+    return model.getvalue()
+
+
+@dataclass(frozen=True)
+class TextPairs:
+    """Sentences and their translations, line by line.
+
+    Raises:
+        InvalidInputError: their numbers differ.
+    """
+
+    source: list[str]
+    target: list[str]
+
+    def __post_init__(self) -> None:
+        if len(self.source) != len(self.target):
+            raise InvalidInputError(f"{len(self.source)} source lines and {len(self.target)} target lines do not pair")
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self.source)
+
+    def kept(self, keep: Callable[[str, str], bool]) -> TextPairs:
+        """Return the pairs for which `keep(source, target)` is true."""
+        pairs = [pair for pair in zip(self.source, self.target, strict=True) if keep(*pair)]
+        return TextPairs([source for source, _ in pairs], [target for _, target in pairs])
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    r"""Read a text file's lines, which end with \n alone (or \r\n), without a byte order mark.
+
+    Raises:
+        InvalidInputError: the file is missing, empty or not UTF-8.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidInputError(f"{path} cannot be read: {error.strerror}; check the path") from error
+    return decode_lines(data, str(path))
+
+
+def decode_lines(data: bytes, origin: str) -> list[str]:
+    """Return the lines of a text file's content; `origin` names it in messages.
+
+    Raises:
+        InvalidInputError: there is none, or they are not UTF-8.
+    """
+    if not data:
+        raise InvalidInputError(f"{origin} is empty; give a text of at least one line")
+    lines: list[str] = []
+    # Not splitlines: text has other separators (U+2028, vertical tab) inside its lines.
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n"), 1):
+        try:
+            lines.append(line.removesuffix(b"\r").decode())
+        except UnicodeDecodeError as error:
+            raise InvalidInputError(f"{origin}, line {number}: byte {error.start + 1} (0x{line[error.start]:02x}) is "
+                                    "not UTF-8; convert the file, for example with iconv -t utf-8") from error
+    return lines
+
+
+def pair_paths(path: str | os.PathLike[str], languages: tuple[str, str]) -> tuple[Path, Path]:
+    """Return the files of a parallel text.
+
+    Args:
+        path: what both files' names begin with, PATH.en and PATH.de; or one of sacrebleu's own test sets, as
+            PATH.en-de.src and PATH.en-de.ref, as the folder that holds them, or by name if sacrebleu has fetched it.
+        languages: of source and target.
+
+    Raises:
+        InvalidInputError: there are no such files.
+    """
+    path, pair = Path(path), "-".join(languages)
+    home = Path(os.environ.get("SACREBLEU") or Path.home() / ".sacrebleu")
+    endings = [tuple(f".{language}" for language in languages), (f".{pair}.src", f".{pair}.ref"),
+               tuple(f".{pair}.{language}" for language in languages)]
+    stems = [path]
+    if path.name == str(path):
+        stems.append(home / path / path)
+    if path.is_dir():
+        stems.append(path / path.name)
+    for stem in stems:
+        for ending in endings:
+            files = tuple(stem.with_name(stem.name + end) for end in ending)
+            if any(file.is_file() for file in files):
+                return files[0], files[1]
+    raise InvalidInputError(f"no parallel text {path}{endings[0][0]} and {path}{endings[0][1]}; give what the names of "
+                            f"both files begin with, or a test set that sacrebleu -t NAME -l {pair} has fetched")
+
+
+def read_pairs(
+    path: str | os.PathLike[str], languages: tuple[str, str] = ("en", "de"), limit: int | None = None,
+) -> TextPairs:
+    """Read a parallel text; `path` and `languages` as for `pair_paths`.
+
+    Args:
+        path: where.
+        languages: of source and target.
+        limit: read at most this many pairs, from the start.
+
+    Raises:
+        InvalidInputError: a file is missing, empty or not UTF-8, or they differ in length.
+    """
+    if limit is not None and limit < 1:
+        raise InvalidInputError(f"limit must be at least 1, not {limit}; leave it out to read all")
+    files = pair_paths(path, languages)
+    source, target = (read_lines(file) for file in files)
+    if len(source) != len(target):
+        raise InvalidInputError(f"{files[0]} has {len(source)} lines and {files[1]} {len(target)}; they must be "
+                                "translations line by line")
+    return TextPairs(source[:limit], target[:limit])

@@ -1,0 +1,179 @@
+"""The tab that translates lines of text step by step in front of the visitor, and its endpoint `/translate`."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import gradio as gr
+
+from superres.config import BeamConfig, DecodeConfig, require
+from superres.decoding.acceptance import CRITERIA, UNORDERED
+from superres.errors import InvalidInputError
+from superres.translator import Translated, Translator
+from superres.web import decoding
+from superres.web.controls import RAW, Setting, block_size_control, greedy_like, streaming, whole_number
+from superres.web.decoding import Decoder
+from superres.web.text_views import Clock, language_name, report_of, translations_html
+
+MAX_LINES = 20
+MAX_CHARACTERS = 2000
+MAX_BEAM = 8
+EXAMPLES = {"en": ("A dog runs through the snow.", "Two men are talking on the street.",
+                   "A girl in a red shirt is standing in front of a house and eating an ice cream.")}
+"""Sentences to try, by the source language: scenes such as Multi30k describes."""
+HINT = ('<p class="sr-hint">The translation will appear here, step by step: the tokens that a step accepts together '
+        "share a colour and the number of the step.</p>")
+
+Way = DecodeConfig | BeamConfig
+
+
+def translate_tab(decoder: Decoder, translator: Translator, queue: dict[str, Any]) -> None:
+    """Lay out the tab.
+
+    Args:
+        decoder: what decodes.
+        translator: its checkpoint for text.
+        queue: how events that decode are queued.
+    """
+    source = translator.languages[0]
+    examples = EXAMPLES.get(source, ())
+    with gr.Row(elem_classes="sr-columns"):
+        with gr.Column(scale=2, min_width=300):
+            text = gr.Textbox(examples[0] if examples else "", label=f"{language_name(source)}, a sentence a line",
+                              lines=3, max_lines=MAX_LINES, max_length=MAX_CHARACTERS, elem_id="text",
+                              info=f"At most {MAX_LINES} lines and {MAX_CHARACTERS:,} characters")
+            with gr.Row(elem_classes="sr-examples"):
+                buttons = [gr.Button(example, size="sm", min_width=200) for example in examples]
+            with gr.Accordion("Decoding settings", open=False):
+                settings = text_controls(translator)
+        with gr.Column(scale=3, min_width=300):
+            with gr.Row():
+                run = gr.Button("Translate", variant="primary", elem_id="run-text")
+                stop = gr.Button("Stop", variant="stop", elem_id="stop-text")
+            race = gr.Checkbox(label="Race: greedy beside it, on the same clock", elem_id="race-text")
+            live = gr.HTML(HINT, elem_id="translation")
+    for button, example in zip(buttons, examples, strict=True):
+        button.click(functools.partial(str, example), None, text, queue=False, show_progress="hidden",
+                     api_visibility="private")
+    started = gr.on([run.click, text.submit], streaming(functools.partial(translate_for_page, decoder, translator)),
+                    [text, race, *settings], live, show_progress="minimal", api_visibility="private", **RAW, **queue)
+    stop.click(None, None, None, cancels=[started], queue=False)
+    endpoint(decoder, translator, settings, queue)
+
+
+def text_controls(translator: Translator) -> list[gr.components.Component]:
+    """Lay out the controls of block size, acceptance and beam search, in the order of `way_of`."""
+    default = translator.default
+    beam = gr.Slider(0, MAX_BEAM, 0, step=1, label="Beam search",
+                     info="0: blocks, as set here; above: so many hypotheses, a token a step, without blocks")
+    block_size = block_size_control(default, translator.model_config.prediction_heads)
+    accept = gr.Dropdown(list(UNORDERED), value=default.accept, label="Acceptance", filterable=False,
+                         info="exact: the greedy translation; top-k trades a little of it for speed")
+    top_k = gr.Slider(2, 16, default.top_k, step=1, label="Top k", info="Rank within which a proposal is accepted",
+                      visible="top_k" in CRITERIA[default.accept].settings)
+    accept.change(lambda name: gr.update(visible=name in CRITERIA and "top_k" in CRITERIA[name].settings), accept,
+                  top_k, queue=False, show_progress="hidden", api_visibility="private")
+    return [block_size, accept, top_k, beam]
+
+
+def way_of(default: DecodeConfig, block_size: Setting, accept: Setting, top_k: Setting, beam: Setting) -> Way:
+    """Return how the controls' values ask to decode; they may be anything that JSON can hold.
+
+    Args:
+        default: where settings without a control come from.
+        block_size: value of the control, as are the others.
+        accept: see above.
+        top_k: see above.
+        beam: see above; 0 decodes in blocks.
+
+    Raises:
+        ConfigError: a value is missing or out of range.
+    """
+    hypotheses = whole_number("beam", beam)
+    require(0 <= hypotheses <= MAX_BEAM, f"beam must be 0 for blocks, or at most {MAX_BEAM}, not {hypotheses}")
+    if hypotheses:
+        return BeamConfig(hypotheses)
+    require(isinstance(accept, str), f"acceptance must be a name, not {accept!r}")
+    return default.changed({"block_size": whole_number("block size", block_size), "accept": accept,
+                            "top_k": whole_number("top k", top_k)})
+
+
+def lines_of(text: Setting) -> list[str]:
+    """Return the lines that a visitor gave, as text or as a list of lines.
+
+    Raises:
+        InvalidInputError: there are none, too many or too long ones, or not text.
+    """
+    lines = text.removesuffix("\n").split("\n") if isinstance(text, str) else text
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise InvalidInputError("give text, or a list of lines of text")
+    if not any(line.strip() for line in lines):
+        raise InvalidInputError("there is no text yet; write a sentence or pick an example")
+    characters = sum(map(len, lines))
+    if len(lines) > MAX_LINES or characters > MAX_CHARACTERS:
+        raise InvalidInputError(f"the text has {len(lines):,} lines and {characters:,} characters, at most {MAX_LINES} "
+                                f"and {MAX_CHARACTERS:,} are translated at once; give it in parts")
+    try:
+        "".join(lines).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(f"character {error.start + 1} is half of a character; correct the text") from error
+    return lines
+
+
+def translate_for_page(
+    decoder: Decoder, translator: Translator, text: Setting, race: bool, *settings: Setting,
+) -> Iterator[str]:
+    """Translate and yield what the page shows."""
+    lines, way = lines_of(text), way_of(translator.default, *settings)
+    lanes = {"": way}
+    if race:
+        name = f"Beam {way.size}" if isinstance(way, BeamConfig) else "Blockwise"
+        lanes = {"Greedy": greedy_like(translator.default), name: way}
+    clocks = {lane: Clock() for lane in lanes}
+    unseen = True
+    for shown, is_due in seldom(decoder.translate("translate", lines, lanes)):
+        for lane, result in shown.items():
+            clocks[lane].note(result)
+        if is_due:
+            # What went too fast to be seen is shown once more, slowly.
+            replayed = clocks if unseen and is_complete(shown) else None
+            unseen = False
+            yield translations_html(translator, lines, shown, replayed)
+
+
+def seldom(frames: Iterator[dict[str, Translated]]) -> Iterator[tuple[dict[str, Translated], bool]]:
+    """Pass frames on, and tell which are due to be shown: the complete one, and before it one in FRAME_SECONDS."""
+    due = time.monotonic() + decoding.FRAME_SECONDS
+    for shown in frames:
+        is_due = is_complete(shown) or time.monotonic() >= due
+        yield shown, is_due
+        if is_due:
+            due = time.monotonic() + decoding.FRAME_SECONDS
+
+
+def is_complete(shown: dict[str, Translated]) -> bool:
+    """Tell whether all lanes are complete."""
+    return all(result.is_complete for result in shown.values())
+
+
+def endpoint(
+    decoder: Decoder, translator: Translator, settings: Sequence[gr.components.Component], queue: dict[str, Any],
+) -> None:
+    """Offer `/translate` to programs: translations and a report, streamed while the decoding goes on."""
+
+    def translate(
+        lines: Setting, block_size: Setting, accept: Setting, top_k: Setting, beam: Setting,
+    ) -> Iterator[tuple[list[str], dict[str, Any]]]:
+        way = way_of(translator.default, block_size, accept, top_k, beam)
+        for shown, is_due in seldom(decoder.translate("translate", lines_of(lines), {"": way})):
+            if is_due:
+                yield shown[""].texts, report_of(translator, way, shown[""])
+
+    with gr.Row(visible=False):
+        lines = gr.JSON(label="lines")
+        translations, report = gr.JSON(label="translations"), gr.JSON(label="report")
+        gr.Button("translate").click(streaming(translate), [lines, *settings], [translations, report],
+                                     api_name="translate", **RAW, **queue)

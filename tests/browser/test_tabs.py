@@ -1,0 +1,240 @@
+"""The tabs Translate, Survey and Results, in Chromium."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from superres.config import DecodeConfig
+from superres.survey.records import read_votes
+
+TEXT = "the small red dog\n\na house"
+DONE = "#translation [role=status]"
+BLOCKS = "#translation .sr-step"
+
+
+def open_tab(page, name):
+    """Choose a tab; on a narrow screen it may be behind the button with the dots."""
+    tab = page.get_by_role("tab", name=name)
+    if tab.is_visible():
+        tab.click()
+    else:
+        page.locator(".overflow-menu > button").click()
+        page.locator(".overflow-dropdown").get_by_text(name, exact=True).click()
+
+
+def translate(page, text=TEXT):
+    open_tab(page, "Translate")
+    page.fill("#text textarea", text)
+    page.click("#run-text")
+    page.wait_for_selector(DONE)
+
+
+def styles(page, selector, *names):
+    """Return computed styles of all elements that `selector` finds."""
+    return page.evaluate(
+        "([selector, names]) => [...document.querySelectorAll(selector)].map(element => names.map(name =>"
+        " getComputedStyle(element)[name]))", [selector, list(names)])
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_translation_shows_its_blocks_by_colour_line_and_number(visit, demo, theme, screenshots):
+    page = visit(f"/?__theme={theme}", color_scheme=theme, reduced_motion="reduce")
+    translate(page)
+    page.screenshot(path=screenshots / f"translate-{theme}.png", full_page=True)
+    result = demo.decoder.translator(TEXT.split("\n"), DecodeConfig(block_size=4))
+    assert page.input_value("#translation textarea") == "\n".join(result.texts)
+    lines = page.locator("#translation li")
+    assert lines.all_inner_texts() == [result.texts[0], "an empty line", result.texts[2]]
+    (trace,) = result.traces[0]
+    blocks = lines.first.locator(".sr-step")
+    assert blocks.count() == trace.iterations > 1
+    assert blocks.nth(1).get_attribute("title").startswith("Step 2: ")
+    looks = styles(page, "#translation li:first-child .sr-step", "backgroundColor", "borderBottomStyle")
+    assert looks[0][0] != looks[1][0]
+    assert [style for _, style in looks[:2]] == ["solid", "dotted"]
+    page.get_by_text("Steps", exact=True).click()
+    assert "Step 1 " in page.inner_text(".sr-trace")
+
+
+def test_what_was_too_fast_to_see_is_shown_again_step_by_step_but_not_to_those_who_want_no_motion(visit):
+    moving, still = visit(reduced_motion="no-preference"), visit(reduced_motion="reduce")
+    for page in (moving, still):
+        translate(page)
+    assert "times slower than it was" in moving.inner_text(DONE)
+    names = [name for (name,) in styles(moving, BLOCKS, "animationName")]
+    assert set(names) == {"sr-appear"}
+    delays = [float(delay.removesuffix("s")) for (delay,) in styles(moving, "#translation li:first-child .sr-step",
+                                                                    "animationDelay")]
+    assert delays == sorted(delays)
+    assert 0 < delays[0] < delays[-1] <= 4.1
+    moving.wait_for_function("() => [...document.querySelectorAll('.sr-step')].every(block =>"
+                             " getComputedStyle(block).opacity === '1')")
+    assert {name for (name,) in styles(still, BLOCKS, "animationName")} == {"none"}
+    assert "slower" not in still.inner_text(DONE)
+
+
+def test_a_race_shows_both_translations_and_beam_search_has_no_blocks(visit, screenshots):
+    page = visit(reduced_motion="reduce")
+    open_tab(page, "Translate")
+    page.check("#race-text input")
+    translate(page)
+    assert page.locator("#translation h3").all_inner_texts() == ["Greedy", "Blockwise"]
+    assert "times as fast" in page.inner_text(DONE)
+    assert "The translations are the same." in page.inner_text(DONE)
+    page.screenshot(path=screenshots / "translate-race.png", full_page=True)
+    page.locator("button:visible", has_text="Decoding settings").click()
+    page.get_by_label("number input for Beam search").fill("3")
+    page.get_by_label("number input for Beam search").press("Enter")
+    page.click("#run-text")
+    page.wait_for_selector("#translation h3 >> text=Beam 3")
+    page.wait_for_selector(DONE)
+    assert page.locator("#translation section").nth(1).locator(".sr-step").count() == 0
+
+
+class Streaming:
+    """A translator whose stream is made of its own, frame by frame."""
+
+    def __init__(self, translator, stream):
+        self._translator, self._stream = translator, stream
+
+    def __getattr__(self, name):
+        return getattr(self._translator, name)
+
+    def stream(self, *arguments, **keywords):
+        return self._stream(self._translator.stream(*arguments, **keywords))
+
+
+def test_a_translation_is_shown_as_text_whatever_it_is(visit, demo, monkeypatch):
+    odd = "<b>1</b> ${1+1} {{2+2}} &lt;"
+
+    def stream(frames):
+        *_, last = frames
+        yield replace(last, texts=[odd], traces=[[]])
+
+    monkeypatch.setattr(demo.decoder, "translator", Streaming(demo.decoder.translator, stream))
+    page = visit(reduced_motion="reduce")
+    translate(page, "a dog")
+    assert page.inner_text("#translation li") == odd
+    assert page.input_value("#translation textarea") == odd
+
+
+def test_stop_stops_a_translation(visit, demo, monkeypatch):
+
+    def endless(frames):
+        first = next(frames)
+        while True:
+            time.sleep(0.02)
+            yield first
+
+    monkeypatch.setattr(demo.decoder, "translator", Streaming(demo.decoder.translator, endless))
+    page = visit()
+    open_tab(page, "Translate")
+    page.fill("#text textarea", TEXT)
+    page.click("#run-text")
+    page.wait_for_selector("#translation >> text=Translating.")
+    page.click("#stop-text")
+    demo.wait(lambda: not demo.decoder.is_busy)
+    assert page.locator(DONE).count() == 0
+    monkeypatch.undo()
+    translate(page)  # and the next run works
+
+
+def test_a_bad_text_is_told_as_text(visit, screenshots):
+    page = visit()
+    open_tab(page, "Translate")
+    page.fill("#text textarea", "<img/src=x/onerror=alert(1)>" + "x" * 500)
+    page.click("#run-text")
+    toast = page.locator(".toast-body")
+    toast.wait_for()
+    assert "line 1: a word is longer than the 24 tokens that the model reads" in toast.inner_text()
+    assert "<img/src=x/onerror" in toast.inner_text()
+    page.screenshot(path=screenshots / "translate-error.png")
+
+
+def test_the_keyboard_alone_translates(visit):
+    page = visit(reduced_motion="reduce")
+    open_tab(page, "Translate")
+    page.fill("#text textarea", "")
+    page.focus("#text textarea")
+    page.keyboard.type("a dog")
+
+    def tab_to(condition):
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if page.evaluate(f"(() => {{ const at = document.activeElement; return {condition}; }})()"):
+                return
+        raise AssertionError(f"Tab never reaches {condition}")
+
+    tab_to("at.id === 'run-text'")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(DONE)
+    tab_to("at.tagName === 'SUMMARY'")
+    page.keyboard.press("Enter")  # one line's steps are open at first
+    page.wait_for_selector(".sr-trace", state="hidden")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_translation_fits_a_narrow_screen(visit, theme, screenshots):
+    page = visit(f"/?__theme={theme}", viewport={"width": 390, "height": 844}, color_scheme=theme,
+                 reduced_motion="reduce")
+    translate(page, "the small red dog sees a man\na house")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.screenshot(path=screenshots / f"translate-narrow-{theme}.png", full_page=True)
+
+
+def test_controls_of_the_translation_have_names(visit):
+    page = visit()
+    open_tab(page, "Translate")
+    unnamed = page.evaluate("""[...document.querySelectorAll('button, input, select, textarea, iframe')].filter(
+        control => control.offsetParent && control.type !== 'file' && !control.labels?.length && !control.ariaLabel
+        && !control.title && !control.textContent.trim()).map(control => control.outerHTML)""")
+    assert unnamed == []
+
+
+def test_votes_by_keyboard_in_the_tab_reach_the_owner_in_the_other(visit, kept, screenshots):
+    store, study, token = kept
+    page = visit()
+    assert "/survey/" not in "".join(frame.url for frame in page.frames)  # not fetched before it is looked at
+    open_tab(page, "Survey")
+    page.focus("iframe[title=Survey]")
+    survey = page.frame_locator("iframe[title=Survey]")
+    survey.locator("#rater").fill("by keyboard")
+    survey.locator("#rater").press("Tab")
+    page.keyboard.press("Space")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    for position in range(1, 10):  # the last is 9 of 9
+        survey.locator(f"#count:has-text('{position} of 9')").wait_for()
+        if position == 2:
+            page.screenshot(path=screenshots / "survey.png")
+        frame = next(frame for frame in page.frames if frame.url.endswith("/survey/"))
+        frame.wait_for_function("() => trial !== null")
+        page.keyboard.press("ArrowLeft")
+    survey.locator("#done").wait_for()
+    votes = read_votes(store, study)
+    assert [vote["choice"] for vote in votes] == ["left"] * len(votes)
+    assert len(votes) > 5
+    open_tab(page, "Results")
+    results = page.frame_locator("iframe[title=Results]")
+    results.locator("#owner").fill("wrong")
+    results.locator("#owner").press("Enter")
+    results.locator("#message:has-text('not the token')").wait_for()
+    assert results.locator("#report").is_hidden()
+    results.locator("#owner").fill(token)
+    results.locator("#owner").press("Enter")
+    results.locator("#summary:has-text('1 raters')").wait_for()
+    results.locator("#plot").wait_for()
+    page.screenshot(path=screenshots / "results.png", full_page=True)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_survey_fits_a_narrow_screen_which_it_says_is_too_small(visit, theme, screenshots):
+    page = visit(f"/?__theme={theme}", viewport={"width": 390, "height": 844}, color_scheme=theme)
+    open_tab(page, "Survey")
+    page.frame_locator("iframe[title=Survey]").locator("#rater").wait_for()
+    page.screenshot(path=screenshots / f"survey-narrow-{theme}.png")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.get_by_role("link", name="Open in a window of its own").get_attribute("href") == "/survey/"

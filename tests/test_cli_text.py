@@ -1,0 +1,231 @@
+"""`superres translate` and `superres evaluate text`: a line out for a line in, and one line for every error."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+from textual import sentences, write_checkpoint, write_pairs
+
+from superres.cli import run
+from superres.config import DecodeConfig
+from superres.evaluation_text import bleu, chrf
+from superres.loading import load
+from superres.tasks.translation import TextPairs
+
+LINES = ["the man sees a dog", "", "a red house", "dog"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "toy")
+
+
+@pytest.fixture(scope="module")
+def wanted(checkpoint):
+    return load(checkpoint, "cpu")(LINES).texts
+
+
+def command(*words):
+    return run([str(word) for word in words])
+
+
+def translate(checkpoint, *words):
+    return command("translate", "--checkpoint", checkpoint, "--device", "cpu", *words)
+
+
+def refusal(capsys, *words):
+    """Run a command that is refused; returns its one line."""
+    assert command(*words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("superres: ")
+    return line
+
+
+def standard_input(monkeypatch, data):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_arguments_are_lines(checkpoint, wanted, capsys):
+    assert translate(checkpoint, *LINES) == 0
+    assert capsys.readouterr().out == "".join(f"{text}\n" for text in wanted)
+
+
+def test_an_argument_of_several_lines_gives_as_many(checkpoint, wanted, capsys):
+    assert translate(checkpoint, "\n".join(LINES)) == 0
+    assert capsys.readouterr().out == "".join(f"{text}\n" for text in wanted)
+
+
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_standard_input_goes_to_standard_output(checkpoint, wanted, capsys, monkeypatch, end):
+    standard_input(monkeypatch, ("\n".join(LINES) + end).encode())
+    assert translate(checkpoint, "--batch-size", 1) == 0
+    assert capsys.readouterr().out == "".join(f"{text}\n" for text in wanted)
+
+
+def test_a_file_goes_to_a_file_with_a_summary_on_standard_error(checkpoint, wanted, tmp_path, capsys):
+    (tmp_path / "in.txt").write_text("".join(f"{line}\r\n" for line in LINES))
+    output = tmp_path / "new" / "out.txt"
+    assert translate(checkpoint, "--input", tmp_path / "in.txt", "--output", output) == 0
+    assert output.read_text() == "".join(f"{text}\n" for text in wanted)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "superres: 4 lines in " in captured.err
+    assert "mean accepted block size" in captured.err
+    assert [path.name for path in output.parent.iterdir()] == ["out.txt"]
+
+
+def test_the_trace_lists_the_steps_with_their_accepted_tokens(checkpoint, capsys):
+    assert translate(checkpoint, LINES[0], "--trace", "--block-size", 2) == 0
+    captured = capsys.readouterr()
+    trace, = load(checkpoint, "cpu")(LINES[:1], DecodeConfig(block_size=2)).traces[0]
+    steps = [line for line in captured.err.splitlines() if line.startswith("Step ")]
+    assert len(steps) == trace.iterations
+    counts = [int(step.split()[2]) for step in steps]
+    assert counts == trace.accepted
+    assert steps[0].startswith(f"Step 1 {counts[0]:>4} token")
+    assert steps[0].endswith("]")
+    assert "Step" not in captured.out
+
+
+def test_beam_search_is_an_option_without_blocks(checkpoint, capsys):
+    from superres.config import BeamConfig
+
+    assert translate(checkpoint, *LINES, "--beam", 3, "--length-penalty", 1.0) == 0
+    texts = load(checkpoint, "cpu")(LINES, BeamConfig(3, 1.0)).texts
+    assert capsys.readouterr().out == "".join(f"{text}\n" for text in texts)
+    line = refusal(capsys, "translate", "a", "--checkpoint", checkpoint, "--beam", 3, "--block-size", 2)
+    assert "--beam searches without blocks; leave out --block-size" in line
+
+
+@pytest.mark.parametrize("options", [(), ("--beam", 2)])
+def test_lines_that_are_too_long_or_never_end_are_told_of(checkpoint, capsys, options):
+    line = "the man sees a dog. " * 8
+    assert translate(checkpoint, "dog", line, *options) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 2
+    assert "line 2 is longer than the 24 tokens that the model reads; translated in" in captured.err
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--accept", "distance"], "--accept must be one of exact, top-k, not 'distance'"),
+    (["--proposer", "left"], "--proposer must be one of heads, stale, not 'left'"),
+    (["--block-size", "5"], "block size 5 is more than the 4 prediction heads"),
+    (["--block-size", "2", "--min-block", "3"], "min-block 3 is larger than the block size 2"),
+    (["--temperature", "0.9,0.7,0.7"], "give one temperature"),
+    (["--batch-size", "0"], "batch-size must be at least 1, not 0"),
+    (["--beam", "0"], "beam must be at least 1, not 0"),
+    (["--languages", "en-fr"], "translates en-de, not en-fr; choose another --checkpoint"),
+    (["--languages", "english"], "unknown languages 'english'; give source and target such as en-de"),
+    (["--device", "tpu"], "--device must be one of auto, cpu, cuda"),
+    (["--input", "in.txt"], "give either text or --input in.txt, not both"),
+    (["--epsilon", "2"], "No such option: --epsilon"),
+])
+def test_bad_usage_is_one_line_and_code_2(checkpoint, capsys, options, message):
+    assert message in refusal(capsys, "translate", "a dog", "--checkpoint", checkpoint, *options)
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (b"", "in.txt is empty; give a text of at least one line"),
+    (b"a dog\nb\xffd\n", "in.txt, line 2: byte 2 (0xff) is not UTF-8; convert the file"),
+    (None, "in.txt cannot be read: No such file"),
+    (b"dog\n" + b"x" * 3000, "line 2: a word is longer than the 24 tokens"),
+])
+def test_input_that_cannot_be_used_leaves_no_output(checkpoint, tmp_path, capsys, content, message):
+    if content is not None:
+        (tmp_path / "in.txt").write_bytes(content)
+    words = ["--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt"]
+    assert message in refusal(capsys, "translate", "--checkpoint", checkpoint, *words)
+    assert not (tmp_path / "out.txt").exists()
+
+
+def test_empty_standard_input_is_refused(checkpoint, capsys, monkeypatch):
+    standard_input(monkeypatch, b"")
+    assert "standard input is empty" in refusal(capsys, "translate", "--checkpoint", checkpoint)
+
+
+def test_the_output_replaces_no_input_and_no_folder(checkpoint, tmp_path, capsys):
+    (tmp_path / "in.txt").write_text("a\n")
+    words = ["translate", "--checkpoint", checkpoint, "--input", tmp_path / "in.txt", "--output"]
+    assert "would replace the input" in refusal(capsys, *words, tmp_path / "in.txt")
+    assert "cannot write" in refusal(capsys, *words, tmp_path)
+    assert (tmp_path / "in.txt").read_text() == "a\n"
+
+
+def test_a_checkpoint_of_faces_is_refused(capsys):
+    line = refusal(capsys, "translate", "a dog", "--checkpoint", "celeba-8to32")
+    assert "celeba-8to32 serves the task 'faces', not translation" in line
+
+
+def test_help_lists_only_what_suits_text(capsys):
+    assert run(["translate", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "[exact|top-k]" in text
+    assert "[heads|stale]" in text
+    assert "distance" not in text
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_pairs(sentences(6), tmp_path_factory.mktemp("data") / "dev")
+
+
+def evaluate(checkpoint, data, *words):
+    return command("evaluate", "text", "--checkpoint", checkpoint, "--data", data, "--device", "cpu", *words)
+
+
+def test_the_report_holds_quality_acceptance_and_time_of_each_way(checkpoint, data, capsys):
+    assert evaluate(checkpoint, data, "--json", "--limit", 5) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["sentences"], report["languages"], report["batch_size"]) == (5, "en-de", 1)
+    assert report["config"]["block_size"] == 4
+    assert report["beam"] == {"size": 4, "length_penalty": 0.6}
+    assert report["signatures"]["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert list(report["methods"]) == ["greedy", "beam 4", "blockwise"]
+    assert set(report["speed_up"]) == {"greedy", "beam 4"}
+    greedy, beam, blockwise = report["methods"].values()
+    assert greedy["mean_accepted_block_size"] == 1
+    assert greedy["model_calls_per_sentence"] == greedy["tokens_per_sentence"] + 1
+    assert beam["mean_accepted_block_size"] is None
+    assert 1 <= blockwise["mean_accepted_block_size"] <= 4
+    assert blockwise["bleu"] == greedy["bleu"]
+    assert report["identical_to_greedy"] == 1
+    assert blockwise["seconds_per_sentence"] > 0
+
+
+def test_the_table_for_people_goes_to_standard_error(checkpoint, data, capsys):
+    assert evaluate(checkpoint, data, "--beam", 0, "--batch-size", 4) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "identical to greedy: 100.0% of the sentences" in captured.err
+    assert "beam" not in captured.err
+    assert evaluate(checkpoint, data, "--no-greedy", "--beam", 0, "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)["methods"]) == ["blockwise"]
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--limit", "0"], "limit must be at least 1, not 0"),
+    (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
+    (["--languages", "de-en"], "translates en-de, not de-en"),
+    (["--data", "nowhere"], "no parallel text nowhere.en and nowhere.de"),
+])
+def test_bad_usage_of_evaluate_is_one_line(checkpoint, data, capsys, options, message):
+    assert message in refusal(capsys, "evaluate", "text", "--data", data, "--checkpoint", checkpoint, *options)
+
+
+def test_files_of_different_length_are_refused(checkpoint, tmp_path, capsys):
+    write_pairs(TextPairs(["a", "b"], ["x", "y"]), tmp_path / "t")
+    (tmp_path / "t.de").write_text("x\n")
+    line = refusal(capsys, "evaluate", "text", "--data", tmp_path / "t", "--checkpoint", checkpoint)
+    assert "t.en has 2 lines and" in line
+
+
+def test_scores_are_sacrebleus():
+    texts, references = ["ein Hund rennt im Park", "das Haus ist rot"], ["ein Hund rennt im Wald", "das Haus ist rot"]
+    assert bleu(references, references)["score"] == pytest.approx(100)
+    assert 40 < bleu(texts, references)["score"] < 90
+    assert chrf(texts, references)["signature"].startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")

@@ -1,0 +1,125 @@
+"""Tables 1 and 4: what is measured, what is not measured again, and what is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from textual import learned, sentences, write_checkpoint, write_pairs
+
+from superres.errors import ConfigError
+from superres.table1 import BLOCK_SIZES, CHECKPOINTS, SERIES, TABLE_4, Table1, table1_markdown, table4_markdown
+from superres.tasks.translation import TextPairs
+
+ROOT = Path(__file__).parent.parent
+DEV, TEST = sentences(6), sentences(3, seed=1)
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return learned()[torch.float64]
+
+
+@pytest.fixture
+def opened(tmp_path):
+    return lambda test=TEST: Table1(tmp_path / "tables", DEV, test, 4, "cpu")
+
+
+def saved(table):
+    return json.loads(table.path.read_text())
+
+
+def test_the_papers_figures_are_those_of_its_tables():
+    assert CHECKPOINTS == ("regular", "distillation", "fine-tuning", "both")
+    best = {name: max(size for _, size in series.paper.values()) for name, series in SERIES.items() if series.paper}
+    assert best == {"regular": 1.76, "distillation": 1.91, "fine-tuning": 3.01, "both": 4.95,
+                    "both, top-2": 5.67, "both, top-3": 5.91}
+    assert all(set(series.paper) <= set(series.block_sizes) for series in SERIES.values())
+    assert len(TABLE_4) == 23
+    assert [speed for *_, speed in TABLE_4[-6:]] == [1.00, 1.72, 2.69, 3.10, 3.31, 3.04]
+
+
+def test_a_cell_holds_quality_acceptance_and_time(opened, toy):
+    table = opened()
+    table.add("both, top-2", toy)
+    cells = {cell["block_size"]: cell for cell in saved(table)["series"]["both, top-2"]["cells"]}
+    assert tuple(cells) == (1, 2, 4)  # greedy for comparison, and what four heads allow
+    assert (cells[1]["config"]["accept"], cells[4]["config"]["accept"]) == ("exact", "top-k")
+    assert cells[1]["identical_to_greedy"] == cells[1]["speed_up"] == 1
+    assert 1 <= cells[4]["mean_accepted_block_size"] <= 4
+    assert {"bleu", "chrf", "seconds_per_sentence", "model_calls_per_sentence", "survival"} <= set(cells[4])
+
+
+def test_exact_cells_are_greedy_decoding(opened, toy):
+    table = opened()
+    table.add("regular", toy)
+    assert all(cell["identical_to_greedy"] == 1 for cell in saved(table)["series"]["regular"]["cells"])
+
+
+def test_the_test_set_is_decoded_one_by_one_greedily_blockwise_and_by_beam(opened, toy):
+    table = opened()
+    table.add_test("both", toy)
+    cells = saved(table)["series"]["test, both"]["cells"]
+    assert [cell["block_size"] for cell in cells] == [1, 2, 4, 0]
+    assert cells[-1]["mean_accepted_block_size"] is None
+    assert cells[-1]["config"] == {"size": 4, "length_penalty": 0.6}
+    without = Table1(table.folder / "other", DEV, None, 4, "cpu")
+    without.add_test("both", toy)
+    assert "not measured" in table4_markdown(without.document)
+
+
+def test_what_is_measured_is_not_decoded_again(opened, toy, capsys, monkeypatch):
+    opened().add("regular", toy)
+    before = saved(opened())
+    again = opened()
+    monkeypatch.setattr("superres.table1.decode_text", pytest.fail)
+    again.add("regular", toy)
+    assert "regular: measured already" in capsys.readouterr().err
+    assert saved(again) == before
+
+
+def test_another_text_is_refused(opened, toy, tmp_path):
+    opened().add("regular", toy)
+    with pytest.raises(ConfigError, match=r"table1\.json was measured with dev .*choose another --output"):
+        Table1(tmp_path / "tables", TextPairs(["a"], ["b"]), TEST, 4, "cpu")
+    with pytest.raises(ConfigError, match="--batch-size must be at least 1"):
+        Table1(tmp_path / "new", DEV, TEST, 0, "cpu")
+
+
+def test_the_views_hold_ours_beside_the_papers(opened, toy):
+    table = opened()
+    for name in SERIES:
+        table.add(name, toy)
+    table.add_test("both", toy)
+    paths = table.write_views()
+    assert [path.name for path in paths] == ["table1.md", "table4.md", "table1.png"]
+    first, fourth = table1_markdown(table.document), table4_markdown(table.document)
+    assert "| Both, paper | - | 26.58 / 1.88 | 26.36 / 3.27 | 26.18 / 4.18 | 26.11 / 4.69 | 25.60 / 4.95 |" in first
+    assert "| **Regular** | " in first
+    assert "Missing" not in first
+    assert "| Blockwise parallel decoding for Transformer (k = 8) | Stern et al. (2018) | 27.88 | 3.31x |  |" in fourth
+    assert "| both (greedy, k = 1) | ours | " in fourth
+    assert "| both (beam size 4) | ours | " in fourth
+    assert all(len(line.split("|")) == len(BLOCK_SIZES) + 3 for line in first.splitlines()[4:20] if line[:1] == "|")
+    assert Image.open(io.BytesIO(paths[2].read_bytes())).size == (1100, 500)
+
+
+def test_the_script_measures_what_it_is_given(tmp_path, capsys):
+    checkpoint = write_checkpoint(tmp_path / "both")
+    dev, test = write_pairs(DEV, tmp_path / "dev"), write_pairs(TEST, tmp_path / "test")
+    spec = importlib.util.spec_from_file_location("reproduce_tables", ROOT / "scripts" / "reproduce_tables.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    words = ["table1", "--data", str(dev), "--test", str(test), "--output", str(tmp_path / "tables"), "--device", "cpu"]
+    script.app([*words, "--both", str(checkpoint)], standalone_mode=False)
+    printed = capsys.readouterr().out
+    assert "# Table 1" in printed
+    assert "# Table 4" in printed
+    assert "Missing: regular, distillation, fine-tuning." in printed
+    with pytest.raises(ConfigError, match="no checkpoint to measure; give at least one of --regular"):
+        script.app(words, standalone_mode=False)

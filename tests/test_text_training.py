@@ -1,0 +1,308 @@
+"""Training on text: batches of like length, padding that does not count, stages, distillation, and the whole ladder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from textual import CONFIG, SHORT, codec, sentences, vocabulary, wordy, write_checkpoint, write_pairs
+
+from superres import config as config_module
+from superres.checkpoint import read_config, read_training
+from superres.cli import run
+from superres.config import BeamConfig
+from superres.corpora import Stage, text_score
+from superres.data import TextBatches
+from superres.distillation import translate_pairs
+from superres.errors import CheckpointError, ConfigError, InvalidInputError
+from superres.evaluation_text import bleu
+from superres.nn.losses import TeacherForcingLoss
+from superres.nn.scores import bits_per_token
+from superres.stages import Ladder, climb, train_stage
+from superres.tasks.translation import PADDING, VOCABULARY_FILE, TextPairs, read_lines, read_pairs
+from superres.train_config import TrainConfig
+from superres.translator import Translator
+
+
+def never():
+    return False
+
+
+def ignore(*_):
+    pass
+
+
+def batches(count=40, batch_size=4, seed=0):
+    """Sources and targets of different lengths; every token tells the pair's number."""
+    rng = np.random.default_rng(7)
+    lengths = rng.integers(1, 12, (count, 2))
+    rows = [[np.full(length, number + 1) for number, length in enumerate(lengths[:, side])] for side in (0, 1)]
+    return TextBatches(*rows, batch_size, seed)
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 5))
+def test_every_pair_comes_once_an_epoch(count, batch_size, seed):
+    whole = batches(count, batch_size, seed)
+    steps = len(whole.cuts) - 1
+    for epoch in range(2):
+        seen = [whole.batch(step).target[:, 0] for step in range(epoch * steps, (epoch + 1) * steps)]
+        assert sorted(torch.cat(seen).tolist()) == list(range(1, count + 1))
+
+
+def test_rows_are_pairs_filled_up_to_the_longest_and_masked_there():
+    whole = batches()
+    for step in range(6):
+        batch = whole.batch(step)
+        for row in range(len(batch.source)):
+            number = int(batch.source[row, 0])
+            length = int(batch.lengths[row])
+            assert batch.target[row].tolist() == [number] * length + [0] * (batch.target.shape[1] - length)
+            assert torch.equal(batch.padding[row], batch.source[row] == 0)
+        assert int(batch.lengths.max()) == batch.target.shape[1]
+        assert batch.true_count is None
+
+
+def test_batches_hold_sentences_of_like_length_and_at_most_the_mean_number_of_tokens():
+    whole = batches(400, 8)
+    budget = 8 * np.mean([len(target) for target in whole.targets])
+    sizes = [whole.batch(step).target.shape for step in range(len(whole.cuts) - 1)]
+    assert all(rows * length <= budget for rows, length in sizes)
+    filled = sum(len(target) for target in whole.targets) / sum(rows * length for rows, length in sizes)
+    assert filled > 0.9
+    assert 6 <= np.mean([rows for rows, _ in sizes]) <= 9
+
+
+@given(st.integers(0, 100), st.integers(0, 9))
+def test_a_batch_depends_on_seed_and_step_alone(step, seed):
+    fresh, used = batches(seed=seed), batches(seed=seed)
+    for other in (3, 50):
+        used.batch(other)
+    assert all(torch.equal(a, b) for a, b in zip(fresh.batch(step)[:2], used.batch(step)[:2], strict=True))
+
+
+def test_epochs_and_seeds_differ():
+    whole = batches(200)
+    steps = len(whole.cuts) - 1
+    orders = {tuple(b.batch(s + start).target[:, 0].tolist()[0] for s in range(10))
+              for b, start in ((whole, 0), (whole, steps), (batches(200, seed=1), 0))}
+    assert len(orders) == 3
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_processes_share_a_batch(parts):
+    whole = batches(400, 8)
+    complete = sorted(whole.batch(1).target[:, 0].tolist())
+    shares = torch.cat([whole.batch(1, part, parts).target[:, 0] for part in range(parts)])
+    assert sorted(shares.tolist()) == complete
+    assert len(batches(3, 1).batch(0, 2, 4).target) == 1  # fewer rows than processes: none is left without
+
+
+def padded_batch(extra=0):
+    """Return a batch of two pairs; `extra` columns of padding more change nothing."""
+    source = torch.tensor([[5, 6, 7, 1], [8, 1, 0, 0]])
+    target = torch.tensor([[9, 10, 11, 12, 1], [13, 1, 0, 0, 0]])
+    source, target = F.pad(source, (0, extra)), F.pad(target, (0, extra))
+    return source, target, source == 0, torch.tensor([5, 2])
+
+
+@pytest.mark.parametrize("stage", [
+    replace(SHORT, label_smoothing=0.1), replace(SHORT, stage="heads", head_positions=20),
+    replace(SHORT, stage="heads", head_positions=20, head_target="tokens"),
+    replace(SHORT, stage="heads", head_loss="random-head"),
+], ids=["base", "heads", "tokens", "random"])
+def test_padding_counts_for_nothing(stage):
+    network = wordy().requires_grad_(True)
+    loss = TeacherForcingLoss(network, stage)
+
+    def of(batch):
+        source, target, padding, lengths = batch
+        return loss(source, target, 5, None, padding, lengths)["total"]
+
+    torch.testing.assert_close(of(padded_batch(3)), of(padded_batch()))
+    source, target, padding, lengths = padded_batch()
+    disturbed = torch.where(torch.arange(5) < lengths.unsqueeze(1), target, 99), torch.where(padding, 77, source)
+    torch.testing.assert_close(of((disturbed[1], disturbed[0], padding, lengths)), of(padded_batch()))
+
+
+def test_every_token_counts_alike():
+    network, (source, target, padding, lengths) = wordy(), padded_batch()
+    total = TeacherForcingLoss(network, SHORT)(source, target, 0, None, padding, lengths)["p1"]
+    alone = [TeacherForcingLoss(network, SHORT)(source[row : row + 1, : int((~padding[row]).sum())],
+                                                target[row : row + 1, : int(lengths[row])], 0)["p1"] for row in (0, 1)]
+    torch.testing.assert_close(total, (5 * alone[0] + 2 * alone[1]) / 7)
+
+
+def test_label_smoothing_spreads_its_share_over_all_tokens():
+    network, (source, target, padding, lengths) = wordy(), padded_batch()
+    log_p = network.scores(network(source, target, padding)).log_softmax(-1)
+    inside = torch.arange(5) < lengths.unsqueeze(1)
+    nll = -log_p.gather(-1, target.unsqueeze(-1)).squeeze(-1)[inside].mean()
+    expected = 0.8 * nll - 0.2 * log_p[inside].mean()
+    loss = TeacherForcingLoss(network, replace(SHORT, label_smoothing=0.2))(source, target, 0, None, padding, lengths)
+    torch.testing.assert_close(loss["p1"], expected)
+    rows = [[9, 10, 11, 12, 1], [13, 1]], [[5, 6, 7, 1], [8, 1]]
+    assert bits_per_token(network, rows[1], rows[0], PADDING, 1) == pytest.approx(float(nll) / np.log(2))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_pairs(sentences(60), tmp_path_factory.mktemp("text") / "train")
+
+
+@pytest.fixture
+def preset(monkeypatch):
+    """Let the preset text be a tiny network."""
+    monkeypatch.setitem(config_module.PRESETS, "text", replace(CONFIG, prediction_heads=1, dropout=0.1))
+
+
+def train(*words):
+    return run(["train", *map(str, words)])
+
+
+def test_a_base_and_its_heads_are_trained_from_the_command_line(preset, text, tmp_path, capsys):
+    base, heads = tmp_path / "base", tmp_path / "heads"
+    common = ["--data", text, "--dev", text, "--batch-size", 4, "--steps", 2, "--precision", "no"]
+    assert train("base", "--preset", "text", *common, "--output", base, "--label-smoothing", 0.1) == 0
+    assert train("heads", *common, "--start", base / "checkpoint", "--prediction-heads", 3, "--head-positions", 3,
+                 "--output", heads) == 0
+    (first, second) = read_training(heads / "checkpoint")
+    assert (first["stage"], first["pairs_seen"], first["settings"]["label_smoothing"]) == ("base", 8, 0.1)
+    assert second["settings"]["head_positions"] == 3
+    assert second["dev_pairs"] == 60
+    assert 0 < second["dev_bits_per_token"] < 20
+    assert second["dev_bleu"] >= 0
+    assert read_config(heads / "checkpoint")["model"]["prediction_heads"] == 3
+    vocabularies = {(folder / "checkpoint" / VOCABULARY_FILE).read_bytes() for folder in (base, heads)}
+    assert len(vocabularies) == 1
+    translator = Translator.load(heads / "checkpoint", "cpu")
+    assert len(translator(["a dog"]).texts) == 1
+    assert "training a vocabulary of 330 pieces" in capsys.readouterr().err
+    assert (base / "curves.png").exists()
+
+
+def test_a_run_that_is_stopped_resumes(preset, text, tmp_path):
+    stage = Stage(SHORT, text, tmp_path / "run", preset="text")
+    assert not train_stage(stage, lambda: True, ignore)
+    assert train_stage(stage, never, ignore)
+    assert train_stage(stage, pytest.fail, ignore)
+
+
+def test_other_languages_and_a_vocabulary_may_be_named(preset, tmp_path):
+    pairs = sentences(20)
+    for language, lines in (("xx", pairs.source), ("yy", pairs.target)):
+        (tmp_path / f"t.{language}").write_text("\n".join(lines) + "\n")
+    (tmp_path / "spm").write_bytes(vocabulary())
+    assert train("base", "--preset", "text", "--languages", "xx-yy", "--data", tmp_path / "t", "--output",
+                 tmp_path / "run", "--vocabulary", tmp_path / "spm", "--steps", 1) == 0
+    assert read_config(tmp_path / "run" / "checkpoint")["model"]["languages"] == ["xx", "yy"]
+    assert not (tmp_path / "run" / VOCABULARY_FILE).exists()
+
+
+def test_pairs_that_cannot_be_trained_on_are_left_out_and_counted(preset, tmp_path, capsys):
+    pairs = sentences(300)
+    odd = TextPairs([*pairs.source, "", "dog " * 40, "dog"], [*pairs.target, "Hund", "Hund", ""])
+    stage = Stage(SHORT, write_pairs(odd, tmp_path / "t"), tmp_path / "run", preset="text")
+    assert train_stage(stage, never, ignore)
+    assert "3 of 303 pairs are left out: a side is empty or has more than 20 tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("change", "error", "message"), [
+    ({"preset": "base", "languages": ("en", "de")}, ConfigError, "preset base has no languages"),
+    ({"settings": replace(SHORT, stage="distil"), "start": "start"}, ConfigError, "let a teacher translate"),
+    ({"settings": replace(SHORT, stage="heads")}, ConfigError, "needs a trained base"),
+    ({"start": "start", "languages": ("de", "en")}, ConfigError, "translates en-de, not de-en"),
+    ({"vocabulary": "nowhere"}, CheckpointError, "cannot read the vocabulary"),
+    ({"data": "empty"}, InvalidInputError, "holds no pair that can be trained on"),
+])
+def test_stages_that_cannot_be_are_refused(preset, text, tmp_path, change, error, message):
+    write_checkpoint(tmp_path / "start", heads=1)
+    write_pairs(TextPairs([""], [""]), tmp_path / "empty")
+    (tmp_path / "spm").write_bytes(vocabulary())
+    places = {key: tmp_path / value for key, value in change.items() if key in ("start", "vocabulary", "data")}
+    values = {"settings": SHORT, "data": text, "output": tmp_path / "run", "preset": "text",
+              "vocabulary": tmp_path / "spm", **change, **places}
+    with pytest.raises(error, match=message):
+        train_stage(Stage(**values), never, ignore)
+
+
+def test_a_teacher_translates_the_training_text_once(tmp_path, text, monkeypatch):
+    monkeypatch.setattr("superres.distillation.CHUNK", 25)
+    teacher, pairs = Translator.load(write_checkpoint(tmp_path / "teacher"), "cpu"), read_pairs(text)
+    looks, done = iter([False, True]), []
+    arguments = (teacher, pairs, tmp_path / "own", BeamConfig(2), 8)
+    assert not translate_pairs(*arguments, lambda: next(looks), ignore)
+    first = (tmp_path / "own" / "part-00000000.txt").stat().st_mtime_ns
+
+    def report(record):
+        done.append(record["pairs"])
+        assert (tmp_path / "own" / "part-00000000.txt").stat().st_mtime_ns == first
+
+    assert translate_pairs(*arguments, never, report)
+    assert done == [25, 50, 60]
+    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["pairs.de", "pairs.en", "settings.json"]
+    assert read_lines(tmp_path / "own" / "pairs.en") == pairs.source
+    assert read_lines(tmp_path / "own" / "pairs.de") == teacher(pairs.source, BeamConfig(2), batch_size=8).texts
+    assert translate_pairs(*arguments, pytest.fail, ignore)
+    with pytest.raises(ConfigError, match=r"other settings.*choose a new folder"):
+        translate_pairs(teacher, pairs, tmp_path / "own", BeamConfig(3), 8, never, ignore)
+
+
+def test_the_teacher_is_asked_from_the_command_line(tmp_path, text):
+    write_checkpoint(tmp_path / "teacher")
+    assert train("decode", "--checkpoint", tmp_path / "teacher", "--data", text, "--limit", 5, "--beam", 2,
+                 "--output", tmp_path / "own", "--device", "cpu") == 0
+    assert len(read_pairs(tmp_path / "own" / "pairs")) == 5
+
+
+def ladder_of(path, **changes):
+    short = {"steps": 1, "batch_size": 4, "precision": "no"}
+    rungs = [
+        {"name": "base", "settings": short}, {"name": "teacher", "settings": {**short, "seed": 1}},
+        {"name": "student", "translated_by": "teacher", "start": "base", "settings": short},
+        {"name": "both", "translated_by": "teacher", "start": "student", "settings": {**short, "stage": "heads"}},
+    ]
+    rungs[2].update(changes)
+    path.write_text(json.dumps({"preset": "text", "prediction_heads": 3, "decode_batch": 64, "rungs": rungs}))
+    return Ladder.read(path)
+
+
+def test_a_ladder_distils_through_a_teacher(preset, text, tmp_path):
+    ladder, output = ladder_of(tmp_path / "recipe.json"), tmp_path / "run"
+    assert climb(ladder, text, output, text, never, ignore)
+    rows = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
+    assert [row["rung"] for row in rows] == ["base", "teacher", "student", "both"]
+    assert [row.get("translated_by") for row in rows] == [None, None, "teacher", "teacher"]
+    assert len(read_pairs(output / "teacher" / "translated" / "pairs")) == 60
+    names = [row["rung"] for row in rows]
+    vocabularies = {(output / name / "checkpoint" / VOCABULARY_FILE).read_bytes() for name in names}
+    assert len(vocabularies) == 1
+    assert climb(ladder, text, output, text, pytest.fail, pytest.fail)
+
+
+def test_a_ladder_with_a_teacher_that_is_not_earlier_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="'student' is translated by 'both', which is not an earlier rung"):
+        ladder_of(tmp_path / "recipe.json", translated_by="both")
+
+
+def test_a_small_network_learns_to_translate(preset, tmp_path):
+    pairs = sentences(300)
+    settings = TrainConfig(steps=150, batch_size=64, learning_rate=0.01, warmup_steps=20, precision="no",
+                           ema_decay=0.9, label_smoothing=0.05)
+    (tmp_path / "spm").write_bytes(vocabulary())
+    records = []
+    stage = Stage(settings, write_pairs(pairs, tmp_path / "t"), tmp_path / "run", preset="text",
+                  vocabulary=tmp_path / "spm")
+    assert train_stage(stage, never, records.append)
+    assert records[-1]["p1"] < records[0]["p1"] / 1.5
+    translator = Translator.load(tmp_path / "run" / "checkpoint", "cpu")
+    unseen = sentences(40, seed=9)
+    untrained = Translator.load(write_checkpoint(tmp_path / "untrained", 1), "cpu")
+    assert bleu(translator(unseen.source).texts, unseen.target)["score"] > 40
+    assert bleu(untrained(unseen.source).texts, unseen.target)["score"] < 5
+    assert text_score(unseen, codec())(translator.model)["bleu"] > 40

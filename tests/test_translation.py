@@ -1,0 +1,186 @@
+"""Text as tokens, parallel files, long lines: nothing is lost, and what cannot be used is named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual import codec, sentences, vocabulary, write_pairs
+
+from superres.errors import CheckpointError, ConfigError, InvalidInputError
+from superres.tasks.translation import (
+    END,
+    PADDING,
+    VOCABULARY_FILE,
+    Codec,
+    TextPairs,
+    pad,
+    parse_languages,
+    read_lines,
+    read_pairs,
+    train_vocabulary,
+)
+
+# SentencePiece normalises compatibility forms and blanks; other text comes back as it was.
+TEXT = st.text(st.characters(codec="utf-8", categories=("Ll", "Nd", "Po", "So")), max_size=30).map(
+    lambda text: codec().decode(pad(codec(None).split([text])))[0])
+
+
+@given(TEXT)
+def test_what_is_encoded_comes_back_even_characters_that_the_vocabulary_lacks(text):
+    (row,) = codec(None).split([text])
+    assert codec().decode([row]) == [text]
+    assert row[-1] == END
+    assert END not in row[:-1]
+
+
+def test_a_batch_is_filled_up_with_padding_after_each_end():
+    tokens = codec().encode(["a", "the small red dog"])
+    assert tokens.dtype == np.int64
+    assert tokens[0].tolist() == [*codec().split(["a"])[0], *[PADDING] * (tokens.shape[1] - 2)]
+    assert (tokens[:, -1] == [PADDING, END]).all()
+    assert codec().encode([]).shape == (0, 0)
+
+
+def test_what_follows_an_end_does_not_count():
+    (row,) = codec().split(["red dog"])
+    assert codec().decode([[*row, 290, 291, END, PADDING]]) == ["red dog"]
+
+
+def test_a_translation_is_one_line_whatever_bytes_were_chosen():
+    newline = codec().pieces.piece_to_id("<0x0A>")
+    (row,) = codec().split(["a"])
+    assert "\n" not in codec().decode([[*row[:-1], newline, *row]])[0]
+
+
+@given(TEXT)
+def test_surfaces_are_the_text_that_each_token_adds(text):
+    (row,) = codec(None).split([text])
+    surfaces = codec().surfaces(row)
+    assert len(surfaces) == len(row)
+    assert "".join(surfaces) == text
+    assert surfaces[-1] == ""  # the end has none
+    assert codec().surfaces([]) == []
+
+
+def test_a_character_of_several_tokens_comes_with_the_last_of_them():
+    (row,) = codec().split(["a dog \U0001f600 a"])
+    assert [surface for surface in codec().surfaces(row) if "\U0001f600" in surface] == ["\U0001f600"]
+    assert codec().surfaces(row)[-6:] == ["", "", "", "\U0001f600", " a", ""]
+
+
+def test_pieces_read_as_in_the_paper_with_an_underscore_at_the_start_of_a_word():
+    (row,) = codec().split(["red dog"])
+    assert "".join(codec().names(row)) == "_red_dog</s>"
+
+
+def test_the_vocabulary_is_the_same_when_trained_again():
+    pairs = sentences(300)
+    assert train_vocabulary([*pairs.source, *pairs.target], codec().size) == vocabulary()
+
+
+def test_a_text_too_small_for_the_vocabulary_is_refused():
+    with pytest.raises(InvalidInputError, match="2 lines give no vocabulary of 8000 pieces"):
+        train_vocabulary(["a b", "c"], 8000)
+
+
+def test_an_input_that_is_too_long_is_refused_not_cut():
+    with pytest.raises(InvalidInputError, match=r"input 2 has 31 tokens, more than the 24 .*'a a a a"):
+        codec().encode(["a", "a " * 30])
+
+
+@pytest.mark.parametrize(("tokens", "message"), [
+    ([[1.5]], "whole numbers"), ([1, 2], "whole numbers"), ([[330]], r"0\.\.329, not 330\.\.330"), ([[-1]], "not -1"),
+])
+def test_tokens_of_another_kind_are_refused(tokens, message):
+    with pytest.raises(InvalidInputError, match=message):
+        codec().decode(tokens)
+
+
+def test_a_line_that_fits_stays_whole_and_an_empty_one_has_no_segment():
+    assert codec().segments("a dog. a man.") == ["a dog. a man."]
+    assert codec().segments("") == codec().segments("  \t") == []
+
+
+@given(st.lists(st.sampled_from(["the small red dog runs.", "a man sees a tree.", "dog", "Haus!", "the"]), max_size=30))
+def test_a_long_line_is_cut_between_words_and_nothing_is_left_out(parts):
+    line = " ".join(parts)
+    segments = codec().segments(line)
+    assert " ".join(segments) == line
+    assert all(len(row) <= 24 for row in codec().split(segments))
+
+
+def test_a_long_line_is_cut_at_the_end_of_a_sentence_where_it_can_be():
+    segments = codec().segments("a man sees a tree. " * 6)
+    assert len(segments) > 1
+    assert all(segment.endswith(".") for segment in segments)
+
+
+def test_a_line_of_5000_words_is_cut_into_parts_that_hold_all_words():
+    segments = codec().segments("dog " * 5000)
+    assert sum(len(segment.split()) for segment in segments) == 5000
+
+
+def test_a_word_that_is_too_long_is_refused():
+    with pytest.raises(InvalidInputError, match=r"a word is longer than the 24 tokens .*'xxxx.*\.\.\.'; write it in"):
+        codec().segments(f"a dog {'x' * 5000} runs")
+
+
+def test_a_damaged_or_foreign_vocabulary_is_refused(tmp_path):
+    (tmp_path / VOCABULARY_FILE).write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match="is not a SentencePiece model"):
+        Codec.read(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot read the vocabulary"):
+        Codec.read(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("tag", ["en", "en-en", "en-de-fr", "english-de", "EN-DE", "", "e-d", "../x-de"])
+def test_unknown_language_tags_are_refused(tag):
+    with pytest.raises(ConfigError, match="unknown languages"):
+        parse_languages(tag)
+    assert parse_languages("en-de") == ("en", "de")
+
+
+def test_parallel_files_are_read_line_by_line(tmp_path):
+    pairs = TextPairs(["a dog", "", "odd\u2028separator\x0bs"], ["ein Hund", "", "x"])
+    read = read_pairs(write_pairs(pairs, tmp_path / "train"))
+    assert read == pairs
+    assert read_pairs(tmp_path / "train", limit=1) == TextPairs(["a dog"], ["ein Hund"])
+    assert read_pairs(tmp_path / "train", ("de", "en")).source == pairs.target
+
+
+def test_windows_line_ends_and_a_byte_order_mark_are_not_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo")
+    assert read_lines(tmp_path / "a.txt") == ["one", "two"]
+
+
+@pytest.mark.parametrize("place", ["toy/toy", "toy", "named"])
+def test_sacrebleus_own_test_sets_are_read(tmp_path, place, monkeypatch):
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    (folder / "toy.en-de.src").write_text("a dog\n")
+    (folder / "toy.en-de.ref").write_text("ein Hund\n")
+    monkeypatch.setenv("SACREBLEU", str(tmp_path))
+    path = "toy" if place == "named" else tmp_path / place
+    assert read_pairs(path) == TextPairs(["a dog"], ["ein Hund"])
+
+
+@pytest.mark.parametrize(("files", "message"), [
+    ({"t.en": b"a\nb\n", "t.de": b"x\n"}, r"t\.en has 2 lines and .*t\.de 1; they must be translations line by line"),
+    ({"t.en": b"a\n\xffb\n", "t.de": b"x\ny\n"}, r"t\.en, line 2: byte 1 \(0xff\) is not UTF-8"),
+    ({"t.en": b"", "t.de": b""}, r"t\.en is empty"),
+    ({"t.en": b"a\n"}, r"t\.de cannot be read: No such file"),
+    ({}, r"no parallel text .*t\.en and .*t\.de; give what the names of both files begin with"),
+])
+def test_parallel_text_that_cannot_be_used_is_one_line(tmp_path, files, message):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        read_pairs(tmp_path / "t")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_limit_below_one_is_refused(tmp_path):
+    with pytest.raises(InvalidInputError, match="limit must be at least 1, not 0"):
+        read_pairs(write_pairs(sentences(2), tmp_path / "t"), limit=0)

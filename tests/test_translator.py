@@ -1,0 +1,233 @@
+"""Lines in, lines out: exact blocks change nothing, order and number of lines are kept, nothing overruns."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from textual import CONFIG, codec, learned, sentences, translator, vocabulary, wordy, write_checkpoint
+
+import superres
+from superres.checkpoint import HubModel, save_checkpoint
+from superres.config import BeamConfig, DecodeConfig
+from superres.decoding.reference import sequential_reference
+from superres.errors import CheckpointError, ConfigError, InvalidInputError
+from superres.loading import load
+from superres.nn import native
+from superres.nn.step import StepModel
+from superres.pipeline import Upscaler
+from superres.tasks.translation import END, VOCABULARY_FILE
+from superres.translator import Translator
+
+GREEDY = DecodeConfig(block_size=1)
+LINES = sentences(20).source
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return learned()[torch.float64]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_checkpoint(wordy(dtype=torch.float32), tmp_path / "toy", files={VOCABULARY_FILE: vocabulary()})
+    return tmp_path / "toy"
+
+
+def test_exact_blocks_equal_greedy_decoding_without_a_cache_for_every_sentence(toy):
+    plain = StepModel(toy.model, END)
+    wanted = [codec().decode([sequential_reference(plain, torch.from_numpy(codec().encode([line])), GREEDY)])[0]
+              for line in LINES]
+    for k in (1, 2, 3, 4):
+        assert toy(LINES, DecodeConfig(block_size=k), batch_size=8).texts == wanted
+    assert len(set(wanted)) > 15
+
+
+def test_the_networks_here_accept_some_proposals_and_end_at_many_lengths(toy):
+    result = toy(LINES)
+    accepted = {count for traces in result.traces for trace in traces for count in trace.accepted}
+    assert {1, 2, 3, 4} <= accepted
+    assert len(set(result.tokens)) > 5
+    assert not any(result.cut)
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("k", [2, 4])
+def test_native_exact_blocks_equal_width_matched_greedy_bit_for_bit(k):
+    toy = learned()[torch.float32]
+    wanted = toy(LINES, GREEDY, width=4, batch_size=8)
+    result = toy(LINES, DecodeConfig(block_size=k), width=4, batch_size=8)
+    assert result.texts == wanted.texts
+    assert result.tokens == wanted.tokens
+
+
+@pytest.mark.parametrize("options", [DecodeConfig(), GREEDY, DecodeConfig(accept="top-k", min_block=2),
+                                     DecodeConfig(temperature=0.8), BeamConfig(3)], ids=str)
+def test_a_batch_equals_its_single_rows_whatever_the_batch_size(toy, options):
+    wanted = toy(LINES[:8], options, batch_size=1)
+    for batch_size in (3, 64):
+        assert toy(LINES[:8], options, batch_size=batch_size).texts == wanted.texts
+
+
+def test_lines_keep_their_order_and_empty_ones_stay_empty(toy):
+    lines = ["", *LINES[:3], " ", LINES[3], ""]
+    result = toy(lines)
+    alone = [toy([line]).texts[0] for line in lines]
+    assert result.texts == alone
+    assert [bool(text) for text in (result.texts[0], result.texts[4], result.texts[6])] == [False] * 3
+    assert [len(traces) for traces in result.traces] == [0, 1, 1, 1, 0, 1, 0]
+    assert toy([]).texts == []
+
+
+def test_a_long_line_is_translated_in_parts(toy):
+    line = "the small red dog sees a man. " * 5
+    segments = codec().segments(line)
+    assert len(segments) > 1
+    result = toy([LINES[0], line])
+    assert result.texts[1] == " ".join(toy(segments).texts)
+    assert len(result.traces[1]) == len(segments)
+
+
+def test_a_word_that_is_too_long_names_its_line(toy):
+    with pytest.raises(InvalidInputError, match="line 2: a word is longer than the 24 tokens"):
+        toy(["a", "x" * 500])
+
+
+@pytest.mark.parametrize("options", [DecodeConfig(), GREEDY, DecodeConfig(min_block=4), BeamConfig()], ids=str)
+def test_the_largest_length_is_never_overrun(options):
+    network = wordy()
+    network.project.bias[END] = -1000
+    result = Translator(network, "endless", device="cpu", engine="plain", codec=codec())(LINES[:5], options)
+    assert result.tokens == [20] * 5
+    assert all(result.cut)
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_an_end_at_any_offset_inside_a_block_ends_the_row_right_there(place):
+    """Four heads that are always right: the end comes at each offset of a block in turn."""
+    script = [*range(282, 282 + place), END, *range(290, 297)]
+    toy = translator()
+    toy._scoring = Script(script)
+    (trace,), = toy(["a"]).traces
+    tokens = np.concatenate([p[:a] for p, a in zip(trace.proposed, trace.accepted, strict=True)])
+    assert tokens.tolist() == script[: place + 1]
+    assert trace.iterations == place // 4 + 1
+    assert toy(["a"]).cut == [False]
+
+
+class Script:
+    """A model whose p1 and heads all know one target."""
+
+    vocabulary, length, prediction_heads, end_token = 330, 20, 4, END
+
+    def __init__(self, tokens):
+        self.tokens = torch.tensor([*tokens, *[END] * 30])
+
+    def session(self, source, width, padding=None):
+        from superres.scoring import StepOutput
+
+        session = Script(self.tokens.tolist())
+        session.width, session.shape, session.estimate = width, (20,), None
+        session.step = lambda tokens, position: StepOutput(
+            self._scores(position.unsqueeze(1) + torch.arange(width)), position)
+        session.propose = lambda output, index, first, offsets, choose: choose(
+            self._scores((output.state + index).unsqueeze(1) + offsets), offsets)
+        return session
+
+    def _scores(self, place):
+        return torch.nn.functional.one_hot(self.tokens[place], 330).double()
+
+
+def test_load_picks_by_the_task(folder):
+    toy = load(folder, "cpu")
+    assert isinstance(toy, Translator)
+    assert (toy.name, toy.languages, toy.codec.size) == ("toy", ("en", "de"), 330)
+    assert isinstance(load("celeba-8to32", "cpu"), Upscaler)
+    assert superres.Translator is Translator
+    assert toy(["a dog"], GREEDY).texts == Translator.load(folder, "cpu")(["a dog"], GREEDY).texts
+
+
+def test_a_checkpoint_for_another_task_is_refused_by_name(folder):
+    with pytest.raises(CheckpointError, match="toy serves the task 'translation', not faces"):
+        Upscaler.load(folder, "cpu")
+    with pytest.raises(CheckpointError, match="celeba-8to32 serves the task 'faces', not translation"):
+        Translator.load("celeba-8to32", "cpu")
+
+
+def test_a_checkpoint_without_its_vocabulary_or_with_another_is_refused(folder):
+    (folder / VOCABULARY_FILE).unlink()
+    with pytest.raises(CheckpointError, match="cannot read the vocabulary"):
+        load(folder, "cpu")
+    with pytest.raises(CheckpointError, match=r"has 331 tokens, its sentencepiece\.model 330"):
+        Translator(wordy(replace(CONFIG, vocabulary=331)), "odd", device="cpu", engine="plain", codec=codec())
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (DecodeConfig(accept="distance"), "distance accepts by grey levels, .*; choose one of exact, top-k"),
+    (DecodeConfig(temperature=(0.9, 0.7, 0.7)), "text has no colours"),
+    (DecodeConfig(temperature=0.9, noise="quantile"), "noise gumbel"),
+    (DecodeConfig(block_size=5), "block size 5 is more than the 4 prediction heads"),
+])
+def test_options_for_pictures_are_refused(toy, options, message):
+    with pytest.raises(ConfigError, match=message):
+        toy(["a"], options)
+
+
+@pytest.mark.parametrize("options", [DecodeConfig(), GREEDY, BeamConfig(3)], ids=str)
+def test_a_stream_shows_every_step_and_ends_with_what_a_call_gives(toy, options):
+    lines = [LINES[0], "", LINES[1], "the small red dog sees a man. " * 5]
+    *frames, last = toy.stream(lines, options, interval=0)
+    wanted = toy(lines, options)
+    assert replace(last, seconds=0, traces=[]) == replace(wanted, seconds=0, traces=[])
+    assert [[trace.accepted for trace in traces] for traces in last.traces] == [
+        [trace.accepted for trace in traces] for traces in wanted.traces]
+    assert len(frames) > 5
+    assert not any(frame.is_complete or any(frame.cut) for frame in frames)
+    calls = [frame.model_calls for frame in [*frames, last]]
+    assert calls == sorted(calls)
+    clocks = [frame.seconds for frame in [*frames, last]]
+    assert clocks == sorted(clocks)
+    if not isinstance(options, BeamConfig):  # whose best hypothesis may change its mind
+        for before, after in zip(frames, [*frames[1:], last], strict=True):
+            assert all(count <= more for count, more in zip(before.tokens, after.tokens, strict=True))
+            assert frames[0].tokens != last.tokens
+
+
+def test_a_stream_of_nothing_is_complete_at_once_and_pictures_options_are_refused(toy):
+    (only,) = toy.stream(["", " "])
+    assert (only.texts, only.is_complete) == (["", ""], True)
+    with pytest.raises(ConfigError, match="accepts by grey levels"):
+        next(toy.stream(["a"], DecodeConfig(accept="distance")))
+
+
+def test_a_hub_checkpoint_keeps_its_vocabulary(folder, tmp_path):
+    HubModel.from_pretrained(str(folder)).save_pretrained(tmp_path / "hub")
+    assert load(tmp_path / "hub", "cpu")(LINES[:3]).texts == load(folder, "cpu")(LINES[:3]).texts
+    with pytest.raises(CheckpointError, match=r"a checkpoint for translation holds sentencepiece\.model"):
+        HubModel(wordy())
+    (folder / VOCABULARY_FILE).unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read .*sentencepiece\.model"):
+        HubModel.from_pretrained(str(folder))
+
+
+def test_tied_weights_are_stored_once(tmp_path):
+    from safetensors.torch import load_file
+
+    names = list(load_file(write_checkpoint(tmp_path / "tied") / "model.safetensors"))
+    assert [name for name in names if "embedding" in name or "project" in name] == [
+        "project.bias", "target_embedding.table.weight"]
+
+
+def test_text_without_sentencepiece_or_sacrebleu_is_one_line():
+    code = ("import sys; sys.modules['sentencepiece'] = sys.modules['sacrebleu'] = None\n"
+            "from superres.evaluation_text import bleu\nfrom superres.tasks.translation import train_vocabulary\n"
+            "from superres.errors import ConfigError\n"
+            "for call in (lambda: bleu(['a'], ['a']), lambda: train_vocabulary(['a'], 300)):\n"
+            "    try: call()\n"
+            "    except ConfigError as error: assert 'superres[text]' in str(error)\n"
+            "    else: raise SystemExit(1)\n")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,362 @@
+"""The web demo's translations: what the page shows of them, what it refuses, and the endpoint `/translate`."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fakes import random_model
+from gradio_client import Client
+from textual import codec, learned, sentences, write_checkpoint
+from web_demo import FAST, HTTP, TINY, Blocked, running, start, stress_demo
+
+import app
+from superres.batch_text import trace_lines
+from superres.config import BeamConfig, DecodeConfig
+from superres.decoding.trace import RowTrace
+from superres.errors import CheckpointError, ConfigError, InvalidInputError
+from superres.pipeline import Upscaler
+from superres.translator import Translated, Translator
+from superres.web.decoding import Decoder, StoppedError
+from superres.web.text_views import Clock, blocks_html, report_of, slow_motion, translations_html
+from superres.web.translate_tab import MAX_CHARACTERS, MAX_LINES, lines_of, way_of
+
+ROOT = Path(__file__).parents[1]
+LINES = [*sentences(4, seed=5).source, "", "the red dog"]
+CONTROLS = {"block_size": 4, "accept": "exact", "top_k": 2, "beam": 0}
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return learned()[torch.float32]
+
+
+class Spans(HTMLParser):
+    """The elements of a piece of HTML, and its text."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.elements, self.text = [], ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def traced(text, size):
+    """Return the record of a decoding of `text` in blocks of `size`."""
+    (tokens,) = codec(None).split([text])
+    blocks = [tokens[start : start + size] for start in range(0, len(tokens), size)]
+    return RowTrace([size * i for i in range(len(blocks))], [len(block) for block in blocks],
+                    np.array([[*block, *[9] * (size - len(block))] for block in blocks]))
+
+
+# What the page shows
+
+
+def test_every_accepted_block_is_marked_numbered_and_named(translator):
+    (traces,) = translator(["the small red dog"]).traces
+    shown = Spans(blocks_html(translator, traces, None, 0))
+    assert shown.text == translator(["the small red dog"]).texts[0]
+    assert [attributes["data-step"] for _, attributes in shown.elements] == [
+        str(number) for number in range(1, traces[0].iterations + 1)]
+    assert [attributes["title"] for _, attributes in shown.elements] == [
+        f"Step {number}: {count} token{'s' if count > 1 else ''}" for number, count in enumerate(traces[0].accepted, 1)]
+    assert ["sr-ends" in attributes["class"] for _, attributes in shown.elements] == [
+        *[False] * (traces[0].iterations - 1), True]
+
+
+def test_blocks_are_numbered_on_through_the_parts_of_a_long_line(translator):
+    shown = Spans(blocks_html(translator, [traced("a dog", 2), traced("a man", 2)], None, 0))
+    assert shown.text == "a dog a man"
+    assert [attributes["data-step"] for _, attributes in shown.elements] == [
+        str(number) for number in range(1, len(shown.elements) + 1)]
+
+
+@pytest.mark.parametrize("text", ["<script>alert(1)</script>", '" onclick="alert(1)', "a & b </span>", "${1+1} {{7}}"])
+def test_text_is_text_and_not_html(translator, text):
+    result = Translated([text] * 2, [[traced(text, 3)], []], [False] * 2, [9] * 2, [1, 1], 3, 0.5)
+    shown = Spans(translations_html(translator, [text] * 2, {"": result}))
+    assert shown.text.count(text) == 4  # as blocks, as a whole as beam search gives it, and both to copy
+    assert {tag for tag, _ in shown.elements} <= {"div", "section", "ol", "li", "span", "dl", "dt", "dd", "details",
+                                                  "summary", "pre", "p", "label", "textarea"}
+    assert not any(name.startswith("on") for _, attributes in shown.elements for name in attributes)
+
+
+def test_the_steps_are_listed_as_on_the_command_line(translator):
+    lines = ["a dog", "", "the red house"]
+    result = translator(lines)
+    text = Spans(translations_html(translator, lines, {"": result})).text
+    for number in (0, 2):
+        assert "\n".join([f"Line {number + 1}", *trace_lines(translator, result.traces[number])]) in text
+    assert "an empty line" in text
+    assert "Line 2" not in text
+    assert "Done in" in text
+
+
+def test_what_was_too_fast_to_see_is_shown_again_at_the_pace_of_its_steps(translator):
+    (traces,) = translator(["the small red dog"], DecodeConfig(block_size=1)).traces
+    clocks = {"Greedy": Clock(), "Blockwise": Clock()}
+    for lane, seconds in (("Greedy", 0.010), ("Blockwise", 0.004)):
+        for call in range(1, 6):
+            clocks[lane].note(Translated([""], [[]], [False], [0], [1], call, call * seconds))
+    assert slow_motion(clocks) == pytest.approx(0.3 * 5 / 0.05)
+    times = [float(re.search(r"--at: (.*)s", attributes["style"])[1]) for _, attributes in
+             Spans(blocks_html(translator, traces, clocks["Greedy"], 100)).elements]
+    assert times[:4] == pytest.approx([2, 3, 4, 5])  # the first call only proposes
+    long = Clock([1, 200], [0.1, 20])
+    assert slow_motion({"": long}) == pytest.approx(4 / 20)
+
+
+def test_a_frame_says_that_it_is_not_the_end(translator):
+    first, *_, last = translator.stream(LINES, interval=0)
+    assert "Translating." in translations_html(translator, LINES, {"": first})
+    assert "Translating." not in translations_html(translator, LINES, {"": last})
+
+
+def test_a_race_tells_who_won_and_whether_it_cost_anything(translator):
+    result = translator(LINES)
+    shown = {"Greedy": replace(result, seconds=3.0), "Blockwise": replace(result, seconds=1.5)}
+    html = translations_html(translator, LINES, shown)
+    assert "Blockwise was 2.0 times as fast." in html
+    assert "The translations are the same." in html
+    shown["Blockwise"] = replace(result, texts=["", *result.texts[1:]])
+    assert "The translations are not the same." in translations_html(translator, LINES, shown)
+
+
+def test_the_report_holds_the_steps_of_every_line(translator):
+    options = DecodeConfig(block_size=4)
+    report = report_of(translator, options, translator(LINES, options))
+    assert json.loads(json.dumps(report)) == report
+    assert [entry["line"] for entry in report["lines"]] == list(range(1, len(LINES) + 1))
+    assert (report["languages"], report["checkpoint"], report["config"]["block_size"]) == ("en-de", "toy@0123", 4)
+    assert "steps" not in report["lines"][4]
+    first = report["lines"][0]
+    assert sum(len(step) for step in first["steps"]) == first["tokens"]
+    assert first["mean_accepted_block_size"] == first["tokens"] / first["iterations"]
+
+
+# What visitors ask for
+
+
+def test_controls_ask_for_blocks_or_for_beam_search():
+    default = DecodeConfig(seed=3, min_block=2)
+    assert way_of(default, **CONTROLS) == DecodeConfig(block_size=4, seed=3, min_block=2)
+    assert way_of(default, **{**CONTROLS, "accept": "top-k", "top_k": 3.0}).top_k == 3
+    assert way_of(default, **{**CONTROLS, "beam": 4}) == BeamConfig(4)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"block_size": 0}, {"block_size": None}, {"block_size": 1.5}, {"accept": ["exact"]}, {"accept": None},
+    {"top_k": "many"}, {"beam": -1}, {"beam": 9}, {"beam": None}, {"beam": float("nan")}, {"beam": [1]},
+], ids=str)
+def test_whatever_a_visitor_sends_instead_is_refused_with_a_message(wrong):
+    with pytest.raises(ConfigError):
+        way_of(DecodeConfig(), **{**CONTROLS, **wrong})
+
+
+def test_a_line_is_what_ends_with_a_line_break():
+    assert lines_of("a\n\nb\u2028c\n") == ["a", "", "b\u2028c"]
+    assert lines_of(["a", ""]) == ["a", ""]
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (None, "give text"), (3, "give text"), ([1], "give text"), ({"a": 1}, "give text"), ("", "there is no text yet"),
+    (" \n ", "there is no text yet"), ([], "there is no text yet"), ("a\n" * (MAX_LINES + 1), "21 lines"),
+    ("a" * (MAX_CHARACTERS + 1), "2,001 characters"), ("\ud83d", "character 1 is half of a character"),
+], ids=repr)
+def test_text_that_cannot_be_translated_is_refused_with_a_message(text, message):
+    with pytest.raises(InvalidInputError, match=message):
+        lines_of(text)
+
+
+# Decoding
+
+
+def decoder(translator, **more):
+    return Decoder(None, translator=translator, **more)
+
+
+def test_all_lanes_end_complete_and_the_log_tells_no_text(translator, caplog):
+    lanes = {"Greedy": DecodeConfig(block_size=1), "Beam 2": BeamConfig(2)}
+    with caplog.at_level("INFO"):
+        shown = list(decoder(translator).translate("translate", LINES, lanes))
+    assert {lane: result.texts for lane, result in shown[-1].items()} == {
+        lane: translator(LINES, way).texts for lane, way in lanes.items()}
+    assert len(shown) > 5
+    facts = caplog.records[-1].facts
+    assert (facts["purpose"], facts["outcome"], facts["lines"]) == ("translate", "done", 2 * len(LINES))
+    assert facts["tokens"] > facts["iterations"] > 0
+    assert LINES[0] not in str(facts)
+
+
+def test_who_stops_watching_stops_the_translation(translator):
+    served = decoder(translator)
+    frames = served.translate("translate", LINES, {"": DecodeConfig(block_size=1)})
+    assert not next(frames)[""].is_complete
+    assert served.is_busy
+    frames.close()
+    assert not served.is_busy
+
+
+def test_time_is_limited_and_a_closed_decoder_says_so(translator):
+    with pytest.raises(StoppedError, match="longer than 0 seconds"):
+        list(decoder(translator, time_limit=0).translate("translate", LINES, {"": DecodeConfig()}))
+    served = decoder(translator)
+    served.close()
+    with pytest.raises(StoppedError, match="about to stop"):
+        list(served.translate("translate", LINES, {"": DecodeConfig()}))
+
+
+def test_the_bundled_checkpoint_is_taken_where_it_is_and_a_named_one_must_be_there(monkeypatch, tmp_path):
+    toy = write_checkpoint(tmp_path / "toy")
+    monkeypatch.setattr("superres.pipeline.bundled_checkpoints", list)
+    assert app.load_translator(None, "cpu") is None
+    assert app.load_translator(str(toy), "cpu").name == "toy"
+    with pytest.raises(CheckpointError, match="no checkpoint 'nowhere'"):
+        app.load_translator("nowhere", "cpu")
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="serves the task 'faces', not translation"):
+        app.load_translator("celeba-8to32", "cpu")
+    monkeypatch.setattr("superres.pipeline.bundled_checkpoints", lambda: ["multi30k-en-de"])
+    monkeypatch.setattr("superres.pipeline.bundled_folder", lambda: tmp_path)
+    (tmp_path / "toy").rename(tmp_path / "multi30k-en-de")
+    assert app.load_translator(None, "cpu").name == "multi30k-en-de"
+
+
+def test_a_checkpoint_that_is_named_and_missing_is_one_line():
+    process = start("--translation-checkpoint", "nowhere")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    (line,) = err.splitlines()
+    assert line.startswith("app: no checkpoint 'nowhere'; give a folder")
+
+
+# The endpoint
+
+
+@pytest.fixture(scope="module")
+def upscaler():
+    return Upscaler(random_model(TINY, dtype=torch.float32), "tiny", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def demo(upscaler, translator):
+    with running(upscaler, translator=translator) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(demo):
+    return Client(demo.url, verbose=False)
+
+
+@pytest.mark.parametrize(("arguments", "way"), [
+    ({}, DecodeConfig(block_size=4)), ({"block_size": 1}, DecodeConfig(block_size=1)),
+    ({"accept": "top-k", "top_k": 3}, DecodeConfig(block_size=4, accept="top-k", top_k=3)),
+    ({"beam": 3}, BeamConfig(3)),
+], ids=str)
+def test_translate_gives_what_the_translator_gives(client, translator, arguments, way):
+    texts, report = client.predict(LINES, **arguments, api_name="/translate")
+    result = translator(LINES, way)
+    assert texts == result.texts
+    assert report == {**report_of(translator, way, result), "seconds": report["seconds"]}
+    assert report["complete"]
+
+
+def test_text_may_be_one_string(client, translator):
+    texts, _ = client.predict("a dog\n\nthe house", api_name="/translate")
+    assert texts == translator(["a dog", "", "the house"]).texts
+
+
+def test_translate_streams_frames_while_it_decodes(client, monkeypatch):
+    monkeypatch.setattr("superres.web.decoding.FRAME_SECONDS", 0.0)
+    job = client.submit(LINES, block_size=1, api_name="/translate")
+    job.result(timeout=300)
+    frames = [report for _, report in job.outputs()]
+    tokens = [sum(entry["tokens"] for entry in report["lines"]) for report in frames]
+    assert tokens == sorted(tokens)
+    assert len(set(tokens)) > 2
+    assert [report["complete"] for report in frames] == [*[False] * (len(frames) - 1), True]
+
+
+def test_the_readme_s_example_of_translation_runs(demo, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    example = next(block for block in blocks if "/translate" in block)
+    exec(example.replace("http://127.0.0.1:7860", demo.url), {})  # noqa: S102 -- our own README
+    assert capsys.readouterr().out.splitlines()[-1].startswith("['")
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"lines": None}, "give text"), ({"lines": []}, "there is no text yet"),
+    ({"lines": ["a" * 3000]}, "at most 20 and 2,000 are translated at once"),
+    ({"lines": ["a", "<b>" * 200]}, "line 2: a word is longer than the 24 tokens"),
+    ({"lines": ["<b>" * 200]}, "&lt;b&gt;"), ({"block_size": 5}, "more than the 4 prediction heads; use 4 or less"),
+    ({"accept": "distance"}, "distance accepts by grey levels"),
+    ({"accept": "nothing"}, "unknown acceptance 'nothing'"), ({"beam": 99}, "beam must be 0 for blocks, or at most 8"),
+])
+def test_bad_arguments_come_back_as_one_clear_message(demo, arguments, message):
+    outputs, error = stress_demo().call(demo.url, "translate", {"lines": ["a dog"], **arguments})
+    assert outputs == []
+    assert message in error
+    assert "\n" not in error
+
+
+def test_a_translation_cannot_get_around_the_queue(demo):
+    answer = HTTP.post(f"{demo.url}/gradio_api/run/translate", json={"data": []})
+    assert answer.status_code in (404, 500)
+    assert "data" not in answer.json()
+
+
+def test_translations_wait_in_the_same_queue_as_pictures(upscaler, translator):
+    blocked = Blocked(upscaler)
+    with running(blocked, max_queue=1, translator=translator) as demo:
+        config = HTTP.get(f"{demo.url}/config").json()
+        index = next(d["id"] for d in config["dependencies"] if d["api_name"] == "translate")
+
+        def join(session):
+            return HTTP.post(f"{demo.url}/gradio_api/queue/join", json={
+                "data": [["a dog"], 4, "exact", 2, 0], "fn_index": index, "session_hash": session})
+
+        try:
+            assert demo.join("face", **FAST).status_code == 200
+            demo.wait(lambda: demo.decoder.is_busy)
+            answers = [join(f"text{number}") for number in range(2)]
+            assert [answer.status_code for answer in answers] == [200, 503]
+            assert demo.health()["waiting"] == 1
+        finally:
+            blocked.go.set()
+        demo.wait(lambda: demo.health()["waiting"] == 0 and not demo.decoder.is_busy)
+
+
+def test_a_checkpoint_without_proposal_heads_is_served_too(tmp_path):
+    base = Translator.load(write_checkpoint(tmp_path / "base", heads=1), "cpu")
+    faces = Upscaler(random_model(replace(TINY, prediction_heads=1), dtype=torch.float32), "tiny", device="cpu")
+    with running(faces, translator=base) as served:
+        texts, report = Client(served.url, verbose=False).predict(["a dog"], api_name="/translate")
+    assert texts == base(["a dog"]).texts
+    assert report["config"]["block_size"] == 1
+
+
+def test_without_a_checkpoint_for_text_there_is_no_tab_and_no_endpoint(upscaler, demo):
+    def offered(url):
+        config = HTTP.get(f"{url}/config").json()
+        tabs = {component["props"].get("label") for component in config["components"] if component["type"] == "tabitem"}
+        return tabs, {dependency["api_name"] for dependency in config["dependencies"]}
+
+    with running(upscaler) as plain:
+        tabs, names = offered(plain.url)
+    assert tabs == {"Upscale", "Batch"}
+    assert "translate" not in names
+    tabs, names = offered(demo.url)
+    assert tabs == {"Upscale", "Batch", "Translate"}
+    assert "translate" in names
