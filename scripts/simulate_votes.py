@@ -2,38 +2,48 @@
 
     python scripts/simulate_votes.py http STUDY --store survey.db --address http://127.0.0.1:8000/ --raters 30
     python scripts/simulate_votes.py coverage --studies 200 --raters 30 --votes 50 --images 500
+    python scripts/simulate_votes.py coverage --studies 200 --raters 20 --votes 30 --images 100 --http
 
 A simulated rater prefers method a with probability sigmoid(mean + rater's effect + image's effect), the effects being
 normal with --rater-sd and --image-sd on the logit scale; the mean is such that the preference over all possible raters
 and images is --preference. `http` votes in a study as browsers do, but looks up in the store which side is method a:
-never use it on a study whose votes matter. `coverage` simulates whole studies without a server, and counts how often
-each interval covers the known preference.
+never use it on a study whose votes matter. `coverage` simulates whole studies and counts how often each interval covers
+the known preference: drawn directly, or with --http voted in on a server of its own, whose store's reports are read.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+import uvicorn
+from fastapi import FastAPI
 from scipy import optimize
 from scipy.special import expit
 from sqlalchemy import select
 from tqdm import tqdm
 
-from superres.errors import SuperresError
+from superres.errors import StoreError, SuperresError
 from superres.output import markdown_table, prepare_folder, write_result
 from superres.survey import schema, statistics
 from superres.survey.client import RaterClient
+from superres.survey.pairs import Method, compare_methods, make_pairs
+from superres.survey.report import study_report
 from superres.survey.secrecy import digest
+from superres.survey.server import survey_app
 from superres.survey.statistics import Interval, Votes
 from superres.survey.store import Store
-from superres.survey.study import MAIN, REPEAT
+from superres.survey.study import MAIN, REPEAT, Study, StudySettings
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -71,11 +81,20 @@ class SimulatedRater(threading.Thread):
         super().__init__()
         self.client, self.store, self.prefers = RaterClient(address), store, prefers
         self.name, self.rng, self.votes = f"simulated-{seed}-{number}", np.random.default_rng([seed, number]), 0
+        self.trouble = ""
 
     def run(self) -> None:
-        """Vote on everything that the study shows."""
+        """Vote on everything that the study shows, or note the `trouble` that hinders it."""
+        try:
+            self._vote_through()
+        except (OSError, http.client.HTTPException, KeyError, ValueError, RuntimeError) as error:
+            self.trouble = f"{type(error).__name__}: {error}"
+
+    def _vote_through(self) -> None:
         remembered: dict[int, str] = {}
-        self.client.enrol(self.name)
+        enrolled = self.client.enrol(self.name)
+        if enrolled.status != 200:
+            raise RuntimeError(f"enrolment was answered by {enrolled.status}")
         while not (trial := self.client.trial().json())["done"]:
             shown = self._look_up(trial["token"])
             if shown.kind in (MAIN, REPEAT):
@@ -100,30 +119,41 @@ class SimulatedRater(threading.Thread):
             return connection.execute(query).one()
 
 
+def vote_in(
+    study: str, store: Store, address: str, raters: int, mean: float, rater_sd: float, image_sd: float, seed: int,
+) -> int:
+    """Let simulated raters vote in a served study, all at once; return the number of votes."""
+    store.study(study)
+
+    def made(number: int) -> SimulatedRater:
+        own = rater_sd * float(np.random.default_rng([seed, number, 1]).standard_normal())
+        return SimulatedRater(number, address, store, lambda _, image: float(
+            expit(mean + own + image_effect(image, seed, image_sd))), seed)
+
+    crowd = [made(number) for number in range(raters)]
+    for rater in crowd:
+        rater.start()
+    for rater in tqdm(crowd, f"simulated raters of {study}", disable=None, leave=False):
+        rater.join()
+    for rater in crowd:
+        if rater.trouble:
+            raise StoreError(f"the votes in {study} are not whole: {rater.name} could not go on at {address} "
+                             f"({rater.trouble}); is superres survey serve {study} running there?")
+    return sum(rater.votes for rater in crowd)
+
+
 @app.command(name="http")
-def over_http(
+def vote_over_http(
     study: str, store: Annotated[str, typer.Option(help="The store that the server uses.")],
     address: Annotated[str, typer.Option(help="URL of the voting page.")] = "http://127.0.0.1:8000/",
     raters: Raters = 30, preference: Preference = 56.8, rater_sd: RaterSd = 0.4, image_sd: ImageSd = 1.0,
     seed: Seed = 0,
 ) -> None:
     """Simulated raters vote in a served study, all at once."""
-    opened = Store(store)
-    opened.study(study)
     mean = mean_logit(preference / 100, rater_sd, image_sd)
-
-    def made(number: int) -> SimulatedRater:
-        own = rater_sd * float(np.random.default_rng([seed, number, 1]).standard_normal())
-        return SimulatedRater(number, address, opened, lambda _, image: float(
-            expit(mean + own + image_effect(image, seed, image_sd))), seed)
-
-    crowd = [made(number) for number in range(raters)]
-    for rater in crowd:
-        rater.start()
-    for rater in tqdm(crowd, "simulated raters", disable=None):
-        rater.join()
-    print(f"SIMULATION: {sum(rater.votes for rater in crowd)} votes of {raters} raters who do not exist are in "
-          f"{study}; their preference is {preference} %")
+    votes = vote_in(study, Store(store), address, raters, mean, rater_sd, image_sd, seed)
+    print(f"SIMULATION: {votes} votes of {raters} raters who do not exist are in {study}; their preference is "
+          f"{preference} %")
 
 
 def simulated_votes(
@@ -137,17 +167,76 @@ def simulated_votes(
     return Votes.of(values.astype(float).tolist(), [f"{n:06d}" for n in own], [f"{n:06d}" for n in seen])
 
 
+INTERVALS = {
+    "two_way": "two-way clustered (headline)", "pigeonhole": "two-way pigeonhole", "rater": "raters resampled",
+    "image": "images resampled", "votes": "votes only (the paper's)", "wilson": "Wilson",
+}
+"""The report's intervals and their names in the table."""
+
+
 def intervals_of(votes: Votes, rng: np.random.Generator) -> dict[str, Interval]:
     """Return every interval that the report shows."""
     both = statistics.two_way(votes)
-    return {
-        "two-way clustered (headline)": both.interval if both else (0.0, 1.0),
-        "two-way pigeonhole": statistics.pigeonhole_bootstrap(votes, rng),
-        "raters resampled": statistics.cluster_bootstrap(votes, votes.raters, rng),
-        "images resampled": statistics.cluster_bootstrap(votes, votes.images, rng),
-        "votes only (the paper's)": statistics.votes_bootstrap(votes, rng),
-        "Wilson": statistics.wilson(float(votes.values.sum()), len(votes)),
+    found = {
+        "two_way": both.interval if both else (0.0, 1.0),
+        "pigeonhole": statistics.pigeonhole_bootstrap(votes, rng),
+        "rater": statistics.cluster_bootstrap(votes, votes.raters, rng),
+        "image": statistics.cluster_bootstrap(votes, votes.images, rng),
+        "votes": statistics.votes_bootstrap(votes, rng),
+        "wilson": statistics.wilson(float(votes.values.sum()), len(votes)),
     }
+    return {name: found[kind] for kind, name in INTERVALS.items()}
+
+
+def drawn_studies(
+    studies: int, mean: float, raters: int, votes: int, images: int, rater_sd: float, image_sd: float, seed: int,
+) -> Iterator[dict[str, Interval]]:
+    """Give the intervals of `studies` studies whose votes are drawn directly."""
+    for number in range(studies):
+        rng = np.random.default_rng([seed, number])
+        yield intervals_of(simulated_votes(rng, mean, raters, votes, images, rater_sd, image_sd), rng)
+
+
+@contextmanager
+def served(store: Store, studies: Sequence[Study]) -> Iterator[str]:
+    """Serve the voting pages of `studies` on this machine; gives the address under which they stand by their names."""
+    server = FastAPI()
+    for study in studies:
+        server.mount(f"/{study.name}", survey_app(store, study))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        running = uvicorn.Server(uvicorn.Config(server, log_level="warning"))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            running.should_exit = True
+            thread.join()
+
+
+def voted_studies(
+    studies: int, mean: float, raters: int, votes: int, images: int, rater_sd: float, image_sd: float, seed: int,
+) -> Iterator[dict[str, Interval]]:
+    """Give the intervals of the reports of `studies` studies in which simulated raters have voted over HTTP."""
+    rng = np.random.default_rng(seed)
+    settings = StudySettings(trials=votes, gold=0, repeats=0, practice=0, seed=seed, minimum_viewport=(100, 100))
+    methods = [Method(name, {f"{n:04d}": rng.integers(0, 256, (8, 8, 3)).astype(np.uint8) for n in range(images)},
+                      {"random": name}) for name in ("first", "second")]
+    compared = compare_methods(methods[:1], methods[1:])
+    pairs = make_pairs(compared, settings)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder, "survey.db"), create=True)
+        made = [store.create_study(f"simulated-{number}", settings, [c for c, _, _ in compared],
+                                   {method.name: method.record for method in methods}, pairs)[0]
+                for number in range(studies)]
+        with served(store, made) as address:
+            for number, study in enumerate(made):
+                vote_in(study.name, store, f"{address}/{study.name}/", raters, mean, rater_sd, image_sd, seed + number)
+                comparison = study_report(store, study)["result"]["comparisons"][0]
+                if comparison["votes"] != raters * votes:
+                    raise RuntimeError(f"{study.name} has {comparison['votes']} votes, not {raters * votes}")
+                yield {name: comparison["intervals"][kind] for kind, name in INTERVALS.items()}
+        store.close()
 
 
 @app.command()
@@ -156,6 +245,7 @@ def coverage(
     votes: Annotated[int, typer.Option(min=1, help="Votes a rater.")] = 50,
     images: Annotated[int, typer.Option(min=2, help="Images of the study.")] = 500, preference: Preference = 56.8,
     rater_sd: RaterSd = 0.4, image_sd: ImageSd = 1.0, seed: Seed = 0,
+    over_http: Annotated[bool, typer.Option("--http", help="Vote over HTTP, and read the store's reports.")] = False,
     output: Annotated[Path | None, typer.Option(help="Folder for coverage.json and coverage.md.")] = None,
 ) -> None:
     """Count how often each 90% interval covers the known preference."""
@@ -163,17 +253,18 @@ def coverage(
         sys.exit(f"simulate_votes: --votes {votes} a rater are more than the --images, {images}")
     truth = preference / 100
     mean = mean_logit(truth, rater_sd, image_sd)
-    hits: dict[str, list[bool]] = {}
-    widths: dict[str, list[float]] = {}
-    for number in tqdm(range(studies), "simulated studies", disable=None):
-        rng = np.random.default_rng([seed, number])
-        drawn = simulated_votes(rng, mean, raters, votes, images, rater_sd, image_sd)
-        for name, (low, high) in intervals_of(drawn, rng).items():
-            hits.setdefault(name, []).append(low <= truth <= high)
-            widths.setdefault(name, []).append(100 * (high - low))
+    design = mean, raters, votes, images, rater_sd, image_sd
+    drawn = voted_studies(studies, *design, seed) if over_http else drawn_studies(studies, *design, seed)
+    hits: dict[str, list[bool]] = {name: [] for name in INTERVALS.values()}
+    widths: dict[str, list[float]] = {name: [] for name in INTERVALS.values()}
+    for intervals in tqdm(drawn, "simulated studies", studies, disable=None):
+        for name, (low, high) in intervals.items():
+            hits[name].append(low <= truth <= high)
+            widths[name].append(100 * (high - low))
     rows = [[name, f"{100 * np.mean(hits[name]):.1f}", f"{np.mean(widths[name]):.1f}"] for name in hits]
     title = (f"SIMULATION: {studies} studies, {raters} raters x {votes} votes on {images} images, preference "
-             f"{preference} %, standard deviations {rater_sd} (raters) and {image_sd} (images), nominal 90 %")
+             f"{preference} %, standard deviations {rater_sd} (raters) and {image_sd} (images), nominal 90 %"
+             + (", voted over HTTP" if over_http else ""))
     table = f"{title}\n\n{markdown_table(['interval', 'covers, %', 'mean width, points'], rows)}\n"
     print(table)
     if output is not None:

@@ -69,9 +69,11 @@ def match_rows(report: Report) -> dict[str, dict[str, Any]]:
 
 def _row_of(comparison: dict[str, Any], methods: dict[str, dict[str, Any]]) -> str | None:
     a, b = (methods.get(comparison[key], {}).get("config") for key in ("method_a", "method_b"))
+    if comparison["fool_rate"]:
+        return None
     if a is None:
         return next((row.name for row in ROWS if row.name == comparison["method_a"]), None)
-    if b is not None and b["block_size"] != 1:
+    if b is None or b["block_size"] != 1 or b["temperature"]:
         return None
     plain = a["min_block"] == 1 and not a["temperature"] and a["proposer"] == "heads"
     criterion = {"exact": "exact", "distance": "approximate"}.get(a["accept"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -226,3 +227,14 @@ def test_the_simulation_covers_the_known_preference_and_says_what_it_is():
     rows = {line.split(" | ")[0].strip("| "): float(line.split(" | ")[1]) for line in printed.splitlines()[4:10]}
     assert rows["two-way clustered (headline)"] >= 80
     assert rows["two-way clustered (headline)"] > rows["votes only (the paper's)"]
+
+
+def test_simulated_raters_vote_over_http_too(tmp_path):
+    words = [sys.executable, str(ROOT / "scripts" / "simulate_votes.py"), "coverage", "--http", "--studies", "2",
+             "--raters", "4", "--votes", "6", "--images", "8", "--rater-sd", "0", "--image-sd", "0",
+             "--preference", "99.9", "--output", str(tmp_path)]
+    printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert printed.startswith("SIMULATION: 2 studies, 4 raters x 6 votes on 8 images, preference 99.9 %")
+    rows = {row["interval"]: row for row in json.loads((tmp_path / "coverage.json").read_text())["rows"]}
+    assert rows["two-way clustered (headline)"]["coverage"] == "100.0"
+    assert float(rows["Wilson"]["width"]) > 0

@@ -73,6 +73,15 @@ def test_method_b_must_be_greedy(reported):
         table3_markdown(report)
 
 
+@pytest.mark.parametrize("b", [decoded("drawn", block_size=1, temperature=0.9),
+                               Method("camera", pictures(2, seed=41), {"photographs": "x"}),
+                               Method("bicubic", pictures(2, seed=42), {"bicubic": "x"})])
+def test_method_b_must_be_known_to_be_greedy(reported, b):
+    assert match_rows(reported([decoded("six", block_size=6)], b)) == {}
+    named = Method("exact-k6", pictures(2, seed=43), {"folder": "x"})
+    assert set(match_rows(reported([named], b, "named"))) == ({"exact-k6"} if b.name != "camera" else set())
+
+
 def test_a_row_is_measured_once(reported):
     report = reported([decoded("six", block_size=6), decoded("six again", block_size=6)])
     with pytest.raises(ConfigError, match="measure the row exact-k6"):

@@ -22,7 +22,7 @@ from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.pipeline import Upscaler
-from superres.translator import Translated
+from superres.translator import Translated, Translator
 from superres.web.decoding import Decoder, StoppedError
 from superres.web.text_views import Clock, blocks_html, report_of, slow_motion, translations_html
 from superres.web.translate_tab import MAX_CHARACTERS, MAX_LINES, lines_of, way_of
@@ -336,6 +336,15 @@ def test_translations_wait_in_the_same_queue_as_pictures(upscaler, translator):
         finally:
             blocked.go.set()
         demo.wait(lambda: demo.health()["waiting"] == 0 and not demo.decoder.is_busy)
+
+
+def test_a_checkpoint_without_proposal_heads_is_served_too(tmp_path):
+    base = Translator.load(write_checkpoint(tmp_path / "base", heads=1), "cpu")
+    faces = Upscaler(random_model(replace(TINY, prediction_heads=1), dtype=torch.float32), "tiny", device="cpu")
+    with running(faces, translator=base) as served:
+        texts, report = Client(served.url, verbose=False).predict(["a dog"], api_name="/translate")
+    assert texts == base(["a dog"]).texts
+    assert report["config"]["block_size"] == 1
 
 
 def test_without_a_checkpoint_for_text_there_is_no_tab_and_no_endpoint(upscaler, demo):

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Row, func, or_, select
+from sqlalchemy import Connection, Row, and_, case, func, or_, select
 
 from superres.survey import schema
 from superres.survey.study import GOLD, MAIN, PRACTICE, REPEAT, Study, StudySettings
@@ -88,12 +88,12 @@ def _fewest_votes(connection: Connection, study: Study, rater_id: int, kind: str
     recently = datetime.now(timezone.utc) - timedelta(minutes=OPEN_MINUTES)
     cutoff = recently.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     pair, trial, vote = schema.pair, schema.trial, schema.vote
-    counted = select(trial.c.pair_id, func.count().label("votes")).select_from(trial.outerjoin(vote)) \
-        .where(trial.c.kind == kind, or_(vote.c.id.is_not(None), trial.c.issued > cutoff)) \
-        .group_by(trial.c.pair_id).subquery()
-    query = select(pair.c.id, pair.c.image, func.coalesce(counted.c.votes, 0)) \
-        .outerjoin(counted, counted.c.pair_id == pair.c.id) \
-        .where(pair.c.study_id == study.id, pair.c.kind == kind).order_by(pair.c.id)
+    # Joined from the study's own pairs: other studies of the store cost nothing.
+    counts = or_(vote.c.id.is_not(None), trial.c.issued > cutoff)
+    query = select(pair.c.id, pair.c.image, func.count(case((counts, trial.c.id)))).select_from(
+        pair.outerjoin(trial, and_(trial.c.pair_id == pair.c.id, trial.c.kind == kind))
+        .outerjoin(vote, vote.c.trial_id == trial.c.id)
+    ).where(pair.c.study_id == study.id, pair.c.kind == kind).group_by(pair.c.id, pair.c.image).order_by(pair.c.id)
     seen = connection.execute(select(pair.c.id, pair.c.image).join(trial, trial.c.pair_id == pair.c.id)
                               .where(trial.c.rater_id == rater_id)).all()
     seen_pairs, seen_images = {row.id for row in seen}, [row.image for row in seen]

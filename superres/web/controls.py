@@ -34,8 +34,7 @@ def decoding_controls(default: DecodeConfig, heads: int) -> list[gr.components.C
         default: what they show at first.
         heads: prediction heads of the checkpoint.
     """
-    block_size = gr.Slider(1, heads, default.block_size or heads, step=1, label="Block size",
-                           info="Tokens proposed a step; 1 is greedy decoding, one by one")
+    block_size = block_size_control(default, heads)
     accept = gr.Dropdown(list(CRITERIA), value=default.accept, label="Acceptance", filterable=False,
                          info="exact: the greedy picture; the others trade a little of it for speed")
     used = CRITERIA[default.accept].settings
@@ -56,6 +55,12 @@ def decoding_controls(default: DecodeConfig, heads: int) -> list[gr.components.C
     accept.change(show_used, accept, [epsilon, top_k, budget], queue=False, show_progress="hidden",
                   api_visibility="private")
     return [block_size, accept, epsilon, top_k, budget, temperature, seed]
+
+
+def block_size_control(default: DecodeConfig, heads: int) -> gr.Slider:
+    """Lay out the control of the block size, which cannot be moved where there is one prediction head."""
+    return gr.Slider(1, max(heads, 2), default.block_size or heads, step=1, label="Block size", interactive=heads > 1,
+                     info="Tokens proposed a step; 1 is greedy decoding, one by one")
 
 
 def settings_of(

@@ -14,7 +14,7 @@ from superres.decoding.acceptance import CRITERIA, UNORDERED
 from superres.errors import InvalidInputError
 from superres.translator import Translated, Translator
 from superres.web import decoding
-from superres.web.controls import RAW, Setting, greedy_like, streaming, whole_number
+from superres.web.controls import RAW, Setting, block_size_control, greedy_like, streaming, whole_number
 from superres.web.decoding import Decoder
 from superres.web.text_views import Clock, language_name, report_of, translations_html
 
@@ -66,11 +66,10 @@ def translate_tab(decoder: Decoder, translator: Translator, queue: dict[str, Any
 
 def text_controls(translator: Translator) -> list[gr.components.Component]:
     """Lay out the controls of block size, acceptance and beam search, in the order of `way_of`."""
-    heads, default = translator.model_config.prediction_heads, translator.default
+    default = translator.default
     beam = gr.Slider(0, MAX_BEAM, 0, step=1, label="Beam search",
                      info="0: blocks, as set here; above: so many hypotheses, a token a step, without blocks")
-    block_size = gr.Slider(1, heads, default.block_size or heads, step=1, label="Block size",
-                           info="Tokens proposed a step; 1 is greedy decoding, one by one")
+    block_size = block_size_control(default, translator.model_config.prediction_heads)
     accept = gr.Dropdown(list(UNORDERED), value=default.accept, label="Acceptance", filterable=False,
                          info="exact: the greedy translation; top-k trades a little of it for speed")
     top_k = gr.Slider(2, 16, default.top_k, step=1, label="Top k", info="Rank within which a proposal is accepted",

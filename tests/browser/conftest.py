@@ -17,15 +17,16 @@ from superres.pipeline import Upscaler
 from superres.survey.results import study_app
 from superres.survey.store import Store
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync"]
 PATIENCE = 180_000
 """Milliseconds until a step of the browser fails: a busy machine is slow, and time is not what is tested."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser():
+    """Chromium without a window, one for all tests of a browser: Playwright runs once in a process."""
     if CHROMIUM is None:
         pytest.skip("there is no Chromium: apt-get install chromium")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install -e '.[dev]'")
@@ -35,7 +36,7 @@ def browser():
         chromium.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def kept(tmp_path_factory):
     """A store with a study; the study, and its owner's token."""
     store = Store(tmp_path_factory.mktemp("survey") / "survey.db", create=True)
@@ -43,7 +44,7 @@ def kept(tmp_path_factory):
     store.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def demo(browser, kept):
     """The demo with the bundled checkpoint for faces, a toy one for text, and a survey."""
     store, study, _ = kept

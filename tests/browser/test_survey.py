@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -18,29 +17,14 @@ from superres.survey.records import read_votes
 from superres.survey.store import Store
 
 IMAGES = 100
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-           "--disable-component-update", "--disable-sync"]
-WAIT_MS = 120_000
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium without a window."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here; pip install playwright")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here; apt-get install chromium")
-    with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
-        yield chromium
-        chromium.close()
+PATIENCE_MS = 120_000
 
 
 @pytest.fixture
 def page(browser):
     """A page of a fresh profile that has asked no other host than this one for anything."""
     context = browser.new_context(viewport={"width": 1000, "height": 800}, device_scale_factor=1)
-    context.set_default_timeout(WAIT_MS)
+    context.set_default_timeout(PATIENCE_MS)
     opened = context.new_page()
     asked, errors = [], []
     opened.on("request", lambda request: asked.append(request.url))
@@ -143,6 +127,7 @@ def test_a_panels_rater_comes_with_an_id_in_the_url(page, kept):
     study, _ = add_study(kept)
     with serving(kept, study) as address:
         page.goto(f"{address}?PROLIFIC_PID=abc123&STUDY_ID=x")
+        page.wait_for_selector("#agree")
         assert not page.is_visible("#rater")
         page.check("#agree")
         page.click("#begin")
@@ -152,7 +137,7 @@ def test_a_panels_rater_comes_with_an_id_in_the_url(page, kept):
         page.reload()
         wait_for(page, 2)  # resumes by itself
         page.goto(f"{address}?PROLIFIC_PID=other")
-        assert page.is_visible("#agree")
+        page.wait_for_selector("#agree")
 
 
 def test_a_window_that_is_too_small_takes_no_votes(page, kept):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -93,24 +94,42 @@ def test_a_race_shows_both_translations_and_beam_search_has_no_blocks(visit, scr
     assert page.locator("#translation section").nth(1).locator(".sr-step").count() == 0
 
 
-class Endless:
-    """A translator that shows its first step again and again."""
+class Streaming:
+    """A translator whose stream is made of its own, frame by frame."""
 
-    def __init__(self, translator):
-        self._translator = translator
+    def __init__(self, translator, stream):
+        self._translator, self._stream = translator, stream
 
     def __getattr__(self, name):
         return getattr(self._translator, name)
 
-    def stream(self, lines, options, interval):
-        first = next(self._translator.stream(lines, options, interval=interval))
+    def stream(self, *arguments, **keywords):
+        return self._stream(self._translator.stream(*arguments, **keywords))
+
+
+def test_a_translation_is_shown_as_text_whatever_it_is(visit, demo, monkeypatch):
+    odd = "<b>1</b> ${1+1} {{2+2}} &lt;"
+
+    def stream(frames):
+        *_, last = frames
+        yield replace(last, texts=[odd], traces=[[]])
+
+    monkeypatch.setattr(demo.decoder, "translator", Streaming(demo.decoder.translator, stream))
+    page = visit(reduced_motion="reduce")
+    translate(page, "a dog")
+    assert page.inner_text("#translation li") == odd
+    assert page.input_value("#translation textarea") == odd
+
+
+def test_stop_stops_a_translation(visit, demo, monkeypatch):
+
+    def endless(frames):
+        first = next(frames)
         while True:
             time.sleep(0.02)
             yield first
 
-
-def test_stop_stops_a_translation(visit, demo, monkeypatch):
-    monkeypatch.setattr(demo.decoder, "translator", Endless(demo.decoder.translator))
+    monkeypatch.setattr(demo.decoder, "translator", Streaming(demo.decoder.translator, endless))
     page = visit()
     open_tab(page, "Translate")
     page.fill("#text textarea", TEXT)
