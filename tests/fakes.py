@@ -183,6 +183,10 @@ class ScriptedSession:
     def shape(self):
         return (self.model.length,)
 
+    def adopt(self, rows, other, chosen):
+        self.rows = self.rows.clone()
+        self.rows[rows] = other.rows[chosen]
+
     def step(self, tokens, position):
         self.calls += 1
         place = position.unsqueeze(1) + torch.arange(self.width)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -122,7 +123,9 @@ class BlockwiseLoop:
         self.end_token = model.end_token
         self.criterion = criterion or CRITERIA[options.accept](options)
         self.proposer = proposer or PROPOSERS[options.proposer]()
-        self.chooser = Chooser(options, keys, model.vocabulary)
+        self.keys, self.make_chooser = keys.clone(), partial(Chooser, options, vocabulary=model.vocabulary)
+        self.chooser = self.make_chooser(self.keys)
+        self.starting = False
         batch, device = len(keys), keys.device
         self.position = torch.zeros(batch, dtype=torch.int64, device=device)
         self.limit = torch.full_like(self.position, model.length)
@@ -140,12 +143,46 @@ class BlockwiseLoop:
         scores = self.choice.adjust(output.scores[:, : k - 1], slice(1, None))
         passed = self.criterion.accept(self.proposals[:, 1:k], scores, target)
         accepted = accepted_length(passed, self.minimum, self.limit - start)
+        if self.starting:
+            accepted = accepted * (start >= 0)
         accepted = self._stop_at_end_token(accepted)
         # All columns are written; those that were not accepted are overwritten before anyone reads them.
-        self.tokens.scatter_(1, start.unsqueeze(1) + self.columns, self.proposals)
+        place = start.unsqueeze(1) + self.columns
+        self.tokens.scatter_(1, place.clamp(min=0) if self.starting else place, self.proposals)
         self.recorder.record(start, self.proposals[:, :k], accepted)
         self.position = start + accepted
+        if self.starting:
+            # What a starting row has read is the start of the sequence, which is always accepted and is no token.
+            self.position, self.starting = self.position.clamp(min=0), False
         self.proposals = self._predict(output, (accepted - 1).clamp(min=0))
+
+    def restart(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
+        """Begin new sequences in `rows` [R], in the middle of the others' decoding.
+
+        Such a row stands one place before its first token, so that the next iteration does for it what the first model
+        call does for a new loop, without a call of its own.
+
+        Args:
+            rows: int64 [R], none of them twice.
+            fresh: an empty session with the new sources, of the same width.
+            chosen: the rows of `fresh` that hold them, int64 [R].
+            keys: keys of the sampling noise, int64 [R].
+        """
+        self.session.adopt(rows, fresh, chosen)
+        self.keys[rows] = keys
+        self.chooser = self.make_chooser(self.keys)
+        self.position = self.position.index_fill(0, rows, -1)
+        self.limit = self.limit.index_fill(0, rows, self.tokens.shape[1] - self.session.width)
+        self.proposals = self.proposals.index_fill(0, rows, 0)
+        self.starting = True
+
+    def shrink(self, session: Session, kept: Tensor) -> None:
+        """Go on with rows `kept` [R] alone, in `session`, an empty one of R rows and the same width."""
+        session.adopt(torch.arange(len(kept), device=kept.device), self.session, kept)
+        self.session, self.keys, self.chooser = session, self.keys[kept], self.make_chooser(self.keys[kept])
+        self.position, self.limit, self.tokens = self.position[kept], self.limit[kept], self.tokens[kept]
+        self.proposals, self.choice = self.proposals[kept], self._next_choice()
+        self.recorder.shrink(kept)
 
     def done(self) -> bool:
         """Tell whether every row is complete (reads from the device)."""
@@ -161,7 +198,7 @@ class BlockwiseLoop:
     def _predict(self, output: StepOutput, index: Tensor) -> Tensor:
         """Return the next proposals [B, W]: p1's own choice first, then the proposer's, then filler up to the width."""
         # One choice serves the proposals and their verification in the next iteration.
-        choice = self.choice = self.chooser.at(self.position.unsqueeze(1) + self.columns[: self.block_size])
+        choice = self.choice = self._next_choice()
         scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
         first = choice(scores, slice(1))
         parts = [first]
@@ -171,6 +208,9 @@ class BlockwiseLoop:
         if self.block_size < self.session.width:
             parts.append(first.expand(-1, self.session.width - self.block_size))
         return torch.cat(parts, dim=1)
+
+    def _next_choice(self) -> Choice:
+        return self.chooser.at(self.position.unsqueeze(1) + self.columns[: self.block_size])
 
     def _stop_at_end_token(self, accepted: Tensor) -> Tensor:
         """Cut the accepted block right after its first end token, and close the rows that have one."""

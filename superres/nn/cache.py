@@ -78,3 +78,7 @@ class KeyValueCache:
         shaped = key_value.view(self.batch, self.width, 2, self.heads, self.size).permute(2, 0, 3, 1, 4)
         ring.view(-1, self.size).index_copy_(0, index, shaped.reshape(-1, self.size))
         return ring[0], ring[1]
+
+    def by_row(self) -> Tensor:
+        """Return a view of all that is cached, [B, layers, 2, H, R, D / H]."""
+        return self.store.view(len(self.store), 2, self.batch, self.heads, self.slots, self.size).movedim(2, 0)

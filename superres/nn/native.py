@@ -277,6 +277,7 @@ class NativeSession(ProposingSession):
         memory = model.encode(source, padding)
         super().__init__(model, memory, width)
         self.packed, self.kept = packed, list[Any]()
+        self.by_row: list[Tensor] = []
         # Whole groups of keys are read, and no two of them may share slots.
         slots = slot_count(config, width) + 2 * LANES - 1
         slots += -slots % LANES
@@ -288,14 +289,14 @@ class NativeSession(ProposingSession):
             block_length=config.attention_block_length if config.attention == "local_1d" else slots,
             pre=packed.pre, threads=threads, stride=max(3 * config.width, packed.project.panels * PANEL),
             final_weight=packed.final[0], final_bias=packed.final[1], project=packed.project,
-            token_table=packed.token_table, position_table=self._keep(self.position_table),
+            token_table=packed.token_table, position_table=self._keep(self.position_table, by_row=self.conditioned),
             conditioned=memory.conditioning is not None, ordinal=config.ordinal_output,
             residual_scale=RESIDUAL_SCALE, initial_sharpness=INITIAL_SHARPNESS, heads=packed.heads,
         )
         if self.head_table is not None:
-            self.session.heads.conditioning = self._keep(self.head_table)
+            self.session.heads.conditioning = self._keep(self.head_table, by_row=True)
         if self.estimate is not None:
-            self.session.estimate = self._keep(self.estimate)
+            self.session.estimate = self._keep(self.estimate, by_row=True)
         self._neighbourhood()
         self._caches(memory)
         self._scratch()
@@ -355,9 +356,15 @@ class NativeSession(ProposingSession):
         place = (state.position.unsqueeze(1) + torch.arange(self.width)).clamp(max=self.config.target_length - 1)
         return StepState(state.hidden, place, self.gathered if self.session.numbers else None)
 
-    def _keep(self, tensor: Tensor) -> int:
-        """Keep a contiguous float32 form of `tensor` and return its address."""
+    def row_state(self) -> list[Tensor]:
+        """See `superres.nn.step.ProposingSession.row_state`; what native.cpp reads comes along."""
+        return [*super().row_state(), *(tensor.view(self.batch, -1) for tensor in self.by_row)]
+
+    def _keep(self, tensor: Tensor, by_row: bool = False) -> int:
+        """Keep a contiguous float32 form of `tensor`, which belongs to single rows or to all, and return its address."""
         self.kept.append(tensor.float().contiguous())
+        if by_row:
+            self.by_row.append(self.kept[-1])
         address: int = self.kept[-1].data_ptr()
         return address
 
@@ -369,9 +376,9 @@ class NativeSession(ProposingSession):
         session.numbers, session.near = near.first.in_features, near.table.shape[1]
         session.cell_size = near.cell_positions.shape[1] if near.remainder else 0
         session.near_table, session.cell, session.cell_positions = packed.tables
-        session.source_length, session.budget = self.budget.shape[1], self._keep(self.budget)
+        session.source_length, session.budget = self.budget.shape[1], self._keep(self.budget, by_row=True)
         # Entry T is the "absent" neighbour and stays 0.
-        session.deviation = self._keep(torch.zeros(self.batch, self.config.target_length + 2))
+        session.deviation = self._keep(torch.zeros(self.batch, self.config.target_length + 2), by_row=True)
         session.first, session.second = packed.first, packed.second
         session.channel_bias, session.direct = packed.channel_bias, packed.direct
 
@@ -381,15 +388,16 @@ class NativeSession(ProposingSession):
         layers = (CLayer * config.decoder_layers)(*self.packed.layers)
         size = self.batch * session.slots * config.width
         for number, layer in enumerate(layers):
-            layer.self = CCache(self._keep(torch.zeros(size)), self._keep(torch.zeros(size)))
+            layer.self = CCache(*(self._keep(torch.zeros(size), by_row=True) for _ in range(2)))
             cross = self.packed.model.decoder[number].cross_attention
             if isinstance(cross, Attention):
-                layer.cross = CCache(*map(self._keep, _cross_cache(cross, memory.states)))
+                layer.cross = CCache(*(self._keep(part, by_row=True) for part in _cross_cache(cross, memory.states)))
         if config.cross_attention:
             length = memory.states.shape[1]
             session.cross_slots = length + -length % LANES
             mask = torch.zeros(self.batch, length) if memory.mask is None else memory.mask[:, 0, 0].float()
-            session.cross_mask = self._keep(F.pad(mask, (0, session.cross_slots - length), value=-math.inf))
+            padded = F.pad(mask, (0, session.cross_slots - length), value=-math.inf)
+            session.cross_mask = self._keep(padded, by_row=True)
         self.layers = session.layer = layers
 
     def _scratch(self) -> None:
