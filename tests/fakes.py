@@ -60,6 +60,41 @@ class FakeUpscaled:
     seconds: float
 
 
+@dataclass(frozen=True)
+class FakeDrawn:
+    item: object
+    image: np.ndarray
+    trace: FakeTrace
+    seconds: float
+
+
+@dataclass
+class FakeRefilled:
+    """Upscales whole batches, one after another."""
+
+    upscaler: "FakeUpscaler"
+    feed: object
+    options: DecodeConfig
+    rows: int
+    under_way: list = field(default_factory=list)
+    images_under_way: float = 0.0
+
+    def __iter__(self):
+        while True:
+            while len(self.under_way) < self.rows and (more := self.feed.take(self.rows - len(self.under_way), True)):
+                self.under_way += more
+            if not self.under_way:
+                return
+            self.images_under_way = len(self.under_way) / 2
+            yield []
+            sources, keys = np.stack([item.source for item in self.under_way]), [item.key for item in self.under_way]
+            result = self.upscaler(sources, self.options, keys=keys)
+            drawn = [FakeDrawn(item, image, trace, result.seconds / len(sources))
+                     for item, image, trace in zip(self.under_way, result.images, result.traces, strict=True)]
+            self.under_way, self.images_under_way = [], 0.0
+            yield drawn
+
+
 @dataclass
 class FakeUpscaler:
     """Enlarges to the nearest pixel; at a temperature the first pixel shows the key. Records its calls.
@@ -78,6 +113,12 @@ class FakeUpscaler:
     batches: list = field(default_factory=list)
     options: list = field(default_factory=list)
     keys: list = field(default_factory=list)
+
+    def fitting_rows(self, options=None):
+        return 16
+
+    def refilled(self, feed, options, rows):
+        return FakeRefilled(self, feed, options, rows)
 
     def __call__(self, sources, options=GREEDY, *, keys=None, progress=None):
         self.batches.append(len(sources))

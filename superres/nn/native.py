@@ -361,7 +361,7 @@ class NativeSession(ProposingSession):
         return [*super().row_state(), *(tensor.view(self.batch, -1) for tensor in self.by_row)]
 
     def _keep(self, tensor: Tensor, by_row: bool = False) -> int:
-        """Keep a contiguous float32 form of `tensor`, which belongs to single rows or to all, and return its address."""
+        """Keep a contiguous float32 form of `tensor`, perhaps one of single rows, and return its address."""
         self.kept.append(tensor.float().contiguous())
         if by_row:
             self.by_row.append(self.kept[-1])
