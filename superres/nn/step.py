@@ -190,7 +190,7 @@ class ProposingSession:
     def adopt(self, rows: Tensor, other: ProposingSession, chosen: Tensor) -> None:
         """See `superres.scoring.Session.adopt`."""
         for mine, theirs in zip(self.row_state(), other.row_state(), strict=True):
-            mine[rows] = theirs[chosen]
+            mine.index_copy_(0, rows, theirs.index_select(0, chosen))
 
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
         """See `superres.scoring.Session.propose`."""
