@@ -10,8 +10,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from superres.batch_inputs import Job
 from superres.batch_plan import BatchOptions
@@ -23,7 +24,7 @@ from superres.encoding import encode_png
 from superres.manifest import Row
 
 if TYPE_CHECKING:
-    from superres.pipeline import ImageFeed, Refilled, Upscaler
+    from superres.pipeline import Drawn, ImageFeed, Refilled, Upscaler
 
 __all__ = ["Row", "check_samples", "encode_png", "image_key", "resolve_options", "say"]  # also from here
 
@@ -35,28 +36,29 @@ class Feed:
     """Between reading and decoding: the reader waits when there is enough, the decoder when there is nothing."""
 
     def __init__(self, most: int) -> None:
-        """Hold at most `most` items."""
+        """Hold at most `most` items; `seconds` will be the processor time that filling took."""
         self.most = most
         self._items: deque[Item] = deque()
         self._changed = threading.Condition()
         self._ended = self._closed = False
         self._error: BaseException | None = None
+        self.seconds = 0.0
 
     def fill(self, items: Iterator[Item]) -> None:
-        """Put in all `items`, or the error that reading them raises; for the reading thread."""
+        """Put in all `items`, or the error that reading them raises; for a thread that does nothing else."""
         error: BaseException | None = None
         try:
             for item in items:
                 with self._changed:
                     self._changed.wait_for(lambda: len(self._items) < self.most or self._closed)
                     if self._closed:
-                        return
+                        break
                     self._items.append(item)
                     self._changed.notify_all()
         except BaseException as caught:
             error = caught
         with self._changed:
-            self._ended, self._error = True, error
+            self._ended, self._error, self.seconds = True, error, time.thread_time()
             self._changed.notify_all()
 
     def take(self, most: int, wait: bool) -> list[Item] | None:
@@ -113,36 +115,60 @@ def upscale_files(jobs: Sequence[Job], upscaler: Upscaler, options: BatchOptions
     with BatchRun(jobs, options, recipe) as run:
         most = max(run.total, 1)
         rows = min(options.batch_size or upscaler.fitting_rows(decode), most)
-        feed = Feed(AHEAD * rows)
-        reader = threading.Thread(target=_read, args=(run, feed), name="superres-reading", daemon=True)
-        reader.start()
-        try:
+        with read_ahead(run.wanted(), options, run, rows) as feed:
             Decoding(run, upscaler, feed, decode, rows).run_all()
-        finally:
-            feed.close()
-            reader.join()
+        run.summary.reading = feed.seconds
     return run.summary
 
 
-def _read(run: BatchRun, feed: Feed) -> None:
-    """Read all inputs into `feed`; the body of the reading thread."""
+class Sink(Protocol):
+    """Takes what becomes of outputs: a run, or an actor of one."""
+
+    error: BaseException | None
+    """Why nothing can be taken any more; None while all is well."""
+
+    def put(self, result: Drawn[Item] | Failure) -> None:
+        """Take a finished picture, or what is wrong."""
+
+    def progress(self, under_way: float) -> None:
+        """Learn how much is being decoded, in images."""
+
+
+@contextmanager
+def read_ahead(
+    wanted: Iterator[tuple[int, Job, list[int]]], options: BatchOptions, sink: Sink, rows: int,
+) -> Iterator[Feed]:
+    """Read inputs in a thread of its own, into a feed; what cannot be read goes to `sink`.
+
+    Args:
+        wanted: see `superres.batch_work.Reader.read`.
+        options: of the run.
+        sink: takes failures.
+        rows: images that are decoded together.
+    """
+    feed = Feed(AHEAD * rows)
 
     def items() -> Iterator[Item]:
-        for result in Reader(run.options).read(run.wanted()):
+        for result in Reader(options).read(wanted):
             if isinstance(result, Item):
                 yield result
             else:
-                run.put(result)
+                sink.put(result)
 
-    feed.fill(items())
-    run.summary.reading = time.thread_time()
+    reader = threading.Thread(target=feed.fill, args=(items(),), name="superres-reading", daemon=True)
+    reader.start()
+    try:
+        yield feed
+    finally:
+        feed.close()
+        reader.join()
 
 
 @dataclass
 class Decoding:
     """The decoding of what a feed hands out, with fewer images at a time when memory runs out."""
 
-    run: BatchRun
+    sink: Sink
     upscaler: Upscaler
     feed: Feed
     decode: DecodeConfig
@@ -165,7 +191,7 @@ class Decoding:
                 _, error = self._decode(Alone([item]), 1)
                 if error is not None:
                     message = " ".join(str(error).split()) or type(error).__name__
-                    self.run.put(Failure(item.number, f"decoding failed: {message}"))
+                    self.sink.put(Failure(item.number, f"decoding failed: {message}"))
 
     def _decode(self, feed: ImageFeed[Item], rows: int) -> tuple[list[Item], Exception | None]:
         """Decode a feed to its end; return what was lost by which error, if there was one."""
@@ -173,10 +199,10 @@ class Decoding:
         try:
             for drawn in stream:
                 for one in drawn:
-                    self.run.put(one)
-                if self.run.error is not None:
+                    self.sink.put(one)
+                if self.sink.error is not None:
                     break
-                self.run.progress(stream.images_under_way)
+                self.sink.progress(stream.images_under_way)
         except (RuntimeError, MemoryError) as error:
             # The traceback would keep the failed session alive, and with it the memory that is wanted back.
             return stream.under_way, error.with_traceback(None)
