@@ -122,7 +122,7 @@ def fingerprint(output: Path) -> dict[str, Any]:
             files[str(path.relative_to(output))] = hashlib.sha256(path.read_bytes()).hexdigest()
     rows = [json.loads(line) for line in (output / "manifest.jsonl").read_text().splitlines()]
     for row in rows:
-        row["seconds"], row["output"] = None, os.path.relpath(row["output"], output)
+        row["seconds"], row["output"] = None, row["output"].removeprefix(f"{output}/")
     return {"files": files, "rows": rows}
 
 

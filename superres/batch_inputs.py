@@ -21,6 +21,7 @@ from superres.errors import InvalidInputError
 from superres.tasks.pictures import IMAGE_SUFFIXES
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+_SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
 ARCHIVE_SUFFIXES = (".zip", ".npz", *TAR_SUFFIXES)
 MAX_MEMBER_BYTES = 500_000_000
 """Unpacked size of a file inside an archive at the most; a zip bomb unpacks to more."""
@@ -149,7 +150,7 @@ def walk(folder: str, recursive: bool, entered: set[str]) -> Iterator[Job]:
             entered.add(real)
             with os.scandir(here) as entries:
                 visible = sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
-            below = [entry.path for entry in visible if recursive and entry.is_dir()]
+            below = [entry.path for entry in visible if recursive and _holds(entry.is_dir)]
         except OSError as error:
             if here == folder:
                 raise InvalidInputError(f"cannot list the folder {here}: {error.strerror}") from error
@@ -157,9 +158,17 @@ def walk(folder: str, recursive: bool, entered: set[str]) -> Iterator[Job]:
             continue
         for entry in visible:
             # A pipe or device would block for ever; a dangling link is kept, so that its row says so.
-            if entry.name.lower().endswith(tuple(IMAGE_SUFFIXES)) and (entry.is_file() or not os.path.exists(entry)):
+            if entry.name.lower().endswith(_SUFFIXES) and (_holds(entry.is_file) or not os.path.exists(entry)):
                 yield Job(entry.path, "")
         waiting += reversed(below)
+
+
+def _holds(question: Callable[[], bool]) -> bool:
+    """Ask the system about an entry; of a link that leads to itself it cannot tell anything."""
+    try:
+        return question()
+    except OSError:
+        return False
 
 
 def _file_jobs(path: str, relative: str, keep_tree: bool) -> Iterator[Job]:

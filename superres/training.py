@@ -235,7 +235,7 @@ class Trainer:
         for group in self.prepared.param_groups:
             group["lr"] = self.settings.learning_rate * factor
         draw = self.settings.seed * 1_000_003 + self.progress.step
-        torch.manual_seed(draw * parts + part)  # dropout, too, is then the same after a resume
+        torch.manual_seed(draw * parts + part)  # dropout, too, is then the same after a resume by as many
         mixed = self.settings.precision == "bf16"
         with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=mixed):
             losses = self.loss(source, target, draw, true_count)
@@ -245,7 +245,12 @@ class Trainer:
         self.prepared.zero_grad()
         self.progress.step += 1
         self._average()
-        return {name: float(value.detach()) for name, value in losses.items()} if self.progress.step % 50 == 0 else {}
+        return self._mean(losses) if self.progress.step % 50 == 0 else {}
+
+    def _mean(self, losses: dict[str, Tensor]) -> dict[str, float]:
+        """Return the means over all processes, whose shares of a batch are equal: what one process would have seen."""
+        values = self.accelerator.reduce(torch.stack([value.detach().double() for value in losses.values()]), "mean")
+        return dict(zip(losses, values.tolist(), strict=True))
 
     def _agree(self, seconds: float, stopped: bool) -> tuple[float, bool]:
         """Return the first process's clock and wish to stop, so that all processes end at the same step."""

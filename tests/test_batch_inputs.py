@@ -242,6 +242,13 @@ def test_a_sub_folder_that_cannot_be_listed_is_named(tree, monkeypatch):
     assert "cannot list the folder in/sub: Permission denied" in results[2]
 
 
+def test_a_link_that_leads_to_itself_costs_its_own_row_only(tree):
+    (tree / "in" / "a.png").symlink_to("a.png")
+    results = sources(jobs("in", recursive=True))
+    assert results[1:] == [0, 1, 2, 3, 4]
+    assert "in/a.png cannot be read" in results[0]
+
+
 def test_names_of_250_bytes_and_names_that_are_no_text_are_inputs(tree):
     long, odd = "x" * 246 + ".png", os.fsdecode(b"in/odd\xff.png")
     (tree / "in" / long).write_bytes(png(4))
