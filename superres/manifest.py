@@ -20,6 +20,8 @@ from typing import Any, BinaryIO
 
 from superres.errors import InvalidInputError, OutputError
 
+LINE_BYTES = 2048
+"""What is read of a line at once; most are shorter."""
 STATUSES = ("ok", "skipped", "failed")
 
 
@@ -135,7 +137,8 @@ class Manifest:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = open(path, "ab", buffering=0)  # noqa: SIM115 -- open as long as the run
-            self.reader = open(path, "rb")  # noqa: SIM115 -- the same
+            # Without a buffer, which would go on showing what has been cut off meanwhile.
+            self.reader = open(path, "rb", buffering=0)  # noqa: SIM115 -- open as long as the run
         except OSError as error:
             raise OutputError(f"cannot write the manifest {path}: {error.strerror}; choose another --manifest"
                               ) from error
@@ -155,19 +158,24 @@ class Manifest:
         if os.fstat(self.reader.fileno()).st_size:
             numbers = {key: number for number, key in enumerate(keys)}
             last = -1
-            for last, row in read_rows(self.reader, self.path):
-                number = numbers.get(row.key)
-                if number is None:
-                    self.others[row.key] = last
-                else:
-                    self.places[number] = last
+            with open(self.path, "rb") as file:
+                for last, row in read_rows(file, self.path):
+                    number = numbers.get(row.key)
+                    if number is None:
+                        self.others[row.key] = last
+                    else:
+                        self.places[number] = last
             self.end = last + len(self._line(last)) if last >= 0 else 0
             self.file.truncate(self.end)
 
     def _line(self, place: int) -> bytes:
+        """Return the whole line that begins at `place`."""
+        line = b""
         with self.reading:
             self.reader.seek(place)
-            return self.reader.readline()
+            while b"\n" not in line and (more := self.reader.read(LINE_BYTES)):
+                line += more
+        return line[: line.index(b"\n") + 1]
 
     def row(self, number: int) -> Row | None:
         """Return the latest row of output `number`; any thread may ask."""

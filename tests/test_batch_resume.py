@@ -64,7 +64,7 @@ class Slow(FakeUpscaler):
     """Leaves time to be killed in."""
 
     def __call__(self, *arguments, **more):
-        time.sleep(0.02)
+        time.sleep(0.05)
         return super().__call__(*arguments, **more)
 
 
