@@ -37,6 +37,9 @@ from superres.nn.model import EncoderDecoder
 SAVE_SECONDS = 45.0
 """Longest time between two resumable states: a kill loses less than a minute."""
 
+REPORT_STEPS = 50
+"""Steps between two records of the losses."""
+
 
 @dataclass
 class Progress:
@@ -171,7 +174,7 @@ class Trainer:
             losses = self._step()
             now = time.monotonic()
             self.progress.seconds, stopped = self._agree(before + now - started, stop())
-            if self.progress.step % 50 == 0:
+            if self.progress.step % REPORT_STEPS == 0:
                 report(self._record(losses))
             if self.evaluate is not None and now - evaluated > self.evaluate_seconds:
                 report(self._record(self._evaluation()))
@@ -245,7 +248,7 @@ class Trainer:
         self.prepared.zero_grad()
         self.progress.step += 1
         self._average()
-        return self._mean(losses) if self.progress.step % 50 == 0 else {}
+        return self._mean(losses) if self.progress.step % REPORT_STEPS == 0 else {}
 
     def _mean(self, losses: dict[str, Tensor]) -> dict[str, float]:
         """Return the means over all processes, whose shares of a batch are equal: what one process would have seen."""

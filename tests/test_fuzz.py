@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 FUZZ = Path(__file__).parent / "fuzz"
-SECONDS = int(os.environ.get("SUPERRES_FUZZ_SECONDS", "3"))
+SECONDS = int(os.environ.get("SUPERRES_FUZZ_SECONDS", "2"))
 """For each target; at most 20 where there is a machine to spare."""
 
 spec = importlib.util.spec_from_file_location("fuzz_targets", FUZZ / "targets.py")
@@ -52,7 +52,7 @@ def test_good_files_are_read(name):
 
 @pytest.mark.parametrize("name", targets.TARGETS)
 def test_damaged_files_are_read_or_refused_in_one_line(name):
-    @settings(max_examples=60)
+    @settings(max_examples=40)
     @given(damaged(name))
     def holds(data):
         targets.TARGETS[name](data)
@@ -65,14 +65,14 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
                     max_leaves=5)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from([*targets.Row.__dataclass_fields__, "later"]), JSON))
 def test_rows_of_any_values_are_read_or_refused(values):
     good = {"input": "a", "output": "/out/a.png", "status": "ok"}
     targets.manifest(targets.json.dumps({**good, **values}).encode() + b"\n")
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.sampled_from(["width", "norm", "target_shape", "source_shape", "dropout", "task", "prediction_heads"]), JSON)
 def test_settings_of_any_values_are_read_or_refused(name, value):
     config = targets.json.loads(targets.seeds("checkpoint")[0][1:])

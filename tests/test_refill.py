@@ -61,19 +61,19 @@ def assert_equal(finished, model, source, options, keys=None, **more):
         assert (one.trace.proposed == alone.traces[0].proposed).all()
 
 
-@pytest.mark.parametrize(("way", "rows"), [*((way, 3) for way in WAYS), ("exact", 1)])
+@pytest.mark.parametrize(("way", "rows"), [*((way, 3) for way in WAYS if way != "greedy"), ("greedy", 2)])
 def test_what_is_decoded_does_not_depend_on_neighbours_or_entry(way, rows):
     config = VARIANTS["sequential heads"]
-    model, source, options = StepModel(random_model(config)), random_tokens(config, 8)[0], DecodeConfig(**WAYS[way])
+    model, source, options = StepModel(random_model(config)), random_tokens(config, 6)[0], DecodeConfig(**WAYS[way])
     finished, _ = refilled(model, source, options, rows, ready=[1, 0, 2, 0, 0, 1])
     assert_equal(finished, model, source, options)
     assert len({tuple(one.trace.accepted) for one in finished}) > 1 or way in ("greedy", "left")
 
 
-@pytest.mark.parametrize("variant", ["plain", "dense heads", "own layer for p1", "causal attention", "text"])
+@pytest.mark.parametrize("variant", ["plain", "own layer for p1", "causal attention", "text"])
 def test_every_network_is_refilled_whole(variant):
     config = VARIANTS[variant]
-    model, source = StepModel(random_model(config)), random_tokens(config, 5)[0]
+    model, source = StepModel(random_model(config)), random_tokens(config, 4)[0]
     finished, _ = refilled(model, source, DecodeConfig(), 2)
     assert_equal(finished, model, source, DecodeConfig())
 

@@ -13,13 +13,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from fakes import SMALL
 
+from superres import training
 from superres.config import TrainConfig
 from superres.data import ImageBatches
 from superres.training import Trainer, build_model
 
 TINY = replace(SMALL, vocabulary=16, prediction_heads=4)
-SETTINGS = TrainConfig(stage="heads", steps=100, batch_size=4, warmup_steps=2, precision="no", learning_rate=3e-3,
+SETTINGS = TrainConfig(stage="heads", steps=40, batch_size=4, warmup_steps=2, precision="no", learning_rate=3e-3,
                        ema_decay=0.9)
+
+
+REPORT_STEPS = 5
 
 
 def train(folder: Path, stop_at: int | None = None) -> Trainer:
@@ -34,7 +38,7 @@ def train(folder: Path, stop_at: int | None = None) -> Trainer:
 def main(folder: Path) -> None:
     """Train one run from beginning to end, begin another, and end one that was begun."""
     trainer = train(folder / "together")
-    begun = train(folder / "begun together", stop_at=30)
+    begun = train(folder / "begun together", stop_at=15)
     train(folder / "begun alone")
     if trainer.accelerator.is_main_process:
         facts = {"processes": trainer.accelerator.num_processes, "step": begun.progress.step}
@@ -42,4 +46,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    training.REPORT_STEPS = REPORT_STEPS
     main(Path(sys.argv[1]))
