@@ -65,7 +65,7 @@ class Server:
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        self._process = subprocess.Popen(self._words, stderr=subprocess.DEVNULL)  # noqa: S603 -- our own words
+        self._process = subprocess.Popen(self._words, stderr=subprocess.DEVNULL)
         while True:
             try:
                 if RaterClient(self.address).ask("api/study").status == SAVED:

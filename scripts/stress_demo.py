@@ -221,7 +221,7 @@ class Visitor(threading.Thread):
         """Prepare visitor `number`, who leaves at `time.monotonic() == end`."""
         super().__init__(daemon=True)
         self.url, self.expected, self.end = url, expected, end
-        self.random = random.Random(number)  # noqa: S311 -- a test
+        self.random = random.Random(number)
         self.seconds: list[float] = []
         self.outcomes: Counter[str] = Counter()
 

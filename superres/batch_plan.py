@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from PIL import ImageColor
+
+from superres.batch_inputs import Job, find_jobs
 from superres.config import require
+from superres.encoding import FORMATS
 from superres.errors import ConfigError, InvalidInputError
-from superres.tasks.faces import IMAGE_SUFFIXES, SOURCES
+from superres.tasks.faces import SOURCES
+from superres.tasks.pictures import IMAGE_SUFFIXES
 
-ON_EXISTING = ("skip", "overwrite", "error")
-"""What to do with an output file that exists already; "error" fails its row."""
+ON_EXISTING = ("skip", "redo", "overwrite", "error")
+"""What to do with an output that exists: nothing if it is whole and made with the same settings ("skip", which refuses
+to go on where they were others; "redo" makes those anew, and files that the manifest does not know), make it anew in
+any case ("overwrite"), or fail its row ("error")."""
+METADATA = ("strip", "keep")
+"""What becomes of an input's EXIF and XMP, and whether the output names its colour space where the input did."""
+KEEP_ALPHA = "keep"
+MANIFEST = "manifest.jsonl"
 
 
 @dataclass(frozen=True)
@@ -21,44 +34,94 @@ class BatchOptions:
 
     Attributes:
         output: folder of the outputs; made where it is missing.
-        batch_size: images decoded together.
+        batch_size: images decoded together; as many as are useful and fit into the memory if None.
         samples: pictures drawn from each input.
         source: how an input becomes 8x8, a name in `superres.tasks.faces.SOURCES`.
         recursive: descend into the sub-folders of an input folder.
         on_existing: a name in `ON_EXISTING`.
         shard: (I, N), 0 <= I < N: take every N-th input, starting with number I.
-        manifest: JSON lines file with a row an output; replaced by each run.
+        manifest: JSON lines file with a row an output; in the output folder if None.
+        format: a name in `superres.encoding.FORMATS`.
+        suffix: added to the names of the outputs.
+        keep_tree: the outputs of a folder's sub-folders go into sub-folders of the same names.
+        alpha: colour under transparent parts, or "keep": the output is as transparent as the input.
+        metadata: a name in `METADATA`.
     """
 
     output: Path
-    batch_size: int = 16
+    batch_size: int | None = None
     samples: int = 1
     source: str = "auto"
     recursive: bool = False
     on_existing: str = "skip"
     shard: tuple[int, int] = (0, 1)
     manifest: Path | None = None
+    format: str = "png"
+    suffix: str = ""
+    keep_tree: bool = False
+    alpha: str = "white"
+    metadata: str = "strip"
 
     def __post_init__(self) -> None:
-        require(self.batch_size >= 1, f"--batch-size must be at least 1, not {self.batch_size}")
+        require(self.batch_size is None or self.batch_size >= 1,
+                f"--batch-size must be at least 1, not {self.batch_size}")
         require(self.samples >= 1, f"--samples must be at least 1, not {self.samples}")
         require_choice("--source", self.source, SOURCES)
         require_choice("--on-existing", self.on_existing, ON_EXISTING)
+        require_choice("--format", self.format, list(FORMATS))
+        require_choice("--metadata", self.metadata, METADATA)
+        require(not set(self.suffix) & {"/", "\\", "\0"}, f"--suffix must be part of a file name, not {self.suffix!r}")
+        if self.alpha != KEEP_ALPHA:
+            try:
+                ImageColor.getrgb(self.alpha)
+            except ValueError:
+                raise ConfigError(f"--alpha must be keep or a colour such as white or #808080, not {self.alpha!r}"
+                                  ) from None
         index, count = self.shard
         require(0 <= index < count, f"--shard must be I/N with I from 0 to N - 1, such as 0/4, not {index}/{count}")
 
+    @property
+    def manifest_path(self) -> Path:
+        """Where the manifest is; that of a shard tells which."""
+        if self.manifest is not None:
+            return self.manifest
+        index, count = self.shard
+        return self.output / (MANIFEST if count == 1 else f"manifest-{index}-of-{count}.jsonl")
 
-@dataclass(frozen=True)
-class Job:
-    """One input file and the output path of each of its samples."""
+    def deciding(self) -> dict[str, Any]:
+        """Return those options that decide what an output holds, besides its decoding."""
+        return {"source": self.source, "alpha": self.alpha, "metadata": self.metadata, "format": self.format}
 
-    input: Path
-    outputs: tuple[Path, ...]
+    def outputs(self, job: Job) -> list[str]:
+        """Return the absolute path of each sample of an input; one that cannot be listed has a nameless one."""
+        folder, ending = _absolute(self.output), self.suffix + FORMATS[self.format].suffix
+        if job.error is not None:
+            return [""]
+        if self.samples == 1:
+            return [f"{folder}/{job.name}{ending}"]
+        return [f"{folder}/{job.name}-{sample}{ending}" for sample in range(1, self.samples + 1)]
+
+
+@functools.lru_cache(maxsize=64)
+def _absolute(folder: Path) -> str:
+    return os.path.abspath(folder)
 
 
 def require_choice(option: str, value: str, names: Sequence[str]) -> None:
     """Raise ConfigError unless `value` is one of `names`."""
     require(value in names, f"{option} must be one of {', '.join(names)}, not {value!r}")
+
+
+def parse_batch_size(text: str) -> int | None:
+    """Return the number in "N", or None for "auto"; the range is checked by `BatchOptions`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    try:
+        return None if text == "auto" else int(text)
+    except ValueError:
+        raise ConfigError(f"--batch-size must be a whole number or auto, not {text!r}") from None
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -77,69 +140,87 @@ def parse_shard(text: str) -> tuple[int, int]:
 def list_inputs(inputs: Sequence[Path], recursive: bool, excluded: Path) -> list[Path]:
     """Return the files among and within `inputs` in a stable order, each once.
 
-    A file that is named is taken as it is, whether it exists or not; a folder gives its images sorted by name, then
-    those of its sub-folders. Hidden names and the folder `excluded` (the outputs) are left out, and each real folder is
-    entered only once, whatever the symbolic links.
+    A file that is named is taken as it is, whether it exists or not; see `superres.batch_inputs.walk` for folders.
 
     Raises:
         InvalidInputError: a folder cannot be listed, or nothing was found.
     """
-    files: dict[str, Path] = {}
-    entered = {os.path.realpath(excluded)}
-    for path in inputs:
-        if os.path.isdir(path) and os.path.realpath(path) == os.path.realpath(excluded):
-            raise InvalidInputError(f"{path} is both an input and the output folder; choose another with --output")
-        for file in _walk(path, recursive, entered) if os.path.isdir(path) else [path]:
-            files.setdefault(os.path.abspath(file), file)
-    if not files:
+    found = find_jobs([str(path) for path in inputs], [], recursive, False, excluded)
+    files = [job for job in _once(found) if job.archive is None]
+    for job in files:
+        if job.error is not None:
+            raise InvalidInputError(job.error)
+    _require_some(files, inputs, recursive)
+    return [Path(job.input) for job in files]
+
+
+def _require_some(jobs: Sequence[Job], inputs: Sequence[object], recursive: bool) -> None:
+    if not jobs:
         hint = "" if recursive else "; add --recursive to look into sub-folders"
         raise InvalidInputError(f"no image ({' '.join(sorted(IMAGE_SUFFIXES))}) in {', '.join(map(str, inputs))}{hint}")
-    return list(files.values())
 
 
-def _walk(folder: Path, recursive: bool, entered: set[str]) -> Iterator[Path]:
-    def refuse(error: OSError) -> None:
-        raise InvalidInputError(f"cannot list the folder {error.filename}: {error.strerror}")
-
-    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        if os.path.realpath(parent) in entered:
-            folders.clear()
-            continue
-        entered.add(os.path.realpath(parent))
-        folders[:] = sorted(name for name in folders if not name.startswith(".")) if recursive else []
-        for name in sorted(names):
-            path = Path(parent, name)
-            # A pipe or device would block for ever; a dangling link is kept, so that its row says so.
-            regular = path.is_file() or not path.exists()
-            if regular and not name.startswith(".") and path.suffix.lower() in IMAGE_SUFFIXES:
-                yield path
+def _once(jobs: Iterable[Job]) -> Iterable[Job]:
+    """Leave out inputs that came before, by whatever spelling of their path."""
+    seen = set()
+    for job in jobs:
+        name = os.path.abspath(job.input)
+        if name not in seen:
+            seen.add(name)
+            yield job
 
 
-def plan(inputs: Sequence[Path], options: BatchOptions) -> list[Job]:
+def plan(inputs: Sequence[Path | str], options: BatchOptions, listed: Sequence[str] = ()) -> list[Job]:
     """Return this shard's jobs; every output path is settled and no two are equal.
+
+    Args:
+        inputs: files, folders, archives and globs.
+        options: where the outputs go.
+        listed: more files, folders and archives.
 
     Raises:
         InvalidInputError: nothing to do, two inputs would have the same output, or an output would replace an input.
     """
-    jobs = [Job(path, _output_paths(path, options)) for path in list_inputs(inputs, options.recursive, options.output)]
-    named = {os.path.realpath(job.input): job.input for job in jobs}
-    if options.manifest is not None and os.path.realpath(options.manifest) in named:
-        raise InvalidInputError(f"the manifest {options.manifest} is one of the inputs; choose another --manifest")
-    owners: dict[Path, Path] = {}
-    for job in jobs:
-        for output in job.outputs:
-            first = owners.setdefault(output, job.input)
-            if first is not job.input:
-                raise InvalidInputError(f"{first} and {job.input} would both be written to {output}; rename one "
-                                        "of them or upscale them into separate folders")
-            if os.path.realpath(output) in named:
-                raise InvalidInputError(f"the output {output} would replace an input; choose another --output")
+    found = find_jobs([str(path) for path in inputs], listed, options.recursive, options.keep_tree, options.output)
+    jobs = list(_once(found))
+    _require_some(jobs, [*inputs, *(["the list"] if listed or not inputs else [])], options.recursive)
+    _refuse_clashes(jobs, options)
     # The clash is looked for in all jobs, so that every shard of a run gives the same answer.
     index, count = options.shard
     return jobs[index::count]
 
 
-def _output_paths(path: Path, options: BatchOptions) -> tuple[Path, ...]:
-    if options.samples == 1:
-        return (options.output / f"{path.stem}.png",)
-    return tuple(options.output / f"{path.stem}-{sample}.png" for sample in range(1, options.samples + 1))
+def _refuse_clashes(jobs: list[Job], options: BatchOptions) -> None:
+    real = _RealPaths()
+    named = {real(job.archive or job.input) for job in jobs}
+    manifest = real(str(options.manifest_path))
+    if manifest in named:
+        raise InvalidInputError(f"the manifest {options.manifest_path} is one of the inputs; choose another --manifest")
+    owners: dict[str, str] = {}
+    for job in jobs:
+        for output in options.outputs(job) if job.error is None else []:
+            first = owners.setdefault(output, job.input)
+            if first is not job.input:
+                raise InvalidInputError(f"{first} and {job.input} would both be written to {output}; rename one "
+                                        "of them, add --keep-tree, or upscale them into separate folders")
+            if real(output) in named:
+                raise InvalidInputError(f"the output {output} would replace an input; choose another --output")
+            if real(output) == manifest:
+                raise InvalidInputError(f"the manifest {options.manifest_path} is one of the outputs; choose another "
+                                        "--manifest")
+
+
+class _RealPaths:
+    """Real paths of many files, each folder looked up once."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, str] = {}
+
+    def __call__(self, path: str) -> str:
+        """Return the path without symbolic links."""
+        if os.path.islink(path):
+            return os.path.realpath(path)
+        parent, name = os.path.split(path)
+        if parent not in self.folders:
+            self.folders[parent] = os.path.realpath(parent)
+        return f"{self.folders[parent]}/{name}"

@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import cast
+from pathlib import Path
+from typing import Annotated, cast
 
 import typer
 
-from superres.batch_plan import BatchOptions, parse_shard, plan, require_choice
+from superres.batch_inputs import read_list
+from superres.batch_plan import BatchOptions, parse_batch_size, parse_shard, plan, require_choice
 from superres.cli_benchmark import benchmark_app
 from superres.cli_options import (
     DEFAULTS,
     INTERRUPTED,
     Accept,
     Adaptive,
+    Alpha,
     AsJson,
     BatchSize,
     BlockSize,
@@ -31,17 +34,23 @@ from superres.cli_options import (
     Draws,
     Engine,
     Epsilon,
+    Format,
     Greedy,
+    Images,
+    InputList,
     Inputs,
+    KeepTree,
     Limit,
     Manifest,
     MaxBits,
+    Metadata,
     MinBlock,
     MinPsnr,
     Noise,
     OnExisting,
     Output,
     Proposer,
+    RayAddress,
     Recursive,
     Samples,
     Save,
@@ -50,9 +59,11 @@ from superres.cli_options import (
     Sheet,
     Source,
     Split,
+    Suffix,
     Temperature,
     TextDecodingCommand,
     TopK,
+    Workers,
     decode_config,
     given_options,
     load_upscaler,
@@ -60,7 +71,7 @@ from superres.cli_options import (
 from superres.cli_survey import survey_app
 from superres.cli_text import text, translate
 from superres.cli_train import train_app
-from superres.config import DEFAULT_CHECKPOINT, QualityBound
+from superres.config import DEFAULT_CHECKPOINT, QualityBound, require
 from superres.errors import SuperresError
 from superres.tasks.faces import SPLITS
 from superres.tasks.faces import Split as SplitName
@@ -72,10 +83,12 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Upscale 8x8 faces to 32x32, and translate, by blockwise parallel decoding.")
 evaluate_app = typer.Typer(help="Score a checkpoint.", rich_markup_mode=None)
+manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich_markup_mode=None)
 app.add_typer(evaluate_app, name="evaluate")
 app.add_typer(train_app, name="train")
 app.add_typer(benchmark_app, name="benchmark")
 app.add_typer(survey_app, name="survey")
+app.add_typer(manifest_app, name="manifest")
 app.command(cls=TextDecodingCommand)(translate)
 evaluate_app.command(cls=TextDecodingCommand)(text)
 
@@ -87,34 +100,72 @@ def superres() -> None:
 
 @app.command(cls=DecodingCommand)
 def upscale(
-    context: typer.Context, inputs: Inputs, output: Output, checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
+    context: typer.Context, output: Output, inputs: Inputs = [],  # noqa: B006 -- typer wants a list
+    listed: InputList = None, checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
     block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept,
     epsilon: Epsilon = str(DEFAULTS.epsilon), budget: Budget = DEFAULTS.budget,
     top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block, samples: Samples = 1,
-    temperature: Temperature = str(DEFAULTS.temperature), seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
+    temperature: Temperature = str(DEFAULTS.temperature), seed: Seed = DEFAULTS.seed, batch_size: Images = "auto",
     device: Device = "auto", recursive: Recursive = False, source: Source = "auto", on_existing: OnExisting = "skip",
     shard: Shard = "0/1", manifest: Manifest = None, proposer: Proposer = DEFAULTS.proposer,
-    noise: Noise = DEFAULTS.noise, engine: Engine = "auto",
-    adaptive: Adaptive = DEFAULTS.adaptive,
+    noise: Noise = DEFAULTS.noise, engine: Engine = "auto", adaptive: Adaptive = DEFAULTS.adaptive,
+    format_name: Format = "png", suffix: Suffix = "", keep_tree: KeepTree = False, alpha: Alpha = "white",
+    metadata: Metadata = "strip", ray: RayAddress = None, workers: Workers = None,
 ) -> None:
-    """Upscale images and folders of images: each becomes a 32x32 PNG.
+    """Upscale images: each becomes a 32x32 PNG.
 
-    A decoding option that is not given is the checkpoint's own default where `superres tune` saved one.
+    A decoding option that is not given is the checkpoint's own default where `superres tune` saved one. The same
+    command again continues a run that was interrupted: what the manifest says is whole is left as it is.
 
     Exit code 0: all succeeded; 1: some failed, the rest are done; 2: bad usage, nothing was decoded.
     """
     decode = decode_config(context)
-    options = BatchOptions(output, batch_size, samples, source, recursive, on_existing, parse_shard(shard), manifest)
+    options = BatchOptions(
+        output, parse_batch_size(batch_size), samples, source, recursive, on_existing, parse_shard(shard), manifest,
+        format_name, suffix, keep_tree, alpha, metadata,
+    )
+    require(bool(inputs) or listed is not None, "Missing argument 'INPUT...'; give images, folders, archives or --list")
+    require(workers is None or workers >= 1, f"--workers must be at least 1, not {workers}")
+    require(ray is not None or workers is None, "--workers needs --ray; one process decodes alone")
 
     from superres.batch import check_samples, say, upscale_files
 
     check_samples(decode, samples)
-    jobs = plan(inputs, options)
+    jobs = plan(inputs, options, read_list(listed) if listed is not None else [])
     upscaler = load_upscaler(checkpoint, device, decode, engine)
     decode = upscaler.default.changed(given_options(context, decode))
-    summary = upscale_files(jobs, upscaler, options, decode)
-    say(summary.line())
+    if ray is None:
+        summary = upscale_files(jobs, upscaler, options, decode)
+    else:
+        from superres.scale_out import Cluster, upscale_on_cluster
+
+        cluster = Cluster(ray, workers, checkpoint, device, engine)
+        summary = upscale_on_cluster(jobs, upscaler, options, decode, cluster)
+    for line in [*summary.reason_lines(), summary.line()]:
+        say(line)
     raise typer.Exit(summary.exit_code)
+
+
+@manifest_app.callback()
+def manifests() -> None:
+    """Work with the manifests of superres upscale."""
+
+
+@manifest_app.command()
+def merge(
+    paths: Annotated[list[Path], typer.Argument(metavar="MANIFEST...", help="In the order of their shards.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Where the merged manifest goes.")],
+) -> None:
+    """Join the manifests of all shards into one, a row an output, in the order in which one run would have them.
+
+    Of several rows for one output, one that is ok counts. Exit code 1: some outputs failed.
+    """
+    from superres.manifest import merge as merge_manifests
+
+    counts = merge_manifests(paths, output)
+    numbers = ", ".join(f"{counts[status]} {status}" for status in ("ok", "skipped", "failed"))
+    typer.echo(f"superres: {output}: {numbers}", err=True)
+    raise typer.Exit(1 if counts["failed"] else 0)
 
 
 @evaluate_app.callback()

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from superres.batch_plan import ON_EXISTING, require_choice
+from superres.batch_plan import METADATA, ON_EXISTING, require_choice
 from superres.config import ENGINES, BeamConfig, DecodeConfig, parse_epsilon, parse_temperature, require
+from superres.encoding import FORMATS
 from superres.tasks.faces import SOURCES, SPLITS
 from superres.tasks.translation import parse_languages
 
@@ -61,8 +62,25 @@ def registered_names(text: bool = False) -> dict[str, list[str]]:
     return {"accept": list(CRITERIA), "proposer": list(PROPOSERS), "noise": list(NOISES)}
 
 
-Inputs = Annotated[list[Path], typer.Argument(metavar="INPUT...", help="Images, and folders of images.")]
+Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Images, folders of images, archives (.zip, "
+                                             ".tar, .tar.gz, .npz ...), and patterns such as 'photos/**/*.jpg'.",
+                                             show_default=False)]
+InputList = Annotated[str | None, typer.Option("--list", metavar="FILE", help="Take inputs from FILE, too, one a line; "
+                                               "- is standard input.", show_default=False)]
 Output = Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results, DIR/<name of the input>.png.")]
+Format = Annotated[str, typer.Option(metavar=choices(list(FORMATS)), help="Format of the results.")]
+Suffix = Annotated[str, typer.Option(metavar="TEXT", help="Added to the names of the results.", show_default=False)]
+KeepTree = Annotated[bool, typer.Option("--keep-tree", help="Put results into sub-folders named as the inputs'.")]
+Alpha = Annotated[str, typer.Option(metavar="keep|COLOUR", help="Keep transparency, or lay COLOUR under it.")]
+Metadata = Annotated[str, typer.Option(metavar=choices(METADATA), help="What becomes of EXIF, XMP and the colour "
+                                       "profile; colours are converted to sRGB either way.")]
+Images = Annotated[str, typer.Option("--batch-size", metavar="N", help="Images decoded together; auto: what is useful "
+                                     "and fits into the memory.")]
+RayAddress = Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="Decode on a Ray cluster (extra ray): "
+                                                "its address, auto for one that runs on this machine, or local to "
+                                                "start one here.", show_default=False)]
+Workers = Annotated[int | None, typer.Option(metavar="N", help="Ray actors, each with a copy of the model. [default: "
+                                             "one a GPU, or one for two CPUs]", show_default=False)]
 Checkpoint = Annotated[str, typer.Option(metavar="NAME|DIR", help="Bundled checkpoint, folder or hub id.")]
 BlockSize = Annotated[int | None, typer.Option(metavar="K", help="Tokens proposed a step; 1 is greedy. "
                                                "[default: all prediction heads]", show_default=False)]
@@ -92,7 +110,9 @@ Source = Annotated[str, typer.Option(metavar=choices(SOURCES), help="Take inputs
                                      "and reduce; auto goes by their size.")]
 OnExisting = Annotated[str, typer.Option(metavar=choices(ON_EXISTING), help="What to do with an output that exists.")]
 Shard = Annotated[str, typer.Option(metavar="I/N", help="Do only part I of N equal parts, I from 0 to N-1.")]
-Manifest = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JSON line an output to FILE (replaced).")]
+Manifest = Annotated[Path | None, typer.Option(metavar="FILE", help="Where the manifest is, a JSON line an output, by "
+                                            "which a later run continues. [default: DIR/manifest.jsonl]",
+                                            show_default=False)]
 Data = Annotated[Path, typer.Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA root.")]
 Split = Annotated[str, typer.Option(metavar=choices(SPLITS), help="Part of a CelebA root.")]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Score the first N only.", show_default=False)]

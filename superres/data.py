@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from superres.config import require
+
 
 class TokenBatch(NamedTuple):
     """Images or sentences as tokens.
@@ -71,7 +73,12 @@ class ImageBatches:
         """Return process `part`'s share of batch `step`.
 
         Each epoch is a fresh permutation; a batch that crosses the end of an epoch goes on in the next.
+
+        Raises:
+            ConfigError: the shares would not be equal, so that the mean of their gradients would not be the batch's.
         """
+        require(self.batch_size % parts == 0, f"{self.batch_size} images a batch cannot be shared equally among "
+                f"{parts} processes; choose a multiple with --batch-size")
         count = len(self.low)
         numbers = np.arange(step * self.batch_size, (step + 1) * self.batch_size)[part::parts]
         pairs = [self._pair(int(number) // count, int(number) % count) for number in numbers]

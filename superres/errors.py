@@ -24,5 +24,9 @@ class OutputError(SuperresError):
     """A result cannot be written where the user asked for it."""
 
 
+class ClusterError(SuperresError):
+    """A cluster that should do the work cannot be reached, or fails."""
+
+
 class StoreError(SuperresError):
     """A survey's store is missing, locked, read-only, full or of another schema, or does not hold what is asked for."""

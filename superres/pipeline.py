@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from superres.block_sizes import BlockSizes
 from superres.checkpoint import fetch_from_hub, load_checkpoint, read_decode_default, weights_digest
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
 from superres.decoding.blockwise import Decoded, check_options, decode, iterations
+from superres.decoding.refill import RefilledDecoder, Waiting
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.nn.model import EncoderDecoder
@@ -24,6 +27,8 @@ from superres.tasks import faces
 
 PipelineT = TypeVar("PipelineT", bound="Pipeline")
 LoopT = TypeVar("LoopT", bound="Loop")
+USEFUL_ROWS = {"cpu": 16, "cuda": 512}
+"""Images decoded together beyond which a device hardly gets faster."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,79 @@ class Upscaled:
     def is_complete(self) -> bool:
         """Whether every image has all its tokens."""
         return bool(self.filled.all())
+
+
+class Keyed(Protocol):
+    """An image that waits to be upscaled."""
+
+    @property
+    def source(self) -> np.ndarray:
+        """Its pixels, uint8 [8, 8, 3]."""
+
+    @property
+    def key(self) -> int:
+        """Key of its sampling noise, in [0, 2**63)."""
+
+
+KeyedT = TypeVar("KeyedT", bound=Keyed)
+
+
+class ImageFeed(Protocol[KeyedT]):
+    """Hands out images to upscale, as `superres.decoding.refill.Feed` hands out sequences."""
+
+    def take(self, most: int, wait: bool) -> list[KeyedT] | None:
+        """See `superres.decoding.refill.Feed.take`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn(Generic[KeyedT]):
+    """An image of a stream that is complete.
+
+    Attributes:
+        item: what the feed handed out.
+        image: uint8 [32, 32, 3], RGB.
+        trace: what was accepted when.
+        seconds: its share of the decoding time.
+    """
+
+    item: KeyedT
+    image: np.ndarray
+    trace: RowTrace
+    seconds: float
+
+
+class Refilled(Generic[KeyedT]):
+    """The upscaling of a stream of images, see `Upscaler.refilled`."""
+
+    def __init__(self, upscaler: Upscaler, feed: ImageFeed[KeyedT], options: DecodeConfig, rows: int) -> None:
+        """Prepare; nothing is decoded yet."""
+        self._feed, self._upscaler = feed, upscaler
+        self._decoder = RefilledDecoder(
+            upscaler.scoring, self, options, rows, lambda sources: upscaler.block_sizes.get(options, sources))
+
+    @property
+    def under_way(self) -> list[KeyedT]:
+        """The images being decoded; lost when decoding fails."""
+        return [waiting.tag for waiting in self._decoder.under_way]
+
+    @property
+    def images_under_way(self) -> float:
+        """How much of these is decoded, in images."""
+        return self._decoder.tokens_under_way / self._upscaler.model_config.target_length
+
+    def take(self, most: int, wait: bool) -> list[Waiting] | None:
+        """See `superres.decoding.refill.Feed.take`."""
+        items = self._feed.take(most, wait)
+        if not items:
+            return None if items is None else []
+        tokens, _ = self._upscaler._prepare(np.stack([item.source for item in items]), DecodeConfig(block_size=1), None)
+        return [Waiting(source, item.key, item) for source, item in zip(tokens, items, strict=True)]
+
+    def __iter__(self) -> Iterator[list[Drawn[KeyedT]]]:
+        """Decode, and yield what is complete now and then."""
+        for finished in self._decoder.run():
+            yield [Drawn(one.tag, faces.decode(one.tokens[None].numpy())[0], one.trace, one.seconds)
+                   for one in finished]
 
 
 def bundled_folder() -> Path:
@@ -84,6 +162,21 @@ def find_checkpoint(name_or_folder: str | Path) -> Path:
         return fetch_from_hub(text)
     known = ", ".join(bundled_checkpoints()) or "none"
     raise CheckpointError(f"no checkpoint {text!r}; give a folder, a hub id owner/name, or a bundled name ({known})")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the memory that is free on a device; a CPU's may be limited by a control group, too."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = [2**33]  # where the system does not tell
+    with suppress(OSError, ValueError, IndexError):
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = [1024 * int(lines["MemAvailable"].split()[0])]
+    group = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):  # "max" is no number: no limit
+        most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        free.append(most - used)
+    return max(min(free), 0)
 
 
 def pick_device(name: str) -> torch.device:
@@ -264,6 +357,38 @@ class Upscaler(Pipeline):
         adaptive = self.block_sizes.get(options, tokens)
         for loop, seconds in paced(iterations(self.scoring, tokens, options, keys=keyed, adaptive=adaptive), interval):
             yield _upscaled(loop.result(), seconds)
+
+    def refilled(self, feed: ImageFeed[KeyedT], options: DecodeConfig | None, rows: int) -> Refilled[KeyedT]:
+        """Upscale a stream of images, `rows` at a time: when one is complete, the next takes its place in the batch.
+
+        An image's result does not depend on which others are decoded beside it.
+
+        Args:
+            feed: hands out the images.
+            options: as for a call.
+            rows: images decoded together, at the most.
+
+        Raises:
+            ConfigError: options do not fit the checkpoint.
+        """
+        options = options or self.default
+        check_options(options, self.model_config.prediction_heads)
+        return Refilled(self, feed, options, rows)
+
+    def fitting_rows(self, options: DecodeConfig | None = None) -> int:
+        """Return how many images to decode together: what is useful on this device and fits into half its memory.
+
+        Args:
+            options: as for a call.
+        """
+        block_size = check_options(options or self.default, self.model_config.prediction_heads)
+        source = torch.zeros(1, math.prod(self.model_config.source_shape), dtype=torch.int64, device=self.device)
+        with torch.inference_mode():
+            state = self.scoring.session(source, block_size).row_state()
+        size = sum(tensor.numel() * tensor.element_size() for tensor in state)
+        # Besides its state, a row has scores and sampling noise of every column, and what is computed from them.
+        size += 16 * 8 * block_size * self.model_config.vocabulary
+        return max(1, min(USEFUL_ROWS[self.device.type], free_bytes(self.device) // (2 * size)))
 
     def _prepare(
         self, sources: np.ndarray, options: DecodeConfig, keys: Sequence[int] | None,

@@ -86,6 +86,14 @@ class Session(Protocol):
         ...
 
 
+    def adopt(self, rows: Tensor, other: Any, chosen: Tensor) -> None:  # noqa: ANN401 -- a session of the same class
+        """Put rows `chosen` [R] of `other`, a session of the same model and width, in the place of rows `rows` [R].
+
+        They go on where they are in `other`; all that this session knew of `rows` is gone.
+        """
+        ...
+
+
 class ScoringModel(Protocol):
     """A model that the decoder can drive."""
 

@@ -38,6 +38,9 @@ from superres.train_config import TrainConfig
 SAVE_SECONDS = 45.0
 """Longest time between two resumable states: a kill loses less than a minute."""
 
+REPORT_STEPS = 50
+"""Steps between two records of the losses."""
+
 
 DEV_SCORES = ("bits_per_dim", "dev_images", "bits_per_token", "bleu", "dev_pairs")
 """Scores of the history that an evaluation on development data gives."""
@@ -178,7 +181,7 @@ class Trainer:
             losses = self._step()
             now = time.monotonic()
             self.progress.seconds, stopped = self._agree(before + now - started, stop())
-            if self.progress.step % 50 == 0:
+            if self.progress.step % REPORT_STEPS == 0:
                 report(self._record(losses))
             if self.evaluate is not None and now - evaluated > self.evaluate_seconds:
                 report(self._record(self._evaluation()))
@@ -240,7 +243,7 @@ class Trainer:
         for group in self.prepared.param_groups:
             group["lr"] = self.settings.learning_rate * factor
         draw = self.settings.seed * 1_000_003 + self.progress.step
-        torch.manual_seed(draw * parts + part)  # dropout, too, is then the same after a resume
+        torch.manual_seed(draw * parts + part)  # dropout, too, is then the same after a resume by as many
         mixed = self.settings.precision == "bf16"
         with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=mixed):
             losses = self.loss(batch.source, batch.target, draw, batch.true_count, batch.padding, batch.lengths)
@@ -250,7 +253,12 @@ class Trainer:
         self.prepared.zero_grad()
         self.progress.step += 1
         self._average()
-        return {name: float(value.detach()) for name, value in losses.items()} if self.progress.step % 50 == 0 else {}
+        return self._mean(losses) if self.progress.step % REPORT_STEPS == 0 else {}
+
+    def _mean(self, losses: dict[str, Tensor]) -> dict[str, float]:
+        """Return the means over all processes, whose shares of a batch are equal: what one process would have seen."""
+        values = self.accelerator.reduce(torch.stack([value.detach().double() for value in losses.values()]), "mean")
+        return dict(zip(losses, values.tolist(), strict=True))
 
     def _agree(self, seconds: float, stopped: bool) -> tuple[float, bool]:
         """Return the first process's clock and wish to stop, so that all processes end at the same step."""

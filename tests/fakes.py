@@ -60,6 +60,41 @@ class FakeUpscaled:
     seconds: float
 
 
+@dataclass(frozen=True)
+class FakeDrawn:
+    item: object
+    image: np.ndarray
+    trace: FakeTrace
+    seconds: float
+
+
+@dataclass
+class FakeRefilled:
+    """Upscales whole batches, one after another."""
+
+    upscaler: "FakeUpscaler"
+    feed: object
+    options: DecodeConfig
+    rows: int
+    under_way: list = field(default_factory=list)
+    images_under_way: float = 0.0
+
+    def __iter__(self):
+        while True:
+            while len(self.under_way) < self.rows and (more := self.feed.take(self.rows - len(self.under_way), True)):
+                self.under_way += more
+            if not self.under_way:
+                return
+            self.images_under_way = len(self.under_way) / 2
+            yield []
+            sources, keys = np.stack([item.source for item in self.under_way]), [item.key for item in self.under_way]
+            result = self.upscaler(sources, self.options, keys=keys)
+            drawn = [FakeDrawn(item, image, trace, result.seconds / len(sources))
+                     for item, image, trace in zip(self.under_way, result.images, result.traces, strict=True)]
+            self.under_way, self.images_under_way = [], 0.0
+            yield drawn
+
+
 @dataclass
 class FakeUpscaler:
     """Enlarges to the nearest pixel; at a temperature the first pixel shows the key. Records its calls.
@@ -78,6 +113,12 @@ class FakeUpscaler:
     batches: list = field(default_factory=list)
     options: list = field(default_factory=list)
     keys: list = field(default_factory=list)
+
+    def fitting_rows(self, options=None):
+        return 16
+
+    def refilled(self, feed, options, rows):
+        return FakeRefilled(self, feed, options, rows)
 
     def __call__(self, sources, options=GREEDY, *, keys=None, progress=None):
         self.batches.append(len(sources))
@@ -169,6 +210,21 @@ def random_tokens(config, rows, seed=0):
     return [torch.randint(config.vocabulary, shape, generator=generator) for shape in shapes]
 
 
+class Restless:
+    """Chooses block sizes at random."""
+
+    def __init__(self, largest, seed=0):
+        self.largest, self.rng = largest, np.random.default_rng(seed)
+        self.chosen, self.seen = [], []
+
+    def choose(self):
+        self.chosen.append(int(self.rng.integers(1, self.largest + 1)))
+        return self.chosen[-1]
+
+    def observe(self, accepted, block_size):
+        self.seen += zip(accepted.tolist(), block_size.tolist(), strict=True)
+
+
 @dataclass
 class ScriptedSession:
     """Session of a `ScriptedModel`; counts its calls."""
@@ -182,6 +238,10 @@ class ScriptedSession:
     @property
     def shape(self):
         return (self.model.length,)
+
+    def adopt(self, rows, other, chosen):
+        self.rows = self.rows.clone()
+        self.rows[rows] = other.rows[chosen]
 
     def step(self, tokens, position):
         self.calls += 1

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, random_model, random_tokens
+from fakes import SMALL, VARIANTS, Restless, random_model, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 from stepping import check_steps
@@ -27,21 +27,6 @@ from superres.nn.step import StepModel
 
 HEADS = SMALL.prediction_heads
 compiled = pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler on this machine")
-
-
-class Restless:
-    """Chooses block sizes at random."""
-
-    def __init__(self, largest, seed=0):
-        self.largest, self.rng = largest, np.random.default_rng(seed)
-        self.chosen, self.seen = [], []
-
-    def choose(self):
-        self.chosen.append(int(self.rng.integers(1, self.largest + 1)))
-        return self.chosen[-1]
-
-    def observe(self, accepted, block_size):
-        self.seen += zip(accepted.tolist(), block_size.tolist(), strict=True)
 
 
 @pytest.mark.parametrize("seed", range(3))

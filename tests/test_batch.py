@@ -12,13 +12,14 @@ from fakes import TOKENS, FakeUpscaler
 from PIL import Image
 
 from superres.batch import image_key, upscale_files
-from superres.batch_plan import BatchOptions, Job, list_inputs, parse_shard, plan
+from superres.batch_inputs import Job
+from superres.batch_plan import BatchOptions, list_inputs, parse_batch_size, parse_shard, plan
 from superres.config import DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.output import write_atomically, write_result
 
 FIELDS = ["input", "output", "status", "error", "tokens", "iterations", "model_calls", "mean_accepted_block_size",
-          "seconds", "checkpoint", "config", "seed"]
+          "seconds", "checkpoint", "config", "seed", "options", "sha256"]
 EXACT = DecodeConfig()
 
 
@@ -68,7 +69,8 @@ def test_rows_have_the_fields_of_the_contract_and_count_what_was_decoded(faces, 
         "input": str(faces / "a.png"), "output": str(tmp_path / "out" / "a.png"), "status": "ok", "error": None,
         "tokens": TOKENS, "iterations": 308, "model_calls": 309, "mean_accepted_block_size": TOKENS / 308,
         "seconds": 0.05, "checkpoint": "fake@0123abcd", "config": DecodeConfig(block_size=10, seed=7).to_dict(),
-        "seed": 7,
+        "seed": 7, "options": {"source": "auto", "alpha": "white", "metadata": "strip", "format": "png"},
+        "sha256": hashlib.sha256((tmp_path / "out" / "a.png").read_bytes()).hexdigest(),
     }
     assert DecodeConfig.from_dict(rows[0]["config"]).block_size == 10
 
@@ -109,6 +111,9 @@ def test_a_bad_file_costs_its_own_row_only(faces, tmp_path, capsys):
     assert names(tmp_path / "out") == [f"{name}.png" for name in "abcde"]
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("superres: ")]
     assert len(lines) == 6
+    assert sum(summary.reasons.values()) == 6
+    assert summary.reason_lines() == []  # all different
+    assert not any(str(faces) in reason for reason in summary.reasons)
     assert all(sum(path in line for path in bad) == 1 for line in lines)
 
 
@@ -130,6 +135,7 @@ def test_existing_outputs_are_skipped_replaced_or_refused(faces, tmp_path, capsy
     assert rows[0]["config"] is rows[0]["tokens"] is rows[0]["error"] is None
     summary, rows = upscale([faces], tmp_path / "out", on_existing="error")
     assert (summary.done, summary.failed, summary.exit_code) == (0, 5, 1)
+    assert [row["status"] for row in rows] == ["failed", "failed", "ok", "ok", "ok"]  # known is how
     assert (tmp_path / "out" / "a.png").read_bytes() == before
     assert "exists already" in capsys.readouterr().err
     summary, _ = upscale([faces], tmp_path / "out", on_existing="overwrite")
@@ -205,7 +211,10 @@ def test_a_shard_out_of_range_is_refused(tmp_path, text):
         BatchOptions(tmp_path, shard=parse_shard(text))
 
 
-@pytest.mark.parametrize("setting", [{"batch_size": 0}, {"samples": 0}, {"source": "x"}, {"on_existing": "x"}])
+@pytest.mark.parametrize("setting", [
+    {"batch_size": 0}, {"samples": 0}, {"source": "x"}, {"on_existing": "x"}, {"format": "jpg"}, {"metadata": "x"},
+    {"suffix": "a/b"}, {"alpha": "reddish"},
+])
 def test_options_out_of_range_are_refused_with_their_name(tmp_path, setting):
     with pytest.raises(ConfigError, match=f"--{next(iter(setting)).replace('_', '-')} must be"):
         BatchOptions(tmp_path, **setting)
@@ -238,6 +247,13 @@ def test_a_pipe_in_a_folder_is_passed_over_and_a_dangling_link_fails(faces, tmp_
     summary, rows = upscale([faces], tmp_path / "out")
     assert (summary.done, summary.failed) == (5, 1)
     assert rows[-1]["input"].endswith("z.png")
+
+
+def test_a_pipe_that_is_named_fails_instead_of_blocking(faces, tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    summary, rows = upscale([faces, tmp_path / "pipe.png"], tmp_path / "out")
+    assert (summary.done, summary.failed) == (5, 1)
+    assert "a pipe or a device" in rows[-1]["error"]
 
 
 def test_outputs_inside_an_input_folder_are_not_inputs_of_the_next_run(faces):
@@ -283,11 +299,11 @@ def test_an_image_that_alone_exceeds_the_memory_fails(faces, tmp_path):
     assert rows[0]["error"] == "decoding failed: CUDA out of memory. Tried to allocate more"
 
 
-def test_a_failing_batch_is_one_line_and_the_others_are_done(faces, tmp_path, capsys):
+def test_an_image_that_cannot_be_decoded_fails_alone_and_its_neighbours_are_done(faces, tmp_path, capsys):
     summary, rows = upscale([faces], tmp_path / "out", FakeUpscaler(broken=frozenset({2})), batch_size=2)
-    assert [row["status"] for row in rows] == ["ok", "ok", "failed", "failed", "ok"]
+    assert [row["status"] for row in rows] == ["ok", "ok", "failed", "ok", "ok"]
     assert summary.exit_code == 1
-    assert "c.png and 1 more: decoding failed: the network broke" in capsys.readouterr().err
+    assert "c.png: decoding failed: the network broke" in capsys.readouterr().err
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_temporary_one(tmp_path, monkeypatch):
@@ -311,23 +327,30 @@ def test_output_that_cannot_be_replaced_fails_alone(faces, tmp_path):
     assert names(tmp_path / "out") == [f"{name}.png" for name in "abcde"]
 
 
-def test_a_disc_that_fills_up_stops_the_decoding_with_one_line(faces, tmp_path, monkeypatch, capsys):
-    write, count = Path.write_bytes, []
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS])
+def test_a_disc_that_takes_no_more_stops_the_run_with_one_line_and_the_next_run_goes_on(
+    faces, tmp_path, monkeypatch, capsys, error,
+):
+    real, count = os.write, []
 
-    def fill(path, data):
-        count.append(path)
-        if len(count) > 3:  # the probe and two images fit
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return write(path, data)
+    def fill(file, data):
+        count.append(file)
+        if len(count) > 2:
+            raise OSError(error, os.strerror(error))
+        return real(file, data)
 
-    monkeypatch.setattr(Path, "write_bytes", fill)
-    upscaler = FakeUpscaler()
-    summary, rows = upscale([faces], tmp_path / "out", upscaler, batch_size=1)
-    assert [row["status"] for row in rows] == ["ok", "ok", "failed", "failed", "failed"]
-    assert upscaler.batches == [1, 1, 1]
+    with monkeypatch.context() as patch:
+        patch.setattr("superres.staging.os.write", fill)
+        summary, rows = upscale([faces], tmp_path / "out", batch_size=1)
     assert summary.exit_code == 1
-    assert capsys.readouterr().err.count("the remaining inputs are not upscaled") == 1
-    assert names(tmp_path / "out") == ["a.png", "b.png"]
+    assert len(rows) == summary.done <= 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("superres: ")]
+    assert os.strerror(error) in line
+    assert "the same command goes on from there" in line
+    assert names(tmp_path / "out") == [Path(row["output"]).name for row in rows]
+    again, rows = upscale([faces], tmp_path / "out")
+    assert (again.done + summary.done, again.skipped, again.exit_code) == (5, summary.done, 0)
+    assert [Path(row["output"]).name for row in rows] == names(tmp_path / "out")
 
 
 @pytest.mark.parametrize("inner", [".", "below"])
@@ -337,6 +360,13 @@ def test_an_output_folder_that_cannot_be_made_is_found_before_decoding(faces, tm
     with pytest.raises(OutputError, match=r"cannot write to the folder .*choose another with --output"):
         upscale([faces], tmp_path / "out" / inner, upscaler, manifest=tmp_path / "manifest.jsonl")
     assert upscaler.batches == []
+
+
+@pytest.mark.parametrize(("text", "size"), [("auto", None), ("12", 12)])
+def test_the_batch_size_is_a_number_or_auto(text, size):
+    assert parse_batch_size(text) == size
+    with pytest.raises(ConfigError, match="--batch-size must be a whole number or auto, not 'many'"):
+        parse_batch_size("many")
 
 
 def test_a_read_only_output_folder_is_found_before_decoding(faces, tmp_path, monkeypatch):
@@ -357,25 +387,11 @@ def test_a_manifest_that_cannot_be_written_is_found_before_decoding(faces, tmp_p
     assert upscaler.batches == []
 
 
-def test_rows_are_on_disc_before_the_next_batch_starts(faces, tmp_path):
-    seen = []
-
-    class Watching(FakeUpscaler):
-        def __call__(self, *arguments, **keywords):
-            text = (tmp_path / "manifest.jsonl").read_text()
-            assert text == "" or text.endswith("\n")
-            seen.append(len(text.splitlines()))
-            return super().__call__(*arguments, **keywords)
-
-    upscale([faces], tmp_path / "out", Watching(), batch_size=2)
-    assert seen == [0, 2, 4]
-
-
-def test_no_manifest_is_written_unless_asked_for(faces, tmp_path):
-    options = BatchOptions(tmp_path / "out")
-    upscale_files([Job(faces / "a.png", (tmp_path / "out" / "a.png",))], FakeUpscaler(), options, DecodeConfig())
-    assert names(tmp_path / "out") == ["a.png"]
-    assert names(tmp_path) == ["faces", "out"]
+def test_the_manifest_is_in_the_output_folder_unless_it_is_named(faces, tmp_path):
+    options = BatchOptions(tmp_path / "out", shard=(1, 3))
+    upscale_files([Job(str(faces / "a.png"), "a")], FakeUpscaler(), options, DecodeConfig())
+    upscale_files([Job(str(faces / "b.png"), "b")], FakeUpscaler(), BatchOptions(tmp_path / "out"), DecodeConfig())
+    assert names(tmp_path / "out") == ["a.png", "b.png", "manifest-1-of-3.jsonl", "manifest.jsonl"]
 
 
 def test_summary_counts_the_mean_accepted_block_size_over_all_iterations(faces, tmp_path):

@@ -92,7 +92,7 @@ def test_bad_usage_is_one_line_and_code_2(loaded, data, capsys, words, options, 
 @pytest.mark.parametrize(("options", "message"), [
     (["--samples", "2"], "--samples 2 at temperature 0 would draw the same picture 2 times; add --temperature 0.9"),
     (["--source", "sketch"], "--source must be one of auto, lowres, photo, not 'sketch'"),
-    (["--on-existing", "ask"], "--on-existing must be one of skip, overwrite, error, not 'ask'"),
+    (["--on-existing", "ask"], "--on-existing must be one of skip, redo, overwrite, error, not 'ask'"),
     (["--shard", "3/2"], "--shard must be I/N"),
     (["--manifest", "/dev/null/manifest"], "cannot write the manifest /dev/null/manifest"),
 ])
@@ -205,7 +205,7 @@ def test_help_lists_the_registered_choices(capsys):
     assert f"[{'|'.join(CRITERIA)}]" in text
     assert f"[{'|'.join(PROPOSERS)}]" in text
     assert "[auto|lowres|photo]" in text
-    assert "[skip|overwrite|error]" in text
+    assert "[skip|redo|overwrite|error]" in text
 
 
 def test_help_and_usage_errors_come_without_loading_the_network():

@@ -55,7 +55,7 @@ def test_epochs_have_different_orders():
     assert numbers(whole.batch(0)) != numbers(whole.batch(1))
 
 
-@given(st.integers(1, 4), st.integers(0, 9))
+@given(st.sampled_from([1, 2, 4]), st.integers(0, 9))
 def test_parts_make_up_the_batch(parts, step):
     whole = batches(7, 4, flip=True)
     shares = [whole.batch(step, part, parts) for part in range(parts)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -129,7 +130,9 @@ class BlockwiseLoop:
         self.end_token = model.end_token
         self.criterion = criterion or CRITERIA[options.accept](options)
         self.proposer = proposer or PROPOSERS[options.proposer]()
-        self.chooser = Chooser(options, keys, model.vocabulary)
+        self.keys, self.make_chooser = keys.clone(), partial(Chooser, options, vocabulary=model.vocabulary)
+        self.chooser = self.make_chooser(self.keys)
+        self.starting = False
         batch, device = len(keys), keys.device
         self.position = torch.zeros(batch, dtype=torch.int64, device=device)
         self.length = model.length
@@ -147,9 +150,12 @@ class BlockwiseLoop:
         target = start.unsqueeze(1) + self.columns[: self.session.width]
         accepted = self._stop_at_end_token(self._accept(output.scores, target))
         # All columns are written; those that were not accepted are overwritten before anyone reads them.
-        self.tokens.scatter_(1, target, self.proposals)
+        self.tokens.scatter_(1, target.clamp(min=0) if self.starting else target, self.proposals)
         self.recorder.record(start, self.proposals[:, :k], accepted)
         self.position = start + accepted
+        if self.starting:
+            # What a starting row has read is the start of the sequence, which is always accepted and is no token.
+            self.position, self.starting = self.position.clamp(min=0), False
         self.proposals = self._predict(output, (accepted - 1).clamp(min=0))
 
     def resize(self, block_size: int) -> None:
@@ -161,12 +167,43 @@ class BlockwiseLoop:
 
     def adapt(self, adaptive: AdaptiveBlockSize) -> None:
         """Let `adaptive` learn from the iterations since the last time, and take the block size that it chooses."""
-        position, accepted, sizes = self.recorder.since(self.learned)
-        self.learned = len(self.recorder)
+        seen, self.learned = max(self.learned, self.recorder.forgotten), len(self.recorder)
+        if seen == self.learned:
+            return
+        position, accepted, sizes = self.recorder.since(seen)
         # A block that the end cut short says nothing of its proposals.
         whole = (accepted > 0) & (position + accepted < self.limit.cpu().numpy())
         adaptive.observe(accepted[whole], np.broadcast_to(sizes[:, None], accepted.shape)[whole])
         self.resize(adaptive.choose())
+
+    def restart(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
+        """Begin new sequences in `rows` [R], in the middle of the others' decoding.
+
+        Such a row stands one place before its first token, so that the next iteration does for it what the first model
+        call does for a new loop, without a call of its own.
+
+        Args:
+            rows: int64 [R], none of them twice.
+            fresh: an empty session with the new sources, made for the same width.
+            chosen: the rows of `fresh` that hold them, int64 [R].
+            keys: keys of the sampling noise, int64 [R].
+        """
+        self.session.adopt(rows, fresh, chosen)
+        self.keys[rows] = keys
+        self.chooser = self.make_chooser(self.keys)
+        self.position = self.position.index_fill(0, rows, -1)
+        self.limit = self.limit.index_fill(0, rows, self.length)
+        self.proposals = self.proposals.index_fill(0, rows, 0)
+        self.starting = True
+
+    def shrink(self, session: Session, kept: Tensor) -> None:
+        """Go on with rows `kept` [R] alone, in `session`, an empty one of R rows, made for the same width."""
+        session.adopt(torch.arange(len(kept), device=kept.device), self.session, kept)
+        session.resize(self.session.width)
+        self.session, self.keys, self.chooser = session, self.keys[kept], self.make_chooser(self.keys[kept])
+        self.position, self.limit, self.tokens = self.position[kept], self.limit[kept], self.tokens[kept]
+        self.proposals, self.choice = self.proposals[kept], self._next_choice()
+        self.recorder.shrink(kept)
 
     def done(self) -> bool:
         """Tell whether every row is complete (reads from the device)."""
@@ -181,6 +218,8 @@ class BlockwiseLoop:
     def _accept(self, scores: Tensor, target: Tensor) -> Tensor:
         """Return how many of the pending proposals, for positions `target` [B, W], `scores` [B, W, V] let pass."""
         k, room = self.block_size, self.limit - self.position
+        if self.starting:  # the start of a sequence is no token
+            room = room * (self.position >= 0)
         if k == 1:  # nothing to verify, and a greedy iteration is mostly such small things
             return room.clamp(max=1)
         adjusted = self.choice.adjust(scores[:, : k - 1], slice(1, None))
@@ -191,7 +230,7 @@ class BlockwiseLoop:
         """Return the next proposals [B, W]: p1's own choice first, then the proposer's, then filler up to the width."""
         self.block_size = self.wanted
         # One choice serves the proposals and their verification in the next iteration.
-        choice = self.choice = self.chooser.at(self.position.unsqueeze(1) + self.columns[: self.block_size])
+        choice = self.choice = self._next_choice()
         scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
         first = choice(scores, slice(1))
         parts = [first]
@@ -203,6 +242,9 @@ class BlockwiseLoop:
         if self.block_size < self.session.width:
             parts.append(first.expand(-1, self.session.width - self.block_size))
         return torch.cat(parts, dim=1)
+
+    def _next_choice(self) -> Choice:
+        return self.chooser.at(self.position.unsqueeze(1) + self.columns[: self.block_size])
 
     def _stop_at_end_token(self, accepted: Tensor) -> Tensor:
         """Cut the accepted block right after its first end token, and close the rows that have one."""
@@ -295,7 +337,7 @@ def iterations(
         if adaptive is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 0:
             loop.adapt(adaptive)
         yield loop
-    if adaptive is not None and loop.learned < len(loop.recorder):
+    if adaptive is not None:
         loop.adapt(adaptive)
 
 

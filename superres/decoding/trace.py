@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,37 +72,55 @@ class TraceRecorder:
     def __init__(self) -> None:
         """Start empty."""
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.forgotten = 0
 
     def __len__(self) -> int:
-        """Return the number of iterations kept."""
-        return len(self._steps)
+        """Return how many iterations have been recorded, those that are forgotten counted."""
+        return self.forgotten + len(self._steps)
 
     def record(self, position: Tensor, proposed: Tensor, accepted: Tensor) -> None:
         """Keep one iteration: `position` [B], `proposed` [B, k], `accepted` [B] (0 for rows already done)."""
         self._steps.append((position, proposed, accepted))
 
     def since(self, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return what the iterations from number `first` on did, at least one.
+        """Return what the iterations from number `first` on did, at least one, none of them forgotten.
 
         Returns:
             Positions and accepted tokens, int64 [n, B] each, and block sizes, int64 [n].
         """
-        positions, proposed, accepted = zip(*self._steps[first:], strict=True)
+        positions, proposed, accepted = zip(*self._steps[first - self.forgotten :], strict=True)
         sizes = np.array([step.shape[1] for step in proposed])
         return torch.stack(positions).cpu().numpy(), torch.stack(accepted).cpu().numpy(), sizes
 
-    def rows(self) -> list[RowTrace]:
-        """Return one trace a sequence."""
-        if not self._steps:
+    def forget(self, until: int) -> None:
+        """Drop the iterations before number `until`, which no row will be asked for any more."""
+        del self._steps[: max(until - self.forgotten, 0)]
+        self.forgotten = max(until, self.forgotten)
+
+    def shrink(self, kept: Tensor) -> None:
+        """Keep rows `kept` [R] alone."""
+        self._steps = [(a[kept], b[kept], c[kept]) for a, b, c in self._steps]
+
+    def rows(self, chosen: Sequence[int] | None = None, since: Sequence[int] | None = None) -> list[RowTrace]:
+        """Return one trace a sequence.
+
+        Args:
+            chosen: numbers of the rows; all if None.
+            since: for each of them, the iteration with which its sequence began; the first if None.
+        """
+        steps = self._steps[max(min(since) - self.forgotten, 0) :] if since else self._steps
+        if not steps:
             return []
-        position_steps, proposed_steps, accepted_steps = zip(*self._steps, strict=True)
+        skipped = len(self) - len(steps)
+        position_steps, proposed_steps, accepted_steps = zip(*steps, strict=True)
         widest = max(step.shape[1] for step in proposed_steps)
         padded = [F.pad(step, (0, widest - step.shape[1]), value=-1) for step in proposed_steps]
-        positions, proposed, accepted = (torch.stack(steps).cpu().numpy()
-                                         for steps in (position_steps, padded, accepted_steps))
+        positions, proposed, accepted = (torch.stack(tensors).cpu().numpy()
+                                         for tensors in (position_steps, padded, accepted_steps))
+        chosen = range(positions.shape[1]) if chosen is None else chosen
         rows = []
-        for row in range(positions.shape[1]):
-            active = accepted[:, row] > 0
+        for row, began in zip(chosen, since or [0] * len(chosen), strict=True):
+            active = (accepted[:, row] > 0) & (np.arange(skipped, len(self)) >= began)
             start, count = positions[active, row].tolist(), accepted[active, row].tolist()
             rows.append(RowTrace(start, count, proposed[active, row]))
         return rows

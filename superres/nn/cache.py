@@ -84,3 +84,7 @@ class KeyValueCache:
         used = min(length, self.slots)
         heads = (rows.unsqueeze(1) * self.heads + torch.arange(self.heads, device=rows.device)).flatten()
         self.store[:, :, :, :used] = self.store[:, :, heads, :used]
+
+    def by_row(self) -> Tensor:
+        """Return a view of all that is cached, [B, layers, 2, H, R, D / H]."""
+        return self.store.view(len(self.store), 2, self.batch, self.heads, self.slots, self.size).movedim(2, 0)

@@ -271,6 +271,7 @@ class NativeSession(ProposingSession):
         config = packed.model.config
         super().__init__(packed.model, memory, width)
         self.packed, self.kept = packed, list[Any]()
+        self.by_row: list[Tensor] = []
         # Whole groups of keys are read, and no two of them may share slots.
         slots = slot_count(config, width) + 2 * LANES - 1
         slots += -slots % LANES
@@ -282,14 +283,14 @@ class NativeSession(ProposingSession):
             block_length=config.attention_block_length if config.attention == "local_1d" else slots,
             pre=packed.pre, threads=threads, stride=max(3 * config.width, packed.project.panels * PANEL),
             final_weight=packed.final[0], final_bias=packed.final[1], project=packed.project,
-            token_table=packed.token_table, position_table=self._keep(self.position_table),
+            token_table=packed.token_table, position_table=self._keep(self.position_table, by_row=self.conditioned),
             conditioned=memory.conditioning is not None, ordinal=config.ordinal_output,
             residual_scale=RESIDUAL_SCALE, initial_sharpness=INITIAL_SHARPNESS, heads=packed.heads,
         )
         if self.head_table is not None:
-            self.session.heads.conditioning = self._keep(self.head_table)
+            self.session.heads.conditioning = self._keep(self.head_table, by_row=True)
         if self.estimate is not None:
-            self.session.estimate = self._keep(self.estimate)
+            self.session.estimate = self._keep(self.estimate, by_row=True)
         self._neighbourhood()
         self._caches(memory)
         self._scratch()
@@ -364,9 +365,15 @@ class NativeSession(ProposingSession):
         gathered = self.gathered.flatten()[: self.batch * self.width * numbers].view(self.batch, self.width, numbers)
         return StepState(state.hidden, place, gathered if numbers else None)
 
-    def _keep(self, tensor: Tensor) -> int:
-        """Keep a contiguous float32 form of `tensor` and return its address."""
+    def row_state(self) -> list[Tensor]:
+        """See `superres.nn.step.ProposingSession.row_state`; what native.cpp reads comes along."""
+        return [*super().row_state(), *(tensor.view(self.batch, -1) for tensor in self.by_row)]
+
+    def _keep(self, tensor: Tensor, by_row: bool = False) -> int:
+        """Keep a contiguous float32 form of `tensor`, perhaps one of single rows, and return its address."""
         self.kept.append(tensor.float().contiguous())
+        if by_row:
+            self.by_row.append(self.kept[-1])
         address: int = self.kept[-1].data_ptr()
         return address
 
@@ -379,10 +386,10 @@ class NativeSession(ProposingSession):
         session.numbers, session.near = near.first.in_features, near.table.shape[1]
         session.cell_size = near.cell_positions.shape[1] if near.remainder else 0
         session.near_table, session.cell, session.cell_positions = packed.tables
-        session.source_length, session.budget = self.budget.shape[1], self._keep(self.budget)
+        session.source_length, session.budget = self.budget.shape[1], self._keep(self.budget, by_row=True)
         # Entry T is the "absent" neighbour and stays 0.
         self.deviation = torch.zeros(self.batch, self.config.target_length + 2)
-        session.deviation = self._keep(self.deviation)
+        session.deviation = self._keep(self.deviation, by_row=True)
         session.first, session.second = packed.first, packed.second
         session.channel_bias, session.direct = packed.channel_bias, packed.direct
 
@@ -395,15 +402,16 @@ class NativeSession(ProposingSession):
             (torch.zeros(*rows, size, session.slots), torch.zeros(*rows, session.slots, size)) for _ in layers
         ]
         for number, layer in enumerate(layers):
-            layer.self = CCache(*map(self._keep, self.caches[number]))
+            layer.self = CCache(*(self._keep(part, by_row=True) for part in self.caches[number]))
             cross = self.packed.model.decoder[number].cross_attention
             if isinstance(cross, Attention):
-                layer.cross = CCache(*map(self._keep, _cross_cache(cross, memory.states)))
+                layer.cross = CCache(*(self._keep(part, by_row=True) for part in _cross_cache(cross, memory.states)))
         if config.cross_attention:
             length = memory.states.shape[1]
             session.cross_slots = length + -length % LANES
             mask = torch.zeros(self.batch, length) if memory.mask is None else memory.mask[:, 0, 0].float()
-            session.cross_mask = self._keep(F.pad(mask, (0, session.cross_slots - length), value=-math.inf))
+            padded = F.pad(mask, (0, session.cross_slots - length), value=-math.inf)
+            session.cross_mask = self._keep(padded, by_row=True)
         self.layers = session.layer = layers
 
     def _scratch(self) -> None:

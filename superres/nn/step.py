@@ -171,6 +171,7 @@ class ProposingSession:
         self.estimate, self.budget = memory.estimate, memory.budget
         self.project = fold([model.project])
         self.position_table = model.signal.unsqueeze(0)
+        self.conditioned = memory.conditioning is not None
         if memory.conditioning is not None:
             self.position_table = self.position_table + memory.conditioning
         rows = torch.arange(self.batch, device=memory.states.device).unsqueeze(1)
@@ -179,6 +180,17 @@ class ProposingSession:
         self.head_table: Tensor | None = None
         if memory.conditioning is not None and self.heads is not None and self.heads.conditioning is not None:
             self.head_table = self.heads.conditioning(memory.conditioning).flatten(0, 1)
+
+    def row_state(self) -> list[Tensor]:
+        """Return views of all tensors that belong to single rows, each [B, ...], in an order that the class fixes."""
+        tables = [self.position_table if self.conditioned else None, self.head_table]
+        views = [table.view(self.batch, self.config.target_length, -1) for table in tables if table is not None]
+        return views + [tensor for tensor in (self.estimate, self.budget) if tensor is not None]
+
+    def adopt(self, rows: Tensor, other: ProposingSession, chosen: Tensor) -> None:
+        """See `superres.scoring.Session.adopt`."""
+        for mine, theirs in zip(self.row_state(), other.row_state(), strict=True):
+            mine.index_copy_(0, rows, theirs.index_select(0, chosen))
 
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
         """See `superres.scoring.Session.propose`."""
@@ -233,6 +245,17 @@ class StepSession(ProposingSession):
         if self.neighbourhood is not None:
             # Entry T is the "absent" neighbour and stays 0; T + 1 is where positions outside the image are written.
             self.deviation = memory.states.new_zeros(self.batch, self.config.target_length + 2)
+
+    def row_state(self) -> list[Tensor]:
+        """See `ProposingSession.row_state`; the caches of all layers come along."""
+        views = [*super().row_state(), self.cache.by_row()]
+        if self.neighbourhood is not None:
+            views.append(self.deviation)
+        for cross in (layer.cross for layer in self.layers):
+            if cross is not None:
+                rows = (cross.key, cross.value) if len(cross.mask) == 1 else (cross.key, cross.value, cross.mask)
+                views += [tensor.view(self.batch, -1, *tensor.shape[1:]) for tensor in rows]
+        return views
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         """See `superres.scoring.Session.step`."""

@@ -8,7 +8,6 @@ Photographs are reduced as in the published Img2imgCeleba recipe: crop, then exa
 from __future__ import annotations
 
 import os
-import warnings
 import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,10 +17,13 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from tqdm import tqdm
 
 from superres.errors import InvalidInputError, OutputError
+from superres.tasks.pictures import IMAGE_SUFFIXES as IMAGE_SUFFIXES  # these three can be had from here, too
+from superres.tasks.pictures import MAX_PIXELS as MAX_PIXELS
+from superres.tasks.pictures import read_image as read_image
 
 UInt8 = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
@@ -34,10 +36,6 @@ HIGH_SIZE = 32
 SOURCES: tuple[str, ...] = get_args(Source)
 SPLITS: tuple[str, ...] = get_args(Split)
 ENLARGEMENTS = {"nearest": Image.Resampling.NEAREST, "bicubic": Image.Resampling.BICUBIC}
-IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
-MAX_PIXELS = 50_000_000
-# Only formats that Pillow decodes by itself: others (EPS) would start an external program on an untrusted file.
-_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _CELEBA_ALIGNED = (218, 178)
 
 
@@ -170,78 +168,6 @@ def enlarge(images: UInt8, method: str, size: int = HIGH_SIZE) -> UInt8:
     for row, image in zip(result, images, strict=True):
         row[:] = np.asarray(Image.fromarray(image).resize((size, size), ENLARGEMENTS[method]))
     return result
-
-
-def read_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> UInt8:
-    """Read a picture upright and opaque, whatever its mode.
-
-    The EXIF orientation is applied, transparency is laid over white, 16-bit grey is scaled to 8, palette, grey and CMYK
-    become RGB, and of an animation the first frame is taken.
-
-    Args:
-        path: the file; its content decides the format, not its suffix.
-        max_pixels: larger pictures are refused from their header, before they are decoded.
-
-    Returns:
-        uint8 [H, W, 3], RGB.
-
-    Raises:
-        InvalidInputError: the file is missing, no picture, damaged, smaller than 8x8 or too large.
-    """
-    with warnings.catch_warnings():
-        # Pillow warns of large pictures and odd metadata; the first are refused below, the second do not matter here.
-        warnings.filterwarnings("ignore", module=r"PIL\b")
-        try:
-            if Path(path).stat().st_size == 0:
-                raise InvalidInputError(f"{path} is empty (0 bytes); provide an image file")
-            with Image.open(path, formats=_FORMATS) as image:
-                _check_size(path, image.width, image.height, max_pixels)
-                return _to_rgb(image)
-        except InvalidInputError:
-            raise
-        except Exception as error:  # damaged files make Pillow's decoders raise nearly anything
-            raise InvalidInputError(_explain(path, error, max_pixels)) from error
-
-
-def _check_size(path: str | os.PathLike[str], width: int, height: int, max_pixels: int) -> None:
-    if width * height > max_pixels:
-        raise InvalidInputError(f"{path} is too large: {width}x{height}, over {max_pixels:,} pixels; reduce it first")
-    if min(width, height) < LOW_SIZE:
-        raise InvalidInputError(f"{path} is too small: {width}x{height}; provide an image of at least 8x8")
-
-
-def _explain(path: str | os.PathLike[str], error: Exception, max_pixels: int) -> str:
-    reason = " ".join(str(error).split())
-    if isinstance(error, Image.DecompressionBombError):
-        return f"{path} is too large: over {max_pixels:,} pixels; reduce it first ({reason})"
-    if isinstance(error, UnidentifiedImageError):
-        return f"{path} is not an image that can be read; provide one of {', '.join(_FORMATS)}"
-    if isinstance(error, OSError) and error.errno is not None:
-        return f"{path} cannot be read: {error.strerror}; check the path and its permissions"
-    return f"{path} is damaged or not supported ({reason or type(error).__name__}); save it again as PNG or JPEG"
-
-
-def _to_rgb(image: Image.Image) -> UInt8:
-    """Return the first frame, upright and opaque, as uint8 [H, W, 3]."""
-    image.load()
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):
-        return _from_sixteen_bits(image)
-    if image.mode == "F":
-        raise ValueError("floating-point intensities have no known range")
-    if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
-    return np.array(image.convert("RGB"))
-
-
-def _from_sixteen_bits(image: Image.Image) -> UInt8:
-    """Scale grey of 0..65535 to 0..255; Pillow's own conversion would clip everything above 255 to white."""
-    grey = np.array(image).astype(np.int64)
-    if grey.min() < 0 or grey.max() > 65535:
-        raise ValueError(f"grey levels {grey.min()}..{grey.max()} do not fit 16 bits")
-    grey[grey == image.info.get("transparency", -1)] = 65535
-    return np.repeat(((grey + 128) // 257).astype(np.uint8)[:, :, None], 3, axis=2)
 
 
 @dataclass(frozen=True, eq=False)

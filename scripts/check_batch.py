@@ -1,0 +1,367 @@
+"""Tries batch upscaling hard: thousands of faces with broken files, strange names and loops; kills, shards, full discs.
+
+    python scripts/check_batch.py kills  --faces 20000 --kills 20 --checkpoint tiny
+    python scripts/check_batch.py shards --faces 20000 --checkpoint tiny
+    python scripts/check_batch.py ray    --faces 20000 --checkpoint tiny
+    python scripts/check_batch.py disc                     # as root: mounts a small tmpfs
+    python scripts/check_batch.py memory --faces 100000    # decoding replaced by enlarging
+    python scripts/check_batch.py overhead --faces 64      # what reading and writing cost
+
+The checkpoint "tiny" is a random network, made here. Every command exits with 1 when something is not as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+RUN = [sys.executable, "-c", "from superres.cli import main; main()", "upscale"]
+BROKEN = ("empty", "text", "cut", "garbage", "header", "small", "huge", "link", "circle", "float")
+
+
+def make_faces(folder: Path, count: int, broken: float = 0.01, seed: int = 0) -> int:
+    """Write faces of 8x8 pixels in a tree, some of them broken in ten ways; returns how many inputs there are."""
+    draw = np.random.default_rng(seed)
+    for number in range(count):
+        place = folder / f"{number % 97:02d}" / f"ordner ä {number % 7}"
+        if number % 1000 == 500:
+            place = place.joinpath(*["tief"] * 40)
+        place.mkdir(parents=True, exist_ok=True)
+        if number == 7:
+            (place / "device.png").symlink_to("/dev/zero")  # never ends; it is left out
+        name = f"{number:07d}"
+        if number % 500 == 1:
+            name = name + "ü" * 119 + "x"  # 246 bytes, and 250 with the suffix
+        elif number % 500 == 2:
+            name += "日本語 'quoted' \\"
+        pixels = draw.integers(0, 256, (8, 8, 3), np.uint8) if number % 50 else np.full((8, 8, 3), 90, np.uint8)
+        path = place / f"{name}.png"
+        if draw.random() < broken:
+            break_face(path, BROKEN[number % len(BROKEN)], pixels)
+        else:
+            Image.fromarray(pixels).save(path)
+    (folder / "loop").symlink_to(folder, target_is_directory=True)
+    (folder / "00" / "up").symlink_to("..", target_is_directory=True)
+    return sum(1 for _ in inputs_below(folder))
+
+
+def inputs_below(folder: Path) -> Iterator[str]:
+    """Yield every file below a folder that has a picture's name, by other means than superres."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(".png") and name != "device.png":
+                yield os.path.join(parent, name)
+
+
+def break_face(path: Path, way: str, pixels: np.ndarray) -> None:
+    """Write a file that cannot be upscaled."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    good = buffer.getvalue()
+    content = {
+        "empty": b"", "text": b"not a picture\n", "cut": good[: len(good) // 2], "garbage": os.urandom(200),
+        "header": good[:8] + bytes(30), "huge": b"P6 30000 30000 255\n" + bytes(9),
+    }
+    if way in content:
+        path.write_bytes(content[way])
+    elif way == "small":
+        Image.new("RGB", (3, 3)).save(path)
+    elif way == "float":
+        Image.fromarray(np.zeros((8, 8), np.float32)).save(path, "TIFF")
+    elif way == "link":
+        path.symlink_to(path.parent / "nowhere.png")
+    else:
+        path.symlink_to(path.name)  # points to itself
+
+
+def make_checkpoint(folder: Path) -> str:
+    """Write a random network that decodes in few steps, and return its folder."""
+    import torch
+
+    from superres.checkpoint import save_checkpoint
+    from superres.config import ModelConfig
+    from superres.nn.model import EncoderDecoder
+
+    torch.manual_seed(0)
+    config = ModelConfig(width=32, filter_size=32, attention_heads=2, encoder_layers=0, decoder_layers=1, norm="pre",
+                         attention_block_length=16, prediction_heads=256, head_filter_size=32, cross_attention=False,
+                         aligned_conditioning=False, numeric_neighbourhood=False, ordinal_output=False)
+    save_checkpoint(EncoderDecoder(config), folder)
+    return str(folder)
+
+
+def command(folder: Path, output: Path, checkpoint: str, *more: str) -> list[str]:
+    """Return the words of a run that accepts everything, so that tiny decodes in 12 iterations."""
+    accept = ["--accept", "distance", "--epsilon", "255"]
+    return [*RUN, str(folder), "--recursive", "--keep-tree", "--output", str(output), "--checkpoint", checkpoint,
+            *accept, *more]
+
+
+def fingerprint(output: Path) -> dict[str, Any]:
+    """Return the digest of every output, and the manifest's rows without times and folders."""
+    files = {}
+    for path in output.rglob("*"):
+        if path.is_file() and not path.name.startswith("manifest"):
+            files[str(path.relative_to(output))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    rows = [json.loads(line) for line in (output / "manifest.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["seconds"], row["output"] = None, row["output"].removeprefix(f"{output}/")
+    return {"files": files, "rows": rows}
+
+
+def compare(wanted: dict[str, Any], found: dict[str, Any], inputs: int, what: str) -> bool:
+    """Say whether two runs ended alike, with a row for every input."""
+    same = wanted["files"] == found["files"]
+    rows = wanted["rows"] == found["rows"]
+    once = len({row["input"] for row in found["rows"]}) == len(found["rows"]) == inputs
+    counts = dict(Counter(row["status"] for row in found["rows"]))
+    print(f"{what}: outputs identical {same} ({len(found['files'])}), manifest identical {rows}, "
+          f"one row an input {once} ({inputs}), {counts}", flush=True)
+    if not rows:
+        differing = [pair for pair in zip(wanted["rows"], found["rows"], strict=False) if pair[0] != pair[1]][:3]
+        print(f"  {len(wanted['rows'])} and {len(found['rows'])} rows; first differing: {differing}")
+    return same and rows and once
+
+
+def resident(process: int) -> float:
+    """Return the megabytes that a process holds."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+        lines = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        return int(lines["VmRSS"].split()[0]) / 1024
+    except (OSError, KeyError, ValueError):
+        return 0.0
+
+
+def watch(words: list[str], seconds: float | None = None, quiet: bool = True) -> tuple[int | None, list[float]]:
+    """Run a command, kill it after some seconds if asked to, and return its code and its memory over time."""
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL if quiet else None) as process:
+        memory, started = [], time.monotonic()
+        while process.poll() is None:
+            if seconds is not None and time.monotonic() - started > seconds:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                return None, memory
+            memory.append(resident(process.pid))
+            time.sleep(0.1)
+    return process.returncode, memory
+
+
+def describe_memory(memory: list[float]) -> str:
+    """Return how memory went: after a quarter of the run, and at its end."""
+    quarter, last = memory[len(memory) // 4], max(memory[-10:])
+    return f"{quarter:.0f} MB after a quarter of the run, {last:.0f} MB at its end, {max(memory):.0f} MB at most"
+
+
+def undisturbed(work: Path, arguments: argparse.Namespace) -> tuple[int, str, dict[str, Any], float]:
+    """Make the faces and upscale them once without trouble."""
+    inputs = make_faces(work / "faces", arguments.faces)
+    checkpoint = make_checkpoint(work / "tiny") if arguments.checkpoint == "tiny" else arguments.checkpoint
+    started = time.monotonic()
+    code, memory = watch(command(work / "faces", work / "whole", checkpoint))
+    seconds = time.monotonic() - started
+    print(f"undisturbed: code {code}, {inputs} inputs in {seconds:.0f} s, {describe_memory(memory)}", flush=True)
+    return inputs, checkpoint, fingerprint(work / "whole"), seconds
+
+
+def kills(work: Path, arguments: argparse.Namespace) -> bool:
+    """Kill a run at random moments and compare what it ends with."""
+    inputs, checkpoint, wanted, seconds = undisturbed(work, arguments)
+    draw, done = random.Random(arguments.seed), 0
+    words = command(work / "faces", work / "out", checkpoint)
+    piece = seconds / arguments.kills
+    while done < arguments.kills:
+        code, _ = watch(words, draw.uniform(0.3, 1.2 * piece + arguments.start))
+        if code is not None:
+            print(f"the run ended with code {code} after {done} kills; once more from the beginning", flush=True)
+            shutil.rmtree(work / "out")
+            continue
+        done += 1
+        manifest = work / "out" / "manifest.jsonl"
+        rows = manifest.read_bytes().count(b"\n") if manifest.exists() else 0
+        print(f"kill {done}: {rows} rows", flush=True)
+    code, memory = watch(words, quiet=False)
+    print(f"the last run: code {code}, {describe_memory(memory)}")
+    return compare(wanted, fingerprint(work / "out"), inputs, f"{done} kills")
+
+
+def shards(work: Path, arguments: argparse.Namespace) -> bool:
+    """Upscale in four shards at once, and merge their manifests."""
+    inputs, checkpoint, wanted, _ = undisturbed(work, arguments)
+    words = [command(work / "faces", work / "out", checkpoint, "--shard", f"{index}/4") for index in range(4)]
+    running = [subprocess.Popen(each, stderr=subprocess.DEVNULL) for each in words]
+    print(f"codes {[process.wait() for process in running]}")
+    paths = [str(work / "out" / f"manifest-{index}-of-4.jsonl") for index in range(4)]
+    merge = [*RUN[:-1], "manifest", "merge", *paths, "--output", str(work / "out" / "manifest.jsonl")]
+    subprocess.run(merge, check=False)
+    return compare(wanted, fingerprint(work / "out"), inputs, "4 shards")
+
+
+def ray(work: Path, arguments: argparse.Namespace) -> bool:
+    """Upscale with two Ray actors, one of which is killed."""
+    inputs, checkpoint, wanted, _ = undisturbed(work, arguments)
+    words = command(work / "faces", work / "out", checkpoint, "--ray", "local", "--workers", "2")
+    with subprocess.Popen(words) as process:
+        killed = None
+        while process.poll() is None:
+            manifest = work / "out" / "manifest.jsonl"
+            if killed is None and manifest.exists() and manifest.stat().st_size > 200_000:
+                killed = kill_actor(process.pid)
+                print(f"killed actor {killed}", flush=True)
+            time.sleep(0.2)
+    print(f"code {process.returncode}")
+    return compare(wanted, fingerprint(work / "out"), inputs, "ray") and killed is not None
+
+
+def kill_actor(parent: int) -> int | None:
+    """Kill one of the actors below a process and return its number."""
+    below = {parent}
+    while True:
+        more = {int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if _parent(stat) in below} - below
+        if not more:
+            break
+        below |= more
+    for process in sorted(below):
+        try:
+            name = Path(f"/proc/{process}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"MapWorker" in name:
+            os.kill(process, signal.SIGKILL)
+            return process
+    return None
+
+
+def _parent(stat: Path) -> int:
+    try:
+        return int(stat.read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return -1
+
+
+def disc(work: Path, arguments: argparse.Namespace) -> bool:
+    """Fill a small disc, and turn one read-only, in the middle of a run; needs root, for mounting."""
+    inputs, checkpoint, wanted, _ = undisturbed(work, arguments)
+    small = work / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(small)], check=True)
+    good = True
+    try:
+        words = command(work / "faces", small / "out", checkpoint)
+        good &= fails_in_one_line(words, "No space left on device", "full disc")
+        subprocess.run(["mount", "-o", "remount,size=500m", str(small)], check=True)
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+            manifest = small / "out" / "manifest.jsonl"
+            size = manifest.stat().st_size
+            while process.poll() is None and manifest.stat().st_size < size + 20_000:
+                time.sleep(0.02)
+            # Files that are open for writing keep a folder from turning read-only: try until there is a moment without.
+            bound = subprocess.run(["mount", "-o", "remount,ro", str(small)], check=False, capture_output=True)
+            while bound.returncode and process.poll() is None:
+                bound = subprocess.run(["mount", "-o", "remount,ro", str(small)], check=False, capture_output=True)
+            said = process.stderr.read().splitlines() if process.stderr else []
+            lines = [line for line in said if "Read-only" in line]
+        print(f"read-only: remounted {bound.returncode == 0}, code {process.returncode}, lines {lines}")
+        subprocess.run(["mount", "-o", "remount,rw", str(small)], check=True)
+        watch(words)
+        good &= compare(wanted, fingerprint(small / "out"), inputs, "after a full and a read-only disc")
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=False)
+    return good
+
+
+def fails_in_one_line(words: list[str], reason: str, what: str) -> bool:
+    """Run a command that cannot end well and say whether it tells why in one line."""
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    lines = [line for line in result.stderr.splitlines() if reason in line]
+    print(f"{what}: code {result.returncode}, lines {lines}", flush=True)
+    return result.returncode == 1 and len(lines) == 1
+
+
+MEMORY_RUN = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from fakes import FakeUpscaler
+from superres.batch import upscale_files
+from superres.batch_plan import BatchOptions, plan
+from superres.config import DecodeConfig
+options = BatchOptions(Path({output!r}), recursive=True, keep_tree=True)
+print(upscale_files(plan([{faces!r}], options), FakeUpscaler(), options, DecodeConfig()).line(), flush=True)
+"""
+
+
+def memory(work: Path, arguments: argparse.Namespace) -> bool:
+    """Upscale many faces, decoding replaced by enlarging, and see that memory stays flat."""
+    inputs = make_faces(work / "faces", arguments.faces)
+    tests = str(Path(__file__).resolve().parent.parent / "tests")
+    program = MEMORY_RUN.format(tests=tests, output=str(work / "out"), faces=str(work / "faces"))
+    good = True
+    for what in ("fresh", "all whole already"):
+        started = time.monotonic()
+        code, held = watch([sys.executable, "-c", program])
+        print(f"{what}: code {code}, {inputs} inputs in {time.monotonic() - started:.0f} s, {describe_memory(held)}",
+              flush=True)
+        good &= code == 0 and max(held[-10:]) < 1.2 * held[len(held) // 4] + 20
+    return good
+
+
+def overhead(work: Path, arguments: argparse.Namespace) -> bool:
+    """Measure what reading and writing cost beside decoding with the bundled checkpoint."""
+    from superres.batch import upscale_files
+    from superres.batch_plan import BatchOptions, plan
+    from superres.config import DecodeConfig
+    from superres.pipeline import load
+
+    make_faces(work / "faces", arguments.faces, broken=0.0)
+    options = BatchOptions(work / "out", recursive=True, keep_tree=True)
+    upscaler = load()
+    summary = upscale_files(plan([work / "faces"], options), upscaler, options, DecodeConfig(accept="distance"))
+    share = (summary.reading + summary.writing) / summary.seconds
+    print(f"{summary.line()}; {summary.seconds:.1f} s, of which reading took {summary.reading:.2f} s and writing "
+          f"{summary.writing:.2f} s of processor time: {100 * share:.2f} % of the wall time")
+    return share < 0.1
+
+
+COMMANDS = {"kills": kills, "shards": shards, "ray": ray, "disc": disc, "memory": memory, "overhead": overhead}
+
+
+def main() -> None:
+    """Run one of the commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("--faces", type=int, default=1000)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--checkpoint", default="tiny")
+    parser.add_argument("--start", type=float, default=5.0, help="seconds that a run takes to begin")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--work", type=Path, help="folder to work in; a temporary one by default")
+    arguments = parser.parse_args()
+    work = Path(tempfile.mkdtemp(prefix="superres-batch-", dir=arguments.work))
+    try:
+        good = COMMANDS[arguments.command](work, arguments)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    print("as it should be" if good else "NOT as it should be")
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Decoding of a stream of sequences: as soon as one is complete, another takes its row, so that the decoder stays full.
+
+Rows of a batch advance by different amounts, and a batch that waits for its slowest row leaves the others idle. What a
+sequence becomes depends neither on its neighbours nor on when it entered: its source is encoded in a group of one
+constant size, and the row it enters is replaced whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from superres.config import DecodeConfig
+from superres.decoding.adaptive import AdaptiveBlockSize
+from superres.decoding.blockwise import DONE_CHECK_INTERVAL, BlockwiseLoop, check_options
+from superres.decoding.trace import RowTrace
+from superres.scoring import ScoringModel, Session
+
+GROUP = {"cpu": 1, "cuda": 16}
+"""Sources encoded together by kind of device; a group that is not full is padded, since sums may depend on its size."""
+
+
+@dataclass(frozen=True, eq=False)
+class Waiting:
+    """A sequence that waits to be decoded.
+
+    Attributes:
+        source: source tokens [S].
+        key: of its sampling noise, in [0, 2**63).
+        tag: whatever the caller knows it by.
+    """
+
+    source: Tensor
+    key: int
+    tag: Any = None
+
+
+class Feed(Protocol):
+    """Hands out the sequences to decode."""
+
+    def take(self, most: int, wait: bool) -> list[Waiting] | None:
+        """Return up to `most` sequences, or None if there will never be another.
+
+        Args:
+            most: at least 1.
+            wait: return at least one, if need be after waiting for it; otherwise return what there is, perhaps nothing.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """A sequence that is complete.
+
+    Attributes:
+        tag: of the `Waiting`.
+        tokens: int64 [T], on the CPU; 0 past the sequence's end.
+        trace: what was accepted when.
+        seconds: its share of the decoding time: that of each iteration is divided among the sequences under way.
+    """
+
+    tag: Any
+    tokens: Tensor
+    trace: RowTrace
+    seconds: float
+
+
+@dataclass(eq=False)
+class _Row:
+    """A sequence under way; `since` is the iteration with which it began."""
+
+    waiting: Waiting
+    since: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class RefilledDecoder:
+    """Decodes what a feed hands out, `rows` sequences at a time.
+
+    Attributes:
+        model: the model.
+        feed: hands out the sequences.
+        options: block size, proposer, acceptance, sampling.
+        rows: sequences decoded together, at most.
+        adaptive: gives what chooses block sizes for a batch of sources [B, S], or None for a fixed one.
+        under_way: those being decoded now.
+        tokens_under_way: tokens that these have so far.
+    """
+
+    model: ScoringModel
+    feed: Feed
+    options: DecodeConfig
+    rows: int
+    adaptive: Callable[[Tensor], AdaptiveBlockSize | None] = lambda sources: None
+    tokens_under_way: int = 0
+    _rows: list[_Row | None] = field(default_factory=list)
+    _more: bool = True
+
+    @property
+    def under_way(self) -> list[Waiting]:
+        """The sequences being decoded, which are lost if decoding fails."""
+        return [row.waiting for row in self._rows if row is not None]
+
+    @torch.inference_mode()
+    def run(self) -> Iterator[list[Finished]]:
+        """Yield what is complete, now and then and perhaps nothing, until the feed is exhausted.
+
+        Raises:
+            ConfigError: options do not fit the model.
+        """
+        block_size = check_options(self.options, self.model.prediction_heads)
+        first: list[Waiting] = []
+        while len(first) < self.rows and (more := self.feed.take(self.rows - len(first), True)) is not None:
+            first += more
+        if not first:
+            return
+        self._rows = [_Row(waiting) for waiting in first]
+        device = first[0].source.device
+        interval = 1 if device.type == "cpu" else DONE_CHECK_INTERVAL
+        started = time.perf_counter()
+        sizes = self.adaptive(torch.stack([waiting.source for waiting in first]))
+        loop = self._begin(first, block_size, sizes)
+        while True:
+            for _ in range(interval):
+                loop.iterate()
+            if sizes is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 0:
+                loop.adapt(sizes)
+            self._share(time.perf_counter() - started)
+            started = time.perf_counter()
+            finished = self._harvest(loop)
+            if finished or not all(self._rows):
+                self._refill(loop)
+            yield finished
+            if not self.under_way:
+                return
+
+    def _begin(self, first: list[Waiting], block_size: int, sizes: AdaptiveBlockSize | None) -> BlockwiseLoop:
+        """Return a loop over the first sequences."""
+        sources = torch.stack([waiting.source for waiting in first])
+        keys = torch.tensor([waiting.key for waiting in first], dtype=torch.int64, device=sources.device)
+        session = self.model.session(sources, block_size)
+        everyone = torch.arange(len(first), device=sources.device)
+        for rows, fresh, chosen in self._encoded(first, everyone, block_size):
+            session.adopt(rows, fresh, chosen)
+        if sizes is not None:
+            block_size = sizes.choose()
+        return BlockwiseLoop(self.model, session, self.options, keys, block_size, fitted=sizes is not None)
+
+    def _encoded(
+        self, waiting: list[Waiting], rows: Tensor, width: int,
+    ) -> Iterator[tuple[Tensor, Session, Tensor]]:
+        """Yield rows to fill, an empty session of a constant number of sources, and its rows that belong there."""
+        size = GROUP.get(rows.device.type, 1)
+        for start in range(0, len(waiting), size):
+            group = [one.source for one in waiting[start : start + size]]
+            padded = torch.stack(group + [group[0]] * (size - len(group)))
+            chosen = torch.arange(len(group), device=rows.device)
+            yield rows[start : start + size], self.model.session(padded, width), chosen
+
+    def _share(self, seconds: float) -> None:
+        busy = [row for row in self._rows if row is not None]
+        for row in busy:
+            row.seconds += seconds / len(busy)
+
+    def _harvest(self, loop: BlockwiseLoop) -> list[Finished]:
+        """Take out the rows that are complete, and count the tokens of the others."""
+        position = loop.position.tolist()
+        complete = (loop.position >= loop.limit).tolist()
+        self.tokens_under_way = sum(
+            max(tokens, 0) for row, tokens, done in zip(self._rows, position, complete, strict=True)
+            if row is not None and not done
+        )
+        numbers = [number for number, row in enumerate(self._rows) if row is not None and complete[number]]
+        rows = [self._rows[number] for number in numbers]
+        traces = loop.recorder.rows(numbers, [row.since for row in rows if row is not None]) if numbers else []
+        finished = []
+        for number, row, trace in zip(numbers, rows, traces, strict=True):
+            if row is not None:
+                tokens = loop.tokens[number].cpu().clone()[: self.model.length]
+                tokens[position[number] :] = 0
+                finished.append(Finished(row.waiting.tag, tokens, trace, row.seconds))
+            self._rows[number] = None
+        return finished
+
+    def _refill(self, loop: BlockwiseLoop) -> None:
+        """Give empty rows to sequences that wait; when none will come, go on with fewer rows."""
+        empty = [number for number, row in enumerate(self._rows) if row is None]
+        if self._more:
+            waiting = self.feed.take(len(empty), wait=not self.under_way)
+            self._more = waiting is not None
+            numbers = empty[: len(waiting or [])]
+            rows = torch.tensor(numbers, dtype=torch.int64, device=loop.position.device)
+            for number, one in zip(numbers, waiting or [], strict=True):
+                self._rows[number] = _Row(one, len(loop.recorder))
+            self._restart(loop, rows, waiting or [])
+        if not self._more and 0 < len(self.under_way) <= len(self._rows) // 2:
+            self._shrink(loop)
+        loop.recorder.forget(min((row.since for row in self._rows if row is not None), default=len(loop.recorder)))
+
+    def _restart(self, loop: BlockwiseLoop, rows: Tensor, waiting: list[Waiting]) -> None:
+        keys = torch.tensor([one.key for one in waiting], dtype=torch.int64, device=rows.device)
+        start = 0
+        for places, fresh, chosen in self._encoded(waiting, rows, len(loop.columns)):
+            loop.restart(places, fresh, chosen, keys[start : start + len(places)])
+            start += len(places)
+
+    def _shrink(self, loop: BlockwiseLoop) -> None:
+        numbers = [number for number, row in enumerate(self._rows) if row is not None]
+        sources = torch.stack([waiting.source for waiting in self.under_way])
+        kept = torch.tensor(numbers, dtype=torch.int64, device=sources.device)
+        loop.shrink(self.model.session(sources, len(loop.columns)), kept)
+        self._rows = [self._rows[number] for number in numbers]

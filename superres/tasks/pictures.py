@@ -1,0 +1,218 @@
+"""Reading of picture files: upright, opaque, in sRGB, whatever their format, mode and profile."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import stat
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+
+from superres.errors import InvalidInputError
+
+UInt8 = npt.NDArray[np.uint8]
+
+HEIF_SUFFIXES = frozenset({".heic", ".heif"})
+IMAGE_SUFFIXES = HEIF_SUFFIXES | {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+MAX_PIXELS = 50_000_000
+SMALLEST = 8
+"""Pixels a side at the least."""
+# Only formats that Pillow decodes by itself: others (EPS) would start an external program on an untrusted file.
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
+_SIZE_TAGS = {"image": (0x0100, 0x0101, 0x0112), "photo": (0xA002, 0xA003)}
+_PHOTO_TAGS = 0x8769
+_SPACES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture and what came with it.
+
+    Attributes:
+        rgb: uint8 [H, W, 3], sRGB, upright, laid over the background where it is transparent.
+        alpha: uint8 [H, W], 255 where it is opaque; None where all of it is.
+        exif: EXIF without what no longer holds (orientation, size, thumbnail); None where there is none.
+        xmp: the XMP packet; None where there is none.
+        has_profile: whether the file came with a colour profile, from which `rgb` was converted.
+    """
+
+    rgb: UInt8
+    alpha: UInt8 | None = None
+    exif: bytes | None = None
+    xmp: bytes | None = None
+    has_profile: bool = False
+
+
+def read_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> UInt8:
+    """Read the pixels of a picture file, uint8 [H, W, 3]; see `read_picture`."""
+    return read_picture(path, max_pixels=max_pixels).rgb
+
+
+def read_picture(
+    file: str | os.PathLike[str] | IO[bytes], label: str | None = None, max_pixels: int = MAX_PIXELS,
+    background: str = "white",
+) -> Picture:
+    """Read a picture upright and opaque, whatever its mode.
+
+    The EXIF orientation is applied, colours are converted from the file's profile to sRGB, transparency is laid over
+    `background`, 16-bit grey is scaled to 8, palette, grey and CMYK become RGB, and of an animation the first frame is
+    taken. HEIC and HEIF need the extra `heic`.
+
+    Args:
+        file: its path, or its content opened for reading; the content decides the format, not the suffix.
+        label: what messages call it; the path if None.
+        max_pixels: larger pictures are refused from their header, before they are decoded.
+        background: a colour as Pillow names it.
+
+    Raises:
+        InvalidInputError: the file is missing, no picture, damaged, smaller than 8x8 or too large.
+    """
+    label = str(file) if label is None else label
+    with warnings.catch_warnings():
+        # Pillow warns of large pictures and odd metadata; the first are refused below, the second do not matter here.
+        warnings.filterwarnings("ignore", module=r"PIL\b")
+        try:
+            if isinstance(file, (str, os.PathLike)):
+                _check_file(file, label)
+            with Image.open(file, formats=_formats()) as image:
+                _check_size(label, image.width, image.height, max_pixels)
+                return _decode(image, background)
+        except InvalidInputError:
+            raise
+        except Exception as error:  # damaged files make Pillow's decoders raise nearly anything
+            raise InvalidInputError(_explain(file, label, error, max_pixels)) from error
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    """Return Pillow's names of the formats that can be read here."""
+    try:
+        import pillow_heif
+    except ImportError:
+        return _FORMATS
+    pillow_heif.register_heif_opener()
+    return (*_FORMATS, "HEIF")
+
+
+def _check_file(path: str | os.PathLike[str], label: str) -> None:
+    status = Path(path).stat()
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
+        raise InvalidInputError(f"{label} cannot be read: it is {kind}; provide an image file")
+    if status.st_size == 0:
+        raise InvalidInputError(f"{label} is empty (0 bytes); provide an image file")
+
+
+def _check_size(label: str, width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise InvalidInputError(f"{label} is too large: {width}x{height}, over {max_pixels:,} pixels; reduce it first")
+    if min(width, height) < SMALLEST:
+        raise InvalidInputError(f"{label} is too small: {width}x{height}; provide an image of at least 8x8")
+
+
+def _explain(file: str | os.PathLike[str] | IO[bytes], label: str, error: Exception, max_pixels: int) -> str:
+    reason = " ".join(str(error).split())
+    if isinstance(error, Image.DecompressionBombError):
+        return f"{label} is too large: over {max_pixels:,} pixels; reduce it first ({reason})"
+    if isinstance(error, UnidentifiedImageError):
+        if _is_heif(file) and "HEIF" not in _formats():
+            return f"{label} is a HEIC picture, which needs the extra heic; pip install 'superres[heic]'"
+        return f"{label} is not an image that can be read; provide one of {', '.join(_formats())}"
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{label} cannot be read: {error.strerror}; check the path and its permissions"
+    return f"{label} is damaged or not supported ({reason or type(error).__name__}); save it again as PNG or JPEG"
+
+
+def _is_heif(file: str | os.PathLike[str] | IO[bytes]) -> bool:
+    try:
+        if isinstance(file, (str, os.PathLike)):
+            with open(file, "rb") as opened:
+                start = opened.read(12)
+        else:
+            file.seek(0)
+            start = file.read(12)
+    except OSError:
+        return False
+    return start[4:8] == b"ftyp" and start[8:] in _HEIF_BRANDS
+
+
+def _decode(image: Image.Image, background: str) -> Picture:
+    """Return the first frame of an opened picture."""
+    image.load()
+    image = ImageOps.exif_transpose(image)
+    profile, xmp, exif = image.info.get("icc_profile"), image.info.get("xmp"), _kept_exif(image)
+    alpha = None
+    if image.mode.startswith("I"):
+        image = _from_sixteen_bits(image)
+    if image.mode == "F":
+        raise ValueError("floating-point intensities have no known range")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        alpha = np.array(layer.getchannel("A"))
+        opaque = _to_srgb(layer.convert("RGB"), profile)
+        image = Image.composite(opaque, Image.new("RGB", layer.size, background), layer.getchannel("A"))
+    else:
+        image = _to_srgb(image, profile)
+    xmp = xmp.encode() if isinstance(xmp, str) else xmp
+    return Picture(np.array(image), None if alpha is None or alpha.min() == 255 else alpha, exif, xmp, bool(profile))
+
+
+def _from_sixteen_bits(image: Image.Image) -> Image.Image:
+    """Scale grey of 0..65535 to 0..255; Pillow's own conversion would clip everything above 255 to white."""
+    grey = np.array(image).astype(np.int64)
+    if grey.min() < 0 or grey.max() > 65535:
+        raise ValueError(f"grey levels {grey.min()}..{grey.max()} do not fit 16 bits")
+    grey[grey == image.info.get("transparency", -1)] = 65535
+    return Image.fromarray(((grey + 128) // 257).astype(np.uint8))
+
+
+def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
+    """Convert an opaque picture to sRGB; a profile that is damaged or of another colour space counts as none."""
+    if profile and image.mode not in _SPACES.values():
+        image = image.convert("RGB")
+    transform = _transform(profile, image.mode) if profile else None
+    converted = None if transform is None else ImageCms.applyTransform(image, transform)
+    return image.convert("RGB") if converted is None else converted
+
+
+@functools.lru_cache(maxsize=16)  # the pictures of a folder tend to share a profile, and a transform takes milliseconds
+def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+    try:
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        if _SPACES.get(source.profile.xcolor_space) != mode or (source.profile.profile_description or "")[:4] == "sRGB":
+            return None
+        return ImageCms.buildTransform(
+            source, ImageCms.createProfile("sRGB"), mode, "RGB", ImageCms.Intent.RELATIVE_COLORIMETRIC,
+            ImageCms.Flags.BLACKPOINTCOMPENSATION,
+        )
+    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
+        return None
+
+
+@functools.cache
+def srgb_profile() -> bytes:
+    """Return the ICC profile of sRGB, without the date that Pillow writes into it."""
+    profile = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    profile[24:36] = bytes(12)
+    return bytes(profile)
+
+
+def _kept_exif(image: Image.Image) -> bytes | None:
+    """Return the picture's EXIF without orientation, sizes and thumbnail; None where there is none or it is damaged."""
+    try:
+        exif = image.getexif()
+        photo = exif.get_ifd(_PHOTO_TAGS)
+        for tags, names in ((exif, _SIZE_TAGS["image"]), (photo, _SIZE_TAGS["photo"])):
+            for name in names:
+                tags.pop(name, None)
+        return exif.tobytes() if len(exif) else None
+    except Exception:  # like pictures, damaged metadata make Pillow raise nearly anything; the picture does not need it
+        return None

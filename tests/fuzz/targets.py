@@ -1,0 +1,163 @@
+"""What is fuzzed: readers of files that users get from elsewhere. Nothing but the documented errors may come out."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from superres.batch_inputs import find_jobs, open_jobs
+from superres.errors import CheckpointError, InvalidInputError
+from superres.manifest import Manifest, Row, merge, read_rows
+from superres.tasks.pictures import SMALLEST, read_picture
+
+FOLDER = Path(tempfile.mkdtemp(prefix="superres-fuzz-"))
+
+
+def one_line(error: Exception) -> None:
+    """Errors are one line for people."""
+    assert str(error).strip()
+    assert "\n" not in str(error)
+
+
+def image(data: bytes) -> None:
+    """A picture is at least 8x8 and RGB, or refused."""
+    try:
+        picture = read_picture(io.BytesIO(data), "input", max_pixels=1_000_000)
+    except InvalidInputError as error:
+        one_line(error)
+        return
+    height, width, channels = picture.rgb.shape
+    assert channels == 3
+    assert min(height, width) >= SMALLEST
+    assert picture.alpha is None or picture.alpha.shape == (height, width)
+
+
+def archive(data: bytes) -> None:
+    """The first byte chooses the kind of archive; each job has a picture's content or an error."""
+    kinds = (".zip", ".npz", ".tar", ".tar.gz")
+    path = FOLDER / f"archive{kinds[data[0] % len(kinds) if data else 0]}"
+    path.write_bytes(data[1:])
+    jobs = list(find_jobs([str(path)], [], False, True, FOLDER / "out"))
+    assert jobs or len(data) < 1 or path.suffix in (".zip", ".tar", ".gz", ".npz")
+    for job in jobs:
+        assert job.error is not None or (job.name and ".." not in job.name.split("/") and job.name[0] != "/")
+    opened = list(open_jobs(jobs))
+    assert [job for job, _ in opened] == jobs
+    for _, content in opened:
+        if isinstance(content, InvalidInputError):
+            one_line(content)
+
+
+def manifest(data: bytes) -> None:
+    """A manifest is read to its last whole line, or refused; what is read can be written, merged and read again."""
+    path = FOLDER / "manifest.jsonl"
+    path.write_bytes(data)
+    try:
+        with open(path, "rb") as file:
+            rows = [row for _, row in read_rows(file, path)]
+        opened = Manifest(path, 2, ["/out/a.png", "/out/b.png"])
+    except InvalidInputError as error:
+        one_line(error)
+        return
+    try:
+        opened.append([(1, Row("b", "/out/b.png", "ok"))])
+        opened.finish()
+    finally:
+        opened.close()
+    last = {row.key: row for row in [*rows, Row("b", "/out/b.png", "ok")]}
+    with open(path, "rb") as file:
+        found = [row for _, row in read_rows(file, path)]
+    # As text: a number that is not one differs from itself.
+    assert {row.key: row.line() for row in found} == {key: row.line() for key, row in last.items()}
+    assert sum(merge([path], FOLDER / "merged.jsonl").values()) == len(last)
+
+
+def checkpoint(data: bytes) -> None:
+    """The first byte chooses the file that is damaged: config.json, the weights, or training.jsonl."""
+    from superres.checkpoint import CONFIG, TRAINING, WEIGHTS, load_checkpoint, read_decode_default, read_training
+
+    folder = FOLDER / "checkpoint"
+    if not folder.is_dir():
+        write_checkpoint(folder)
+    names = (CONFIG, WEIGHTS, TRAINING)
+    path = folder / names[data[0] % len(names) if data else 0]
+    good = path.read_bytes() if path.exists() else None
+    path.write_bytes(data[1:])
+    try:
+        if path.name == CONFIG and _is_large(data[1:]):
+            return
+        for read in (load_checkpoint, read_training, lambda folder: read_decode_default(folder, "cpu")):
+            try:
+                read(folder)
+            except CheckpointError as error:
+                one_line(error)
+    finally:
+        path.unlink() if good is None else path.write_bytes(good)
+
+
+def _is_large(data: bytes) -> bool:
+    """A config.json may rightly ask for a network that does not fit into the memory; that is not looked for here."""
+    try:
+        model = json.loads(data)["model"]
+        values = [number for value in model.values() for number in (value if isinstance(value, list) else [value])]
+        return any(isinstance(number, int) and number > 4096 for number in values)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return False
+
+
+def write_checkpoint(folder: Path) -> None:
+    """Write a small checkpoint."""
+    from superres.checkpoint import save_checkpoint
+    from superres.config import ModelConfig
+    from superres.nn.model import EncoderDecoder
+
+    config = ModelConfig(width=4, filter_size=4, attention_heads=1, encoder_layers=0, decoder_layers=1, vocabulary=4,
+                         source_shape=(2, 2, 3), target_shape=(4, 4, 3), conditioning_blocks=0, conditioning_width=4,
+                         attention_block_length=8, cross_attention=False)
+    save_checkpoint(EncoderDecoder(config), folder, training=[{"stage": "base"}])
+
+
+def seeds(name: str) -> list[bytes]:
+    """Return inputs to begin with; they are made, not kept."""
+    from PIL import Image
+
+    if name == "image":
+        found = []
+        for kind in ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM"):
+            buffer = io.BytesIO()
+            Image.linear_gradient("L").resize((9, 8)).convert("RGB").save(buffer, kind)
+            found.append(buffer.getvalue())
+        return found
+    if name == "manifest":
+        rows = [Row("a", "/out/a.png", "ok", tokens=3, config={"epsilon": [1]}), Row("c", "", "failed", "why")]
+        return [b"".join(row.line() for row in rows), rows[0].line()[:-9]]
+    if name == "checkpoint":
+        write_checkpoint(FOLDER / "seed")
+        files = [FOLDER / "seed" / file for file in ("config.json", "model.safetensors", "training.jsonl")]
+        return [bytes([number]) + file.read_bytes() for number, file in enumerate(files)]
+    return _archive_seeds()
+
+
+def _archive_seeds() -> list[bytes]:
+    import tarfile
+    import zipfile
+
+    import numpy as np
+
+    buffers = [io.BytesIO() for _ in range(4)]
+    with zipfile.ZipFile(buffers[0], "w", zipfile.ZIP_DEFLATED) as opened:
+        opened.writestr("x/a.png", seeds("image")[0])
+    np.savez(buffers[1], lr=np.zeros((2, 8, 8, 3), np.uint8))
+    for buffer, mode in ((buffers[2], "w"), (buffers[3], "w:gz")):
+        with tarfile.open(fileobj=buffer, mode=mode) as tar:
+            info = tarfile.TarInfo("x/a.png")
+            info.size = 5
+            tar.addfile(info, io.BytesIO(b"12345"))
+    return [bytes([number]) + buffer.getvalue() for number, buffer in enumerate(buffers)]
+
+
+TARGETS = {"image": image, "archive": archive, "manifest": manifest, "checkpoint": checkpoint}
+os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,0 +1,295 @@
+"""What can be given to a batch, in which order it comes, and what is said of what cannot be read."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import tarfile
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from superres import batch_inputs
+from superres.batch_inputs import open_jobs, read_list
+from superres.batch_plan import BatchOptions, plan
+from superres.batch_work import Failure, Item, Reader
+from superres.errors import InvalidInputError
+
+SOURCES = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), np.uint8)
+
+
+def png(value):
+    buffer = io.BytesIO()
+    Image.fromarray(SOURCES[value]).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """Faces 0 to 5 in folders; the current folder is the one above."""
+    monkeypatch.chdir(tmp_path)
+    paths = ["in/b.png", "in/ä ö.png", "in/sub/c.png", "in/sub/deep/d.png", "in/z/e.png", "f.png"]
+    for value, name in enumerate(paths):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(png(value))
+    return tmp_path
+
+
+def jobs(*inputs, listed=(), **options):
+    return plan(inputs, BatchOptions(Path("out"), **options), listed)
+
+
+def names(found):
+    return [(job.input, job.name) for job in found]
+
+
+def sources(found, **options):
+    """Read jobs; returns the number of each one's face, or what is wrong with it."""
+    wanted = ((number, job, [1]) for number, job in enumerate(found))
+    result = []
+    for item in Reader(BatchOptions(Path("out"), **options)).read(wanted):
+        if isinstance(item, Item):
+            (number,) = np.flatnonzero((item.source == SOURCES).all(axis=(1, 2, 3)))
+        result.append(item.message if isinstance(item, Failure) else int(number))
+    return result
+
+
+def test_folders_give_their_tree_when_asked_to_keep_it(tree):
+    found = jobs("in", "f.png", recursive=True, keep_tree=True, suffix="-large", format="webp-lossless")
+    assert [job.name for job in found] == ["b", "ä ö", "sub/c", "sub/deep/d", "z/e", "f"]
+    assert sources(found) == [0, 1, 2, 3, 4, 5]
+    options = BatchOptions(tree / "out", suffix="-large", format="webp-lossless", samples=2)
+    assert options.outputs(found[2]) == [f"{tree}/out/sub/c-1-large.webp", f"{tree}/out/sub/c-2-large.webp"]
+
+
+def test_a_pattern_gives_what_matches_in_order_and_its_folders_below_the_fixed_part(tree):
+    assert names(jobs("in/**/*.png", keep_tree=True)) == [
+        ("in/b.png", "b"), ("in/sub/c.png", "sub/c"), ("in/sub/deep/d.png", "sub/deep/d"), ("in/z/e.png", "z/e"),
+        ("in/ä ö.png", "ä ö")]
+    assert names(jobs("in/[bc].png")) == [("in/b.png", "b")]
+    with pytest.raises(InvalidInputError, match=r"nothing matches in/\*\.gif"):
+        jobs("in/*.gif")
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tree):
+    (tree / "a[1].png").write_bytes(png(3))
+    assert sources(jobs("a[1].png")) == [3]
+
+
+@pytest.mark.parametrize("separator", [b"\n", b"\r\n", b"\0"])
+def test_a_list_names_files_folders_and_their_tree(tree, monkeypatch, separator):
+    lines = [b"in/sub/c.png", "in/ä ö.png".encode(), b"in/z", b"in/sub/../sub/c.png", b""]
+    (tree / "list.txt").write_bytes(separator.join(lines))
+    listed = read_list("list.txt")
+    assert [job.name for job in jobs(listed=listed, keep_tree=True)] == ["in/sub/c", "in/ä ö", "e"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(separator.join(lines))))
+    assert read_list("-") == listed
+    with pytest.raises(InvalidInputError, match="cannot read the list nowhere"):
+        read_list("nowhere")
+
+
+def test_an_input_is_taken_once_however_it_is_spelt(tree):
+    assert names(jobs("in/b.png", "./in/b.png", "in", str(tree / "in" / "b.png"))) == [
+        ("in/b.png", "b"), ("in/ä ö.png", "ä ö")]
+
+
+def test_what_lies_outside_the_tree_is_not_written_there(tree):
+    (tree / "below").mkdir()
+    os.chdir(tree / "below")
+    (found,) = jobs(listed=["../f.png"], keep_tree=True)
+    assert "outside" in found.error
+    (absolute,) = jobs(listed=[str(tree / "f.png")], keep_tree=True)
+    assert absolute.name == f"{tree}/f".lstrip("/")
+
+
+def make_zip(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def make_tar(path, members, mode="w"):
+    with tarfile.open(path, mode) as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+MEMBERS = {"x/a.png": png(0), "notes.txt": b"no picture", "x/.hidden.png": png(1), "b.png": png(2), "y/c.png": png(3),
+           "__MACOSX/b.png": b"resource fork"}
+ARCHIVES = {
+    "faces.zip": make_zip, "faces.tar": make_tar, "faces.tar.gz": lambda p, m: make_tar(p, m, "w:gz"),
+    "faces.tgz": lambda p, m: make_tar(p, m, "w:gz"), "faces.tar.xz": lambda p, m: make_tar(p, m, "w:xz"),
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_pictures_in_archives_are_inputs_with_their_own_names_and_tree(tree, name):
+    ARCHIVES[name](tree / name, MEMBERS)
+    assert names(jobs(name)) == [(f"{name}/x/a.png", "a"), (f"{name}/b.png", "b"), (f"{name}/y/c.png", "c")]
+    found = jobs("f.png", name, "in", keep_tree=True)
+    assert [job.name for job in found] == ["f", "faces/x/a", "faces/b", "faces/y/c", "b", "ä ö"]
+    assert sources(found) == [5, 0, 2, 3, 0, 1]
+    assert sources([found[1], found[3]]) == [0, 3]  # some are left out
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_are_inputs(tree, save):
+    save(tree / "set.npz", hr=np.zeros((6, 32, 32, 3), np.uint8), lr=SOURCES, ids=np.arange(6, dtype=np.int32))
+    save(tree / "plain.npz", SOURCES[:2])
+    found = jobs("set.npz", "plain.npz")
+    assert names(found)[1] == ("set.npz/lr/000001", "set-000001")
+    assert names(found)[7] == ("plain.npz/arr_0/000001", "plain-000001")
+    assert sources(found) == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert sources([found[1], found[4]]) == [1, 4]
+    assert jobs("set.npz", keep_tree=True, shard=(2, 3))[0].name == "set/000002"
+
+
+@pytest.mark.parametrize(("name", "content", "says"), [
+    ("bad.zip", b"PK\x03\x04 cut", "bad.zip is damaged or no archive"),
+    ("bad.tar", b"nothing", "bad.tar is damaged or no archive"),
+    ("bad.tar.gz", b"\x1f\x8b cut", "bad.tar.gz is damaged or no archive"),
+    ("bad.npz", b"", "bad.npz is damaged or no archive"),
+    ("gone.zip", None, "gone.zip is damaged or no archive"),
+])
+def test_an_archive_that_cannot_be_listed_costs_one_row(tree, name, content, says):
+    if content is not None:
+        (tree / name).write_bytes(content)
+    first, second = jobs(name, "f.png")
+    assert says in first.error
+    assert (second.input, sources([first, second])) == ("f.png", [first.error, 5])
+
+
+@pytest.mark.parametrize(("arrays", "says"), [
+    ({"a": SOURCES, "b": SOURCES}, "it needs an array lr, or only one, not a.npy, b.npy"),
+    ({"lr": SOURCES.astype(float)}, "lr must be uint8 [N, H, W, 3], not float64"),
+    ({"lr": SOURCES[0]}, "lr must be uint8"), ({"lr": np.asfortranarray(SOURCES)}, "lr must be uint8"),
+])
+def test_arrays_of_another_kind_are_refused(tree, arrays, says):
+    np.savez(tree / "set.npz", **arrays)
+    (job,) = jobs("set.npz")
+    assert says in job.error
+
+
+def test_a_damaged_member_costs_its_own_row_and_a_cut_tar_those_behind(tree):
+    make_zip(tree / "faces.zip", {"a.png": png(0), "b.png": png(1), "c.png": png(2), "empty.png": b""})
+    content = (tree / "faces.zip").read_bytes()
+    place = content.index(b"b.png") + 40
+    (tree / "faces.zip").write_bytes(content[:place] + b"\0\0\0\0" + content[place + 4 :])
+    zero, one, two, empty = sources(jobs("faces.zip"))
+    assert (zero, two) == (0, 2)
+    assert "faces.zip/b.png" in one
+    assert "faces.zip/empty.png is empty" in empty
+    make_tar(tree / "cut.tar", {"a.png": png(0), "b.png": png(1), "c.png": png(2)})
+    found = jobs("cut.tar")
+    (tree / "cut.tar").write_bytes((tree / "cut.tar").read_bytes()[:600])
+    results = sources(found)
+    assert [isinstance(result, str) and "cut.tar" in result for result in results] == [True] * 3
+    assert "cut.tar is damaged" in jobs("cut.tar")[-1].error
+
+
+def test_a_member_that_would_unpack_to_too_much_is_refused(tree, monkeypatch):
+    monkeypatch.setattr(batch_inputs, "MAX_MEMBER_BYTES", 1000)
+    make_zip(tree / "bomb.zip", {"a.png": bytes(10**6), "b.png": png(1)})
+    first, second = sources(jobs("bomb.zip"))
+    assert "over 0 MB once unpacked" in first
+    assert second == 1
+
+
+@pytest.mark.parametrize("name", ["../../x.png", "/etc/x.png", "a/../../x.png"])
+def test_members_never_leave_the_output_folder(tree, name):
+    make_zip(tree / "evil.zip", {name: png(0)})
+    (flat,) = jobs("evil.zip")
+    assert flat.name == "x"
+    (kept,) = jobs("evil.zip", keep_tree=True)
+    inside = os.path.abspath("out")
+    assert kept.error is not None or os.path.normpath(f"{inside}/{kept.name}").startswith(f"{inside}/")
+
+
+def test_an_input_deleted_after_listing_fails_alone(tree):
+    found = jobs("in", recursive=True)
+    (tree / "in" / "sub" / "c.png").unlink()
+    results = sources(found)
+    assert [results[0], results[1], *results[3:]] == [0, 1, 3, 4]
+    assert "in/sub/c.png cannot be read: No such file or directory" in results[2]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may list everything")
+def test_a_sub_folder_that_cannot_be_listed_costs_one_row(tree):
+    (tree / "in" / "sub").chmod(0)
+    results = sources(jobs("in", recursive=True))
+    (tree / "in" / "sub").chmod(0o755)
+    assert sum(isinstance(result, str) for result in results) == 1
+
+
+def test_a_sub_folder_that_cannot_be_listed_is_named(tree, monkeypatch):
+    real = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("sub"):
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr("superres.batch_inputs.os.scandir", refuse)
+    results = sources(jobs("in", recursive=True))
+    assert [results[0], results[1], results[3]] == [0, 1, 4]
+    assert "cannot list the folder in/sub: Permission denied" in results[2]
+
+
+def test_a_link_that_leads_to_itself_costs_its_own_row_only(tree):
+    (tree / "in" / "a.png").symlink_to("a.png")
+    results = sources(jobs("in", recursive=True))
+    assert results[1:] == [0, 1, 2, 3, 4]
+    assert "in/a.png cannot be read" in results[0]
+
+
+def test_names_of_250_bytes_and_names_that_are_no_text_are_inputs(tree):
+    long, odd = "x" * 246 + ".png", os.fsdecode(b"in/odd\xff.png")
+    (tree / "in" / long).write_bytes(png(4))
+    with open(odd, "wb") as file:
+        file.write(png(5))
+    assert sources(jobs("in")) == [0, 5, 4, 1]
+    assert dict(names(jobs("in")))[odd] == os.fsdecode(b"odd\xff")
+
+
+def test_a_job_takes_little_memory():
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    found = [batch_inputs.Job(f"faces/{number:07d}.png", f"{number:07d}") for number in range(10_000)]
+    assert (tracemalloc.get_traced_memory()[0] - before) / len(found) < 400
+    tracemalloc.stop()
+
+
+HEIF = importlib.util.find_spec("pillow_heif") is not None
+
+
+def test_heic_is_read_with_the_extra_and_named_without(tree, monkeypatch):
+    from superres.tasks import pictures
+
+    content = b"\0\0\0\x18ftypheic" + bytes(40)
+    if HEIF:
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+        Image.fromarray(np.full((64, 64, 3), 90, np.uint8)).save(tree / "a.heic", quality=100)
+        content = (tree / "a.heic").read_bytes()
+        image = pictures.read_image(tree / "a.heic")
+        assert image.shape == (64, 64, 3)
+        assert abs(int(image.mean()) - 90) <= 2
+    (tree / "b.heic").write_bytes(content)
+    monkeypatch.setattr(pictures, "_formats", lambda: ("PNG",))
+    with pytest.raises(InvalidInputError, match="needs the extra heic"):
+        pictures.read_image(tree / "b.heic")
+
+
+def test_opening_stops_reading_when_nobody_asks(tree):
+    make_tar(tree / "faces.tar", MEMBERS)
+    opened = open_jobs(jobs("faces.tar"))
+    next(opened)
+    opened.close()

@@ -1,0 +1,151 @@
+"""Formats of the results, and what they take over from their inputs: metadata, colours, transparency."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageCms
+
+from superres.batch_inputs import Job
+from superres.batch_plan import BatchOptions
+from superres.batch_work import Item, Reader, encode, unblend
+from superres.encoding import FORMATS, Extras
+from superres.tasks.pictures import read_picture
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+RECORD = {"checkpoint": "fake@0", "config": {"block_size": 3}}
+XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><a>\xc3\xa4</a></x:xmpmeta>'
+DESCRIPTION, ORIENTATION, MAKE, PHOTO, WIDTH = 0x010E, 0x0112, 0x010F, 0x8769, 0xA002
+
+
+def exif():
+    tags = Image.Exif()
+    tags[MAKE], tags[ORIENTATION] = "Camera", 6
+    tags.get_ifd(PHOTO)[WIDTH] = 640
+    tags.get_ifd(PHOTO)[0x829A] = 0.5
+    return tags.tobytes()
+
+
+def open_bytes(data):
+    return Image.open(io.BytesIO(data))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_pixels_and_transparency_survive_every_format_and_bytes_repeat(name):
+    alpha = np.arange(1024, dtype=np.uint32).reshape(32, 32).astype(np.uint8)
+    for extras in (Extras(), Extras(alpha)):
+        data = FORMATS[name].encode(IMAGE, RECORD, extras)
+        assert data == FORMATS[name].encode(IMAGE, RECORD, extras)
+        if name == "npz":
+            with np.load(io.BytesIO(data)) as arrays:
+                image, record = arrays["image"], json.loads(str(arrays["record"]))
+        else:
+            with open_bytes(data) as opened:
+                image = np.asarray(opened)
+                record = json.loads(opened.text["superres"] if name == "png" else opened.getexif()[DESCRIPTION])
+        assert (image[:, :, :3] == IMAGE).all()
+        assert image.shape[2] == (3 if extras.alpha is None else 4)
+        assert extras.alpha is None or (image[:, :, 3] == alpha).all()
+        assert record == RECORD
+
+
+@pytest.fixture
+def photo(tmp_path):
+    """A JPEG with EXIF that turns it, XMP, and a profile of exchanged colours."""
+    pixels = np.zeros((40, 80, 3), np.uint8)
+    pixels[:, :40] = 200
+    path = tmp_path / "photo.jpg"
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    Image.fromarray(pixels).save(path, exif=exif(), xmp=XMP, icc_profile=profile, quality=95)
+    return path
+
+
+def item_of(path, **options):
+    (item,) = Reader(BatchOptions(Path("out"), **options)).read([(0, Job(str(path), "photo"), [1])])
+    assert isinstance(item, Item), item
+    return item
+
+
+@pytest.mark.parametrize("name", ["png", "webp-lossless"])
+def test_metadata_are_kept_but_for_what_no_longer_holds_or_stripped(photo, name):
+    options = BatchOptions(Path("out"), format=name, metadata="keep")
+    with open_bytes(encode(item_of(photo, metadata="keep"), IMAGE, RECORD, options)) as kept:
+        tags = kept.getexif()
+        assert tags[MAKE] == "Camera"
+        assert ORIENTATION not in tags
+        assert dict(tags.get_ifd(PHOTO)) == {0x829A: 0.5}
+        xmp = kept.info["xmp"]
+        assert "ä" in (xmp.decode() if isinstance(xmp, bytes) else xmp)
+        assert "sRGB" in ImageCms.ImageCmsProfile(io.BytesIO(kept.info["icc_profile"])).profile.profile_description
+    with open_bytes(encode(item_of(photo), IMAGE, RECORD, BatchOptions(Path("out"), format=name))) as stripped:
+        assert MAKE not in stripped.getexif()
+        assert "xmp" not in stripped.info
+        assert "icc_profile" not in stripped.info
+
+
+def test_the_orientation_is_applied_before_it_is_dropped(photo):
+    source = item_of(photo).source.astype(int)  # white was on the left; turned clockwise it is above
+    assert source[:4].mean() > source[4:].mean() + 100
+
+
+def wide_profile():
+    """The profile of a display with wider primaries: sRGB's, its red and green swapped, so that a mistake shows."""
+    data = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    start, count = 132, int.from_bytes(data[128:132], "big")
+    tags = {bytes(data[start + 12 * i : start + 12 * i + 4]): start + 12 * i for i in range(count)}
+    red, green = tags[b"rXYZ"], tags[b"gXYZ"]
+    data[red + 4 : red + 12], data[green + 4 : green + 12] = data[green + 4 : green + 12], data[red + 4 : red + 12]
+    return bytes(data).replace("sRGB".encode("utf-16-be"), "test".encode("utf-16-be")).replace(b"sRGB", b"test")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
+def test_colours_are_converted_from_the_profile_to_srgb(tmp_path, mode):
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    pixels[:] = (250, 20, 30)
+    image = Image.fromarray(pixels)
+    (image.quantize(4) if mode == "P" else image.convert(mode)).save(tmp_path / "a.png", icc_profile=wide_profile())
+    picture = read_picture(tmp_path / "a.png")
+    assert picture.has_profile
+    assert np.abs(picture.rgb.astype(int) - (20, 250, 30)).max() <= 3
+
+
+@pytest.mark.parametrize("profile", [b"no profile", ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()])
+def test_a_profile_that_does_not_fit_is_passed_over(tmp_path, profile):
+    Image.fromarray(IMAGE).save(tmp_path / "a.png", icc_profile=profile)
+    assert (read_picture(tmp_path / "a.png").rgb == IMAGE).all()
+
+
+def test_damaged_exif_costs_the_metadata_only(tmp_path):
+    Image.fromarray(IMAGE).save(tmp_path / "a.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + bytes(40), quality=100)
+    assert read_picture(tmp_path / "a.jpg").rgb.shape == (32, 32, 3)
+
+
+def test_transparency_is_kept_or_laid_over_a_colour(tmp_path):
+    pixels = np.zeros((8, 8, 4), np.uint8)
+    pixels[:, :] = (100, 150, 200, 255)
+    pixels[:, 4:, 3] = 0
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    assert (item_of(tmp_path / "a.png").source[:, 4:] == 255).all()
+    assert (item_of(tmp_path / "a.png", alpha="#0000ff").source[:, 4:] == (0, 0, 255)).all()
+    kept = item_of(tmp_path / "a.png", alpha="keep")
+    assert (kept.source[:, :4] == (100, 150, 200)).all()
+    data = encode(kept, IMAGE, RECORD, BatchOptions(Path("out"), alpha="keep"))
+    with open_bytes(data) as image:
+        assert image.mode == "RGBA"
+        alpha = np.asarray(image)[:, :, 3]
+        assert (alpha[:, :12] > 250).all()
+        assert (alpha[:, 20:] < 5).all()
+    Image.fromarray(pixels[:, :, :3]).save(tmp_path / "opaque.png")
+    assert item_of(tmp_path / "opaque.png", alpha="keep").extras.alpha is None
+
+
+def test_colours_come_back_from_under_white():
+    colours = np.random.default_rng(0).integers(0, 256, (8, 8, 3))
+    alpha = np.random.default_rng(1).integers(40, 256, (8, 8, 1))
+    laid = ((colours * alpha + 255 * (255 - alpha)) / 255).round().astype(np.uint8)
+    assert np.abs(unblend(laid, alpha.astype(np.uint8)).astype(int) - colours).max() <= 4
+    assert (unblend(laid, np.zeros((8, 8, 1), np.uint8)) == 255).all()

@@ -1,0 +1,92 @@
+"""Readers of files from elsewhere, under random damage, and for some seconds under a coverage-guided fuzzer.
+
+For longer: `python tests/fuzz/fuzz.py image -max_total_time=600`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+FUZZ = Path(__file__).parent / "fuzz"
+SECONDS = int(os.environ.get("SUPERRES_FUZZ_SECONDS", "2"))
+"""For each target; at most 20 where there is a machine to spare."""
+
+spec = importlib.util.spec_from_file_location("fuzz_targets", FUZZ / "targets.py")
+targets = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(targets)
+
+
+@st.composite
+def damaged(draw, name):
+    """A good file with some bytes changed, cut out, doubled or put in."""
+    data = bytearray(draw(st.sampled_from(targets.seeds(name))))
+    for _ in range(draw(st.integers(0, 4))):
+        place = draw(st.integers(0, len(data)))
+        kind = draw(st.sampled_from(["change", "cut", "drop", "insert", "double"]))
+        if kind == "change" and place < len(data):
+            data[place] = draw(st.integers(0, 255))
+        elif kind == "cut":
+            del data[place:]
+        elif kind == "drop":
+            del data[place : place + draw(st.integers(1, 9))]
+        elif kind == "insert":
+            data[place:place] = draw(st.binary(max_size=9))
+        else:
+            data[place:place] = data[max(place - 40, 0) : place]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("name", targets.TARGETS)
+def test_good_files_are_read(name):
+    for seed in targets.seeds(name):
+        targets.TARGETS[name](seed)
+
+
+@pytest.mark.parametrize("name", targets.TARGETS)
+def test_damaged_files_are_read_or_refused_in_one_line(name):
+    @settings(max_examples=40)
+    @given(damaged(name))
+    def holds(data):
+        targets.TARGETS[name](data)
+
+    holds()
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+                    max_leaves=5)
+
+
+@settings(max_examples=40)
+@given(st.dictionaries(st.sampled_from([*targets.Row.__dataclass_fields__, "later"]), JSON))
+def test_rows_of_any_values_are_read_or_refused(values):
+    good = {"input": "a", "output": "/out/a.png", "status": "ok"}
+    targets.manifest(targets.json.dumps({**good, **values}).encode() + b"\n")
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(["width", "norm", "target_shape", "source_shape", "dropout", "task", "prediction_heads"]), JSON)
+def test_settings_of_any_values_are_read_or_refused(name, value):
+    config = targets.json.loads(targets.seeds("checkpoint")[0][1:])
+    config["model"][name] = value
+    targets.checkpoint(b"\0" + targets.json.dumps(config).encode())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="the fuzzer atheris is not installed")
+@pytest.mark.parametrize("name", targets.TARGETS)
+def test_a_coverage_guided_fuzzer_finds_nothing(name, tmp_path):
+    words = [sys.executable, str(FUZZ / "fuzz.py"), name, f"-max_total_time={SECONDS}", "-seed=1", "-timeout=20",
+             "-rss_limit_mb=4000", "-verbosity=0"]
+    path = os.pathsep.join([str(FUZZ.parent.parent), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True,
+                            text=True, check=False)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert not list(tmp_path.glob("crash-*"))

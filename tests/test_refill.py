@@ -1,0 +1,180 @@
+"""A refilled row gives what its sequence gives alone, whoever its neighbours are and whenever it enters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import SMALL, VARIANTS, Restless, ScriptedModel, random_model, random_tokens
+
+from superres.config import DecodeConfig
+from superres.decoding.blockwise import decode
+from superres.decoding.refill import RefilledDecoder, Waiting
+from superres.nn import native
+from superres.nn.native import NativeModel
+from superres.nn.step import StepModel
+
+WAYS = {
+    "exact": {}, "greedy": {"block_size": 1}, "distance": {"accept": "distance", "epsilon": 1},
+    "minimum block": {"min_block": 2}, "sampled": {"temperature": 0.8},
+    "quantile": {"temperature": (0.9, 0.5, 0.7), "noise": "quantile"}, "stale": {"proposer": "stale"},
+    "left": {"proposer": "left", "block_size": 7},
+}
+NATIVE = {"width": 32, "filter_size": 64, "attention_heads": 2, "head_filter_size": 32}
+
+
+@dataclass
+class ScriptedFeed:
+    """Hands out sequences in order; `ready` says how many there are at each asking that does not wait."""
+
+    waiting: list
+    ready: list = field(default_factory=list)
+    asked: list = field(default_factory=list)
+
+    def take(self, most, wait):
+        self.asked.append((most, wait))
+        if not self.waiting:
+            return None
+        count = most if wait or not self.ready else min(most, self.ready.pop(0))
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        return taken
+
+
+def refilled(model, source, options, rows, keys=None, ready=()):
+    keys = range(len(source)) if keys is None else keys
+    waiting = [Waiting(one, key, tag) for tag, (one, key) in enumerate(zip(source, keys, strict=True))]
+    decoder = RefilledDecoder(model, ScriptedFeed(waiting, list(ready)), options, rows)
+    finished = [one for some in decoder.run() for one in some]
+    assert sorted(one.tag for one in finished) == list(range(len(source)))
+    return sorted(finished, key=lambda one: one.tag), decoder
+
+
+def assert_equal(finished, model, source, options, keys=None, **more):
+    for number, one in enumerate(finished):
+        key = torch.tensor([number if keys is None else keys[number]])
+        alone = decode(model, source[number : number + 1], options, keys=key, **more)
+        assert one.tokens.tolist() == alone.tokens[0].tolist()
+        assert one.trace.accepted == alone.traces[0].accepted
+        assert one.trace.positions == alone.traces[0].positions
+        assert (one.trace.proposed == alone.traces[0].proposed).all()
+
+
+@pytest.mark.parametrize(("way", "rows"), [*((way, 3) for way in WAYS if way != "greedy"), ("greedy", 2)])
+def test_what_is_decoded_does_not_depend_on_neighbours_or_entry(way, rows):
+    config = VARIANTS["sequential heads"]
+    model, source, options = StepModel(random_model(config)), random_tokens(config, 6)[0], DecodeConfig(**WAYS[way])
+    finished, _ = refilled(model, source, options, rows, ready=[1, 0, 2, 0, 0, 1])
+    assert_equal(finished, model, source, options)
+    assert len({tuple(one.trace.accepted) for one in finished}) > 1 or way in ("greedy", "left")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_are_refilled_while_the_block_size_changes(seed, monkeypatch):
+    monkeypatch.setattr("superres.decoding.refill.DONE_CHECK_INTERVAL", 2)
+    config = VARIANTS["sequential heads"]
+    model, source = StepModel(random_model(config, seed)), random_tokens(config, 7, seed)[0]
+    sizes = Restless(config.prediction_heads, seed)
+    waiting = [Waiting(one, key, key) for key, one in enumerate(source)]
+    decoder = RefilledDecoder(model, ScriptedFeed(waiting, [1, 0, 2]), DecodeConfig(), 3, lambda sources: sizes)
+    finished = sorted((one for some in decoder.run() for one in some), key=lambda one: one.tag)
+    for number, one in enumerate(finished):
+        alone = decode(model, source[number : number + 1], DecodeConfig())
+        assert one.tokens.tolist() == alone.tokens[0].tolist()
+        used = (one.trace.proposed >= 0).sum(1)
+        assert all(count <= size for count, size in zip(one.trace.accepted, used, strict=True))
+    assert len(finished) == 7
+    assert len(set(sizes.chosen)) > 1
+
+
+@pytest.mark.parametrize("variant", ["plain", "own layer for p1", "causal attention", "text"])
+def test_every_network_is_refilled_whole(variant):
+    config = VARIANTS[variant]
+    model, source = StepModel(random_model(config)), random_tokens(config, 4)[0]
+    finished, _ = refilled(model, source, DecodeConfig(), 2)
+    assert_equal(finished, model, source, DecodeConfig())
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("variant", ["sequential heads", "no conditioning", "plain", "text", "causal attention"])
+@pytest.mark.parametrize("way", ["exact", "quantile"])
+def test_the_native_step_gives_the_same_bits_beside_others_as_alone(variant, way):
+    config = replace(VARIANTS[variant], **NATIVE)
+    model = NativeModel(random_model(config, dtype=torch.float32))
+    source, options = random_tokens(config, 9)[0], DecodeConfig(**WAYS[way])
+    finished, _ = refilled(model, source, options, 4, ready=[0, 2, 1])
+    assert_equal(finished, model, source, options)
+
+
+def test_keys_of_the_noise_follow_the_sequence():
+    model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 5)[0]
+    options, keys = DecodeConfig(temperature=1.0, seed=3), [2**62, 7, 7, 0, 12345678901234567]
+    finished, _ = refilled(model, source, options, 2, keys)
+    assert_equal(finished, model, source, options, keys)
+
+
+def test_rows_that_end_early_make_room_at_once():
+    truth = torch.tensor([[1, 2, 3, 8, 0, 0, 0, 0], [1, 8, 0, 0, 0, 0, 0, 0], [8, 0, 0, 0, 0, 0, 0, 0],
+                          [4, 4, 4, 4, 4, 4, 4, 8], [5, 5, 8, 0, 0, 0, 0, 0]])
+    model = ScriptedModel(truth, torch.ones_like(truth, dtype=torch.bool), end_token=8)
+    source = torch.arange(5).unsqueeze(1)
+    finished, _ = refilled(model, source, DecodeConfig(block_size=2), 2)
+    assert [one.tokens.tolist() for one in finished] == truth.tolist()
+    assert_equal(finished, model, source, DecodeConfig(block_size=2))
+
+
+def test_the_decoder_stays_full_until_the_feed_ends_and_shrinks_then():
+    generator = np.random.default_rng(0)
+    truth = torch.from_numpy(generator.integers(0, 8, (40, 24)))
+    hits = torch.from_numpy(generator.random((40, 24)) < generator.random((40, 1)))
+    rows = []
+
+    class Watched(ScriptedModel):
+        def session(self, source, width, padding=None):
+            session = super().session(source, width, padding)
+            step = session.step
+
+            def watched(tokens, position):
+                rows.append((len(position), int((position <= self.length).sum())))
+                return step(tokens, position)
+
+            session.step = watched
+            return session
+
+    source, options = torch.arange(40).unsqueeze(1), DecodeConfig(block_size=4)
+    finished, _ = refilled(Watched(truth, hits), source, options, 8)
+    assert [one.tokens.tolist() for one in finished] == truth.tolist()
+    iterations = sum(one.trace.iterations for one in finished)
+    stepped = sum(count for count, _ in rows)
+    lockstep = sum(8 * max(one.trace.iterations for one in finished[start : start + 8]) for start in range(0, 40, 8))
+    assert rows[-1][0] < 8
+    assert iterations + 40 <= stepped < 0.9 * lockstep
+
+
+def test_nothing_is_made_of_an_empty_feed():
+    assert list(RefilledDecoder(StepModel(random_model(SMALL)), ScriptedFeed([]), DecodeConfig(), 3).run()) == []
+
+
+def test_what_is_under_way_is_known_when_decoding_fails():
+    model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 4)[0]
+    feed = ScriptedFeed([Waiting(one, 0, tag) for tag, one in enumerate(source)])
+    decoder = RefilledDecoder(model, feed, DecodeConfig(), 3)
+    steps = decoder.run()
+    next(steps)
+    assert [waiting.tag for waiting in decoder.under_way] == [0, 1, 2]
+    assert 3 <= decoder.tokens_under_way <= 15
+
+
+def test_the_record_of_sequences_long_done_is_dropped(monkeypatch):
+    kept = []
+    model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 12)[0]
+    real = RefilledDecoder._refill
+
+    def watched(self, loop):
+        real(self, loop)
+        kept.append(len(loop.recorder) - loop.recorder.forgotten)
+
+    monkeypatch.setattr(RefilledDecoder, "_refill", watched)
+    finished, _ = refilled(model, source, DecodeConfig(), 2)
+    assert max(kept) <= 2 * max(one.trace.iterations for one in finished)

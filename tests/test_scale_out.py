@@ -1,0 +1,134 @@
+"""A batch on a real Ray cluster ends as it does without, even when an actor is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from superres.batch import upscale_files
+from superres.batch_plan import BatchOptions, plan
+from superres.checkpoint import save_checkpoint
+from superres.config import DecodeConfig, ModelConfig
+from superres.errors import ClusterError, ConfigError
+from superres.nn.model import EncoderDecoder
+from superres.pipeline import Upscaler
+
+ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+
+from superres import scale_out  # noqa: E402
+from superres.scale_out import Cluster, upscale_on_cluster  # noqa: E402
+
+TINY = ModelConfig(width=32, filter_size=32, attention_heads=2, encoder_layers=0, decoder_layers=1, norm="pre",
+                   attention_block_length=16, prediction_heads=64, head_filter_size=32, cross_attention=False,
+                   aligned_conditioning=False, numeric_neighbourhood=False, ordinal_output=False)
+DECODE = DecodeConfig(accept="distance", epsilon=255)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    save_checkpoint(EncoderDecoder(TINY), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(checkpoint):
+    """A cluster of this test run's own, to which the runs connect by its address."""
+    started = ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield Cluster(started.address_info["gcs_address"], 2, str(checkpoint), "cpu", "plain")
+    ray.shutdown()
+
+
+@pytest.fixture
+def faces(tmp_path):
+    draw = np.random.default_rng(0)
+    for number in range(48):
+        path = tmp_path / "faces" / f"{number % 3}" / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (8, 8, 3), np.uint8)).save(path)
+    (tmp_path / "faces" / "0" / "00.png").write_bytes(b"no picture")
+    return tmp_path / "faces"
+
+
+def contents(folder):
+    rows = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["seconds"], row["output"] = None, os.path.relpath(row["output"], folder)
+    return rows, {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.png")}
+
+
+def actors():
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"MapWorker" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="actors are found by /proc")
+def test_two_actors_one_of_them_killed_end_as_one_process_does(cluster, checkpoint, faces, tmp_path, monkeypatch):
+    monkeypatch.setattr(scale_out, "BLOCK", 2)
+    options = BatchOptions(tmp_path / "out", recursive=True, keep_tree=True, batch_size=2)
+    upscaler = Upscaler.load(checkpoint, "cpu", "plain")
+    whole = dataclasses.replace(options, output=tmp_path / "whole")
+    local = upscale_files(plan([faces], whole), upscaler, whole, DECODE)
+    before, killed = set(actors()), []
+
+    def kill():
+        manifest = tmp_path / "out" / "1" / "01.png"
+        while not killed and threading.main_thread().is_alive() and not stopped.is_set():
+            mine = sorted(set(actors()) - before)
+            if mine and (len(mine) > 1 or manifest.exists()):
+                os.kill(mine[0], signal.SIGKILL)
+                killed.append(mine[0])
+            time.sleep(0.05)
+
+    stopped = threading.Event()
+    thread = threading.Thread(target=kill)
+    thread.start()
+    summary = upscale_on_cluster(plan([faces], options), upscaler, options, DECODE, cluster)
+    stopped.set()
+    thread.join()
+    assert killed
+    assert (summary.done, summary.failed) == (local.done, local.failed) == (47, 1)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    again = upscale_on_cluster(plan([faces], options), upscaler, options, DECODE, cluster)
+    assert (again.done, again.skipped, again.failed) == (0, 47, 1)
+
+
+def test_another_checkpoint_on_the_cluster_is_refused_in_one_line(cluster, checkpoint, faces, tmp_path):
+    upscaler = Upscaler.load(checkpoint, "cpu", "plain")
+    upscaler.revision = "elsewhere"
+    options = BatchOptions(tmp_path / "out", recursive=True)
+    with pytest.raises(ClusterError, match="is not tiny@elsewhere") as caught:
+        upscale_on_cluster(plan([faces], options), upscaler, options, DECODE, cluster)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_the_extra_the_remedy_is_named(monkeypatch):
+    import builtins
+
+    real = builtins.__import__
+
+    def refuse(name, *arguments, **more):
+        if name.startswith("ray"):
+            raise ImportError(name)
+        return real(name, *arguments, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ConfigError, match=r"pip install 'superres\[ray\]'"):
+        scale_out._import_ray()

@@ -1,0 +1,73 @@
+"""Training on two processes is training on one: the same losses at the same global batch; either resumes the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from train_together import REPORT_STEPS, train
+
+from superres import training
+from superres.checkpoint import load_checkpoint
+from superres.data import ImageBatches
+from superres.errors import ConfigError
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of one process, of two, begun by one and ended by two, and begun by two and ended by one."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "REPORT_STEPS", REPORT_STEPS)
+        train(folder / "alone")
+        train(folder / "begun alone", stop_at=15)
+        train_on_two(folder)
+        assert json.loads((folder / "facts.json").read_text()) == {"processes": 2, "step": 15}
+        assert train(folder / "begun together").progress.step == 40
+    return folder
+
+
+def train_on_two(folder):
+    """Start two processes as torchrun and accelerate do, without the seconds that these take to start themselves."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
+    shared = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    words = [sys.executable, str(HERE / "train_together.py"), str(folder)]
+    own = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    members = [subprocess.Popen(words, env=each, stderr=subprocess.PIPE, text=True) for each in own]
+    messages = [member.communicate()[1] for member in members]
+    assert [member.returncode for member in members] == [0, 0], messages
+
+
+def curve(folder):
+    return [(record["step"], record["p1"], record["heads"], record["total"])
+            for record in json.loads((folder / "history.json").read_text())]
+
+
+def weights(folder):
+    return torch.cat([weight.flatten() for weight in load_checkpoint(folder / "checkpoint").state_dict().values()])
+
+
+@pytest.mark.parametrize("name", ["together", "begun alone", "begun together"])
+def test_the_losses_are_those_of_one_process_from_beginning_to_end(runs, name):
+    assert [step for step, *_ in curve(runs / name)] == list(range(5, 41, 5))
+    np.testing.assert_allclose(curve(runs / name), curve(runs / "alone"), rtol=1e-4)
+    torch.testing.assert_close(weights(runs / name), weights(runs / "alone"), rtol=0.02, atol=2e-3)
+
+
+def test_a_batch_that_cannot_be_shared_equally_is_refused():
+    low = np.zeros((5, 2, 2, 3), np.uint8)
+    with pytest.raises(ConfigError, match="4 images a batch cannot be shared equally among 3 processes"):
+        ImageBatches(low, low, 4, 0).batch(0, 1, 3)
