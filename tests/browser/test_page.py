@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import time
 import zipfile
 
 import numpy as np
@@ -49,6 +50,21 @@ def downloaded(page):
     return Image.open(io.BytesIO(base64.b64decode(uri.removeprefix("data:image/png;base64,"))))
 
 
+@pytest.fixture
+def slowly(demo, monkeypatch):
+    """Let the decoder rest after every look at it, so that a browser on a busy machine sees what passes."""
+    stream = demo.decoder.upscaler.stream
+
+    def rest(*arguments, **settings):
+        for shown in stream(*arguments, **settings):
+            yield shown
+            time.sleep(0.15)
+
+    monkeypatch.setattr(demo.decoder.upscaler, "stream", rest)
+    monkeypatch.setattr("superres.web.decoding.FRAME_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("slowly")
 def test_an_upload_is_decoded_block_by_block_to_the_end(visit, demo, screenshots):
     page = visit()
     seen = []
@@ -112,6 +128,7 @@ def test_pixels_stay_pixels_and_every_picture_and_control_has_a_name(visit):
     assert unnamed == []
 
 
+@pytest.mark.usefixtures("slowly")
 def test_stop_stops(visit, demo):
     page = visit()
     set_block_size(page, 1)
