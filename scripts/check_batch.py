@@ -317,8 +317,13 @@ def overhead(work: Path, arguments: argparse.Namespace) -> bool:
     from superres.config import DecodeConfig
     from superres.pipeline import load
 
-    make_faces(work / "faces", arguments.faces, broken=0.0)
-    options = BatchOptions(work / "out", recursive=True, keep_tree=True)
+    draw = np.random.default_rng(arguments.seed)
+    faces = [np.asarray(Image.open(path)) for path in sorted((Path(__file__).parent / "faces").glob("*.png"))]
+    (work / "faces").mkdir()
+    for number in range(arguments.faces):
+        changed = faces[number % len(faces)] * draw.uniform(0.7, 1.1)
+        Image.fromarray(changed.clip(0, 255).astype(np.uint8)).save(work / "faces" / f"{number}.png")
+    options = BatchOptions(work / "out")
     upscaler = load()
     summary = upscale_files(plan([work / "faces"], options), upscaler, options, DecodeConfig(accept="distance"))
     share = (summary.reading + summary.writing) / summary.seconds
