@@ -144,7 +144,8 @@ class BatchRun:
         count, example = 0, ""
         for number in range(len(self.manifest)):
             row = self.manifest.row(number)
-            if row is not None and row.status == "ok" and (differences := self.recipe.differences(row)):
+            differences = self.recipe.differences(row) if row is not None and row.status == "ok" else []
+            if row is not None and differences and os.path.lexists(row.output):
                 count += 1
                 example = example or "; ".join(differences)
         if count:

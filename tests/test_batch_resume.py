@@ -294,6 +294,27 @@ def test_a_manifest_that_takes_no_more_stops_the_run_and_loses_nothing(faces, tm
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def test_a_folder_that_turns_read_only_stops_the_run_with_one_line(faces, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("superres.staging.BATCH", 4)
+    real, count = os.replace, []
+
+    def refuse(*names):
+        count.append(names)
+        if len(count) > 6:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        real(*names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("superres.staging.os.replace", refuse)
+        patch.setattr("superres.staging.os.access", lambda *_: len(count) <= 6)
+        summary = run(faces, tmp_path / "out", batch_size=2)
+    assert (summary.done, summary.exit_code) == (6, 1)
+    assert capsys.readouterr().err.count("Permission denied; stopped, what is finished is kept") == 1
+    run(faces, tmp_path / "out")
+    run(faces, tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
 def test_a_clock_that_jumps_changes_nothing(faces, tmp_path, monkeypatch):
     run(faces, tmp_path / "whole")
     jumps = iter(range(10**6))

@@ -14,8 +14,11 @@ import atheris
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-with atheris.instrument_imports(include=["PIL", "superres", "targets", "zipfile", "tarfile"]):
+with atheris.instrument_imports(include=["PIL", "json", "safetensors", "superres", "targets", "zipfile", "tarfile"]):
     import targets
+
+    if "checkpoint" in sys.argv:  # the others do without torch
+        import superres.checkpoint  # noqa: F401
 
 
 def main() -> None:
