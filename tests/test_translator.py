@@ -111,7 +111,7 @@ def test_an_end_at_any_offset_inside_a_block_ends_the_row_right_there(place):
     """Four heads that are always right: the end comes at each offset of a block in turn."""
     script = [*range(282, 282 + place), END, *range(290, 297)]
     toy = translator()
-    toy._scoring = Script(script)
+    toy.scoring = Script(script)
     (trace,), = toy(["a"]).traces
     tokens = np.concatenate([p[:a] for p, a in zip(trace.proposed, trace.accepted, strict=True)])
     assert tokens.tolist() == script[: place + 1]

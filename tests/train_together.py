@@ -14,8 +14,8 @@ import numpy as np
 from fakes import SMALL
 
 from superres import training
-from superres.config import TrainConfig
 from superres.data import ImageBatches
+from superres.train_config import TrainConfig
 from superres.training import Trainer, build_model
 
 TINY = replace(SMALL, vocabulary=16, prediction_heads=4)

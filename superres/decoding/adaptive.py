@@ -17,6 +17,12 @@ EXPLORE = 32
 """One look in so many tries a block one token larger than pays: without it a survival curve that has risen would never
 be seen."""
 
+UNSURE = 256
+"""Below so many observations of that token, one look in EXPLORE_EARLY does: a bad start must not decide."""
+
+EXPLORE_EARLY = 4
+
+
 class AdaptiveBlockSize:
     """Chooses the block size while decoding. It remembers: one serves many decodes with the same settings.
 
@@ -56,5 +62,7 @@ class AdaptiveBlockSize:
         self.looks += 1
         gain = np.cumsum(self.survival) / self.costs
         best = self.minimum + int(gain[self.minimum - 1 :].argmax())
-        explores = self.looks % EXPLORE == 0 and best < len(self.costs)
+        if best == len(self.costs):
+            return best
+        explores = self.looks % (EXPLORE if self.reached[best] >= UNSURE else EXPLORE_EARLY) == 0
         return best + 1 if explores else best
