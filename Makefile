@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 	$(RUN) scripts/demo.py $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 app: $(VENV)/.installed-ui
 	$(RUN) app.py $(ARGS)
