@@ -18,7 +18,7 @@ import typer
 from tqdm import tqdm
 
 from superres import DecodeConfig, SuperresError, load
-from superres.batch import image_key
+from superres.batch_work import image_key
 from superres.decoding.trace import mean_accepted_block_size
 from superres.pipeline import Upscaled
 from superres.tasks.faces import read_faces

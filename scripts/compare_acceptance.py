@@ -20,7 +20,7 @@ import typer
 from matplotlib.figure import Figure
 
 from superres import DecodeConfig, SuperresError, load
-from superres.batch import resolve_options
+from superres.batch_record import resolve_options
 from superres.comparison import (
     ACCEPTANCE,
     GREEDY,

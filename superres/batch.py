@@ -16,17 +16,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from superres.batch_inputs import Job
 from superres.batch_plan import BatchOptions
-from superres.batch_record import Recipe, Summary, check_samples, resolve_options, say
+from superres.batch_record import Recipe, Summary, resolve_options, say
 from superres.batch_run import BatchRun
-from superres.batch_work import Failure, Item, Reader, image_key
+from superres.batch_work import Failure, Item, Reader
 from superres.config import DecodeConfig
-from superres.encoding import encode_png
-from superres.manifest import Row
 
 if TYPE_CHECKING:
     from superres.pipeline import Drawn, ImageFeed, Refilled, Upscaler
-
-__all__ = ["Row", "check_samples", "encode_png", "image_key", "resolve_options", "say"]  # also from here
 
 AHEAD = 4
 """Images that are read ahead, for each that is being decoded."""

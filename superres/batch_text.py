@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from superres.batch import say
+from superres.batch_record import say
 from superres.config import BeamConfig, DecodeConfig, require
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import OutputError

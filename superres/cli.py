@@ -128,7 +128,8 @@ def upscale(
     require(workers is None or workers >= 1, f"--workers must be at least 1, not {workers}")
     require(ray is not None or workers is None, "--workers needs --ray; one process decodes alone")
 
-    from superres.batch import check_samples, say, upscale_files
+    from superres.batch import upscale_files
+    from superres.batch_record import check_samples, say
 
     check_samples(decode, samples)
     jobs = plan(inputs, options, read_list(listed) if listed is not None else [])
@@ -188,7 +189,8 @@ def images(
     decode = decode_config(context)
     require_choice("--split", split, SPLITS)
 
-    from superres.batch import check_samples, encode_png
+    from superres.batch_record import check_samples
+    from superres.encoding import encode_png
     from superres.evaluation import contact_sheet, evaluate_images, report_table
     from superres.output import prepare_folder, write_result
     from superres.sampling import evaluate_samples, samples_table

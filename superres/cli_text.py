@@ -65,7 +65,7 @@ def translate(
     decode = decode_config(context)
     search = beam_config(context, beam, length_penalty)
 
-    from superres.batch import say
+    from superres.batch_record import say
     from superres.batch_text import check_output, input_lines, summary_line, trace_lines, translate_lines, write_lines
 
     check_output(output, input)

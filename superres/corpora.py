@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from superres.batch import say
+from superres.batch_record import say
 from superres.checkpoint import read_config
 from superres.config import PRESETS, ModelConfig, require
 from superres.data import Batches, DistilBatches, ImageBatches, TextBatches

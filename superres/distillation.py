@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from superres.batch import image_key
+from superres.batch_work import image_key
 from superres.config import BeamConfig, DecodeConfig, require
 from superres.output import prepare_folder, write_result
 from superres.pipeline import Upscaler

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 from tqdm import tqdm
 
-from superres.batch import image_key, resolve_options
+from superres.batch_record import resolve_options
+from superres.batch_work import image_key
 from superres.config import DecodeConfig, require
 from superres.output import number_text
 from superres.tasks.faces import FacePairs, area_reduce, enlarge

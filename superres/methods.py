@@ -226,7 +226,7 @@ class Workshop:
             ConfigError: settings do not fit the checkpoint.
             CheckpointError: the checkpoint cannot be loaded.
         """
-        from superres.batch import resolve_options
+        from superres.batch_record import resolve_options
         from superres.pipeline import Upscaler
 
         name = spec.checkpoint or DEFAULT_CHECKPOINT
@@ -237,7 +237,7 @@ class Workshop:
 
     def _decode(self, spec: Spec, sources: Pixels) -> tuple[Pixels, dict[str, Any]]:
         """Decode `sources`, uint8 [N, 8, 8, 3]; return the pictures and what made them."""
-        from superres.batch import image_key
+        from superres.batch_work import image_key
 
         upscaler, options = self.decoder(spec)
         pictures: list[Pixels] = []

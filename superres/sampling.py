@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from superres.batch import image_key, resolve_options
+from superres.batch_record import resolve_options
+from superres.batch_work import image_key
 from superres.config import DecodeConfig, require
 from superres.evaluation import (
     SHEET_ROWS,

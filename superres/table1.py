@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superres.batch import say
+from superres.batch_record import say
 from superres.config import BeamConfig, DecodeConfig, require
 from superres.decoding.trace import survival_curve
 from superres.evaluation_text import DecodedText, Way, bleu, chrf, decode_text, same_share, text_scores

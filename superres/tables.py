@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from superres.batch import say
+from superres.batch_record import say
 from superres.config import DecodeConfig, require
 from superres.decoding.trace import survival_curve
 from superres.errors import ConfigError

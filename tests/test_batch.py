@@ -11,9 +11,10 @@ import pytest
 from fakes import TOKENS, FakeUpscaler
 from PIL import Image
 
-from superres.batch import image_key, upscale_files
+from superres.batch import upscale_files
 from superres.batch_inputs import Job
 from superres.batch_plan import BatchOptions, list_inputs, parse_batch_size, parse_shard, plan
+from superres.batch_work import image_key
 from superres.config import DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.output import write_atomically, write_result

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fakes import TOKENS, FakeUpscaler
 
-from superres.batch import image_key
+from superres.batch_work import image_key
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.evaluation import contact_sheet, psnr, ssim

@@ -15,7 +15,7 @@ import pytest
 from fakes import FakeTrace
 from PIL import Image
 
-from superres.batch import image_key
+from superres.batch_work import image_key
 from superres.config import DecodeConfig
 from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError, InvalidInputError

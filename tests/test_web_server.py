@@ -18,7 +18,7 @@ from PIL import Image
 from web_demo import FACES, FAST, HTTP, TINY, Blocked, events, read_log, running, start, stress_demo, wait
 
 import app
-from superres.batch import image_key
+from superres.batch_work import image_key
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.pipeline import Upscaler

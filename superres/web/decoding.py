@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from superres.batch import image_key, resolve_options
+from superres.batch_record import resolve_options
+from superres.batch_work import image_key
 from superres.errors import SuperresError
 from superres.pipeline import Upscaled
 from superres.translator import Translated

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from superres.batch import encode_png
+from superres.encoding import encode_png
 from superres.tasks.faces import HIGH_SIZE
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from superres.batch import encode_png
+from superres.encoding import encode_png
 
 Pixels = npt.NDArray[np.uint8]
 Picture = tuple[str, Pixels, dict[str, Any]]

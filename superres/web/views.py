@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from superres.batch import image_key
+from superres.batch_work import image_key
 from superres.config import DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.evaluation import psnr, ssim

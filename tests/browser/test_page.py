@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from web_demo import FACES, Blocked, running
 
-from superres.batch import image_key
+from superres.batch_work import image_key
 from superres.config import DecodeConfig
 from superres.tasks.faces import read_image
 
