@@ -24,8 +24,7 @@ class BlockSizes:
 
     def __init__(self, model: ScoringModel, revision: str, engine: str, device: torch.device) -> None:
         """Serve `model`, whose costs are kept under its `revision` and `engine` and the machine's name."""
-        self.model = model
-        self.origin = {"revision": revision, "engine": engine, "device": str(device), **machine(device)}
+        self.model, self.revision, self.engine, self.device = model, revision, engine, device
         self.known: dict[tuple[int, DecodeConfig], AdaptiveBlockSize] = {}
 
     def get(self, options: DecodeConfig, source: Tensor, padding: Tensor | None = None) -> AdaptiveBlockSize | None:
@@ -47,7 +46,8 @@ class BlockSizes:
     def _costs(self, options: DecodeConfig, source: Tensor, padding: Tensor | None) -> list[float]:
         largest = options.block_size or self.model.prediction_heads
         chosen = DecodeConfig(temperature=options.temperature, noise=options.noise)
-        what = {**self.origin, "batch": len(source), "largest": largest, "choice": chosen.to_dict()}
+        what = {"revision": self.revision, "engine": self.engine, "device": str(self.device), **machine(self.device),
+                "batch": len(source), "largest": largest, "choice": chosen.to_dict()}
         digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
         path = cache_folder() / f"cost-{digest[:16]}.json"
         kept = _read(path, largest)

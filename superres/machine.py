@@ -7,6 +7,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,21 @@ def matrix_rate(timer: Timer, size: int = 1024) -> float:
     matrix = torch.ones(size, size, device=timer.device)
     best = min(timer.once(lambda: matrix @ matrix) for _ in range(8))
     return 2 * size**3 / best
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the memory that is free on a device; a CPU's may be limited by a control group, too."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = [2**33]  # where the system does not tell
+    with suppress(OSError, ValueError, IndexError):
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = [1024 * int(lines["MemAvailable"].split()[0])]
+    group = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):  # "max" is no number: no limit
+        most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        free.append(most - used)
+    return max(min(free), 0)
 
 
 class PeakMemory:

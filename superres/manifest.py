@@ -212,17 +212,9 @@ class Manifest:
             OutputError: there is no room for it; all rows are still there.
         """
         order = [*sorted(self.others.values()), *(place for place in self.places if place >= 0)]
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         try:
-            with open(temporary, "wb") as file:
-                for place in order:
-                    file.write(self._line(place))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
+            _rewrite(self.path, map(self._line, order))
         except OSError as error:
-            with suppress(OSError):
-                temporary.unlink()
             raise OutputError(f"cannot put the manifest {self.path} in order: {error.strerror}; no row is lost, the "
                               "same command does it when there is room") from error
 
@@ -282,18 +274,33 @@ def _in_turns(turns: list[list[str]]) -> Iterator[str]:
 def _write_merged(
     outputs: Iterator[str], chosen: dict[str, tuple[int, int, str]], files: list[BinaryIO], path: Path,
 ) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    def lines() -> Iterator[bytes]:
+        for output in outputs:
+            number, place, _ = chosen[output]
+            files[number].seek(place)
+            yield files[number].readline()
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _rewrite(path, lines())
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose another --output") from error
+
+
+def _rewrite(path: Path, lines: Iterable[bytes]) -> None:
+    """Replace the file by `lines`, on disc, in one move; they are not held in memory, and may come from the file.
+
+    Raises:
+        OSError: there is no room; the file is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
         with open(temporary, "wb") as file:
-            for output in outputs:
-                number, place, _ = chosen[output]
-                files[number].seek(place)
-                file.write(files[number].readline())
+            file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException:
         with suppress(OSError):
             temporary.unlink()
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another --output") from error
+        raise

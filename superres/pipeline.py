@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -20,6 +19,7 @@ from superres.decoding.blockwise import Decoded, check_options, decode, iteratio
 from superres.decoding.refill import RefilledDecoder, Waiting
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
+from superres.machine import free_bytes
 from superres.nn.model import EncoderDecoder
 from superres.nn.native import step_model
 from superres.nn.scores import bits_per_dim
@@ -162,21 +162,6 @@ def find_checkpoint(name_or_folder: str | Path) -> Path:
         return fetch_from_hub(text)
     known = ", ".join(bundled_checkpoints()) or "none"
     raise CheckpointError(f"no checkpoint {text!r}; give a folder, a hub id owner/name, or a bundled name ({known})")
-
-
-def free_bytes(device: torch.device) -> int:
-    """Return the memory that is free on a device; a CPU's may be limited by a control group, too."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = [2**33]  # where the system does not tell
-    with suppress(OSError, ValueError, IndexError):
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free = [1024 * int(lines["MemAvailable"].split()[0])]
-    group = Path("/sys/fs/cgroup")
-    with suppress(OSError, ValueError):  # "max" is no number: no limit
-        most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        free.append(most - used)
-    return max(min(free), 0)
 
 
 def pick_device(name: str) -> torch.device:
