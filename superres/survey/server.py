@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from superres.errors import StoreError
+from superres.headers import with_headers
 from superres.survey import voting
 from superres.survey.secrecy import digest
 from superres.survey.store import Store
@@ -28,8 +29,8 @@ MOST_BODY_BYTES = 16_384
 LONGEST_RESPONSE_MS = 7 * 24 * 3_600_000.0
 
 HEADERS = {
-    "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "cache-control": "no-store", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
                                "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
 }
 """Sent with every answer, the same for all of them."""
@@ -78,13 +79,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                present = {name for name, _ in message["headers"]}
-                added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message["headers"], *(header for header in added if header[0] not in present)]
-            await send(message)
-
+        send = with_headers(send, HEADERS)
         body = b""
         more = True
         while more and len(body) <= MOST_BODY_BYTES:
@@ -92,14 +87,14 @@ class Guard:
             body += message.get("body", b"")
             more = message["type"] == "http.request" and message.get("more_body", False)
         if len(body) > MOST_BODY_BYTES:
-            await JSONResponse({"error": "the request is too long"}, 413)(scope, receive, send_with_headers)
+            await JSONResponse({"error": "the request is too long"}, 413)(scope, receive, send)
             return
         held = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive_held() -> Message:
             return held.pop() if held else await receive()
 
-        await self.app(scope, receive_held, send_with_headers)
+        await self.app(scope, receive_held, send)
 
 
 def guarded_app(title: str) -> FastAPI:

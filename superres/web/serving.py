@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from types import FrameType
 from typing import Any
 
@@ -14,7 +14,9 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, RedirectResponse
 from gradio import processing_utils
 from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from superres.headers import with_headers
 from superres.web.decoding import Decoder
 from superres.web.files import Workspace
 from superres.web.logs import log
@@ -27,11 +29,6 @@ MAX_REQUEST_BYTES = 200_000_000
 SWEEP_SECONDS = 30
 GRACE_SECONDS = 5
 """How long open connections may take to end when the server stops."""
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 # The page needs nothing from other hosts, and no other site needs the page inside its own. Gradio's own scripts and
 # styles are partly inline.
@@ -51,7 +48,7 @@ CLOSED_PATHS = ("/gradio_api/deep_link", "/gradio_api/process_recording", "/grad
 
 def build_server(
     page: gr.Blocks, decoder: Decoder, workspace: Workspace, auth: list[tuple[str, str]] | None = None,
-    root_path: str = "", survey: Application | None = None,
+    root_path: str = "", survey: ASGIApp | None = None,
 ) -> FastAPI:
     """Put the page into a server.
 
@@ -117,33 +114,26 @@ async def _sweep_forever(workspace: Workspace) -> None:
 class Guard:
     """Adds the headers to each answer, keeps Gradio's unused parts closed, and limits the size of a request."""
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         """Wrap `app`."""
         self.app = app
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
 
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                present = {name for name, _ in message["headers"]}
-                # Scripts and styles may be cached, what belongs to a visitor not.
-                own = {**HEADERS, "cache-control": "no-store"} if scope["path"].startswith("/gradio_api") else HEADERS
-                message["headers"] = [*message["headers"], *(
-                    (name.encode(), value.encode()) for name, value in own.items() if name.encode() not in present)]
-            await send(message)
-
+        # Scripts and styles may be cached, what belongs to a visitor not.
+        kept = {"cache-control": "no-store"} if scope["path"].startswith("/gradio_api") else {}
         headers = Headers(scope=scope)
         if scope["path"].startswith(CLOSED_PATHS):
-            answer: Application = JSONResponse({"detail": "not found"}, 404)
+            answer: ASGIApp = JSONResponse({"detail": "not found"}, 404)
         elif "transfer-encoding" in headers or int(headers.get("content-length", 0)) > MAX_REQUEST_BYTES:
             answer = JSONResponse({"detail": f"send at most {MAX_REQUEST_BYTES:,} bytes, and say how many"}, 413)
         else:
             answer = self.app
-        await answer(scope, receive, send_with_headers)
+        await answer(scope, receive, with_headers(send, {**HEADERS, **kept}))
 
 
 class Server(uvicorn.Server):
