@@ -4,6 +4,7 @@
     python scripts/check_batch.py shards --faces 20000 --checkpoint tiny
     python scripts/check_batch.py ray    --faces 20000 --checkpoint tiny
     python scripts/check_batch.py disc                     # as root: mounts a small tmpfs
+    python scripts/check_batch.py readonly                 # takes the right to write away in the middle of a run
     python scripts/check_batch.py memory --faces 100000    # decoding replaced by enlarging
     python scripts/check_batch.py overhead --faces 64      # what reading and writing cost
 
@@ -274,12 +275,40 @@ def disc(work: Path, arguments: argparse.Namespace) -> bool:
     return good
 
 
-def fails_in_one_line(words: list[str], reason: str, what: str) -> bool:
-    """Run a command that cannot end well and say whether it tells why in one line."""
+def readonly(work: Path, arguments: argparse.Namespace) -> bool:
+    """Let the output folder turn read-only in the middle of a run, and go on when it can be written again."""
+    inputs, checkpoint, wanted, _ = undisturbed(work, arguments)
+    output = work / "out"
+    words = command(work / "faces", output, checkpoint)
+    if os.geteuid() == 0:  # root may write everywhere unless it gives that up
+        words = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all", *words]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        manifest = output / "manifest.jsonl"
+        while process.poll() is None and not (manifest.exists() and manifest.stat().st_size > 100_000):
+            time.sleep(0.05)
+        for folder in [output, *(path for path in output.iterdir() if path.is_dir())]:
+            folder.chmod(0o555)
+        _, errors = process.communicate()
+    good = told_in_one_line(errors, "Permission denied", f"read-only folder: code {process.returncode}")
+    good &= process.returncode == 1
+    good &= fails_in_one_line(words, "cannot write", "a run into it", code=2)
+    for folder in [output, *(path for path in output.iterdir() if path.is_dir())]:
+        folder.chmod(0o755)
+    watch(words)
+    return compare(wanted, fingerprint(output), inputs, "after a read-only folder") and good
+
+
+def fails_in_one_line(words: list[str], reason: str, what: str, code: int = 1) -> bool:
+    """Run a command that cannot end well and say whether it ends with `code` and tells why in one line."""
     result = subprocess.run(words, capture_output=True, text=True, check=False)
-    lines = [line for line in result.stderr.splitlines() if reason in line]
-    print(f"{what}: code {result.returncode}, lines {lines}", flush=True)
-    return result.returncode == 1 and len(lines) == 1
+    return told_in_one_line(result.stderr, reason, f"{what}: code {result.returncode}") and result.returncode == code
+
+
+def told_in_one_line(errors: str, reason: str, what: str) -> bool:
+    """Say whether the reason stands in one line of what a command printed."""
+    lines = [line for line in errors.splitlines() if reason in line]
+    print(f"{what}, lines {lines}", flush=True)
+    return len(lines) == 1
 
 
 MEMORY_RUN = """
@@ -332,7 +361,8 @@ def overhead(work: Path, arguments: argparse.Namespace) -> bool:
     return share < 0.1
 
 
-COMMANDS = {"kills": kills, "shards": shards, "ray": ray, "disc": disc, "memory": memory, "overhead": overhead}
+COMMANDS = {"kills": kills, "shards": shards, "ray": ray, "disc": disc, "readonly": readonly, "memory": memory,
+            "overhead": overhead}
 
 
 def main() -> None:
