@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 FUZZ = Path(__file__).parent / "fuzz"
 SECONDS = int(os.environ.get("SUPERRES_FUZZ_SECONDS", "2"))
-"""For each target; at most 20 where there is a machine to spare."""
+"""For each target; CI takes 20."""
 
 spec = importlib.util.spec_from_file_location("fuzz_targets", FUZZ / "targets.py")
 targets = importlib.util.module_from_spec(spec)
