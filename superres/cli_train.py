@@ -45,6 +45,8 @@ Heads = Annotated[int | None, typer.Option(metavar="K", help="Prediction heads p
                                            "10]", show_default=False)]
 Own = Annotated[Path, typer.Option(metavar="PATH", help="Pictures that the model decoded itself, from 'train decode'.")]
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="JSON file of stages; see scripts/recipes.")]
+More = Annotated[Path | None, typer.Option(metavar="PATH", help="Text: further pairs PATH.en and PATH.de, for the "
+                                           "rungs that read some.", show_default=False)]
 Piece = Annotated[float | None, typer.Option("--piece-minutes", metavar="M", help="Save and stop after M minutes; the "
                                              "same command goes on.", show_default=False)]
 Freeze = Annotated[bool, typer.Option("--freeze-base", help="Train the new heads alone; p1 stays the base.")]
@@ -161,7 +163,9 @@ def distil(
 
 
 @train_app.command()
-def ladder(recipe: Recipe, data: TrainData, output: RunFolder, dev: Dev = None, piece: Piece = None) -> None:
+def ladder(
+    recipe: Recipe, data: TrainData, output: RunFolder, dev: Dev = None, more: More = None, piece: Piece = None
+) -> None:
     """Train every stage of a recipe in turn; each rung has its folder in DIR, training.jsonl there tells of all."""
     from superres.stages import Ladder, climb
 
@@ -173,7 +177,8 @@ def ladder(recipe: Recipe, data: TrainData, output: RunFolder, dev: Dev = None, 
             bar.set_description_str(rung, refresh=False)
             _show(bar, record)
 
-        done = climb(rungs, data, output, dev, lambda: stop() or (end is not None and time.monotonic() > end), report)
+        done = climb(rungs, data, output, dev, lambda: stop() or (end is not None and time.monotonic() > end), report,
+                     more)
     _finish(output, done)
 
 

@@ -55,6 +55,8 @@ class Stage:
         own: faces, for the stage "distil": pictures that `start` decoded itself (`decode_own_faces`).
         languages: text: of source and target; those of the preset or of `start` if None.
         vocabulary: text: a SentencePiece model's file; that of `start`, or else trained on `data`, if None.
+        more: text: further parallel text, to be read beside `copies` copies of `data`; None for none.
+        copies: text: weight of `data` against `more`, at least 1; 1 without `more`.
     """
 
     settings: TrainConfig
@@ -69,6 +71,8 @@ class Stage:
     head_layer: str | None = None
     languages: tuple[str, str] | None = None
     vocabulary: Path | None = None
+    more: Path | None = None
+    copies: int = 1
 
     def network(self) -> ModelConfig:
         """Return the settings of the network to train.
@@ -129,6 +133,7 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     settings = stage.settings
     require((settings.stage == "distil") == (stage.own is not None), "the stage distil, and no other, needs the "
             "model's own pictures (--own); make them with 'superres train decode'")
+    require(stage.more is None, f"further text is of no use for faces; leave out --more {stage.more}")
     evaluate = None if stage.dev is None else face_score(stage.dev)
     pairs = faces.read_faces(stage.data, "train", stage.limit)
     if stage.own is None:
@@ -174,6 +179,9 @@ def text_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     codec = _vocabulary(stage, pairs, network)
     network = dataclasses.replace(network, vocabulary=codec.size)
     evaluate = None if stage.dev is None else text_score(translation.read_pairs(stage.dev, languages), codec)
+    if stage.more is not None:
+        more = translation.read_pairs(stage.more, languages)
+        pairs = TextPairs(pairs.source * stage.copies + more.source, pairs.target * stage.copies + more.target)
     rows = [codec.split(lines) for lines in (pairs.source, pairs.target)]
     most = network.source_length, network.target_length
     kept = [place for place, both in enumerate(zip(*rows, strict=True))

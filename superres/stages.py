@@ -62,6 +62,7 @@ class Rung(Config):
         start: the earlier rung to start from; None for the first.
         own_images: stage "distil": how many training inputs `start` decodes itself.
         translated_by: text: an earlier rung, the teacher, on whose translations of the training text to train.
+        copies: text: how many copies of the training text to read beside the further text; 0 leaves that out.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Rung(Config):
     start: str | None = None
     own_images: int = 0
     translated_by: str | None = None
+    copies: int = 0
 
     def train_config(self) -> TrainConfig:
         """Return the settings, checked.
@@ -118,13 +120,15 @@ class Ladder:
                     f"{path}: rung {rung.name!r} is translated by {rung.translated_by!r}, which is not an earlier rung")
             require((settings.stage == "distil") == (rung.own_images > 0),
                     f"{path}: rung {rung.name!r}: own_images must be positive in the stage distil, and only there")
+            require(rung.copies == 0 or (rung.copies > 0 and rung.translated_by is None),
+                    f"{path}: rung {rung.name!r}: copies must be 0 or more, and 0 beside translated_by")
             earlier.add(rung.name)
         return ladder
 
 
 def climb(
     ladder: Ladder, data: Path, output: Path, dev: Path | None, stop: Stop,
-    report: Callable[[str, dict[str, float]], None],
+    report: Callable[[str, dict[str, float]], None], more: Path | None = None,
 ) -> bool:
     """Train all rungs of a ladder, each in `output / <its name>`; finished ones are left as they are.
 
@@ -137,6 +141,7 @@ def climb(
         dev: development data for scores on the way, or None.
         stop: asked after every step; the state is saved before returning.
         report: called with the rung's name and each record of its history.
+        more: further text for the rungs that read some (`Rung.copies`).
 
     Returns:
         Whether all rungs are finished.
@@ -144,19 +149,24 @@ def climb(
     Raises:
         SuperresError: data, settings or an earlier run in the folder do not fit.
     """
+    reading = any(rung.copies for rung in ladder.rungs)
+    require(reading == (more is not None), "the recipe reads further text; give it with --more" if reading else
+            f"no rung of the recipe reads further text; leave out --more {more}")
     processes = PartialState(cpu=not torch.cuda.is_available())
     rows = []
     for rung in ladder.rungs:
         told = functools.partial(report, rung.name)
         start = None if rung.start is None else output / rung.start / "checkpoint"
         stage = Stage(rung.train_config(), data, output / rung.name, dev, start, ladder.preset, ladder.prediction_heads,
-                      vocabulary=_shared_vocabulary(ladder, rung, output))
+                      vocabulary=_shared_vocabulary(ladder, rung, output),
+                      more=more if rung.copies else None, copies=rung.copies or 1)
         with processes.main_process_first():
             ready = _with_decoded(stage, rung, output, ladder.decode_batch, stop, told)
         if ready is None or not train_stage(ready, stop, told):
             return False
         row = {"rung": rung.name, "start": rung.start, **read_training(stage.output / "checkpoint")[-1]}
-        rows.append(row if rung.translated_by is None else {**row, "translated_by": rung.translated_by})
+        texts = {"translated_by": rung.translated_by, "copies": rung.copies}
+        rows.append({**row, **{name: value for name, value in texts.items() if value}})
         write_result(output / "training.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
     return True
 

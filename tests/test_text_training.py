@@ -17,7 +17,7 @@ from superres import config as config_module
 from superres.checkpoint import read_config, read_training
 from superres.cli import run
 from superres.config import BeamConfig
-from superres.corpora import Stage, text_score
+from superres.corpora import Stage, text_corpus, text_score
 from superres.data import TextBatches
 from superres.distillation import translate_pairs
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
@@ -283,6 +283,27 @@ def test_a_ladder_distils_through_a_teacher(preset, text, tmp_path):
     vocabularies = {(output / name / "checkpoint" / VOCABULARY_FILE).read_bytes() for name in names}
     assert len(vocabularies) == 1
     assert climb(ladder, text, output, text, pytest.fail, pytest.fail)
+
+
+def test_rungs_may_read_further_text_beside_copies_of_the_training_text(preset, text, tmp_path):
+    rungs = [{"name": "base", "copies": 3, "settings": {"steps": 1, "batch_size": 10, "precision": "no"}}]
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(json.dumps({"preset": "text", "prediction_heads": 3, "decode_batch": 64, "rungs": rungs}))
+    more = write_pairs(sentences(7), tmp_path / "more")
+    stage = Stage(TrainConfig(steps=1, batch_size=10), text, tmp_path / "stage", preset="text", more=more, copies=3)
+    assert text_corpus(stage, stage.network()).batches.cuts[-1] == 3 * 60 + 7
+    with pytest.raises(ConfigError, match="reads further text; give it with --more"):
+        climb(Ladder.read(recipe), text, tmp_path / "run", None, never, ignore)
+    assert climb(Ladder.read(recipe), text, tmp_path / "run", None, never, ignore, more)
+    assert json.loads((tmp_path / "run" / "training.jsonl").read_text())["copies"] == 3
+    with pytest.raises(ConfigError, match="no rung of the recipe reads further text; leave out --more"):
+        climb(ladder_of(recipe), text, tmp_path / "run", None, never, ignore, more)
+
+
+@pytest.mark.parametrize("changes", [{"copies": -1}, {"copies": 2}])
+def test_copies_that_cannot_be_are_refused(tmp_path, changes):
+    with pytest.raises(ConfigError, match="copies must be 0 or more, and 0 beside translated_by"):
+        ladder_of(tmp_path / "recipe.json", **changes)
 
 
 def test_a_ladder_with_a_teacher_that_is_not_earlier_is_refused(tmp_path):
