@@ -214,6 +214,11 @@ PRESETS: dict[str, ModelConfig] = {
 small Transformer for translation."""
 
 
+LARGEST_BRANCHING = 128
+"""Largest window, n-gram size and number of candidates of Lookahead: a step reads (window + candidates) * (N - 1)
+columns, and even a fast machine has no use for so many."""
+
+
 @dataclass(frozen=True)
 class DecodeConfig(Config):
     """How tokens are decoded.
@@ -232,7 +237,10 @@ class DecodeConfig(Config):
         noise: how samples are drawn, a name in `superres.decoding.noise.NOISES`: "gumbel" for any tokens, "quantile"
             for intensities, whose proposals it keeps close to the verifier's samples.
         proposer: source of proposals, a name in `superres.decoding.proposal.PROPOSERS`: "heads", "stale", "source",
-            "left" or "above".
+            "left" or "above", or in `BRANCHING`: "lookahead".
+        window: W, tokens that "lookahead" looks ahead at each stage of its Jacobi iteration.
+        ngram_size: N, tokens of an n-gram of "lookahead", the one it is looked up by counted: its block size.
+        candidates: G, n-grams that "lookahead" verifies in a step, at most.
         adaptive: choose the block size while decoding, up to `block_size`, by what steps cost on this machine and how
             far blocks get. Only exact acceptance gives the same tokens whatever the block sizes.
     """
@@ -248,6 +256,9 @@ class DecodeConfig(Config):
     noise: str = "gumbel"
     proposer: str = "heads"
     adaptive: bool = False
+    window: int = 10
+    ngram_size: int = 4
+    candidates: int = 10
 
     def __post_init__(self) -> None:
         k = self.block_size
@@ -264,6 +275,10 @@ class DecodeConfig(Config):
             isinstance(t, (int, float)) and math.isfinite(t) and t > 0 for t in self.temperatures)),
                 f"temperature must be 0 (greedy) or positive, one number or one a colour, not {self.temperature!r}")
         require(isinstance(self.seed, int) and 0 <= self.seed < 2**63, f"seed must be in [0, 2**63), not {self.seed!r}")
+        for name, least in (("window", 1), ("ngram_size", 2), ("candidates", 1)):
+            value = getattr(self, name)
+            require(isinstance(value, int) and least <= value <= LARGEST_BRANCHING, f"{name.replace('_', '-')} must be in "
+                    f"{least}..{LARGEST_BRANCHING}, not {value!r}")
 
     @property
     def epsilons(self) -> tuple[int, ...]:

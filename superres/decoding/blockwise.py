@@ -14,7 +14,7 @@ from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.adaptive import AdaptiveBlockSize
 from superres.decoding.noise import NOISES, Noise
-from superres.decoding.proposal import PROPOSERS, Context, Proposer
+from superres.decoding.proposal import BRANCHING, PROPOSERS, Context, HeadProposer, Proposer
 from superres.decoding.trace import RowTrace, TraceRecorder
 from superres.errors import ConfigError
 from superres.scoring import ScoringModel, Session, StepOutput
@@ -129,7 +129,8 @@ class BlockwiseLoop:
         self.wanted, self.fitted, self.learned = block_size, fitted, 0
         self.end_token = model.end_token
         self.criterion = criterion or CRITERIA[options.accept](options)
-        self.proposer = proposer or PROPOSERS[options.proposer]()
+        # One that branches has a loop of its own, or proposes nothing in blocks of 1.
+        self.proposer = proposer or PROPOSERS.get(options.proposer, HeadProposer)()
         self.keys, self.make_chooser = keys.clone(), partial(Chooser, options, vocabulary=model.vocabulary)
         self.chooser = self.make_chooser(self.keys)
         self.starting = False
@@ -143,12 +144,19 @@ class BlockwiseLoop:
         filler = self.tokens[:, : session.width]
         self.proposals = self._predict(session.step(filler, self.position), torch.zeros_like(self.position))
 
+    @classmethod
+    def open_session(
+        cls, model: ScoringModel, source: Tensor, options: DecodeConfig, width: int, padding: Tensor | None = None,
+    ) -> Session:
+        """Make an empty session for a loop of this kind; arguments as for `iterations`."""
+        return model.session(source, width, padding)
+
     def iterate(self) -> None:
         """Verify the pending proposals, accept, and make the next ones: one model call."""
         start, k = self.position, self.block_size
         output = self.session.step(self.proposals, start + 1)
         target = start.unsqueeze(1) + self.columns[: self.session.width]
-        accepted = self._stop_at_end_token(self._accept(output.scores, target))
+        accepted = self._stop_at_end_token(self._accept(output.scores, target), self.proposals)
         # All columns are written; those that were not accepted are overwritten before anyone reads them.
         self.tokens.scatter_(1, target.clamp(min=0) if self.starting else target, self.proposals)
         self.recorder.record(start, self.proposals[:, :k], accepted)
@@ -246,16 +254,25 @@ class BlockwiseLoop:
     def _next_choice(self) -> Choice:
         return self.chooser.at(self.position.unsqueeze(1) + self.columns[: self.block_size])
 
-    def _stop_at_end_token(self, accepted: Tensor) -> Tensor:
-        """Cut the accepted block right after its first end token, and close the rows that have one."""
+    def _stop_at_end_token(self, accepted: Tensor, block: Tensor) -> Tensor:
+        """Cut the accepted part of `block` right after its first end token, and close the rows that have one."""
         if self.end_token is None:
             return accepted
-        columns = self.columns[: self.session.width]
-        ends = (self.proposals == self.end_token) & (columns < accepted.unsqueeze(1))
-        first = torch.where(ends, columns, self.session.width).amin(1)
+        columns = self.columns[: block.shape[1]]
+        ends = (block == self.end_token) & (columns < accepted.unsqueeze(1))
+        first = torch.where(ends, columns, block.shape[1]).amin(1)
         accepted = torch.minimum(accepted, first + 1)
         self.limit = torch.where(ends.any(1), self.position + accepted, self.limit)
         return accepted
+
+
+def loop_type(options: DecodeConfig) -> type[BlockwiseLoop]:
+    """Return the kind of loop that decodes as `options` say."""
+    if options.proposer not in BRANCHING or options.block_size == 1:
+        return BlockwiseLoop
+    from superres.decoding.lookahead import LookaheadLoop  # which builds on this module
+
+    return LookaheadLoop
 
 
 def check_options(options: DecodeConfig, prediction_heads: int) -> int:
@@ -269,9 +286,11 @@ def check_options(options: DecodeConfig, prediction_heads: int) -> int:
         raise ConfigError(f"unknown acceptance {options.accept!r}; choose one of {', '.join(CRITERIA)}")
     if options.noise not in NOISES:
         raise ConfigError(f"unknown noise {options.noise!r}; choose one of {', '.join(NOISES)}")
-    if options.proposer not in PROPOSERS:
-        raise ConfigError(f"unknown proposer {options.proposer!r}; choose one of {', '.join(PROPOSERS)}")
+    if options.proposer not in (*PROPOSERS, *BRANCHING):
+        raise ConfigError(f"unknown proposer {options.proposer!r}; choose one of {', '.join((*PROPOSERS, *BRANCHING))}")
     CRITERIA[options.accept](options)
+    if options.proposer in BRANCHING:
+        return _branching_block_size(options)
     block_size = prediction_heads if options.block_size is None else options.block_size
     if block_size > prediction_heads and PROPOSERS[options.proposer].uses_heads:
         raise ConfigError(f"block size {block_size} is more than the {prediction_heads} prediction heads; "
@@ -280,6 +299,20 @@ def check_options(options: DecodeConfig, prediction_heads: int) -> int:
         raise ConfigError(f"an adaptive block size needs proposals of the heads, not of {options.proposer}")
     if options.min_block > block_size:
         raise ConfigError(f"min-block {options.min_block} is larger than the block size {block_size}")
+    return block_size
+
+
+def _branching_block_size(options: DecodeConfig) -> int:
+    """Return the block size of a proposer of branches: that of its n-grams, or 1 where greedy decoding is asked for."""
+    block_size = options.ngram_size if options.block_size is None else options.block_size
+    if block_size not in (1, options.ngram_size):
+        raise ConfigError(f"block size {block_size} is not that of {options.proposer}, whose blocks are its n-grams; give "
+                          f"--ngram-size {block_size} instead")
+    if options.adaptive:
+        raise ConfigError(f"an adaptive block size needs proposals of the heads, not of {options.proposer}")
+    if options.min_block > 1:
+        raise ConfigError(f"min-block {options.min_block} needs a proposal in every step, which {options.proposer} has not; "
+                          "leave it out")
     return block_size
 
 
@@ -326,9 +359,10 @@ def iterations(
         raise ConfigError(f"an adaptive block size has no fixed width; leave out the width {width}")
     if keys is None:
         keys = torch.arange(len(source), device=source.device)
-    session = model.session(source, width or block_size, padding)
+    kind = BlockwiseLoop if proposer is not None else loop_type(options)
+    session = kind.open_session(model, source, options, width or block_size, padding)
     first = block_size if adaptive is None else adaptive.choose()
-    loop = BlockwiseLoop(model, session, options, keys, first, proposer, fitted=adaptive is not None)
+    loop = kind(model, session, options, keys, first, proposer, fitted=adaptive is not None)
     interval = check_interval(model.end_token, source.device.type)
     yield loop
     while not loop.done():

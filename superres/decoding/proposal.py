@@ -152,3 +152,7 @@ PROPOSERS: dict[str, type[HeadProposer | StaleProposer | SourceProposer | LeftPr
     "above": AboveProposer,
 }
 """Proposers by the name that users give. Those that use the heads propose at most as many tokens as there are heads."""
+
+BRANCHING = ("lookahead",)
+"""Proposers of several branches a step, in blocks of a size of their own; `superres.decoding.blockwise.loop_type` gives
+the loop of each. None of them uses the heads."""
