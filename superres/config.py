@@ -52,6 +52,9 @@ DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR = "celeba-8to32", "multi30k-en-de"
 ENGINES = ("auto", "plain", "native")
 """Ways to compute the decoding step: with torch, or in compiled code for CPUs, which "auto" takes where it can."""
 
+SAMPLINGS = ("coupled", "speculative")
+"""Ways to sample in blocks."""
+
 HEAD_LAYERS = ("per-head", "dense", "adaptive", "sequential")
 
 
@@ -241,6 +244,9 @@ class DecodeConfig(Config):
         window: W, tokens that "lookahead" looks ahead at each stage of its Jacobi iteration.
         ngram_size: N, tokens of an n-gram of "lookahead", the one it is looked up by counted: its block size.
         candidates: G, n-grams that "lookahead" verifies in a step, at most.
+        sampling: "coupled", proposals and verifier sharing their noise, so that the sample is that of sequential
+            sampling with the same seed; or "speculative", accepting with min(1, p / q), which gives samples of the same
+            distribution.
         adaptive: choose the block size while decoding, up to `block_size`, by what steps cost on this machine and how
             far blocks get. Only exact acceptance gives the same tokens whatever the block sizes.
     """
@@ -259,6 +265,7 @@ class DecodeConfig(Config):
     window: int = 10
     ngram_size: int = 4
     candidates: int = 10
+    sampling: str = "coupled"
 
     def __post_init__(self) -> None:
         k = self.block_size

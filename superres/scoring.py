@@ -156,6 +156,19 @@ class TreeSession(Session, Protocol):
         ...
 
 
+class Peers(Protocol):
+    """Several processes that decode the same batch together, each with the same model."""
+
+    rank: int
+    """Number of this process."""
+    count: int
+    """How many there are."""
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Tell the others `values`, of a shape that all share; return those of all, in the order of ranks, [count, ...]."""
+        ...
+
+
 class ScoringModel(Protocol):
     """A model that the decoder can drive."""
 
@@ -167,6 +180,8 @@ class ScoringModel(Protocol):
     """K, heads p1..pk."""
     end_token: int | None
     """Token that ends a sequence early, or None where sequences have a fixed length."""
+    peers: Peers | None
+    """Processes among which a step's branches are spread; None where this one decodes alone."""
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
         """Encode `source` [B, S] (padding True in `padding` [B, S]) and make an empty session of step width `width`.

@@ -11,50 +11,45 @@ intensities in a row occur again, since each depends on where it stands, so that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from superres.config import DecodeConfig
+from superres.config import DecodeConfig, require
 from superres.decoding.acceptance import Criterion
 from superres.decoding.blockwise import BlockwiseLoop
+from superres.decoding.lookahead_sampling import SampledVerdicts
 from superres.decoding.pool import NgramPool
 from superres.decoding.proposal import Proposer
-from superres.errors import ConfigError
-from superres.scoring import ScoringModel, Session, StepOutput, Tree, TreeSession
+from superres.scoring import Peers, ScoringModel, Session, StepOutput, Tree, TreeSession
 
 CAPACITY = 2048
 """N-grams a row that the pool holds; a row of text makes fewer."""
 
 
+def share(count: int, rank: int = 0, processes: int = 1) -> range:
+    """Return which of `count` things process number `rank` of several takes, in shares as equal as can be."""
+    return range(count * rank // processes, count * (rank + 1) // processes)
+
+
 @dataclass(frozen=True)
-class Shape:
-    """Sizes of a step.
+class Outcome:
+    """What a step tells of each row.
 
     Attributes:
-        window: W, columns of the lookahead branch.
-        ngram_size: N.
-        candidates: G, n-grams verified in a step.
+        block: the best block: the root's token and those of a candidate, [B, N].
+        accepted: how many of them pass, [B].
+        first: the token after these, [B].
+        guessed: the guesses that the window's last stage made, [B, W].
     """
 
-    window: int
-    ngram_size: int
-    candidates: int
-
-    @classmethod
-    def of(cls, options: DecodeConfig, length: int) -> Shape:
-        """Return the sizes that `options` ask for, for targets of `length` tokens.
-
-        Raises:
-            ConfigError: the window reaches further than a target is long.
-        """
-        shape = cls(options.window, options.ngram_size, options.candidates)
-        reach = shape.window + shape.ngram_size - 2
-        if reach > length:
-            raise ConfigError(f"window {shape.window} and n-grams of {shape.ngram_size} look {reach} tokens ahead, further "
-                              f"than the {length} of a target; choose smaller ones")
-        return shape
+    block: Tensor
+    accepted: Tensor
+    first: Tensor
+    guessed: Tensor
 
 
 class Layout:
@@ -62,39 +57,68 @@ class Layout:
 
     Stage s of column c of the window is a guess at the token s + c places after the row's last one; (0, 0) is that last
     token itself, the root. A guess sees stage 0 up to its own column, and its own column's stages before it. A
-    candidate's tokens see the root and one another.
+    candidate's tokens see the root and one another. (Figure 2b of the paper.)
 
     Attributes:
-        tree: the columns: the root; the candidates, one after another; the last stage; the other stages.
+        tree: the columns: tokens that are read again, the root, the candidates one after another, the last stage, and
+            the other stages.
         paths: columns of the root and of each candidate, int64 [G, N].
-        judges: columns whose scores judge the candidates' tokens, [G * (N - 1)].
         guesses: columns of the window's last stage, [W].
-        filled: which cells of the window [N - 1, W], flattened, the columns after the candidates read.
+        cells: stage and column in the window of what each column of the step after the candidates reads, [2, ...].
     """
 
-    def __init__(self, shape: Shape) -> None:
-        """Lay out a step."""
-        size, stages = shape.ngram_size, shape.ngram_size - 1
-        parents = [-1]
-        paths = []
-        for _ in range(shape.candidates):
-            first = len(parents)
-            parents += [0, *range(first, first + stages - 1)]
-            paths.append([0, *range(first, first + stages)])
-        cells = [(stage, column) for stage in (stages - 1, *range(stages - 1)) for column in range(shape.window)]
-        cells.remove((0, 0))
-        column_of = {(0, 0): 0, **{cell: number for number, cell in enumerate(cells, len(parents))}}
-        parents += [column_of[(stage - 1, column) if stage else (0, column - 1)] for stage, column in cells]
+    def __init__(self, ngram_size: int, columns: Sequence[int], candidates: int, again: int = 0) -> None:
+        """Lay out a step.
+
+        Args:
+            ngram_size: N.
+            columns: those of the window whose guesses are wanted, in ascending order.
+            candidates: how many are verified.
+            again: tokens before the root that are read again.
+        """
+        last = ngram_size - 2
+        parents, paths = [*range(-1, again)], []
+        for _ in range(candidates):
+            path = [again, *range(len(parents), len(parents) + ngram_size - 1)]
+            parents += path[:-1]
+            paths.append(path)
+        stages = [(stage, column) for stage in range(1, last + 1) for column in columns]
+        trunk = [(0, column) for column in range(1, columns[-1] + 1)]
+        cells = sorted(trunk + stages, key=lambda cell: cell[0] != last)  # the others are only seen
+        number = {(0, 0): again, **{cell: column for column, cell in enumerate(cells, len(parents))}}
+        parents += [number[(stage - 1, column) if stage else (0, column - 1)] for stage, column in cells]
         self.paths = torch.tensor(paths)
-        self.judges = self.paths[:, :-1].flatten()
-        self.guesses = torch.tensor([column_of[stages - 1, column] for column in range(shape.window)])
-        self.filled = torch.tensor([stage * shape.window + column for stage, column in cells], dtype=torch.int64)
-        self.tree = Tree(parents, scored=1 + max(int(self.guesses.max()), int(self.paths.max())))
-        self.size = size
+        self.guesses = torch.tensor([number[last, column] for column in columns])
+        self.cells = torch.tensor(cells, dtype=torch.int64).view(-1, 2).t()
+        self.tree = Tree(parents, again, 1 + int(torch.cat([self.guesses, self.paths.flatten()]).max()))
+
+    @classmethod
+    def of(cls, options: DecodeConfig, model: ScoringModel) -> Layout:
+        """Return the layout that `options` ask for, this process's share if `model` is decoded by several.
+
+        Raises:
+            ConfigError: the window reaches further than a target is long, or there is not a branch for every process.
+        """
+        window, size, candidates, peers = options.window, options.ngram_size, options.candidates, model.peers
+        reach = window + size - 2
+        require(reach <= model.length, f"window {window} and n-grams of {size} look {reach} tokens ahead, further than the "
+                                       f"{model.length} of a target; choose smaller ones")
+        if peers is None:
+            return cls(size, range(window), candidates)
+        require(peers.count <= min(window, candidates), f"{peers.count} processes need a window and candidates of at least "
+                f"{peers.count}, not {window} and {candidates}; start fewer")
+        require(options.sampling == "coupled", f"{options.sampling} sampling tries candidates in turn, which {peers.count} "
+                "processes cannot do side by side; sample coupled")
+        ours = peers.rank, peers.count
+        return cls(size, share(window, *ours), len(share(candidates, *ours)), size - 1)
 
 
 class LookaheadLoop(BlockwiseLoop):
-    """The state of one decode by Lookahead: besides that of any loop, each row's window and pool."""
+    """The state of one decode by Lookahead: besides that of any loop, each row's window and pool.
+
+    Where several processes decode the batch together (`ScoringModel.peers`), all hold the same state, and each reads
+    and judges its share of a step.
+    """
 
     session: TreeSession
 
@@ -103,39 +127,44 @@ class LookaheadLoop(BlockwiseLoop):
         proposer: Proposer | None = None, criterion: Criterion | None = None, fitted: bool = False,
     ) -> None:
         """See `BlockwiseLoop`; `session` comes from `open_session`."""
-        shape = self.shape = Shape.of(options, model.length)
-        layout = Layout(shape)
-        device, stages = keys.device, shape.ngram_size - 1
-        self.paths, self.judges, self.guesses, self.filled = (
-            index.to(device) for index in (layout.paths, layout.judges, layout.guesses, layout.filled))
-        self.window = torch.zeros(len(keys), stages, shape.window, dtype=torch.int64, device=device)
-        self.known = torch.zeros(len(keys), shape.candidates, dtype=torch.bool, device=device)
-        self.pool = NgramPool(len(keys), shape.ngram_size, CAPACITY, device)
+        batch, device, self.size, self.peers = len(keys), keys.device, options.ngram_size, model.peers
+        layout, self.count = Layout.of(options, model), options.candidates
+        self.paths, self.guesses, cells = (x.to(device) for x in (layout.paths, layout.guesses, layout.cells))
+        self.stages, self.cells = cells
+        self.places = torch.arange(self.size + 1, device=device)
+        self.own = range(self.count) if self.peers is None else share(self.count, self.peers.rank, self.peers.count)
+        self.window = torch.zeros(batch, self.size - 1, options.window, dtype=torch.int64, device=device)
+        self.known = torch.zeros(batch, len(self.own), dtype=torch.bool, device=device)
+        self.proposals = torch.zeros(batch, layout.tree.size, dtype=torch.int64, device=device)
+        self.pool = NgramPool(batch, self.size, CAPACITY, device)
+        speculative = options.is_sampling and options.sampling == "speculative"
+        self.sampled = SampledVerdicts(options, keys) if speculative else None
         super().__init__(model, session, options, keys, block_size, proposer, criterion, fitted)
 
     @classmethod
     def open_session(
         cls, model: ScoringModel, source: Tensor, options: DecodeConfig, width: int, padding: Tensor | None = None,
     ) -> Session:
-        """See `BlockwiseLoop.open_session`; the width is that of the branches."""
-        shape = Shape.of(options, model.length)
-        return model.tree_session(source, Layout(shape).tree, shape.ngram_size, padding)
+        """See `BlockwiseLoop.open_session`.
+
+        Raises:
+            ConfigError: the sizes do not fit the model, or another width than that of the n-grams is asked for.
+        """
+        require(width == options.ngram_size, f"a step of lookahead is as wide as its branches; leave out the width {width}")
+        return model.tree_session(source, Layout.of(options, model).tree, options.ngram_size, padding)
 
     def iterate(self) -> None:
         """See `BlockwiseLoop.iterate`."""
-        start, size = self.position, self.shape.ngram_size
-        output = self.session.step(self.proposals, start + 1)
-        target = start.unsqueeze(1) + self.columns[:size]
-        path, accepted = self._judge(output.scores, target)
-        block = self.proposals.gather(1, path)
-        accepted = self._stop_at_end_token(accepted, block)
-        self.session.keep(path)
-        self.tokens.scatter_(1, target.clamp(min=0) if self.starting else target, block)
-        self.recorder.record(start, block, accepted)
-        self.position = (start + accepted).clamp(min=0)
-        self.starting = False
-        index = path.gather(1, (accepted - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
-        self.proposals = self._next(output, index, self.position - start)
+        start = self.position
+        told = self._read(self.session.step(self.proposals, start + 1), start)
+        target = start.unsqueeze(1) + self.places[:-1]
+        room = (self.limit - start) * (start >= 0)
+        accepted = self._stop_at_end_token(torch.minimum(told.accepted, room), told.block)
+        self.tokens.scatter_(1, target.clamp(min=0) if self.starting else target, told.block)
+        self.recorder.record(start, told.block, accepted)
+        # What a starting row has read is the start of the sequence, which is no token.
+        self.position, self.starting = (start + accepted).clamp(min=0), False
+        self.proposals = self._next(told, self.position - start)
 
     def restart(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
         """See `BlockwiseLoop.restart`."""
@@ -150,45 +179,71 @@ class LookaheadLoop(BlockwiseLoop):
         self.window, self.known = self.window[kept], self.known[kept]
         self.pool.shrink(kept)
 
-    def _judge(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the columns [B, N] of the best block and how many [B] of its tokens pass."""
-        batch, (count, size) = len(scores), self.paths.shape
-        proposed = self.proposals[:, self.paths[:, 1:]].flatten(0, 1)
-        offsets = self.columns[1:size].repeat(count)
-        adjusted = self.choice.adjust(scores[:, self.judges], offsets).view(batch * count, size - 1, -1)
-        passed = self.criterion.accept(proposed, adjusted, target[:, 1:].repeat_interleave(count, 0))
-        passed = passed.view(batch, count, -1) & self.known.unsqueeze(-1)
-        lengths = 1 + passed.long().cumprod(2).sum(2)
-        longest, best = lengths.max(1)
-        room = (self.limit - self.position) * (self.position >= 0)
-        return self.paths[best], torch.minimum(longest, room)
-
     def _predict(self, output: StepOutput, index: Tensor) -> Tensor:
         """See `BlockwiseLoop._predict`: after the first step, which has read the start of the sequence at the root."""
-        self.session.keep(index.unsqueeze(1))
-        return self._next(output, index, torch.ones_like(index))
+        return self._next(self._read(output, self.position - 1), torch.ones_like(index))
 
-    def _next(self, output: StepOutput, index: Tensor, moved: Tensor) -> Tensor:
-        """Return the columns' next tokens [B, M].
+    def _read(self, output: StepOutput, start: Tensor) -> Outcome:
+        """Return what a step tells, its roots at target positions `start` [B], and keep its best paths."""
+        best, accepted, first = self._judge(output.scores, start)
+        path = self.paths[best]
+        told = Outcome(self.proposals.gather(1, path), accepted, first, output.scores[:, self.guesses].argmax(-1))
+        if self.peers is None:
+            self.session.keep(path)
+            return told
+        self.session.keep(self.places[:-1].expand_as(path))
+        return self._agree(told, self.peers)
+
+    def _judge(self, scores: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return each row's best candidate, how many tokens of its block pass, and the token after these, all [B]."""
+        batch, (count, size) = len(scores), self.paths.shape
+        proposed = self.proposals[:, self.paths[:, 1:]]
+        target = start.unsqueeze(1) + self.places[1:]
+        if self.sampled is not None:
+            best, passed, first = self.sampled(scores, self.paths, proposed, self.known, self.keys, target)
+            return best, 1 + passed, first
+        choice = self.chooser.at(target)
+        offsets = self.places[: size - 1].repeat(count)
+        adjusted = choice.adjust(scores[:, self.paths[:, :-1].flatten()], offsets).view(batch * count, size - 1, -1)
+        verdicts = self.criterion.accept(proposed.flatten(0, 1), adjusted, target[:, :-1].repeat_interleave(count, 0))
+        passed = verdicts.view(batch, count, -1) & self.known.unsqueeze(-1)
+        accepted, best = (1 + passed.long().cumprod(2).sum(2)).max(1)
+        path = self.paths[best].unsqueeze(-1).expand(-1, -1, scores.shape[-1])
+        chosen = choice(scores.gather(1, path))
+        return best, accepted, chosen.gather(1, accepted.unsqueeze(1) - 1).squeeze(1)
+
+    def _agree(self, told: Outcome, peers: Peers) -> Outcome:
+        """Return the best block of all processes, what belongs to it, and the guesses of all of them."""
+        width, size = self.window.shape[2], self.size
+        numbers = torch.stack([told.accepted, told.first], dim=1)
+        padding = width - told.guessed.shape[1]
+        parts = peers.gather(torch.cat([numbers, told.block, F.pad(told.guessed, (0, padding))], dim=1))
+        # The first of several that are as good, as one process would take it: candidates are shared in order.
+        best = parts[:, :, 0].max(0).indices
+        chosen = parts[best, torch.arange(len(best), device=best.device)]
+        guessed = torch.cat([
+            part[:, 2 + size :][:, : len(share(width, rank, peers.count))] for rank, part in enumerate(parts)], dim=1)
+        return Outcome(chosen[:, 2 : 2 + size], chosen[:, 0], chosen[:, 1], guessed)
+
+    def _next(self, told: Outcome, moved: Tensor) -> Tensor:
+        """Collect n-grams, move the window on, and return what the columns read next [B, M].
 
         Args:
-            output: of the step.
-            index: column whose scores choose the next token, [B].
+            told: by the step.
             moved: places that each row has moved on, [B].
         """
-        self.choice = self._next_choice()
-        scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
-        first = self.choice(scores, slice(1))
-        self._advance(output.scores[:, self.guesses].argmax(-1), moved)
-        self.window[:, 0, 0] = first[:, 0]
-        candidates, self.known = self.pool.find(first[:, 0], self.shape.candidates)
-        return torch.cat([first, candidates.flatten(1), self.window.flatten(1)[:, self.filled]], dim=1)
-
-    def _advance(self, guessed: Tensor, moved: Tensor) -> None:
-        """Collect the n-grams that `guessed` [B, W] completes, and move the window on by `moved` [B] places."""
-        stages = torch.cat([self.window, guessed.unsqueeze(1)], dim=1)
+        stages = torch.cat([self.window, told.guessed.unsqueeze(1)], dim=1)
         self.pool.add(stages.transpose(1, 2))
         # A guess stays where it stands in the sequence; past the last one, that one is repeated.
-        column = self.columns[: self.shape.window] + moved.unsqueeze(1) - 1
-        column = column.clamp(0, self.shape.window - 1).unsqueeze(1)
+        width = stages.shape[2]
+        column = (torch.arange(width, device=moved.device) + moved.unsqueeze(1) - 1).clamp(0, width - 1).unsqueeze(1)
         self.window = stages[:, 1:].gather(2, column.expand_as(self.window))
+        self.window[:, 0, 0] = told.first
+        candidates, known = self.pool.find(told.first, self.count)
+        own = slice(self.own.start, self.own.stop)
+        self.known = known[:, own]
+        parts = [told.first.unsqueeze(1), candidates[:, own].flatten(1), self.window[:, self.stages, self.cells]]
+        if self.peers is not None:
+            again = (self.position.unsqueeze(1) - self.size + self.places[1:-1]).clamp(min=0)
+            parts.insert(0, self.tokens.gather(1, again))
+        return torch.cat(parts, dim=1)

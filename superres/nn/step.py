@@ -31,7 +31,7 @@ from superres.nn.image_aids import (
 )
 from superres.nn.layers import DecoderLayer, TiedProjection
 from superres.nn.model import EncoderDecoder, Memory
-from superres.scoring import Choose, StepOutput, Tree
+from superres.scoring import Choose, Peers, StepOutput, Tree
 
 if TYPE_CHECKING:
     from superres.nn.branches import TreeSession
@@ -389,6 +389,7 @@ class StepModel:
         self.length = model.config.target_length
         self.prediction_heads = model.config.prediction_heads
         self.end_token = end_token
+        self.peers: Peers | None = None
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.scoring.ScoringModel.session`."""
