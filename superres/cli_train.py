@@ -128,9 +128,9 @@ def decode(
     """
     options, search = DecodeConfig(block_size), BeamConfig(beam, length_penalty)
 
+    from superres.checkpoint import find_checkpoint
     from superres.distillation import decode_own_faces, translate_pairs
     from superres.loading import checkpoint_task
-    from superres.pipeline import find_checkpoint
     from superres.tasks import faces, translation
 
     if checkpoint_task(find_checkpoint(checkpoint)) == translation.name:

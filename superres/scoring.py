@@ -85,12 +85,15 @@ class Session(Protocol):
         """
         ...
 
-
     def adopt(self, rows: Tensor, other: Any, chosen: Tensor) -> None:  # noqa: ANN401 -- a session of the same class
         """Put rows `chosen` [R] of `other`, a session of the same model and width, in the place of rows `rows` [R].
 
         They go on where they are in `other`; all that this session knew of `rows` is gone.
         """
+        ...
+
+    def row_state(self) -> list[Tensor]:
+        """Return views of all tensors that belong to single rows, each [B, ...], in an order that the class fixes."""
         ...
 
 
@@ -105,6 +108,10 @@ class ScoringModel(Protocol):
     """K, heads p1..pk."""
     end_token: int | None
     """Token that ends a sequence early, or None where sequences have a fixed length."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of its weights."""
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
         """Encode `source` [B, S] (padding True in `padding` [B, S]) and make an empty session of step width `width`.

@@ -131,7 +131,7 @@ def test_a_recipe_that_does_not_hold_together_is_refused_in_one_line(change, mes
 
 
 def test_the_bundled_recipes_can_be_read():
-    from superres.pipeline import bundled_folder
+    from superres.checkpoint import bundled_folder
 
     recipes = sorted((bundled_folder().parent / "scripts" / "recipes").glob("*.json"))
     assert [path.stem for path in recipes] == ["one-gpu", "text-two-cores", "two-cores"]

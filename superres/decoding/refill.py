@@ -18,6 +18,8 @@ from torch import Tensor
 from superres.config import DecodeConfig
 from superres.decoding.adaptive import AdaptiveBlockSize
 from superres.decoding.blockwise import DONE_CHECK_INTERVAL, BlockwiseLoop, check_options
+from superres.decoding.proposal import PROPOSERS
+from superres.decoding.proposer import Proposer, accompany
 from superres.decoding.trace import RowTrace
 from superres.scoring import ScoringModel, Session
 
@@ -89,6 +91,7 @@ class RefilledDecoder:
         options: block size, proposer, acceptance, sampling.
         rows: sequences decoded together, at most.
         adaptive: gives what chooses block sizes for a batch of sources [B, S], or None for a fixed one.
+        proposer: source of proposals; by `options.proposer` if None.
         under_way: those being decoded now.
         tokens_under_way: tokens that these have so far.
     """
@@ -98,6 +101,7 @@ class RefilledDecoder:
     options: DecodeConfig
     rows: int
     adaptive: Callable[[Tensor], AdaptiveBlockSize | None] = lambda sources: None
+    proposer: Proposer | None = None
     tokens_under_way: int = 0
     _rows: list[_Row | None] = field(default_factory=list)
     _more: bool = True
@@ -114,7 +118,9 @@ class RefilledDecoder:
         Raises:
             ConfigError: options do not fit the model.
         """
-        block_size = check_options(self.options, self.model.prediction_heads)
+        block_size = check_options(self.options, self.model.prediction_heads, self.model.length)
+        self.proposer = self.proposer or PROPOSERS[self.options.proposer]()
+        self.model = accompany(self.model, self.proposer)
         first: list[Waiting] = []
         while len(first) < self.rows and (more := self.feed.take(self.rows - len(first), True)) is not None:
             first += more
@@ -150,7 +156,8 @@ class RefilledDecoder:
             session.adopt(rows, fresh, chosen)
         if sizes is not None:
             block_size = sizes.choose()
-        return BlockwiseLoop(self.model, session, self.options, keys, block_size, fitted=sizes is not None)
+        return BlockwiseLoop(self.model, session, self.options, keys, block_size, self.proposer,
+                             fitted=sizes is not None)
 
     def _encoded(
         self, waiting: list[Waiting], rows: Tensor, width: int,
