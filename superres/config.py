@@ -212,9 +212,19 @@ PRESETS: dict[str, ModelConfig] = {
         dropout=0.3, head_filter_size=512, aligned_conditioning=False, conditioning_blocks=0,
         numeric_neighbourhood=False, ordinal_output=False, tied_embeddings=True,
     ),
+    "draft": ModelConfig(
+        width=64, filter_size=128, decoder_layers=1, cross_attention=False, conditioning_blocks=4,
+        conditioning_width=64, cell_remainder=True, free_scores=False,
+    ),
+    "text-draft": ModelConfig(
+        task="translation", languages=("en", "de"), vocabulary=8000, source_shape=(128,), target_shape=(128,),
+        width=128, filter_size=256, attention_heads=4, encoder_layers=2, decoder_layers=1, attention="causal",
+        dropout=0.1, aligned_conditioning=False, conditioning_blocks=0, numeric_neighbourhood=False,
+        ordinal_output=False, tied_embeddings=True,
+    ),
 }
-"""Named networks: `tiny` for tests, `base` as bundled, `paper` as published (img2img_transformer_b3); and `text`, a
-small Transformer for translation."""
+"""Named networks: `tiny` for tests, `base` as bundled, `paper` as published (img2img_transformer_b3); `text`, a small
+Transformer for translation; and `draft` and `text-draft`, draft models for `base` and `text`."""
 
 
 @dataclass(frozen=True)

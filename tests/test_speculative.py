@@ -134,8 +134,8 @@ def test_samples_have_the_distribution_of_direct_sampling(way, settings):
     options = speculative(**settings)
     decoded = sampled(options, **WAYS[way])
     assert statistic(decoded.tokens, joint(options)) < 1
-    accepted = np.concatenate([trace.accepted for trace in decoded.traces])
-    assert set(accepted.tolist()) == ({1, 3} if way == "itself" else {1, 2, 3})
+    accepted = {count for trace in decoded.traces for count in trace.accepted}
+    assert accepted == {1, 3} if way == "itself" else len(accepted) > 1
 
 
 @pytest.mark.parametrize("settings", FILTERS.values(), ids=FILTERS)

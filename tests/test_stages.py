@@ -134,10 +134,17 @@ def test_the_bundled_recipes_can_be_read():
     from superres.checkpoint import bundled_folder
 
     recipes = sorted((bundled_folder().parent / "scripts" / "recipes").glob("*.json"))
-    assert [path.stem for path in recipes] == ["one-gpu", "text-two-cores", "two-cores"]
+    assert [path.stem for path in recipes] == ["draft-two-cores", "one-gpu", "text-draft-two-cores", "text-two-cores",
+                                               "two-cores"]
     for path in recipes:
-        names = [rung.name for rung in Ladder.read(path).rungs]
-        if path.stem.startswith("text"):  # the paper's Table 1, and what its columns start from
+        ladder = Ladder.read(path)
+        names = [rung.name for rung in ladder.rungs]
+        if "draft" in path.stem:
+            assert names == ["draft"]
+            # Five megabytes, in two bytes a weight.
+            assert sum(weight.numel() for weight in EncoderDecoder(PRESETS[ladder.preset]).parameters()) < 2_300_000
+            assert ladder.rungs[0].train_config().teacher
+        elif path.stem.startswith("text"):  # the paper's Table 1, and what its columns start from
             assert sorted(names) == ["base", "both", "distillation", "fine-tuning", "regular", "student", "teacher"]
         else:
             assert names == ["base", "regular", "fine-tuned", "distilled"]
