@@ -342,9 +342,7 @@ def proposers_markdown(report: Report) -> str:
     header = ["proposer", "mode", "k", *(heading for heading, _ in COLUMNS.values()), "best k"]
     lines = [f"- {name}: not measured: {reason}" for name, reason in report["missing"].items()]
     return "\n\n".join([
-        f"# Proposers: {report['task']}",
-        f"{report['checkpoint']}, engine {report['engine']} on {report['device']}; {_machine(report)}. "
-        f"{report['batches']} batches of {report['batch']}; sampling at temperature {report['temperature']}.",
+        f"# Proposers: {report['task']}", proposers_told(report),
         markdown_table(header, rows), *(["\n".join(lines)] if lines else []),
         "Greedy is exact greedy decoding; coupled and speculative are sampling. Speed-up is over one token a step in "
         "the same mode. alpha is the share of verified proposals that were accepted, E[min(p, q)] where speculative; c "
@@ -354,8 +352,11 @@ def proposers_markdown(report: Report) -> str:
     ]) + "\n"
 
 
-def _machine(report: Report) -> str:
-    return ", ".join(f"{name} {value}" for name, value in report["machine"].items() if value is not None)
+def proposers_told(report: Report) -> str:
+    """Return what the figures of a report are of, as a line."""
+    told = ", ".join(f"{name} {value}" for name, value in report["machine"].items() if value is not None)
+    return (f"{report['checkpoint']}, engine {report['engine']} on {report['device']}; {told}. {report['batches']} "
+            f"batches of {report['batch']}; sampling at temperature {report['temperature']}.")
 
 
 SUMMARY = ["proposer", "choosing", "k", "mean accepted block size", "model calls", "speed-up", "memory, MiB",

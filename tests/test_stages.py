@@ -12,6 +12,7 @@ from superres.checkpoint import read_config, read_training, save_checkpoint
 from superres.cli import run
 from superres.config import PRESETS, DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError, SuperresError
+from superres.nn.model import EncoderDecoder
 from superres.pipeline import Upscaler
 from superres.stages import Ladder, Stage, climb, decode_own_faces, train_stage
 from superres.tasks.faces import FacePairs, read_faces, write_npz
