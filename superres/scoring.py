@@ -42,8 +42,8 @@ class Tree:
     """Columns of a step that are alternatives to one another, so that one step may verify several continuations.
 
     A column reads its token after those of its ancestors: its position is as many places from the root's as they are
-    apart in the tree, and of the step's columns it sees its ancestors and itself alone, whatever else stands at the same
-    positions. That is the step's visibility mask, the same for all rows.
+    apart in the tree, and of the step's columns it sees its ancestors and itself alone, whatever else stands at the
+    same positions. That is the step's visibility mask, the same for all rows.
 
     Attributes:
         size: M, columns.
@@ -136,6 +136,10 @@ class Session(Protocol):
         """
         ...
 
+    def row_state(self) -> list[Tensor]:
+        """Return views of all tensors that belong to single rows, each [B, ...], in an order that the class fixes."""
+        ...
+
 
 class TreeSession(Session, Protocol):
     """A session whose steps read the columns of a tree; `width` is their number, and does not change.
@@ -165,7 +169,7 @@ class Peers(Protocol):
     """How many there are."""
 
     def gather(self, values: Tensor) -> Tensor:
-        """Tell the others `values`, of a shape that all share; return those of all, in the order of ranks, [count, ...]."""
+        """Tell the others `values`, of a shape that all share; return those of all, [count, ...], in order of ranks."""
         ...
 
 
@@ -182,6 +186,10 @@ class ScoringModel(Protocol):
     """Token that ends a sequence early, or None where sequences have a fixed length."""
     peers: Peers | None
     """Processes among which a step's branches are spread; None where this one decodes alone."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of its weights."""
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
         """Encode `source` [B, S] (padding True in `padding` [B, S]) and make an empty session of step width `width`.

@@ -6,12 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import PLAIN, SMALL, VARIANTS, random_model, random_tokens
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from fakes import SMALL, VARIANTS, random_model, random_tokens
 from stepping import assert_close
 
-from superres.nn.branches import TreeCache
 from superres.nn.step import StepModel
 from superres.scoring import Tree
 
@@ -21,8 +18,8 @@ BRANCHY = Tree([-1, 0, 0, 1, 1, 2, 5, 6])
 
 
 def random_tree(draw, size, root=0):
-    parents = [-1, *range(root), *(int(torch.randint(root, column, (), generator=draw)) for column in range(root + 1, size))]
-    return Tree(parents, root)
+    behind = (int(torch.randint(root, column, (), generator=draw)) for column in range(root + 1, size))
+    return Tree([-1, *range(root), *behind], root)
 
 
 def path_of(tree, column):

@@ -24,16 +24,16 @@ from superres.errors import ConfigError
 from superres.nn.step import StepModel
 
 ROWS = 3
-LOOKAHEAD = DecodeConfig(proposer="lookahead", window=4, ngram_size=3, candidates=3)
-SIZES = [{"window": 1, "ngram_size": 2, "candidates": 1}, {"window": 5, "ngram_size": 2, "candidates": 4},
-         {"window": 4, "ngram_size": 3, "candidates": 3}, {"window": 6, "ngram_size": 5, "candidates": 2}]
+LOOKAHEAD = DecodeConfig(proposer="lookahead", window=4, block_size=3, candidates=3)
+SIZES = [{"window": 1, "block_size": 2, "candidates": 1}, {"window": 5, "block_size": 2, "candidates": 4},
+         {"window": 4, "block_size": 3, "candidates": 3}, {"window": 6, "block_size": 5, "candidates": 2}]
 
 
 @cache
 def small(variant, dtype=torch.float64):
     """Return a model and sources; of text, one that ends sentences."""
     if variant == "sentences":
-        return StepModel(wordy(CONFIG, dtype=dtype), end_token=1), random_tokens(CONFIG, ROWS)[0]
+        return StepModel(wordy(CONFIG, 2, dtype), end_token=1), random_tokens(CONFIG, ROWS)[0]
     # In float32, a product with 6 outputs depends on the row that it stands in (by MKL's kernels); with 16 it does not.
     config = VARIANTS[variant] if dtype is torch.float64 else replace(VARIANTS[variant], vocabulary=16)
     return StepModel(random_model(config, dtype=dtype)), random_tokens(config, ROWS)[0]
@@ -68,7 +68,8 @@ def test_the_mask_of_a_step_is_that_of_the_papers_figure():
     stage = {0: "orange", 1: "green", 2: "red"}
     names += [f"{stage[int(s)]} {int(s + c)}" for s, c in layout.cells.t()]
     assert len(names) == layout.tree.size == 5 * 3 + 2 * 3
-    sees = {name: {names[i] for i in seen.nonzero().flatten()} for name, seen in zip(names, layout.tree.visible, strict=True)}
+    visible = zip(names, layout.tree.visible, strict=True)
+    sees = {name: {names[i] for i in seen.nonzero().flatten()} for name, seen in visible}
     oranges = [f"orange {place}" for place in range(1, 5)]
     assert sees["red 6"] == {"red 6", "green 5", "0", *oranges}
     assert sees["red 2"] == {"red 2", "green 1", "0"}
@@ -90,7 +91,7 @@ def test_the_mask_of_a_step_is_that_of_the_papers_figure():
 @pytest.mark.parametrize("variant", ["base aids", "plain", "text", "sentences"])
 def test_exact_equals_the_plain_greedy_decoder(variant, sizes):
     model, source = small(variant)
-    check(decode(model, source, DecodeConfig(proposer="lookahead", **sizes)), sequential(variant), sizes["ngram_size"])
+    check(decode(model, source, DecodeConfig(proposer="lookahead", **sizes)), sequential(variant), sizes["block_size"])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -143,7 +144,7 @@ def with_pool(pool, model, source, options, monkeypatch):
 def test_exact_equals_the_plain_decoder_whatever_is_in_the_pool(kind, temperature, monkeypatch):
     model, source = small("base aids")
     expected = sequential("base aids", temperature)
-    options = replace(LOOKAHEAD, temperature=temperature, seed=3, ngram_size=4)
+    options = replace(LOOKAHEAD, temperature=temperature, seed=3, block_size=4)
     decoded = with_pool(Hostile(torch.tensor(expected), kind), model, source, options, monkeypatch)
     check(decoded, expected, 4)
     if kind == "right":
@@ -215,7 +216,7 @@ def test_every_criterion_gives_all_tokens_in_blocks_of_1_to_n(name):
 def test_a_row_does_not_depend_on_batch_or_sizes(window, ngram_size, candidates, rows, variant):
     config = VARIANTS[variant]
     model, source = small(variant)[0], random_tokens(config, rows, seed=1)[0]
-    options = DecodeConfig(proposer="lookahead", window=window, ngram_size=ngram_size, candidates=candidates)
+    options = DecodeConfig(proposer="lookahead", window=window, block_size=ngram_size, candidates=candidates)
     together = decode(model, source, options)
     assert torch.equal(together.tokens, decode(model, source, DecodeConfig(block_size=1)).tokens)
     alone = decode(model, source[-1:], options)
@@ -262,9 +263,9 @@ def test_block_size_1_is_greedy_decoding_by_a_loop_without_branches():
 
 @pytest.mark.parametrize(("changes", "named"), [
     ({"window": 0}, "window must be in 1..128, not 0"), ({"window": 129}, "window must be in 1..128, not 129"),
-    ({"ngram_size": 1}, "ngram-size must be in 2..128, not 1"), ({"ngram_size": 200}, "ngram-size .* not 200"),
+    ({"block_size": 1}, "ngram-size must be in 2..128, not 1"), ({"block_size": 200}, "ngram-size .* not 200"),
     ({"candidates": 0}, "candidates must be in 1..128, not 0"), ({"candidates": 2.5}, "candidates .* not 2.5"),
-    ({"window": 20, "ngram_size": 12}, "window 20 and n-grams of 12 look 30 tokens ahead, further than the 29"),
+    ({"window": 20, "block_size": 12}, "window 20 and n-grams of 12 look 30 tokens ahead, further than the 29"),
     ({"block_size": 5}, "block size 5 is not that of lookahead"), ({"min_block": 2}, "min-block 2"),
     ({"adaptive": True}, "adaptive block size"),
 ])

@@ -21,9 +21,11 @@ from torch import Tensor
 from superres.config import DecodeConfig, require
 from superres.decoding.acceptance import Criterion
 from superres.decoding.blockwise import BlockwiseLoop
-from superres.decoding.lookahead_sampling import SampledVerdicts
+from superres.decoding.choice import COMMITTED, VERDICT
+from superres.decoding.lookahead_sampling import verify_candidates
+from superres.decoding.noise import Uniforms
 from superres.decoding.pool import NgramPool
-from superres.decoding.proposal import Proposer
+from superres.decoding.proposer import Proposer
 from superres.scoring import Peers, ScoringModel, Session, StepOutput, Tree, TreeSession
 
 CAPACITY = 2048
@@ -93,24 +95,21 @@ class Layout:
         self.tree = Tree(parents, again, 1 + int(torch.cat([self.guesses, self.paths.flatten()]).max()))
 
     @classmethod
-    def of(cls, options: DecodeConfig, model: ScoringModel) -> Layout:
-        """Return the layout that `options` ask for, this process's share if `model` is decoded by several.
+    def of(cls, options: DecodeConfig, ngram_size: int, peers: Peers | None) -> Layout:
+        """Return the layout that `options` ask for, this process's share if it is one of several.
 
         Raises:
-            ConfigError: the window reaches further than a target is long, or there is not a branch for every process.
+            ConfigError: there is not a branch for every process, or they cannot sample so.
         """
-        window, size, candidates, peers = options.window, options.ngram_size, options.candidates, model.peers
-        reach = window + size - 2
-        require(reach <= model.length, f"window {window} and n-grams of {size} look {reach} tokens ahead, further than the "
-                                       f"{model.length} of a target; choose smaller ones")
+        window, candidates = options.window, options.candidates
         if peers is None:
-            return cls(size, range(window), candidates)
-        require(peers.count <= min(window, candidates), f"{peers.count} processes need a window and candidates of at least "
-                f"{peers.count}, not {window} and {candidates}; start fewer")
-        require(options.sampling == "coupled", f"{options.sampling} sampling tries candidates in turn, which {peers.count} "
-                "processes cannot do side by side; sample coupled")
-        ours = peers.rank, peers.count
-        return cls(size, share(window, *ours), len(share(candidates, *ours)), size - 1)
+            return cls(ngram_size, range(window), candidates)
+        rank, count = peers.rank, peers.count
+        require(count <= min(window, candidates), f"{count} processes need a window and candidates of at least {count}, "
+                                                  f"not {window} and {candidates}; start fewer")
+        require(options.sampling == "coupled", f"{options.sampling} sampling tries candidates in turn, which {count} "
+                                               "processes cannot do side by side; sample coupled")
+        return cls(ngram_size, share(window, rank, count), len(share(candidates, rank, count)), ngram_size - 1)
 
 
 class LookaheadLoop(BlockwiseLoop):
@@ -127,8 +126,8 @@ class LookaheadLoop(BlockwiseLoop):
         proposer: Proposer | None = None, criterion: Criterion | None = None, fitted: bool = False,
     ) -> None:
         """See `BlockwiseLoop`; `session` comes from `open_session`."""
-        batch, device, self.size, self.peers = len(keys), keys.device, options.ngram_size, model.peers
-        layout, self.count = Layout.of(options, model), options.candidates
+        batch, device, self.size, self.peers = len(keys), keys.device, block_size, model.peers
+        layout, self.count = Layout.of(options, block_size, model.peers), options.candidates
         self.paths, self.guesses, cells = (x.to(device) for x in (layout.paths, layout.guesses, layout.cells))
         self.stages, self.cells = cells
         self.places = torch.arange(self.size + 1, device=device)
@@ -137,21 +136,16 @@ class LookaheadLoop(BlockwiseLoop):
         self.known = torch.zeros(batch, len(self.own), dtype=torch.bool, device=device)
         self.proposals = torch.zeros(batch, layout.tree.size, dtype=torch.int64, device=device)
         self.pool = NgramPool(batch, self.size, CAPACITY, device)
-        speculative = options.is_sampling and options.sampling == "speculative"
-        self.sampled = SampledVerdicts(options, keys) if speculative else None
         super().__init__(model, session, options, keys, block_size, proposer, criterion, fitted)
 
     @classmethod
     def open_session(
-        cls, model: ScoringModel, source: Tensor, options: DecodeConfig, width: int, padding: Tensor | None = None,
+        cls, model: ScoringModel, source: Tensor, options: DecodeConfig, block_size: int, width: int | None = None,
+        padding: Tensor | None = None,
     ) -> Session:
-        """See `BlockwiseLoop.open_session`.
-
-        Raises:
-            ConfigError: the sizes do not fit the model, or another width than that of the n-grams is asked for.
-        """
-        require(width == options.ngram_size, f"a step of lookahead is as wide as its branches; leave out the width {width}")
-        return model.tree_session(source, Layout.of(options, model).tree, options.ngram_size, padding)
+        """See `BlockwiseLoop.open_session`; also raised where several processes cannot share the branches."""
+        require(width is None, f"a step of lookahead is as wide as its branches; leave out the width {width}")
+        return model.tree_session(source, Layout.of(options, block_size, model.peers).tree, block_size, padding)
 
     def iterate(self) -> None:
         """See `BlockwiseLoop.iterate`."""
@@ -199,9 +193,8 @@ class LookaheadLoop(BlockwiseLoop):
         batch, (count, size) = len(scores), self.paths.shape
         proposed = self.proposals[:, self.paths[:, 1:]]
         target = start.unsqueeze(1) + self.places[1:]
-        if self.sampled is not None:
-            best, passed, first = self.sampled(scores, self.paths, proposed, self.known, self.keys, target)
-            return best, 1 + passed, first
+        if self.chooser.uniforms is not None:
+            return self._draw(scores, proposed, target, self.chooser.uniforms)
         choice = self.chooser.at(target)
         offsets = self.places[: size - 1].repeat(count)
         adjusted = choice.adjust(scores[:, self.paths[:, :-1].flatten()], offsets).view(batch * count, size - 1, -1)
@@ -211,6 +204,21 @@ class LookaheadLoop(BlockwiseLoop):
         path = self.paths[best].unsqueeze(-1).expand(-1, -1, scores.shape[-1])
         chosen = choice(scores.gather(1, path))
         return best, accepted, chosen.gather(1, accepted.unsqueeze(1) - 1).squeeze(1)
+
+    def _draw(
+        self, scores: Tensor, proposed: Tensor, target: Tensor, uniforms: Uniforms
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Do the same by speculative sampling, for candidates [B, G, N - 1] and target positions [B, N]."""
+        rows, sampler = torch.arange(len(scores), device=scores.device), self.chooser.sampler
+        temperature = sampler.temperature(target)
+
+        def distribution(candidate: Tensor, place: int) -> Tensor:
+            own = scores[rows, self.paths[candidate, place]].unsqueeze(1)
+            return sampler(own, temperature[:, place : place + 1]).softmax(-1).squeeze(1)
+
+        verdict, committed = (uniforms.at(3 * target + purpose) for purpose in (VERDICT, COMMITTED))
+        best, passed, first = verify_candidates(distribution, proposed, self.known, verdict[:, :-1], committed)
+        return best, 1 + passed, first
 
     def _agree(self, told: Outcome, peers: Peers) -> Outcome:
         """Return the best block of all processes, what belongs to it, and the guesses of all of them."""

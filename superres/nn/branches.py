@@ -23,11 +23,12 @@ class TreeCache(KeyValueCache):
     """A ring with slots beside it for the columns of one step, until a path of them is kept."""
 
     def __init__(self, config: ModelConfig, batch: int, tree: Tree, kept: int, like: Tensor) -> None:
-        """Allocate for `batch` rows, of whose steps at most `kept` columns are kept, with dtype and device of `like`."""
+        """Allocate for `batch` rows, of whose steps `kept` columns at most are kept, with dtype and device of `like`."""
         super().__init__(config, batch, kept, like, tree.size)
         if config.attention == "causal":
             self.block_length *= 2  # columns may stand past the last position that is ever kept
-        self.ancestors, self.offset = tree.ancestors.to(like.device), torch.arange(tree.ancestors.shape[1]).to(like.device)
+        self.ancestors = tree.ancestors.to(like.device)
+        self.offset = torch.arange(tree.ancestors.shape[1], device=like.device)
 
     def locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return what a step sees, the same for every layer.
@@ -93,14 +94,15 @@ class TreeLayerStep(LayerStep):
         (old_key, old_value), (key, value) = cache.write(layer, projected[:, width:], index)
         query = self._split(projected[:, :width])
         scores = torch.cat([torch.bmm(query, old_key.transpose(1, 2)), (key * query.unsqueeze(2)).sum(-1)], dim=-1)
-        old, recent = (scores + mask).softmax(-1).split([old_key.shape[1], key.shape[2]], dim=-1)
+        weights = (scores + mask).softmax(-1)
+        old, recent = weights[..., : old_key.shape[1]], weights[..., old_key.shape[1] :]
         attended = torch.bmm(old, old_value) + (value * recent.unsqueeze(-1)).sum(2)
         x = self._after(self.output.add_to(x, self._merge(attended)), 0)
         return x if self.cross is None else self.cross(x, self._split, self._merge)
 
 
 class TreeSession(StepSession):
-    """A batch being decoded by steps over a tree: `superres.scoring.TreeSession`. It serves one decode, in one thread."""
+    """A batch being decoded by steps over a tree: `superres.scoring.TreeSession`. For one decode, in one thread."""
 
     layer_step = TreeLayerStep
     cache: TreeCache

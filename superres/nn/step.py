@@ -390,6 +390,7 @@ class StepModel:
         self.prediction_heads = model.config.prediction_heads
         self.end_token = end_token
         self.peers: Peers | None = None
+        self.held_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.scoring.ScoringModel.session`."""
