@@ -15,7 +15,8 @@ import torch
 from superres.block_sizes import BlockSizes
 from superres.checkpoint import find_checkpoint, load_checkpoint, read_decode_default, weights_digest
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
-from superres.decoding.blockwise import Decoded, check_options, decode, iterations
+from superres.decoding.blockwise import Decoded, check_options, decode, iterations, loop_type
+from superres.decoding.proposal import PROPOSERS
 from superres.decoding.proposer import accompany
 from superres.decoding.refill import RefilledDecoder, Waiting
 from superres.decoding.trace import RowTrace
@@ -352,13 +353,14 @@ class Upscaler(Pipeline):
         """
         options = options or self.default
         block_size, proposer = self.block_size(options), self.proposers.get(options)
-        model = self.scoring if proposer is None else accompany(self.scoring, proposer)
+        proposer = proposer or PROPOSERS[options.proposer]()
+        model, kind = accompany(self.scoring, proposer), loop_type(proposer, block_size)
         source = torch.zeros(1, math.prod(self.model_config.source_shape), dtype=torch.int64, device=self.device)
         with torch.inference_mode():
-            state = model.session(source, block_size).row_state()
-        size = sum(tensor.numel() * tensor.element_size() for tensor in state)
+            session = kind.open_session(model, source, options, block_size)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in session.row_state())
         # Besides its state, a row has scores and sampling noise of every column, and what is computed from them.
-        size += 16 * 8 * block_size * self.model_config.vocabulary
+        size += 16 * 8 * session.width * self.model_config.vocabulary
         return max(1, min(USEFUL_ROWS[self.device.type], free_bytes(self.device) // (2 * size)))
 
     def _prepare(

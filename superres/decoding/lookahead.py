@@ -28,8 +28,8 @@ from superres.decoding.pool import NgramPool
 from superres.decoding.proposer import Proposer
 from superres.scoring import Peers, ScoringModel, Session, StepOutput, Tree, TreeSession
 
-CAPACITY = 2048
-"""N-grams a row that the pool holds; a row of text makes fewer."""
+CAPACITY = 1024
+"""N-grams a row that the pool holds."""
 
 
 def share(count: int, rank: int = 0, processes: int = 1) -> range:
@@ -105,10 +105,10 @@ class Layout:
         if peers is None:
             return cls(ngram_size, range(window), candidates)
         rank, count = peers.rank, peers.count
-        require(count <= min(window, candidates), f"{count} processes need a window and candidates of at least {count}, "
-                                                  f"not {window} and {candidates}; start fewer")
-        require(options.sampling == "coupled", f"{options.sampling} sampling tries candidates in turn, which {count} "
-                                               "processes cannot do side by side; sample coupled")
+        require(count <= min(window, candidates), f"{count} processes need a window and candidates of at least as "
+                                                  f"many, not {window} and {candidates}; start fewer")
+        require(options.sampling == "coupled", f"{options.sampling} sampling tries candidates in turn, as {count} "
+                                               "processes side by side cannot; sample coupled")
         return cls(ngram_size, share(window, rank, count), len(share(candidates, rank, count)), ngram_size - 1)
 
 

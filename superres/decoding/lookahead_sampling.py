@@ -1,8 +1,8 @@
 """Lookahead's verification for sampling (Fu et al. 2024, algorithm 4): candidates leave p1's distribution as it is.
 
 Candidates are greedy guesses, so that the distribution q that each was drawn from is 1 at its token. Then min(1, p / q)
-is p of that token, and what is left of p after a rejection, norm(max(0, p - q)), is p without it: nothing but tokens has
-to be kept in the pool.
+is p of that token, and what is left of p after a rejection, norm(max(0, p - q)), is p without it: nothing but tokens
+has to be kept in the pool.
 """
 
 from __future__ import annotations
@@ -13,6 +13,12 @@ import torch
 from torch import Tensor
 
 from superres.decoding.choice import draw
+
+
+def without(p: Tensor, tokens: Tensor, tried: Tensor) -> Tensor:
+    """Return weights [B, V]: p [B, V] without those of `tokens` [B, G] that were tried in vain (bool [B, G])."""
+    rest = p * (torch.zeros_like(p).scatter_add_(1, tokens, tried.to(p.dtype)) == 0)
+    return rest.where(rest.sum(1, keepdim=True) > 0, p)  # nothing is left where rounding has failed a chance of 1
 
 
 def verify_candidates(
@@ -49,9 +55,7 @@ def verify_candidates(
             hit = chances > verdict[:, place : place + 1]
             passes = hit.any(1) & going
             first = hit.long().argmax(1)
-            removed = torch.zeros_like(p).scatter_add_(1, own, tried.to(p.dtype))
-            rest = p * (removed == 0)
-            rest = rest.where(rest.sum(1, keepdim=True) > 0, p)  # a chance of 1 that rounding has let fail
+            rest = without(p, own, tried)
             chosen = own.gather(1, first.unsqueeze(1))
             alive = alive & (own == chosen) & passes.unsqueeze(1)
             leader = torch.where(passes, first, leader)

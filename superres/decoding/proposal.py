@@ -149,8 +149,8 @@ class LookaheadProposer(Proposer):
         reach = options.window + block_size - 2
         require(reach <= length, f"window {options.window} and n-grams of {block_size} look {reach} tokens ahead, "
                                  f"further than the {length} of a target; choose smaller ones")
-        require(options.min_block == 1, f"min-block {options.min_block} needs a proposal in every step, which lookahead "
-                                        "has not; leave it out")
+        require(options.min_block == 1, f"min-block {options.min_block} needs a proposal in every step, and lookahead "
+                                        "may have none; leave it out")
 
 
 PROPOSERS: dict[str, type[Proposer]] = {

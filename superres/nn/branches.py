@@ -23,7 +23,7 @@ class TreeCache(KeyValueCache):
     """A ring with slots beside it for the columns of one step, until a path of them is kept."""
 
     def __init__(self, config: ModelConfig, batch: int, tree: Tree, kept: int, like: Tensor) -> None:
-        """Allocate for `batch` rows, of whose steps `kept` columns at most are kept, with dtype and device of `like`."""
+        """Allocate for `batch` rows, of whose steps `kept` columns at most are kept; dtype and device are `like`'s."""
         super().__init__(config, batch, kept, like, tree.size)
         if config.attention == "causal":
             self.block_length *= 2  # columns may stand past the last position that is ever kept
