@@ -75,7 +75,7 @@ def load_translator(checkpoint: str | None, device: str) -> Translator | None:
         CheckpointError: the checkpoint that was named is missing, damaged or for another task.
         ConfigError: SentencePiece is not installed.
     """
-    from superres.pipeline import bundled_checkpoints
+    from superres.checkpoint import bundled_checkpoints
     from superres.translator import Translator
 
     present = DEFAULT_TRANSLATOR in bundled_checkpoints() and importlib.util.find_spec("sentencepiece") is not None

@@ -68,10 +68,11 @@ def train_variant(name: str, base: Path, data: Path, folder: Path, heads: int, m
 
 
 def measure(name: str, folder: Path, pairs: FacePairs, heads: int, batch_size: int, device: str) -> list[Row]:
-    """Decode with each proposer that needs a checkpoint's heads, or with the free ones if it has none; a row a way."""
+    """Decode with each proposer that needs the heads, or, if the checkpoint has none, that needs nothing; a row a way."""
     upscaler = Upscaler.load(folder, device)
     layer = upscaler.model.heads
-    proposers = [proposer for proposer in PROPOSERS if PROPOSERS[proposer].uses_heads == (layer is not None)]
+    proposers = [name for name, kind in PROPOSERS.items()
+                 if kind.uses_heads == (layer is not None) and kind.resource is None]
     ways = {
         f"{proposer} {criterion}": dataclasses.replace(options, block_size=heads, proposer=proposer)
         for proposer in proposers for criterion, options in CRITERIA.items()

@@ -89,7 +89,7 @@ def resolve_options(decode: DecodeConfig, upscaler: Upscaler, samples: int = 1) 
     Raises:
         ConfigError: the block size does not fit the checkpoint, or greedy decoding is asked for several samples.
     """
-    block_size = check_options(decode, upscaler.model_config.prediction_heads)
+    block_size = check_options(decode, upscaler.model_config.prediction_heads, upscaler.model_config.target_length)
     check_samples(decode, samples)
     return dataclasses.replace(decode, block_size=block_size)
 
@@ -141,7 +141,9 @@ class Recipe:
 
     def differences(self, row: Row) -> list[str]:
         """Return in which settings a row differs, as people read them."""
-        there = {"checkpoint": row.checkpoint, **(row.config or {}), **(row.options or {})}
+        # A setting that is newer than the row had its default.
+        config = {**_as_json(DecodeConfig().to_dict()), **row.config} if row.config else {}
+        there = {"checkpoint": row.checkpoint, **config, **(row.options or {})}
         return [f"{name} {there.get(name)!r} there, {value!r} now" for name, value in self.comparable.items()
                 if there.get(name) != value]
 

@@ -274,3 +274,35 @@ def fetch_from_hub(identifier: str, revision: str | None = None) -> Path:
         message = f"cannot fetch {identifier!r} from the hub ({reason}); check the id, or give a folder"
         raise CheckpointError(message) from error
     return folder
+
+
+def bundled_folder() -> Path:
+    """Return the folder of the bundled checkpoints: beside the package in a checkout, inside it when installed."""
+    package = Path(__file__).resolve().parent
+    installed = package / "_checkpoints"
+    return installed if installed.is_dir() else package.parent / "checkpoints"
+
+
+def bundled_checkpoints() -> list[str]:
+    """Return the names of the bundled checkpoints."""
+    return sorted(path.parent.name for path in bundled_folder().glob("*/config.json"))
+
+
+def find_checkpoint(name_or_folder: str | Path) -> Path:
+    """Return the folder of a checkpoint.
+
+    Args:
+        name_or_folder: a bundled checkpoint's name, a folder, or a Hugging Face hub id ("owner/name").
+
+    Raises:
+        CheckpointError: nothing is found.
+    """
+    text = str(name_or_folder)
+    if text and Path(name_or_folder).is_dir():
+        return Path(name_or_folder)
+    if text in bundled_checkpoints():
+        return bundled_folder() / text
+    if text.count("/") == 1 and not text.startswith((".", "/")) and not text.endswith("/"):
+        return fetch_from_hub(text)
+    known = ", ".join(bundled_checkpoints()) or "none"
+    raise CheckpointError(f"no checkpoint {text!r}; give a folder, a hub id owner/name, or a bundled name ({known})")

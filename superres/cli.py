@@ -27,10 +27,12 @@ from superres.cli_options import (
     BatchSize,
     BlockSize,
     Budget,
+    Candidates,
     Checkpoint,
     Data,
     DecodingCommand,
     Device,
+    Draft,
     Draws,
     Engine,
     Epsilon,
@@ -46,13 +48,17 @@ from superres.cli_options import (
     Metadata,
     MinBlock,
     MinPsnr,
+    Ngrams,
     Noise,
+    Nucleus,
     OnExisting,
     Output,
     Proposer,
     RayAddress,
     Recursive,
     Samples,
+    SampleTopK,
+    Sampling,
     Save,
     Seed,
     Shard,
@@ -63,6 +69,7 @@ from superres.cli_options import (
     Temperature,
     TextDecodingCommand,
     TopK,
+    Window,
     Workers,
     decode_config,
     given_options,
@@ -111,6 +118,9 @@ def upscale(
     noise: Noise = DEFAULTS.noise, engine: Engine = "auto", adaptive: Adaptive = DEFAULTS.adaptive,
     format_name: Format = "png", suffix: Suffix = "", keep_tree: KeepTree = False, alpha: Alpha = "white",
     metadata: Metadata = "strip", ray: RayAddress = None, workers: Workers = None,
+    draft: Draft = DEFAULTS.draft, ngrams: Ngrams = DEFAULTS.ngrams, sampling: Sampling = DEFAULTS.sampling,
+    sample_top_k: SampleTopK = DEFAULTS.sample_top_k, nucleus: Nucleus = DEFAULTS.nucleus,
+    window: Window = DEFAULTS.window, candidates: Candidates = DEFAULTS.candidates,
 ) -> None:
     """Upscale images: each becomes a 32x32 PNG.
 
@@ -184,6 +194,9 @@ def images(
     device: Device = "auto", greedy: Greedy = True, sheet: Sheet = None, as_json: AsJson = False,
     proposer: Proposer = DEFAULTS.proposer, noise: Noise = DEFAULTS.noise, engine: Engine = "auto",
     adaptive: Adaptive = DEFAULTS.adaptive,
+    draft: Draft = DEFAULTS.draft, ngrams: Ngrams = DEFAULTS.ngrams, sampling: Sampling = DEFAULTS.sampling,
+    sample_top_k: SampleTopK = DEFAULTS.sample_top_k, nucleus: Nucleus = DEFAULTS.nucleus,
+    window: Window = DEFAULTS.window, candidates: Candidates = DEFAULTS.candidates,
 ) -> None:
     """Score decoding next to nearest, bicubic and greedy on the same images: quality, bits/dim, block size, speed."""
     decode = decode_config(context)
@@ -229,9 +242,9 @@ def tune(
     bound = QualityBound(min_psnr_to_greedy, max_bits_loss)
     require_choice("--split", split, SPLITS)
 
+    from superres.checkpoint import find_checkpoint
     from superres.comparison import label
     from superres.output import prepare_folder
-    from superres.pipeline import find_checkpoint
     from superres.tasks.faces import read_faces
     from superres.tuning import save_default
     from superres.tuning import tune as search

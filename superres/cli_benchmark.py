@@ -8,56 +8,93 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superres.cli_options import DEFAULTS, AsJson, Checkpoint, Data, Device, Engine, load_translator, load_upscaler
-from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR
+from superres.cli_options import (
+    DEFAULTS,
+    AsJson,
+    BlockSize,
+    Checkpoint,
+    Device,
+    Draft,
+    Engine,
+    Ngrams,
+    load_translator,
+    load_upscaler,
+)
+from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
 from superres.errors import ConfigError
 
 if TYPE_CHECKING:
     from superres.benchmark import Workload
 
-Batches = Annotated[str, typer.Option(metavar="B,B,...", help="Rows decoded together, several numbers.")]
+Batches = Annotated[str | None, typer.Option(metavar="B,B,...", help="Rows decoded together, several numbers. "
+                                             "[default: 1,8,64; with --proposers 1]", show_default=False)]
 Repeats = Annotated[int, typer.Option(metavar="N", help="Rounds, of which medians are taken.")]
 Busy = Annotated[bool, typer.Option("--busy", help="Measure even if something else uses the processor.")]
 Folder = Annotated[Path | None, typer.Option("--output", metavar="DIR", help="Folder for benchmark.json, benchmark.md "
                                              "and two plots.", show_default=False)]
-Pairs = Annotated[Path, typer.Option("--data", metavar="PATH", help="Parallel text PATH.en and PATH.de, or a test set "
-                                     "of sacrebleu's.")]
+Data = Annotated[Path | None, typer.Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA "
+                                           "root. [default: crops of scikit-image's astronaut]", show_default=False)]
+Pairs = Annotated[Path | None, typer.Option("--data", metavar="PATH", help="Parallel text PATH.en and PATH.de, or a "
+                                            "test set of sacrebleu's. [default: English sentences of our own]",
+                                            show_default=False)]
+Named = Annotated[str | None, typer.Option("--proposers", metavar="all|NAME,NAME...", help="Compare proposers instead: "
+                                           "what the cost model predicts beside what is measured.",
+                                           show_default=False)]
+Hot = Annotated[float, typer.Option("--temperature", metavar="T", help="With --proposers: of sampling.")]
+DEFAULT_BATCHES = "1,8,64"
+
+SENTENCE_ROUNDS = 8
+"""With --proposers, sentences are so short that each round takes so many batches."""
 
 benchmark_app = typer.Typer(help="Measure how fast decoding is on this machine.", rich_markup_mode=None)
 
 
 @benchmark_app.command()
 def images(
-    data: Data, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, batches: Batches = "1,8,64", repeats: Repeats = 3,
+    data: Data = None, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, batches: Batches = None, repeats: Repeats = 3,
     device: Device = "auto", engine: Engine = "auto", output: Folder = None, busy: Busy = False,
-    as_json: AsJson = False,
+    as_json: AsJson = False, proposers: Named = None, draft: Draft = None, ngrams: Ngrams = None,
+    block_size: BlockSize = None, temperature: Hot = 0.9,
 ) -> None:
     """Time upscaling: greedy, exact blocks and epsilon 2 by block size and batch, the step's parts, and its floor."""
-    sizes = parse_batches(batches)
+    sizes = parse_batches(batches or ("1" if proposers else DEFAULT_BATCHES))
 
     from superres.benchmark import image_workload
+    from superres.examples import example_sources
     from superres.tasks.faces import read_faces
 
     upscaler = load_upscaler(checkpoint, device, DEFAULTS, engine)
-    sources = read_faces(data, "valid", max(sizes)).lr
-    _measure(image_workload(upscaler, sources), sizes, repeats, output, busy, as_json)
+    count = max(sizes) * (repeats if proposers else 1)
+    work = image_workload(upscaler, example_sources(count) if data is None else read_faces(data, "valid", count).lr)
+    if proposers is None:
+        _measure(work, sizes, repeats, output, busy, as_json)
+    else:
+        base = DecodeConfig(block_size=block_size, draft=draft, ngrams=ngrams)
+        _compare(work, proposers, sizes, repeats, base, temperature, output, busy, as_json)
 
 
 @benchmark_app.command()
 def text(
-    data: Pairs, checkpoint: Checkpoint = DEFAULT_TRANSLATOR, batches: Batches = "1,8,64", repeats: Repeats = 3,
+    data: Pairs = None, checkpoint: Checkpoint = DEFAULT_TRANSLATOR, batches: Batches = None, repeats: Repeats = 3,
     device: Device = "auto", engine: Engine = "auto", output: Folder = None, busy: Busy = False,
-    as_json: AsJson = False,
+    as_json: AsJson = False, proposers: Named = None, draft: Draft = None, ngrams: Ngrams = None,
+    block_size: BlockSize = None, temperature: Hot = 0.9,
 ) -> None:
     """Time translation: greedy, exact and top-2 blocks by block size and batch, beam search, the step and its floor."""
-    sizes = parse_batches(batches)
+    sizes = parse_batches(batches or ("1" if proposers else DEFAULT_BATCHES))
 
     from superres.benchmark import text_workload
+    from superres.examples import SENTENCES
     from superres.tasks.translation import read_pairs
 
     translator = load_translator(checkpoint, device, DEFAULTS, engine=engine)
-    pairs = read_pairs(data, translator.languages)
-    _measure(text_workload(translator, pairs.source), sizes, repeats, output, busy, as_json)
+    lines = SENTENCES if data is None else read_pairs(data, translator.languages).source
+    work = text_workload(translator, lines)
+    if proposers is None:
+        _measure(work, sizes, repeats, output, busy, as_json)
+    else:
+        base = DecodeConfig(block_size=block_size, draft=draft, ngrams=ngrams)
+        _compare(work, proposers, sizes, SENTENCE_ROUNDS * repeats, base, temperature, output, busy, as_json)
 
 
 def _measure(
@@ -73,6 +110,24 @@ def _measure(
     if output is not None:
         write_benchmark(report, output)
     typer.echo(json.dumps(report) if as_json else benchmark_markdown(report))
+
+
+def _compare(
+    work: Workload, proposers: str, batches: tuple[int, ...], count: int, base: DecodeConfig, temperature: float,
+    output: Path | None, busy: bool, as_json: bool,
+) -> None:
+    """Compare proposers and report it as asked."""
+    from superres.benchmark_proposers import compare_proposers, parse_proposers, proposers_markdown, write_proposers
+    from superres.machine import require_quiet
+
+    require(len(batches) == 1, f"--proposers compares at one number of rows; give --batches 1, not {batches}")
+    names = parse_proposers(proposers, work.pipeline)
+    if not busy:
+        require_quiet()
+    report = compare_proposers(work, names, batch=batches[0], count=count, temperature=temperature, base=base)
+    if output is not None:
+        write_proposers(report, output)
+    typer.echo(json.dumps(report) if as_json else proposers_markdown(report))
 
 
 def parse_batches(text: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from superres.batch_plan import METADATA, ON_EXISTING, require_choice
-from superres.config import ENGINES, BeamConfig, DecodeConfig, parse_epsilon, parse_temperature, require
+from superres.config import ENGINES, SAMPLINGS, BeamConfig, DecodeConfig, parse_epsilon, parse_temperature, require
 from superres.encoding import FORMATS
 from superres.tasks.faces import SOURCES, SPLITS
 from superres.tasks.translation import parse_languages
@@ -57,7 +57,7 @@ def registered_names(text: bool = False) -> dict[str, list[str]]:
     from superres.decoding.proposal import PROPOSERS
 
     if text:
-        proposers = [name for name, proposer in PROPOSERS.items() if proposer.uses_heads]
+        proposers = [name for name, proposer in PROPOSERS.items() if not proposer.raster]
         return {"accept": list(UNORDERED), "proposer": proposers}
     return {"accept": list(CRITERIA), "proposer": list(PROPOSERS), "noise": list(NOISES)}
 
@@ -90,6 +90,20 @@ Epsilon = Annotated[str, typer.Option(metavar="E[,E...]", help="Largest differen
                                       "distance-by-offset, and red,green,blue for distance-by-channel.")]
 Budget = Annotated[int, typer.Option(metavar="N", help="drift-budget: largest sum of differences along a block.")]
 Proposer = Annotated[str, typer.Option(metavar="NAME", help="Where proposals come from.")]
+Draft = Annotated[str | None, typer.Option(metavar="NAME|DIR", help="Checkpoint of the proposer draft. [default: "
+                                           "NAME-draft beside --checkpoint NAME, if it is there]", show_default=False)]
+Ngrams = Annotated[str | None, typer.Option(metavar="FILE", help="Counts for the proposer ngram, from 'train ngrams'. "
+                                            "[default: ngrams.safetensors of the checkpoint, if it is there]",
+                                            show_default=False)]
+Window = Annotated[int, typer.Option(metavar="W", help="lookahead: tokens that each stage of its Jacobi iteration "
+                                     "looks ahead. Its n-grams have the block size.")]
+Candidates = Annotated[int, typer.Option(metavar="G", help="lookahead: n-grams verified in a step, at most.")]
+Sampling = Annotated[str, typer.Option(metavar=choices(SAMPLINGS), help="coupled: the sample that one token at a time "
+                                       "would give; speculative: accept with min(1, p/q), another sample of the same "
+                                       "distribution.")]
+SampleTopK = Annotated[int | None, typer.Option("--sample-top-k", metavar="N", help="Sample from the N likeliest "
+                                                "tokens.", show_default=False)]
+Nucleus = Annotated[float, typer.Option(metavar="P", help="Sample from the likeliest tokens that make up P together.")]
 Noise = Annotated[str, typer.Option(metavar="NAME", help="How samples are drawn; quantile keeps proposals close.")]
 TopK = Annotated[int, typer.Option(metavar="N", help="top-k: rank within which a proposal is accepted.")]
 Adaptive = Annotated[bool, typer.Option("--adaptive", help="Choose the block size while decoding, up to --block-size, "

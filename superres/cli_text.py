@@ -15,19 +15,26 @@ from superres.cli_options import (
     AsJson,
     Beam,
     BlockSize,
+    Candidates,
     Checkpoint,
     Device,
+    Draft,
     Engine,
     Greedy,
     Languages,
     LengthPenalty,
     Limit,
     MinBlock,
+    Ngrams,
+    Nucleus,
     Proposer,
+    SampleTopK,
+    Sampling,
     Seed,
     Sentences,
     TextTemperature,
     TopK,
+    Window,
     beam_config,
     decode_config,
     given_options,
@@ -57,6 +64,9 @@ def translate(
     length_penalty: LengthPenalty = BEAM.length_penalty, batch_size: Sentences = 64, device: Device = "auto",
     proposer: Proposer = DEFAULTS.proposer, languages: Languages = None, trace: Trace = False, engine: Engine = "auto",
     adaptive: Adaptive = DEFAULTS.adaptive,
+    draft: Draft = DEFAULTS.draft, ngrams: Ngrams = DEFAULTS.ngrams, sampling: Sampling = DEFAULTS.sampling,
+    sample_top_k: SampleTopK = DEFAULTS.sample_top_k, nucleus: Nucleus = DEFAULTS.nucleus,
+    window: Window = DEFAULTS.window, candidates: Candidates = DEFAULTS.candidates,
 ) -> None:
     """Translate lines of text: one line out for each line in, in the same order.
 
@@ -88,6 +98,9 @@ def text(
     beam: Search = BEAM.size, length_penalty: LengthPenalty = BEAM.length_penalty, batch_size: Sentences = 1,
     device: Device = "auto", languages: Languages = None, as_json: AsJson = False, engine: Engine = "auto",
     adaptive: Adaptive = DEFAULTS.adaptive,
+    draft: Draft = DEFAULTS.draft, ngrams: Ngrams = DEFAULTS.ngrams, sampling: Sampling = DEFAULTS.sampling,
+    sample_top_k: SampleTopK = DEFAULTS.sample_top_k, nucleus: Nucleus = DEFAULTS.nucleus,
+    window: Window = DEFAULTS.window, candidates: Candidates = DEFAULTS.candidates,
 ) -> None:
     """Score blockwise translation next to greedy decoding and beam search: BLEU, chrF, block size, speed."""
     decode = decode_config(context)

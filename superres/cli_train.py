@@ -76,8 +76,16 @@ Vocabulary = Annotated[Path | None, typer.Option(metavar="FILE", help="Text: a S
                                                  "training one.", show_default=False)]
 TrainLanguages = Annotated[str | None, typer.Option("--languages", metavar="SOURCE-TARGET", help="Text: its languages, "
                                                     "such as en-de, which is the preset's.", show_default=False)]
+Teacher = Annotated[str | None, typer.Option(metavar="NAME|DIR", help="Learn the distributions of this checkpoint's "
+                                             "p1, not the true tokens; so is a draft model made.", show_default=False)]
 TeacherBeam = Annotated[int, typer.Option("--beam", metavar="N", help="Text: hypotheses of the beam search.")]
 Precision = Annotated[str, typer.Option(metavar="[bf16|no]", help="Autocast to bf16, or not.")]
+
+NgramFile = Annotated[Path, typer.Option("--output", metavar="FILE", help="Where to write the counts; named "
+                                         "ngrams.safetensors in the checkpoint's folder they are found by themselves.")]
+Order = Annotated[int, typer.Option(metavar="N", help="Most tokens of an n-gram.")]
+Least = Annotated[int, typer.Option(metavar="N", help="Leave out contexts that were seen less often.")]
+Most = Annotated[int, typer.Option(metavar="N", help="Keep so many contexts, the most frequent.")]
 
 train_app = typer.Typer(help="Train a checkpoint in stages.", rich_markup_mode=None)
 
@@ -95,6 +103,7 @@ def base(
     precision: Precision = TRAINING.precision, seed: TrainSeed = 0, limit: TrainLimit = None,
     gradient_checkpointing: Recompute = False, label_smoothing: Smoothing = TRAINING.label_smoothing,
     warmup_steps: Warmup = TRAINING.warmup_steps, languages: TrainLanguages = None, vocabulary: Vocabulary = None,
+    teacher: Teacher = None,
 ) -> None:
     """Train the base model p1 by teacher forcing; writes DIR/checkpoint. The preset text learns to translate."""
     _train(train_config(context, "base"), data=data, output=output, dev=dev, start=start, preset=preset, limit=limit,
@@ -130,9 +139,9 @@ def decode(
     """
     options, search = DecodeConfig(block_size), BeamConfig(beam, length_penalty)
 
+    from superres.checkpoint import find_checkpoint
     from superres.distillation import decode_own_faces, translate_pairs
     from superres.loading import checkpoint_task
-    from superres.pipeline import find_checkpoint
     from superres.tasks import faces, translation
 
     if checkpoint_task(find_checkpoint(checkpoint)) == translation.name:
@@ -160,6 +169,20 @@ def distil(
     """Train prediction heads on pictures that the model decoded itself (self-distillation); writes DIR/checkpoint."""
     _train(train_config(context, "distil"), data=data, own=own, output=output, dev=dev, start=start, limit=limit,
            head_layer=head_layer)
+
+
+@train_app.command()
+def ngrams(
+    data: TrainData, output: NgramFile, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, order: Order = 3,
+    limit: TrainLimit = None, least: Least = 2, most: Most = 200_000,
+) -> None:
+    """Count n-grams of the targets of training data, in the tokens of a checkpoint, for the proposer ngram."""
+    from superres.counting import count_targets
+    from superres.output import write_result
+
+    table = count_targets(checkpoint, data, order, limit, least, most)
+    write_result(output, table.to_bytes())
+    typer.echo(f"superres: {output}: {len(table.keys):,} contexts of up to {order - 1} tokens", err=True)
 
 
 @train_app.command()

@@ -52,6 +52,9 @@ DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR = "celeba-8to32", "multi30k-en-de"
 ENGINES = ("auto", "plain", "native")
 """Ways to compute the decoding step: with torch, or in compiled code for CPUs, which "auto" takes where it can."""
 
+SAMPLINGS = ("coupled", "speculative")
+"""Ways to sample in blocks."""
+
 HEAD_LAYERS = ("per-head", "dense", "adaptive", "sequential")
 
 
@@ -209,9 +212,23 @@ PRESETS: dict[str, ModelConfig] = {
         dropout=0.3, head_filter_size=512, aligned_conditioning=False, conditioning_blocks=0,
         numeric_neighbourhood=False, ordinal_output=False, tied_embeddings=True,
     ),
+    "draft": ModelConfig(
+        width=64, filter_size=128, decoder_layers=1, cross_attention=False, conditioning_blocks=4,
+        conditioning_width=64, cell_remainder=True, free_scores=False,
+    ),
+    "text-draft": ModelConfig(
+        task="translation", languages=("en", "de"), vocabulary=8000, source_shape=(128,), target_shape=(128,),
+        width=128, filter_size=256, attention_heads=4, encoder_layers=2, decoder_layers=1, attention="causal",
+        dropout=0.1, aligned_conditioning=False, conditioning_blocks=0, numeric_neighbourhood=False,
+        ordinal_output=False, tied_embeddings=True,
+    ),
 }
-"""Named networks: `tiny` for tests, `base` as bundled, `paper` as published (img2img_transformer_b3); and `text`, a
-small Transformer for translation."""
+"""Named networks: `tiny` for tests, `base` as bundled, `paper` as published (img2img_transformer_b3); `text`, a small
+Transformer for translation; and `draft` and `text-draft`, draft models for `base` and `text`."""
+
+
+LARGEST_BRANCHING = 128
+"""Largest window and number of candidates of Lookahead, whose steps read (window + candidates) * (k - 1) columns."""
 
 
 @dataclass(frozen=True)
@@ -231,10 +248,20 @@ class DecodeConfig(Config):
         budget: largest sum of |proposal - verified token| along a block that "drift-budget" accepts, in grey levels.
         noise: how samples are drawn, a name in `superres.decoding.noise.NOISES`: "gumbel" for any tokens, "quantile"
             for intensities, whose proposals it keeps close to the verifier's samples.
-        proposer: source of proposals, a name in `superres.decoding.proposal.PROPOSERS`: "heads", "stale", "source",
-            "left" or "above".
+        proposer: source of proposals, a name in `superres.decoding.proposal.PROPOSERS`, such as "heads", "draft" or
+            "lookahead".
+        window: W, tokens that "lookahead" looks ahead at each stage of its Jacobi iteration; N, the size of its
+            n-grams, is its block size.
+        candidates: G, n-grams that "lookahead" verifies in a step, at most.
         adaptive: choose the block size while decoding, up to `block_size`, by what steps cost on this machine and how
             far blocks get. Only exact acceptance gives the same tokens whatever the block sizes.
+        draft: checkpoint (name or folder) of the draft model that the proposer "draft" asks.
+        ngrams: file of counts that the proposer "ngram" looks up.
+        sampling: "coupled", proposals and verifier sharing their noise, so that the sample is that of sequential
+            sampling with the same seed; or "speculative", accepting with min(1, p / q), which gives samples of the same
+            distribution.
+        sample_top_k: sample from the so many likeliest tokens; None from all.
+        nucleus: then from the likeliest whose probabilities add up to at least this; 1 is off.
     """
 
     block_size: int | None = None
@@ -248,6 +275,13 @@ class DecodeConfig(Config):
     noise: str = "gumbel"
     proposer: str = "heads"
     adaptive: bool = False
+    window: int = 10
+    candidates: int = 10
+    draft: str | None = None
+    ngrams: str | None = None
+    sampling: str = "coupled"
+    sample_top_k: int | None = None
+    nucleus: float = 1.0
 
     def __post_init__(self) -> None:
         k = self.block_size
@@ -264,6 +298,23 @@ class DecodeConfig(Config):
             isinstance(t, (int, float)) and math.isfinite(t) and t > 0 for t in self.temperatures)),
                 f"temperature must be 0 (greedy) or positive, one number or one a colour, not {self.temperature!r}")
         require(isinstance(self.seed, int) and 0 <= self.seed < 2**63, f"seed must be in [0, 2**63), not {self.seed!r}")
+        for name in ("window", "candidates"):
+            value = getattr(self, name)
+            require(isinstance(value, int) and 1 <= value <= LARGEST_BRANCHING,
+                    f"{name} must be in 1..{LARGEST_BRANCHING}, not {value!r}")
+        self._check_sampling()
+
+    def _check_sampling(self) -> None:
+        require(isinstance(self.nucleus, (int, float)) and 0 < self.nucleus <= 1,
+                f"nucleus must be above 0 and at most 1, not {self.nucleus!r}")
+        require(self.sample_top_k is None or (isinstance(self.sample_top_k, int) and self.sample_top_k >= 1),
+                f"sample-top-k must be at least 1, not {self.sample_top_k!r}")
+        require(self.sampling in SAMPLINGS, f"unknown sampling {self.sampling!r}; choose one of {', '.join(SAMPLINGS)}")
+        if self.sampling == "speculative":
+            require(self.is_sampling, "speculative sampling needs a temperature above 0; give one such as 0.9")
+            require(self.accept == "exact" and self.min_block == 1 and self.noise == "gumbel",
+                    f"speculative sampling has its own rule of acceptance and its own noise; leave out accept "
+                    f"{self.accept}, min-block {self.min_block} and noise {self.noise}, or sample coupled")
 
     @property
     def epsilons(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from superres.batch_record import say
-from superres.checkpoint import read_config
+from superres.checkpoint import find_checkpoint, read_config
 from superres.config import PRESETS, ModelConfig, require
 from superres.data import Batches, DistilBatches, ImageBatches, TextBatches
 from superres.errors import ConfigError, InvalidInputError
@@ -54,7 +54,8 @@ class Stage:
         limit: use the first examples of `data` only.
         own: faces, for the stage "distil": pictures that `start` decoded itself (`decode_own_faces`).
         languages: text: of source and target; those of the preset or of `start` if None.
-        vocabulary: text: a SentencePiece model's file; that of `start`, or else trained on `data`, if None.
+        vocabulary: text: a SentencePiece model's file; if None that of `start` or of the teacher, or else one trained
+            on `data`.
         more: text: further parallel text, to be read beside `copies` copies of `data`; None for none.
         copies: text: weight of `data` against `more`, at least 1; 1 without `more`.
     """
@@ -99,6 +100,15 @@ class Stage:
         require(network.task == translation.name, f"preset {self.preset} has no languages; leave --languages out, or "
                                                   "choose a preset for translation")
         return dataclasses.replace(network, languages=self.languages)
+
+    @property
+    def teacher(self) -> Path | None:
+        """Folder of the checkpoint that p1 learns from, or None.
+
+        Raises:
+            CheckpointError: there is no such checkpoint.
+        """
+        return None if self.settings.teacher is None else find_checkpoint(self.settings.teacher)
 
     def _heads(self, start: ModelConfig) -> int:
         if not self.settings.trains_heads:
@@ -198,8 +208,9 @@ def text_corpus(stage: Stage, network: ModelConfig) -> Corpus:
 
 def _vocabulary(stage: Stage, pairs: TextPairs, network: ModelConfig) -> Codec:
     """Read the vocabulary that the stage names, or train one and keep it in the run's folder."""
-    path = stage.vocabulary or (stage.start or stage.output) / VOCABULARY_FILE
-    if stage.vocabulary is None and stage.start is None and not path.exists():
+    given = stage.start or stage.teacher
+    path = stage.vocabulary or (given or stage.output) / VOCABULARY_FILE
+    if stage.vocabulary is None and given is None and not path.exists():
         say(f"training a vocabulary of {network.vocabulary} pieces on {stage.data}")
         prepare_folder(stage.output)
         write_result(path, translation.train_vocabulary([*pairs.source, *pairs.target], network.vocabulary))

@@ -149,8 +149,7 @@ def evaluate_text(
         ConfigError: `decode` does not fit the checkpoint, the batch size is not positive, or sacreBLEU is missing.
     """
     translator.check(decode)
-    heads = translator.model_config.prediction_heads
-    decode = dataclasses.replace(decode, block_size=heads if decode.block_size is None else decode.block_size)
+    decode = dataclasses.replace(decode, block_size=translator.block_size(decode))
     ways: dict[str, Way] = {}
     if greedy:
         ways["greedy"] = dataclasses.replace(decode, block_size=1, min_block=1, accept="exact")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from superres.checkpoint import read_config
+from superres.checkpoint import find_checkpoint, read_config
 from superres.config import DEFAULT_CHECKPOINT
 from superres.errors import CheckpointError
-from superres.pipeline import Pipeline, Upscaler, find_checkpoint
+from superres.pipeline import Pipeline, Upscaler
 from superres.tasks import faces
 from superres.translator import Translator
 

@@ -46,7 +46,8 @@ Pixels = npt.NDArray[np.uint8]
 
 TYPES: dict[str, Callable[[str], Any]] = {
     "block_size": int, "top_k": int, "min_block": int, "seed": int, "budget": int, "accept": str, "noise": str,
-    "proposer": str, "epsilon": parse_epsilon, "temperature": parse_temperature,
+    "proposer": str, "epsilon": parse_epsilon, "temperature": parse_temperature, "draft": str, "ngrams": str,
+    "sampling": str, "sample_top_k": int, "nucleus": float, "window": int, "candidates": int,
 }
 """What turns the text of a decoding setting into its value."""
 
@@ -106,7 +107,8 @@ def _setting(key: str, value: str) -> Any:  # noqa: ANN401 -- the type of the se
     try:
         return TYPES[key](value.replace(":", ","))
     except ValueError:
-        raise ConfigError(f"{key} must be a whole number, not {value!r}") from None
+        kind = "number" if TYPES[key] is float else "whole number"
+        raise ConfigError(f"{key} must be a {kind}, not {value!r}") from None
 
 
 @dataclass(frozen=True)

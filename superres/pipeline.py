@@ -13,9 +13,11 @@ import numpy as np
 import torch
 
 from superres.block_sizes import BlockSizes
-from superres.checkpoint import fetch_from_hub, load_checkpoint, read_decode_default, weights_digest
+from superres.checkpoint import find_checkpoint, load_checkpoint, read_decode_default, weights_digest
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
-from superres.decoding.blockwise import Decoded, check_options, decode, iterations
+from superres.decoding.blockwise import Decoded, check_options, decode, iterations, loop_type
+from superres.decoding.proposal import PROPOSERS
+from superres.decoding.proposer import accompany
 from superres.decoding.refill import RefilledDecoder, Waiting
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
@@ -23,6 +25,7 @@ from superres.machine import free_bytes
 from superres.nn.model import EncoderDecoder
 from superres.nn.native import step_model
 from superres.nn.scores import bits_per_dim
+from superres.proposers import Proposers
 from superres.tasks import faces
 
 PipelineT = TypeVar("PipelineT", bound="Pipeline")
@@ -105,7 +108,8 @@ class Refilled(Generic[KeyedT]):
         """Prepare; nothing is decoded yet."""
         self._feed, self._upscaler = feed, upscaler
         self._decoder = RefilledDecoder(
-            upscaler.scoring, self, options, rows, lambda sources: upscaler.block_sizes.get(options, sources))
+            upscaler.scoring, self, options, rows, lambda sources: upscaler.block_sizes.get(options, sources),
+            upscaler.proposers.get(options))
 
     @property
     def under_way(self) -> list[KeyedT]:
@@ -130,38 +134,6 @@ class Refilled(Generic[KeyedT]):
         for finished in self._decoder.run():
             yield [Drawn(one.tag, faces.decode(one.tokens[None].numpy())[0], one.trace, one.seconds)
                    for one in finished]
-
-
-def bundled_folder() -> Path:
-    """Return the folder of the bundled checkpoints: beside the package in a checkout, inside it when installed."""
-    package = Path(__file__).resolve().parent
-    installed = package / "_checkpoints"
-    return installed if installed.is_dir() else package.parent / "checkpoints"
-
-
-def bundled_checkpoints() -> list[str]:
-    """Return the names of the bundled checkpoints."""
-    return sorted(path.parent.name for path in bundled_folder().glob("*/config.json"))
-
-
-def find_checkpoint(name_or_folder: str | Path) -> Path:
-    """Return the folder of a checkpoint.
-
-    Args:
-        name_or_folder: a bundled checkpoint's name, a folder, or a Hugging Face hub id ("owner/name").
-
-    Raises:
-        CheckpointError: nothing is found.
-    """
-    text = str(name_or_folder)
-    if text and Path(name_or_folder).is_dir():
-        return Path(name_or_folder)
-    if text in bundled_checkpoints():
-        return bundled_folder() / text
-    if text.count("/") == 1 and not text.startswith((".", "/")) and not text.endswith("/"):
-        return fetch_from_hub(text)
-    known = ", ".join(bundled_checkpoints()) or "none"
-    raise CheckpointError(f"no checkpoint {text!r}; give a folder, a hub id owner/name, or a bundled name ({known})")
 
 
 def pick_device(name: str) -> torch.device:
@@ -218,6 +190,7 @@ class Pipeline:
         model_config: settings of the network.
         default: decoding settings of a call without options.
         block_sizes: what chooses block sizes where they are adaptive.
+        proposers: where proposals come from, by decoding settings.
         scoring: the network as the decoder drives it.
         engine: how its step is computed, "plain" or "native".
     """
@@ -252,6 +225,7 @@ class Pipeline:
         self.scoring = step_model(self.model, self.end_token, engine)
         self.engine: str = self.scoring.engine
         self.block_sizes = BlockSizes(self.scoring, revision, self.engine, self.device)
+        self.proposers = Proposers(model.config, self.end_token, self.device, engine)
 
     @classmethod
     def load(
@@ -271,12 +245,22 @@ class Pipeline:
         folder = find_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
         default = read_decode_default(folder, pick_device(device).type)
         model, name = load_checkpoint(folder), folder.resolve().name
-        return cls(model, name, weights_digest(folder), device, default, engine, **cls._of_task(folder, model))
+        made = cls(model, name, weights_digest(folder), device, default, engine, **cls._of_task(folder, model))
+        made.proposers.folder = folder
+        return made
 
     @classmethod
     def _of_task(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
         """Read what else of the checkpoint's folder the task needs, as arguments of the constructor."""
         return {}
+
+    def block_size(self, options: DecodeConfig) -> int:
+        """Return the block size that `options` ask for.
+
+        Raises:
+            ConfigError: options do not fit the checkpoint.
+        """
+        return check_options(options, self.model_config.prediction_heads, self.model_config.target_length)
 
 
 class Upscaler(Pipeline):
@@ -312,7 +296,7 @@ class Upscaler(Pipeline):
         if not len(sources):
             return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0)
         decoded = decode(self.scoring, tokens, options, keys=keyed, width=width, progress=progress,
-                         adaptive=self.block_sizes.get(options, tokens))
+                         proposer=self.proposers.get(options), adaptive=self.block_sizes.get(options, tokens))
         return _upscaled(decoded, time.perf_counter() - started)
 
     def stream(
@@ -339,8 +323,9 @@ class Upscaler(Pipeline):
         tokens, keyed = self._prepare(sources, options, keys)
         if not len(sources):
             raise InvalidInputError("there is no source to decode; give at least one")
-        adaptive = self.block_sizes.get(options, tokens)
-        for loop, seconds in paced(iterations(self.scoring, tokens, options, keys=keyed, adaptive=adaptive), interval):
+        loops = iterations(self.scoring, tokens, options, keys=keyed, proposer=self.proposers.get(options),
+                           adaptive=self.block_sizes.get(options, tokens))
+        for loop, seconds in paced(loops, interval):
             yield _upscaled(loop.result(), seconds)
 
     def refilled(self, feed: ImageFeed[KeyedT], options: DecodeConfig | None, rows: int) -> Refilled[KeyedT]:
@@ -357,7 +342,7 @@ class Upscaler(Pipeline):
             ConfigError: options do not fit the checkpoint.
         """
         options = options or self.default
-        check_options(options, self.model_config.prediction_heads)
+        self.block_size(options)
         return Refilled(self, feed, options, rows)
 
     def fitting_rows(self, options: DecodeConfig | None = None) -> int:
@@ -366,20 +351,23 @@ class Upscaler(Pipeline):
         Args:
             options: as for a call.
         """
-        block_size = check_options(options or self.default, self.model_config.prediction_heads)
+        options = options or self.default
+        block_size, proposer = self.block_size(options), self.proposers.get(options)
+        proposer = proposer or PROPOSERS[options.proposer]()
+        model, kind = accompany(self.scoring, proposer), loop_type(proposer, block_size)
         source = torch.zeros(1, math.prod(self.model_config.source_shape), dtype=torch.int64, device=self.device)
         with torch.inference_mode():
-            state = self.scoring.session(source, block_size).row_state()
-        size = sum(tensor.numel() * tensor.element_size() for tensor in state)
+            session = kind.open_session(model, source, options, block_size)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in session.row_state())
         # Besides its state, a row has scores and sampling noise of every column, and what is computed from them.
-        size += 16 * 8 * block_size * self.model_config.vocabulary
+        size += 16 * 8 * session.width * self.model_config.vocabulary
         return max(1, min(USEFUL_ROWS[self.device.type], free_bytes(self.device) // (2 * size)))
 
     def _prepare(
         self, sources: np.ndarray, options: DecodeConfig, keys: Sequence[int] | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Check the arguments of a call, and return source tokens [N, 192] and keys [N] on the device."""
-        check_options(options, self.model_config.prediction_heads)
+        self.block_size(options)
         expected = self.model_config.source_shape
         if sources.dtype != np.uint8 or sources.shape[1:] != expected:
             raise InvalidInputError(f"sources are {sources.dtype} {sources.shape}; give uint8 (N, *{expected})")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -34,6 +36,48 @@ class StepOutput:
 
     scores: Tensor
     state: Any
+
+
+class Tree:
+    """Columns of a step that are alternatives to one another, so that one step may verify several continuations.
+
+    A column reads its token after those of its ancestors: its position is as many places from the root's as they are
+    apart in the tree, and of the step's columns it sees its ancestors and itself alone, whatever else stands at the
+    same positions. That is the step's visibility mask, the same for all rows.
+
+    Attributes:
+        size: M, columns.
+        root: the column whose position a step is given. Columns 0 to `root` follow one another.
+        scored: the first so many columns are scored; the others are only seen.
+        ancestors: int64 [M, L]: the column itself, its parent and so on up to column 0, then -1. L is the longest path.
+        depth: places that each column stands after the root, int64 [M]; negative before it.
+    """
+
+    def __init__(self, parents: Sequence[int], root: int = 0, scored: int | None = None) -> None:
+        """Build a tree.
+
+        Args:
+            parents: the column that each column follows, in any order; -1 for column 0 alone.
+            root: see above.
+            scored: see above; all columns if None.
+        """
+        paths = []
+        for column in range(len(parents)):
+            path = [column]
+            while parents[path[-1]] >= 0:
+                path.append(parents[path[-1]])
+            paths.append(path)
+        if not paths or any(path[-1] != 0 for path in paths) or paths[root] != [*range(root, -1, -1)]:
+            raise ValueError(f"no tree from column 0 with a trunk up to column {root}: {list(parents)}")
+        longest = max(map(len, paths))
+        self.size, self.root, self.scored = len(paths), root, len(paths) if scored is None else scored
+        self.ancestors = torch.tensor([path + [-1] * (longest - len(path)) for path in paths])
+        self.depth = torch.tensor([len(path) - 1 - root for path in paths])
+
+    @property
+    def visible(self) -> Tensor:
+        """The visibility mask: whether a column (rows) sees another one (columns), bool [M, M]."""
+        return (self.ancestors.unsqueeze(2) == torch.arange(self.size)).any(1)
 
 
 class Session(Protocol):
@@ -85,12 +129,47 @@ class Session(Protocol):
         """
         ...
 
-
     def adopt(self, rows: Tensor, other: Any, chosen: Tensor) -> None:  # noqa: ANN401 -- a session of the same class
         """Put rows `chosen` [R] of `other`, a session of the same model and width, in the place of rows `rows` [R].
 
         They go on where they are in `other`; all that this session knew of `rows` is gone.
         """
+        ...
+
+    def row_state(self) -> list[Tensor]:
+        """Return views of all tensors that belong to single rows, each [B, ...], in an order that the class fixes."""
+        ...
+
+
+class TreeSession(Session, Protocol):
+    """A session whose steps read the columns of a tree; `width` is their number, and does not change.
+
+    `step` takes the position of the tree's root. What it reads is forgotten by the next step, except for what is kept.
+    Only the first `tree.scored` columns of its scores are there.
+    """
+
+    tree: Tree
+
+    def keep(self, columns: Tensor) -> None:
+        """Commit a path of the latest step, as if its tokens had been read one after another.
+
+        Args:
+            columns: the path of each row from column 0 on, int64 [B, P], P at most what the session was made for. Its
+                end may be arbitrary: moving `position` back undoes it.
+        """
+        ...
+
+
+class Peers(Protocol):
+    """Several processes that decode the same batch together, each with the same model."""
+
+    rank: int
+    """Number of this process."""
+    count: int
+    """How many there are."""
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Tell the others `values`, of a shape that all share; return those of all, [count, ...], in order of ranks."""
         ...
 
 
@@ -105,11 +184,24 @@ class ScoringModel(Protocol):
     """K, heads p1..pk."""
     end_token: int | None
     """Token that ends a sequence early, or None where sequences have a fixed length."""
+    peers: Peers | None
+    """Processes among which a step's branches are spread; None where this one decodes alone."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of its weights."""
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
         """Encode `source` [B, S] (padding True in `padding` [B, S]) and make an empty session of step width `width`.
 
         The session has `copies` rows for each source, one after another.
+        """
+        ...
+
+    def tree_session(self, source: Tensor, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
+        """Make an empty session whose steps read `tree`, and of each at most a path of `kept` columns is kept.
+
+        Arguments else as for `session`.
         """
         ...
 

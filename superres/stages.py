@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from superres.checkpoint import read_training
+from superres.checkpoint import load_checkpoint, read_task_files, read_training
 from superres.config import PRESETS, BeamConfig, Config, DecodeConfig, require
-from superres.corpora import CORPORA, Stage
+from superres.corpora import CORPORA, Corpus, Stage
 from superres.distillation import decode_own_faces, translate_pairs
 from superres.errors import ConfigError
+from superres.nn.model import EncoderDecoder
 from superres.output import write_result
 from superres.pipeline import Upscaler
 from superres.tasks import faces, translation
@@ -45,11 +46,30 @@ def train_stage(stage: Stage, stop: Stop, report: Report) -> bool:
     """
     network = stage.network()
     corpus = CORPORA[network.task](stage, network)
+    teacher = load_teacher(stage.teacher, corpus) if stage.teacher is not None else None
     model = build_model(corpus.network, stage.settings, stage.start)
     earlier = [] if stage.start is None else read_training(stage.start)
     trainer = Trainer(model, stage.settings, corpus.batches, stage.output, corpus.evaluate, earlier=earlier,
-                      files=corpus.files)
+                      files=corpus.files, teacher=teacher)
     return trainer.run(stop, report)
+
+
+def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:
+    """Load the checkpoint that p1 is to learn from.
+
+    Raises:
+        CheckpointError: it cannot be read.
+        ConfigError: its tokens are not those of `corpus`.
+    """
+    teacher = load_checkpoint(folder)
+    for what in ("task", "languages", "vocabulary", "source_shape", "target_shape"):
+        there, here = getattr(teacher.config, what), getattr(corpus.network, what)
+        require(there == here, f"the teacher {folder} has {what} {there}, the network to train {here}; choose another "
+                               "--teacher or --preset")
+    for name, content in read_task_files(folder, teacher.config.task).items():
+        require(content == corpus.files.get(name), f"the teacher {folder} has another {name} than the network to "
+                                                   "train, so its tokens mean other things; leave --vocabulary out")
+    return teacher
 
 
 @dataclass(frozen=True)

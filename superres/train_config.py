@@ -44,6 +44,8 @@ class TrainConfig(Config):
         gradient_checkpointing: compute decoder layers again in the backward pass, for large networks on little memory.
         seed: of the weights, the order of examples and every random choice.
         label_smoothing: share of p1's target that is spread over all tokens.
+        teacher: checkpoint (name or folder) whose p1 it is that p1 learns from, by its distributions at every position;
+            None learns the true tokens. So is a draft model made (Zhou et al. 2024, "DistillSpec").
     """
 
     stage: Literal["base", "heads", "distil"] = "base"
@@ -68,6 +70,7 @@ class TrainConfig(Config):
     gradient_checkpointing: bool = False
     seed: int = 0
     label_smoothing: float = 0.0
+    teacher: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "head_positions"):
@@ -88,6 +91,8 @@ class TrainConfig(Config):
                 f"head_loss must be one of {', '.join(HEAD_LOSSES)}, not {self.head_loss!r}")
         require(self.head_target in HEAD_TARGETS,
                 f"head_target must be one of {', '.join(HEAD_TARGETS)}, not {self.head_target!r}")
+        require(self.teacher is None or (self.stage == "base" and not self.label_smoothing),
+                f"a teacher is for the stage base, without label_smoothing, not for {self.stage}")
         require(self.precision in ("bf16", "no"), f"precision must be bf16 or no, not {self.precision!r}")
 
     @property

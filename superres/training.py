@@ -128,6 +128,7 @@ class Trainer:
         self, model: EncoderDecoder, settings: TrainConfig, batches: Batches, folder: str | Path,
         evaluate: Callable[[EncoderDecoder], dict[str, float]] | None = None, evaluate_seconds: float = 600.0,
         earlier: Sequence[dict[str, Any]] = (), files: Mapping[str, bytes] | None = None,
+        teacher: EncoderDecoder | None = None,
     ) -> None:
         """Prepare the run and resume it if `folder` holds a state.
 
@@ -140,6 +141,7 @@ class Trainer:
             evaluate_seconds: time between two evaluations.
             earlier: the stages that led to `model`'s weights.
             files: of the task, that the checkpoint holds beside the weights, by name.
+            teacher: the network that `settings.teacher` names.
 
         Raises:
             CheckpointError: the state in `folder` belongs to another network or other settings.
@@ -156,7 +158,9 @@ class Trainer:
         recover_folder(self.folder / "state")
         if (self.folder / "state").is_dir():
             self._resume()
-        loss = TeacherForcingLoss(self.model, settings)
+        if teacher is not None:
+            teacher = teacher.to(self.accelerator.device).eval().requires_grad_(False)
+        loss = TeacherForcingLoss(self.model, settings, teacher)
         self.loss, self.prepared = self.accelerator.prepare(loss, self.optimizer)
 
     def run(

@@ -14,7 +14,8 @@ import torch
 from superres.config import DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require
 from superres.decoding.acceptance import UNORDERED
 from superres.decoding.beam import BeamLoop, Beams, beam_steps
-from superres.decoding.blockwise import BlockwiseLoop, Decoded, check_options, iterations
+from superres.decoding.blockwise import BlockwiseLoop, Decoded, iterations
+from superres.decoding.proposal import PROPOSERS
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError
 from superres.nn.model import EncoderDecoder
@@ -93,6 +94,7 @@ class Translator(Pipeline):
                                   f"{translation.VOCABULARY_FILE} {codec.size}; they do not belong together")
         source, target = model.config.languages
         self.codec, self.languages = codec, (source, target)
+        self.proposers.files = {translation.VOCABULARY_FILE: codec.model}
 
     @classmethod
     def _of_task(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
@@ -174,7 +176,9 @@ class Translator(Pipeline):
         """
         if isinstance(options, BeamConfig):
             return
-        check_options(options, self.model_config.prediction_heads)
+        self.block_size(options)
+        require(not PROPOSERS[options.proposer].raster, f"the proposer {options.proposer} is for images; choose one of "
+                f"{', '.join(name for name, kind in PROPOSERS.items() if not kind.raster)}")
         require(options.accept in UNORDERED, f"{options.accept} accepts by grey levels, which text has not; "
                 f"choose one of {', '.join(UNORDERED)}")
         require(len(options.temperatures) == 1 and options.noise == "gumbel",
@@ -202,7 +206,7 @@ class Translator(Pipeline):
             return beam_steps(self.scoring, source, options, padding=hidden)
         keys = torch.tensor([segment.line for segment in segments], dtype=torch.int64, device=self.device)
         return iterations(self.scoring, source, options, padding=hidden, keys=keys, width=width,
-                          adaptive=self.block_sizes.get(options, source, hidden))
+                          proposer=self.proposers.get(options), adaptive=self.block_sizes.get(options, source, hidden))
 
     def _made(self, result: Decoded | Beams) -> tuple[list[_Made], int]:
         """Return what has become of a batch so far, and the number of model calls."""

@@ -6,7 +6,10 @@ import numpy as np
 import torch
 
 from superres.config import DecodeConfig, ModelConfig
+from superres.decoding.ngrams import Numbering, count_ngrams
+from superres.decoding.proposal import PROPOSERS
 from superres.nn.model import EncoderDecoder
+from superres.nn.step import StepModel
 from superres.scoring import StepOutput
 from superres.tasks.faces import enlarge
 
@@ -208,6 +211,29 @@ def random_tokens(config, rows, seed=0):
     generator = torch.Generator().manual_seed(seed)
     shapes = (rows, config.source_length), (rows, config.target_length)
     return [torch.randint(config.vocabulary, shape, generator=generator) for shape in shapes]
+
+
+def draft_of(model, noise=0.1, **changes):
+    """Return a draft model for a `StepModel`: its own weights but for some noise, or another network."""
+    config = model.model.config
+    dtype = next(model.model.parameters()).dtype
+    draft = random_model(replace(config, **changes), dtype=dtype)
+    generator = torch.Generator().manual_seed(5)
+    for weight in draft.parameters():
+        weight.add_(noise * weight.std(correction=0) * torch.randn(weight.shape, generator=generator, dtype=dtype))
+    return StepModel(draft, model.end_token)
+
+
+def ngrams_of(model, order=3):
+    """Return counts of random targets for a model."""
+    rows = torch.randint(model.vocabulary, (20, model.length), generator=torch.Generator().manual_seed(3)).numpy()
+    return count_ngrams(rows, Numbering(order, model.vocabulary, 3 if model.length % 3 == 0 else 1), least=1)
+
+
+def proposer_for(name, model):
+    """Return the registered proposer `name` for a `StepModel`, with what it needs."""
+    make = {None: lambda _: (), "draft": lambda m: (draft_of(m),), "ngrams": lambda m: (ngrams_of(m),)}
+    return PROPOSERS[name](*make[PROPOSERS[name].resource](model))
 
 
 class Restless:

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, ScriptedModel, criterion_options, random_model, random_tokens
+from fakes import SMALL, VARIANTS, ScriptedModel, criterion_options, proposer_for, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +18,7 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.blockwise import BlockwiseLoop, accepted_length, check_options, decode
 from superres.decoding.noise import NOISES
 from superres.decoding.proposal import PROPOSERS
+from superres.decoding.proposer import accompany
 from superres.decoding.reference import separate_reference, sequential_reference
 from superres.errors import ConfigError
 from superres.nn.step import StepModel
@@ -384,8 +385,8 @@ READS = ["item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__
 def test_iterating_reads_nothing_from_the_device(variant, accept, proposer, temperature, monkeypatch):
     model, source = small(variant)
     model = StepModel(model.model, end_token=1)
-    options = criterion_options(accept, temperature=temperature, proposer=proposer)
-    loop = BlockwiseLoop(model, model.session(source, 6), options, torch.arange(ROWS), 5)
+    options, made = criterion_options(accept, temperature=temperature), proposer_for(proposer, model)
+    loop = BlockwiseLoop(model, accompany(model, made).session(source, 6), options, torch.arange(ROWS), 5, made)
 
     def refuse(*_, **__):
         raise AssertionError("read from the device")
@@ -405,8 +406,13 @@ def test_iterating_works_where_values_cannot_be_read(variant, proposer):
     model = StepModel(random_model(VARIANTS[variant]).to("meta"))
     source = torch.zeros(ROWS, SMALL.source_length, dtype=torch.int64, device="meta")
     keys = torch.zeros(ROWS, dtype=torch.int64, device="meta")
-    loop = BlockwiseLoop(model, model.session(source, 5), DecodeConfig(temperature=0.9, proposer=proposer), keys, 5)
-    loop.iterate()
+    made = proposer_for(proposer, small(variant)[0])
+    if proposer == "draft":
+        made.draft.model.to("meta")
+    for options in (DecodeConfig(temperature=0.9), DecodeConfig(temperature=0.9, sampling="speculative", nucleus=0.9)):
+        session = accompany(model, made).session(source, 5)
+        loop = BlockwiseLoop(model, session, options, keys, 5, made)
+        loop.iterate()
     with pytest.raises((RuntimeError, NotImplementedError)):
         loop.done()
 

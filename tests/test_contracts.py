@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, criterion_options, random_model, random_tokens
+from fakes import SMALL, VARIANTS, criterion_options, proposer_for, random_model, random_tokens
 from textual import vocabulary
 
 from superres.config import DecodeConfig
@@ -63,8 +63,8 @@ def test_criterion_reads_the_settings_that_it_names_and_no_other(name, judged):
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_decode_gives_all_tokens_in_blocks_of_1_to_k(name, proposer):
     model = StepModel(random_model(SMALL))
-    options = criterion_options(name, proposer=proposer)
-    decoded = decode(model, random_tokens(SMALL, 2)[0], options)
+    options = criterion_options(name, block_size=SMALL.prediction_heads)
+    decoded = decode(model, random_tokens(SMALL, 2)[0], options, proposer=proposer_for(proposer, model))
     assert decoded.tokens.shape == (2, SMALL.target_length)
     assert bool(((decoded.tokens >= 0) & (decoded.tokens < SMALL.vocabulary)).all())
     for trace in decoded.traces:
@@ -74,15 +74,17 @@ def test_decode_gives_all_tokens_in_blocks_of_1_to_k(name, proposer):
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_proposer_makes_tokens_for_the_offsets_it_is_asked_for(proposer):
-    seen = []
+    seen, model = [], StepModel(random_model(SMALL))
+    watched = proposer_for(proposer, model)
+    plain = watched.propose
 
-    class Watched:
-        def propose(self, context, offsets):
-            proposals = PROPOSERS[proposer]().propose(context, offsets)
-            seen.append((proposals, offsets.tolist()))
-            return proposals
+    def propose(context, offsets):
+        proposals = plain(context, offsets)
+        seen.append((proposals, offsets.tolist()))
+        return proposals
 
-    decode(StepModel(random_model(SMALL)), random_tokens(SMALL, 3)[0], DecodeConfig(block_size=4), proposer=Watched())
+    watched.propose = propose
+    decode(model, random_tokens(SMALL, 3)[0], DecodeConfig(block_size=4), proposer=watched)
     assert seen
     for proposals, offsets in seen:
         assert offsets == [1, 2, 3]
@@ -100,7 +102,8 @@ def block_sizes(proposer):
 def test_proposer_leaves_exact_decoding_as_it_is(proposer, k, variant, temperature):
     model, source = StepModel(random_model(VARIANTS[variant])), random_tokens(VARIANTS[variant], 3)[0]
     alone = decode(model, source, DecodeConfig(block_size=1, temperature=temperature)).tokens
-    decoded = decode(model, source, DecodeConfig(block_size=k, temperature=temperature, proposer=proposer))
+    options = DecodeConfig(block_size=k, temperature=temperature)
+    decoded = decode(model, source, options, proposer=proposer_for(proposer, model))
     assert torch.equal(decoded.tokens, alone)
     assert len({tuple(trace.accepted) for trace in decoded.traces}) > 1  # the rows are ragged
     for row, trace in enumerate(decoded.traces):

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import Chooser, check_options
+from superres.decoding.blockwise import check_options
+from superres.decoding.choice import Chooser
 from superres.decoding.noise import NOISES, GumbelNoise, mix
 from superres.errors import ConfigError
 

@@ -13,11 +13,11 @@ from fakes import random_model
 
 import superres
 from superres import pipeline
-from superres.checkpoint import save_checkpoint, weights_digest
+from superres.checkpoint import bundled_checkpoints, find_checkpoint, save_checkpoint, weights_digest
 from superres.config import DecodeConfig, ModelConfig
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.loading import load
-from superres.pipeline import Upscaler, bundled_checkpoints, find_checkpoint, pick_device
+from superres.pipeline import Upscaler, pick_device
 
 TINY = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
                    prediction_heads=8, head_filter_size=8, conditioning_blocks=1, conditioning_width=4,
@@ -169,12 +169,12 @@ def test_unknown_checkpoint_is_one_line_that_names_it(name, monkeypatch, tmp_pat
 
 
 def test_hub_id_is_fetched(monkeypatch, folder):
-    monkeypatch.setattr("superres.pipeline.fetch_from_hub", lambda identifier: folder / identifier)
+    monkeypatch.setattr("superres.checkpoint.fetch_from_hub", lambda identifier: folder / identifier)
     assert find_checkpoint("someone/model") == folder / "someone/model"
 
 
 def test_bundled_name_is_found(monkeypatch, folder):
-    monkeypatch.setattr("superres.pipeline.bundled_folder", lambda: folder.parent)
+    monkeypatch.setattr("superres.checkpoint.bundled_folder", lambda: folder.parent)
     assert bundled_checkpoints() == ["random"]
     assert find_checkpoint("random") == folder
 

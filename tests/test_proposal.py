@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, random_model, random_tokens
+from fakes import SMALL, VARIANTS, draft_of, ngrams_of, proposer_for, random_model, random_tokens
 
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import decode
+from superres.decoding.blockwise import DEFAULT_BLOCK_SIZE, check_options, decode
 from superres.decoding.proposal import PROPOSERS
 from superres.errors import ConfigError
 from superres.nn.step import StepModel
@@ -20,19 +20,20 @@ LENGTH = SMALL.target_length
 
 def watched(variant, name, block_size=K, temperature=0.0):
     """Decode and return the result and, of every row that is not done, (context, row, position, proposals)."""
-    seen = []
-
-    class Watched:
-        def propose(self, context, offsets):
-            proposals = PROPOSERS[name]().propose(context, offsets)
-            seen.extend((context, row, place, proposals[row].tolist())
-                        for row, place in enumerate(context.position.tolist()) if place < LENGTH)
-            return proposals
-
-    config = VARIANTS[variant]
+    seen, config = [], VARIANTS[variant]
     options = DecodeConfig(block_size=block_size, temperature=temperature)
     model, source = StepModel(random_model(config)), random_tokens(config, 3)[0]
-    return decode(model, source, options, proposer=Watched()), seen
+    proposer = proposer_for(name, model)
+    plain = proposer.propose
+
+    def watched(context, offsets):
+        proposals = plain(context, offsets)
+        seen.extend((context, row, place, proposals[row].tolist())
+                    for row, place in enumerate(context.position.tolist()) if place < model.length)
+        return proposals
+
+    proposer.propose = watched
+    return decode(model, source, options, proposer=proposer), seen
 
 
 def proposed_by_heads(context, offsets):
@@ -136,4 +137,111 @@ def test_free_proposers_need_no_heads_and_take_any_block_size():
             with pytest.raises(ConfigError, match="block size 8 is more than the 1 prediction heads"):
                 decode(model, source, options)
         else:
-            assert torch.equal(decode(model, source, options).tokens, alone)
+            made = proposer_for(name, model)
+            assert torch.equal(decode(model, source, options, proposer=made).tokens, alone)
+            unsaid = decode(model, source, DecodeConfig(proposer=name), proposer=made)
+            assert max(count for trace in unsaid.traces for count in trace.accepted) > 1
+            assert unsaid.traces[0].proposed.shape[1] == DEFAULT_BLOCK_SIZE
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_jacobi_takes_the_verifiers_choices_as_far_as_they_reach_and_repeats_the_last(temperature):
+    _, seen = watched("base aids", "jacobi", temperature=temperature)
+    offsets = torch.arange(1, K)
+    for context, row, _, proposals in seen[::5]:
+        column = (int(context.index[row]) + offsets).clamp(max=K - 1)
+        scores = context.output.scores[:, column]
+        assert proposals == context.choose(scores, offsets)[row].tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("variant", ["base aids", "causal attention", "text"])
+def test_a_draft_proposes_what_it_would_choose_itself_after_the_same_tokens(variant, temperature):
+    decoded, seen = watched(variant, "draft", temperature=temperature)
+    config = VARIANTS[variant]
+    model, source = draft_of(StepModel(random_model(config))), random_tokens(config, 3)[0]
+    for context, row, place, proposals in seen[:: 7]:
+        target = decoded.tokens[row : row + 1].clone()
+        for offset, proposal in enumerate(proposals, start=1):
+            if place + offset >= model.length:
+                break
+            scores = model.uncached_scores(source[row : row + 1], target, torch.tensor([place + offset]))[:, :1]
+            rows = torch.zeros(3, 1, model.vocabulary, dtype=scores.dtype)
+            rows[row] = scores[0]
+            assert proposal == int(context.choose(rows, torch.tensor([offset]))[row])
+            target[0, place + offset] = proposal
+
+
+def test_a_draft_equal_to_the_verifier_is_always_right():
+    model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 3)[0]
+    for block_size in (2, 5, 9):
+        decoded = decode(model, source, DecodeConfig(block_size=block_size), proposer=PROPOSERS["draft"](model))
+        assert all(trace.iterations == -(-LENGTH // block_size) for trace in decoded.traces)
+
+
+def ngram_by_hand(table, tokens):
+    """Return the token for the longest context of `tokens` that the table knows."""
+    numbering = table.numbering
+    for length in range(min(numbering.order - 1, len(tokens)), -1, -1):
+        before = [torch.tensor([token]) for token in reversed(tokens[len(tokens) - length :])]
+        number = int(numbering(torch.tensor([len(tokens) % numbering.channels]), before))
+        if number in table.keys.tolist():
+            return int(table.tokens[table.keys.tolist().index(number)])
+    raise AssertionError("no context at all")
+
+
+@pytest.mark.parametrize("variant", ["base aids", "text"])
+def test_ngrams_follow_the_longest_context_that_was_counted(variant):
+    decoded, seen = watched(variant, "ngram", block_size=6)
+    table = ngrams_of(StepModel(random_model(VARIANTS[variant])))
+    for _, row, place, proposals in seen[::3]:
+        tokens = decoded.tokens[row, : place + 1].tolist()
+        for proposal in proposals:
+            assert proposal == ngram_by_hand(table, tokens)
+            tokens.append(proposal)
+
+
+def lookup_by_hand(source, text, count):
+    """Return `count` tokens: what followed the longest, then latest, match of the last three tokens, repeated."""
+    tokens = [*source, *text]
+    last, best = len(tokens) - 1, (0, 0)
+    for place in range(last):
+        length = 0
+        while length < 3 and place >= length and tokens[place - length] == tokens[last - length]:
+            length += 1
+        best = max(best, (length, place))
+    if best[0] == 0:
+        return [tokens[-1]] * count
+    copied = tokens[best[1] + 1 :]
+    return [copied[number % len(copied)] for number in range(count)]
+
+
+@pytest.mark.parametrize("variant", ["base aids", "text"])
+def test_lookup_copies_what_followed_the_longest_match(variant):
+    decoded, seen = watched(variant, "lookup", block_size=7)
+    source = random_tokens(VARIANTS[variant], 3)[0]
+    for _, row, place, proposals in seen:
+        assert proposals == lookup_by_hand(source[row].tolist(), decoded.tokens[row, : place + 1].tolist(), 6)
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda model: PROPOSERS["draft"](), "needs a draft model; name its checkpoint with --draft"),
+    (lambda model: PROPOSERS["ngram"](), "needs counts; name their file with --ngrams"),
+    (lambda model: PROPOSERS["draft"](StepModel(random_model(replace(SMALL, vocabulary=7)))),
+     "the draft model has 7 tokens in its vocabulary, the verifier 6"),
+    (lambda model: PROPOSERS["draft"](StepModel(random_model(VARIANTS["text"]))), "has 30 target tokens"),
+    (lambda model: PROPOSERS["draft"](StepModel(random_model(SMALL), end_token=1)), "has 1 as its end token"),
+    (lambda model: PROPOSERS["ngram"](ngrams_of(StepModel(random_model(replace(SMALL, vocabulary=7))))),
+     "the n-grams are of a vocabulary of 7 tokens"),
+])
+def test_what_does_not_belong_to_the_model_is_refused_in_one_line(make, message):
+    model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 1)[0]
+    with pytest.raises(ConfigError, match=message) as caught:
+        decode(model, source, DecodeConfig(block_size=3), proposer=make(model))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", PROPOSERS)
+def test_blocks_larger_than_the_cache_are_refused(name):
+    with pytest.raises(ConfigError, match="block size 49 is more than the 48 target tokens that the cache is made for"):
+        check_options(DecodeConfig(block_size=49, proposer=name), 50, LENGTH)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, Restless, ScriptedModel, random_model, random_tokens
+from fakes import SMALL, VARIANTS, Restless, ScriptedModel, proposer_for, random_model, random_tokens
 
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import decode
@@ -20,7 +20,9 @@ WAYS = {
     "exact": {}, "greedy": {"block_size": 1}, "distance": {"accept": "distance", "epsilon": 1},
     "minimum block": {"min_block": 2}, "sampled": {"temperature": 0.8},
     "quantile": {"temperature": (0.9, 0.5, 0.7), "noise": "quantile"}, "stale": {"proposer": "stale"},
-    "left": {"proposer": "left", "block_size": 7},
+    "left": {"proposer": "left", "block_size": 7}, "draft": {"proposer": "draft"},
+    "lookup": {"proposer": "lookup", "block_size": 7}, "jacobi": {"proposer": "jacobi", "temperature": 0.8},
+    "ngram": {"proposer": "ngram", "block_size": 4},
 }
 NATIVE = {"width": 32, "filter_size": 64, "attention_heads": 2, "head_filter_size": 32}
 
@@ -42,10 +44,10 @@ class ScriptedFeed:
         return taken
 
 
-def refilled(model, source, options, rows, keys=None, ready=()):
+def refilled(model, source, options, rows, keys=None, ready=(), proposer=None):
     keys = range(len(source)) if keys is None else keys
     waiting = [Waiting(one, key, tag) for tag, (one, key) in enumerate(zip(source, keys, strict=True))]
-    decoder = RefilledDecoder(model, ScriptedFeed(waiting, list(ready)), options, rows)
+    decoder = RefilledDecoder(model, ScriptedFeed(waiting, list(ready)), options, rows, proposer=proposer)
     finished = [one for some in decoder.run() for one in some]
     assert sorted(one.tag for one in finished) == list(range(len(source)))
     return sorted(finished, key=lambda one: one.tag), decoder
@@ -65,8 +67,9 @@ def assert_equal(finished, model, source, options, keys=None, **more):
 def test_what_is_decoded_does_not_depend_on_neighbours_or_entry(way, rows):
     config = VARIANTS["sequential heads"]
     model, source, options = StepModel(random_model(config)), random_tokens(config, 6)[0], DecodeConfig(**WAYS[way])
-    finished, _ = refilled(model, source, options, rows, ready=[1, 0, 2, 0, 0, 1])
-    assert_equal(finished, model, source, options)
+    proposer = proposer_for(options.proposer, model)
+    finished, _ = refilled(model, source, options, rows, ready=[1, 0, 2, 0, 0, 1], proposer=proposer)
+    assert_equal(finished, model, source, options, proposer=proposer)
     assert len({tuple(one.trace.accepted) for one in finished}) > 1 or way in ("greedy", "left")
 
 

@@ -12,6 +12,7 @@ from superres.checkpoint import read_config, read_training, save_checkpoint
 from superres.cli import run
 from superres.config import PRESETS, DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError, SuperresError
+from superres.nn.model import EncoderDecoder
 from superres.pipeline import Upscaler
 from superres.stages import Ladder, Stage, climb, decode_own_faces, train_stage
 from superres.tasks.faces import FacePairs, read_faces, write_npz
@@ -131,13 +132,20 @@ def test_a_recipe_that_does_not_hold_together_is_refused_in_one_line(change, mes
 
 
 def test_the_bundled_recipes_can_be_read():
-    from superres.pipeline import bundled_folder
+    from superres.checkpoint import bundled_folder
 
     recipes = sorted((bundled_folder().parent / "scripts" / "recipes").glob("*.json"))
-    assert [path.stem for path in recipes] == ["one-gpu", "text-two-cores", "two-cores"]
+    assert [path.stem for path in recipes] == ["draft-two-cores", "one-gpu", "text-draft-two-cores", "text-two-cores",
+                                               "two-cores"]
     for path in recipes:
-        names = [rung.name for rung in Ladder.read(path).rungs]
-        if path.stem.startswith("text"):  # the paper's Table 1, and what its columns start from
+        ladder = Ladder.read(path)
+        names = [rung.name for rung in ladder.rungs]
+        if "draft" in path.stem:
+            assert names == ["draft"]
+            # Five megabytes, in two bytes a weight.
+            assert sum(weight.numel() for weight in EncoderDecoder(PRESETS[ladder.preset]).parameters()) < 2_300_000
+            assert ladder.rungs[0].train_config().teacher
+        elif path.stem.startswith("text"):  # the paper's Table 1, and what its columns start from
             assert sorted(names) == ["base", "both", "distillation", "fine-tuning", "regular", "student", "teacher"]
         else:
             assert names == ["base", "regular", "fine-tuned", "distilled"]

@@ -219,7 +219,7 @@ def test_time_is_limited_and_a_closed_decoder_says_so(translator):
 
 def test_the_bundled_checkpoint_is_taken_where_it_is_and_a_named_one_must_be_there(monkeypatch, tmp_path):
     toy = write_checkpoint(tmp_path / "toy")
-    monkeypatch.setattr("superres.pipeline.bundled_checkpoints", list)
+    monkeypatch.setattr("superres.checkpoint.bundled_checkpoints", list)
     assert app.load_translator(None, "cpu") is None
     assert app.load_translator(str(toy), "cpu").name == "toy"
     with pytest.raises(CheckpointError, match="no checkpoint 'nowhere'"):
@@ -227,8 +227,8 @@ def test_the_bundled_checkpoint_is_taken_where_it_is_and_a_named_one_must_be_the
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="serves the task 'faces', not translation"):
         app.load_translator("celeba-8to32", "cpu")
-    monkeypatch.setattr("superres.pipeline.bundled_checkpoints", lambda: ["multi30k-en-de"])
-    monkeypatch.setattr("superres.pipeline.bundled_folder", lambda: tmp_path)
+    monkeypatch.setattr("superres.checkpoint.bundled_checkpoints", lambda: ["multi30k-en-de"])
+    monkeypatch.setattr("superres.checkpoint.bundled_folder", lambda: tmp_path)
     (tmp_path / "toy").rename(tmp_path / "multi30k-en-de")
     assert app.load_translator(None, "cpu").name == "multi30k-en-de"
 

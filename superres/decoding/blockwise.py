@@ -13,14 +13,19 @@ from torch import Tensor
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.adaptive import AdaptiveBlockSize
-from superres.decoding.noise import NOISES, Noise
-from superres.decoding.proposal import PROPOSERS, Context, Proposer
+from superres.decoding.choice import Choice, Chooser
+from superres.decoding.noise import NOISES
+from superres.decoding.proposal import PROPOSERS
+from superres.decoding.proposer import Context, Proposer, accompany
 from superres.decoding.trace import RowTrace, TraceRecorder
 from superres.errors import ConfigError
 from superres.scoring import ScoringModel, Session, StepOutput
 
 DONE_CHECK_INTERVAL = 16
 """Iterations between two looks of the host at the done flag; in between nothing is read from the device."""
+
+DEFAULT_BLOCK_SIZE = 5
+"""Where neither the options nor prediction heads say how many tokens to propose."""
 
 END_CHECK_INTERVAL = 4
 """The same on an accelerator where an end token may end a row at any time: a sentence takes a handful of iterations."""
@@ -39,56 +44,6 @@ class Decoded:
     tokens: Tensor
     lengths: Tensor
     traces: list[RowTrace]
-
-
-@dataclass
-class Choice:
-    """How tokens are chosen at some target positions of each row; verification and proposals of a position share it.
-
-    A `superres.scoring.Choose`: offsets count from the first of the positions.
-
-    Attributes:
-        rule: the kind of noise; None for greedy decoding.
-        noise: of the positions, [B, N, ...].
-        temperature: [B, N, 1].
-    """
-
-    rule: type[Noise] | None
-    noise: Tensor
-    temperature: Tensor
-
-    def __call__(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
-        """See `Choose.__call__`."""
-        return self.adjust(scores, offsets).argmax(-1)
-
-    def adjust(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
-        """Return the scores [B, N, V] whose argmax is the choice at `offsets`."""
-        if self.rule is None:
-            return scores
-        return self.rule.adjust(scores / self.temperature[:, offsets].to(scores.dtype), self.noise[:, offsets])
-
-    def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
-        """See `Choose.additive`."""
-        if self.rule is None:
-            return None, None
-        return (self.temperature[:, offsets], self.noise[:, offsets]) if self.rule.additive else None
-
-
-class Chooser:
-    """Chooses tokens from scores: the argmax, or with a temperature the seed-coupled sample."""
-
-    def __init__(self, options: DecodeConfig, keys: Tensor, vocabulary: int) -> None:
-        """Prepare for rows keyed by `keys` [B]."""
-        self.temperatures = torch.tensor(options.temperatures, dtype=torch.float64, device=keys.device)
-        self.noise = NOISES[options.noise](options.seed, keys, vocabulary) if options.is_sampling else None
-
-    def at(self, position: Tensor) -> Choice:
-        """Return the choice at target positions [B, N]."""
-        if self.noise is None:
-            return Choice(None, position, position)
-        # Intensities follow one another as red, green, blue.
-        temperature = self.temperatures[position % len(self.temperatures)].unsqueeze(-1)
-        return Choice(type(self.noise), self.noise.at(position), temperature)
 
 
 def accepted_length(passed: Tensor, minimum: int, room: Tensor) -> Tensor:
@@ -140,15 +95,28 @@ class BlockwiseLoop:
         self.tokens = torch.zeros(batch, model.length + session.width, dtype=torch.int64, device=device)
         self.columns = torch.arange(session.width, device=device)
         self.recorder = TraceRecorder()
+        self.choice = self._next_choice()
         filler = self.tokens[:, : session.width]
         self.proposals = self._predict(session.step(filler, self.position), torch.zeros_like(self.position))
+
+    @classmethod
+    def open_session(
+        cls, model: ScoringModel, source: Tensor, options: DecodeConfig, block_size: int, width: int | None = None,
+        padding: Tensor | None = None,
+    ) -> Session:
+        """Make an empty session for a loop of this kind and `block_size`; other arguments as for `iterations`.
+
+        Raises:
+            ConfigError: it cannot have such a width.
+        """
+        return model.session(source, width or block_size, padding)
 
     def iterate(self) -> None:
         """Verify the pending proposals, accept, and make the next ones: one model call."""
         start, k = self.position, self.block_size
         output = self.session.step(self.proposals, start + 1)
         target = start.unsqueeze(1) + self.columns[: self.session.width]
-        accepted = self._stop_at_end_token(self._accept(output.scores, target))
+        accepted = self._stop_at_end_token(self._accept(output.scores, target), self.proposals)
         # All columns are written; those that were not accepted are overwritten before anyone reads them.
         self.tokens.scatter_(1, target.clamp(min=0) if self.starting else target, self.proposals)
         self.recorder.record(start, self.proposals[:, :k], accepted)
@@ -194,6 +162,7 @@ class BlockwiseLoop:
         self.position = self.position.index_fill(0, rows, -1)
         self.limit = self.limit.index_fill(0, rows, self.length)
         self.proposals = self.proposals.index_fill(0, rows, 0)
+        self.choice.clear(rows)
         self.starting = True
 
     def shrink(self, session: Session, kept: Tensor) -> None:
@@ -202,7 +171,8 @@ class BlockwiseLoop:
         session.resize(self.session.width)
         self.session, self.keys, self.chooser = session, self.keys[kept], self.make_chooser(self.keys[kept])
         self.position, self.limit, self.tokens = self.position[kept], self.limit[kept], self.tokens[kept]
-        self.proposals, self.choice = self.proposals[kept], self._next_choice()
+        before, self.choice, self.proposals = self.choice, self._next_choice(), self.proposals[kept]
+        self.choice.inherit(before, kept)
         self.recorder.shrink(kept)
 
     def done(self) -> bool:
@@ -222,21 +192,20 @@ class BlockwiseLoop:
             room = room * (self.position >= 0)
         if k == 1:  # nothing to verify, and a greedy iteration is mostly such small things
             return room.clamp(max=1)
-        adjusted = self.choice.adjust(scores[:, : k - 1], slice(1, None))
-        passed = self.criterion.accept(self.proposals[:, 1:k], adjusted, target[:, 1:k])
+        passed = self.choice.accept(self.criterion, self.proposals[:, 1:k], scores[:, : k - 1], target[:, 1:k])
         return accepted_length(passed, self.minimum, room)
 
     def _predict(self, output: StepOutput, index: Tensor) -> Tensor:
         """Return the next proposals [B, W]: p1's own choice first, then the proposer's, then filler up to the width."""
         self.block_size = self.wanted
         # One choice serves the proposals and their verification in the next iteration.
-        choice = self.choice = self._next_choice()
+        before, choice = self.choice, self._next_choice()
         scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
-        first = choice(scores, slice(1))
+        first, self.choice = choice.first(scores, before, index), choice
         parts = [first]
         if self.block_size > 1:
             context = Context(self.session, output, index, self.position, first[:, 0], self.tokens, choice)
-            parts.append(self.proposer.propose(context, self.columns[1 : self.block_size]))
+            parts.append(choice.propose(self.proposer, context, self.columns[1 : self.block_size]))
         if self.fitted and self.session.width != self.block_size:  # only now: proposals come from the step before
             self.session.resize(self.block_size)
         if self.block_size < self.session.width:
@@ -246,24 +215,33 @@ class BlockwiseLoop:
     def _next_choice(self) -> Choice:
         return self.chooser.at(self.position.unsqueeze(1) + self.columns[: self.block_size])
 
-    def _stop_at_end_token(self, accepted: Tensor) -> Tensor:
-        """Cut the accepted block right after its first end token, and close the rows that have one."""
+    def _stop_at_end_token(self, accepted: Tensor, block: Tensor) -> Tensor:
+        """Cut the accepted part of `block` right after its first end token, and close the rows that have one."""
         if self.end_token is None:
             return accepted
-        columns = self.columns[: self.session.width]
-        ends = (self.proposals == self.end_token) & (columns < accepted.unsqueeze(1))
-        first = torch.where(ends, columns, self.session.width).amin(1)
+        columns = self.columns[: block.shape[1]]
+        ends = (block == self.end_token) & (columns < accepted.unsqueeze(1))
+        first = torch.where(ends, columns, block.shape[1]).amin(1)
         accepted = torch.minimum(accepted, first + 1)
         self.limit = torch.where(ends.any(1), self.position + accepted, self.limit)
         return accepted
 
 
-def check_options(options: DecodeConfig, prediction_heads: int) -> int:
-    """Return the block size that `options` asks of a model.
+def loop_type(proposer: Proposer, block_size: int) -> type[BlockwiseLoop]:
+    """Return the kind of loop that serves `proposer` in blocks of `block_size`."""
+    if block_size == 1 or not getattr(proposer, "branching", False):  # anything with a method `propose` serves
+        return BlockwiseLoop
+    from superres.decoding.lookahead import LookaheadLoop  # which builds on this module
+
+    return LookaheadLoop
+
+
+def check_options(options: DecodeConfig, prediction_heads: int, length: int | None = None) -> int:
+    """Return the block size that `options` asks of a model of `prediction_heads` and targets of `length` tokens.
 
     Raises:
-        ConfigError: it exceeds the prediction heads that the proposer uses, the minimum block exceeds it, or the
-            criterion, the noise or the proposer is unknown or cannot use its settings.
+        ConfigError: it exceeds the prediction heads that the proposer uses, or the target; the minimum block exceeds
+            it; or the criterion, the noise or the proposer is unknown or cannot use its settings.
     """
     if options.accept not in CRITERIA:
         raise ConfigError(f"unknown acceptance {options.accept!r}; choose one of {', '.join(CRITERIA)}")
@@ -272,14 +250,23 @@ def check_options(options: DecodeConfig, prediction_heads: int) -> int:
     if options.proposer not in PROPOSERS:
         raise ConfigError(f"unknown proposer {options.proposer!r}; choose one of {', '.join(PROPOSERS)}")
     CRITERIA[options.accept](options)
-    block_size = prediction_heads if options.block_size is None else options.block_size
-    if block_size > prediction_heads and PROPOSERS[options.proposer].uses_heads:
+    kind = PROPOSERS[options.proposer]
+    uses_heads = kind.uses_heads
+    most = prediction_heads if uses_heads or prediction_heads > 1 else DEFAULT_BLOCK_SIZE
+    most = kind.block_size or most
+    block_size = most if options.block_size is None else options.block_size
+    if block_size > prediction_heads and uses_heads:
         raise ConfigError(f"block size {block_size} is more than the {prediction_heads} prediction heads; "
                           f"use {prediction_heads} or less")
+    if length is not None and block_size > length:
+        raise ConfigError(f"block size {block_size} is more than the {length} target tokens that the cache is made "
+                          f"for; use {length} or less")
     if options.adaptive and options.proposer != "heads":
         raise ConfigError(f"an adaptive block size needs proposals of the heads, not of {options.proposer}")
     if options.min_block > block_size:
         raise ConfigError(f"min-block {options.min_block} is larger than the block size {block_size}")
+    if length is not None:
+        kind.check_options(options, block_size, length)
     return block_size
 
 
@@ -319,16 +306,19 @@ def iterations(
         ConfigError: options do not fit the model, or both a width and an adaptive block size are asked for.
     """
     heads = model.prediction_heads if proposer is None else options.block_size or model.prediction_heads
-    block_size = check_options(options, heads)
+    block_size = check_options(options, heads, model.length)
     if width is not None and width < block_size:
         raise ConfigError(f"width {width} is smaller than the block size {block_size}")
     if width is not None and adaptive is not None:
         raise ConfigError(f"an adaptive block size has no fixed width; leave out the width {width}")
     if keys is None:
         keys = torch.arange(len(source), device=source.device)
-    session = model.session(source, width or block_size, padding)
+    proposer = proposer or PROPOSERS[options.proposer]()
+    model = accompany(model, proposer)
+    kind = loop_type(proposer, block_size)
+    session = kind.open_session(model, source, options, block_size, width, padding)
     first = block_size if adaptive is None else adaptive.choose()
-    loop = BlockwiseLoop(model, session, options, keys, first, proposer, fitted=adaptive is not None)
+    loop = kind(model, session, options, keys, first, proposer, fitted=adaptive is not None)
     interval = check_interval(model.end_token, source.device.type)
     yield loop
     while not loop.done():

@@ -1,15 +1,25 @@
-"""What an iteration of decoding costs on this machine, by block size."""
+"""What decoding in blocks costs: measured on this machine, and predicted by the literature's formulas.
+
+The formulas are those of Leviathan et al. (2023), "Fast Inference from Transformers via Speculative Decoding", section
+3, and Fu et al. (2024), "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", section 4. In
+their words: alpha is the acceptance rate E[min(p, q)], gamma the proposals a step (our block size is gamma + 1), c the
+cost of a proposal in calls of the verifier. They take every proposal to pass with the same probability, whatever went
+before.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from superres.config import DecodeConfig
+from superres.config import DecodeConfig, require
 from superres.decoding.blockwise import BlockwiseLoop
+from superres.decoding.choice import SpeculativeChoice
+from superres.decoding.trace import RowTrace
 from superres.scoring import ScoringModel
 
 TIMED = (1, 2, 3, 4, 6, 8, 10, 12, 16)
@@ -17,6 +27,124 @@ TIMED = (1, 2, 3, 4, 6, 8, 10, 12, 16)
 
 TIMED_SECONDS = 0.05
 """Time given to one block size, at least three iterations."""
+
+
+def expected_tokens(alpha: float, gamma: int, branches: int = 1) -> float:
+    """Return the tokens that a step is expected to yield.
+
+    One sequence of proposals: (1 - alpha**(gamma + 1)) / (1 - alpha). Several, of which the best counts (Fu et al.,
+    equation 5): gamma + 1 minus the sum of (1 - alpha**i)**branches for i = 1..gamma, which is the same for one.
+
+    Args:
+        alpha: acceptance rate in [0, 1].
+        gamma: proposals in a row, at least 0.
+        branches: b, sequences of proposals verified at once.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    require(0 <= alpha <= 1, f"the acceptance rate must be in [0, 1], not {alpha}")
+    require(gamma >= 0, f"gamma must be at least 0, not {gamma}")
+    require(branches >= 1, f"there must be at least 1 branch, not {branches}")
+    return gamma + 1 - math.fsum((1 - alpha**i) ** branches for i in range(1, gamma + 1))
+
+
+def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0) -> float:
+    """Return how many times as fast decoding in blocks is: expected tokens / (gamma * c + verify).
+
+    Args:
+        alpha: acceptance rate.
+        gamma: proposals a step.
+        c: cost of a proposal, in verifier calls for one token.
+        verify: cost of a verifier call for gamma + 1 tokens in the same unit; the paper takes it to be 1, which it is
+            where reading the weights is what takes time.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    require(c >= 0 and verify > 0, f"costs must be positive, not c {c} and {verify}")
+    return expected_tokens(alpha, gamma) / (gamma * c + verify)
+
+
+def operations_factor(alpha: float, gamma: int, c: float) -> float:
+    """Return how many times as many arithmetic operations a token takes: (gamma * c + gamma + 1) / expected tokens.
+
+    Args:
+        alpha: acceptance rate.
+        gamma: proposals a step.
+        c: operations of a proposal over those of the verifier for a token.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    require(c >= 0, f"the cost of a proposal must be at least 0, not {c}")
+    return (gamma * c + gamma + 1) / expected_tokens(alpha, gamma)
+
+
+def best_gamma(alpha: float, c: float, most: int, more: float = 0.0) -> int:
+    """Return the proposals a step, 0..`most`, that make decoding fastest; the fewest of several.
+
+    Args:
+        alpha: acceptance rate.
+        c: cost of a proposal, in verifier calls for one token.
+        most: the largest gamma.
+        more: how much more a verifier call costs for each proposal, in the same unit; 0 in the paper.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    return max(range(most + 1), key=lambda gamma: improvement_factor(alpha, gamma, c, 1 + more * gamma))
+
+
+def step_compression(alpha: float, window: int, ngram: int, good: float = 1.0) -> float:
+    """Return Lookahead's step compression ratio S: autoregressive steps over its own (Fu et al., equation 7).
+
+    S = (f - 1 + E) / f, E being the expected tokens of b = W branches of gamma = N - 1 proposals.
+
+    Args:
+        alpha: acceptance rate of the n-grams' tokens.
+        window: W, as many n-grams are verified at once.
+        ngram: N.
+        good: f; one step in so many has good proposals, the others yield one token.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    require(window >= 1, f"the window W must be at least 1, not {window}")
+    require(ngram >= 2, f"the n-grams' size N must be at least 2, not {ngram}")
+    require(good >= 1, f"f must be at least 1, not {good}")
+    return (good - 1 + expected_tokens(alpha, ngram - 1, window)) / good
+
+
+def acceptance_rate(traces: list[RowTrace], block_size: int) -> float:
+    """Return the share of verified proposals that were accepted: alpha as decoding with `block_size` k has seen it.
+
+    Of a block, proposals are verified until one fails. The last block of each sequence is left out, since the end may
+    have cut it short. 0.0 where nothing was verified.
+    """
+    accepted = np.array([count for trace in traces for count in trace.accepted[:-1]], np.int64)
+    verified = int(np.minimum(accepted, block_size - 1).sum())
+    return float((accepted - 1).sum() / verified) if verified else 0.0
+
+
+@torch.inference_mode()
+def mean_overlap(loop: BlockwiseLoop) -> float:
+    """Decode with a loop to its end by speculative sampling, and return the mean of sum(min(p, q)) of its verdicts.
+
+    That is alpha without the chance of the verdicts themselves. 0.0 where nothing was verified.
+    """
+    total, count = 0.0, 0
+    while not loop.done():
+        choice, before, limit = loop.choice, loop.position, loop.limit
+        loop.iterate()
+        if not isinstance(choice, SpeculativeChoice) or choice.p is None:
+            continue
+        accepted = loop.position - before
+        whole = (accepted > 0) & (loop.position < limit)
+        tested = (loop.columns[: choice.p.shape[1]] < accepted.unsqueeze(1)) & whole.unsqueeze(1)
+        total += float((torch.minimum(choice.p, choice.q[:, :-1]).sum(-1) * tested).sum())
+        count += int(tested.sum())
+    return total / count if count else 0.0
 
 
 def measured_costs(

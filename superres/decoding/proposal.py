@@ -7,73 +7,63 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from superres.config import DecodeConfig, require
+from superres.decoding.draft import DraftProposer
+from superres.decoding.lookup import LookupProposer
+from superres.decoding.ngrams import NgramProposer
+from superres.decoding.proposer import Context, Proposer
 from superres.errors import ConfigError
 
 if TYPE_CHECKING:  # the command line lists the proposers in its help, which must not wait for torch
     from torch import Tensor
 
-    from superres.scoring import Choose, Session, StepOutput
+    from superres.scoring import Choose
 
 
-@dataclass
-class Context:
-    """What a proposer may look at.
-
-    Attributes:
-        session: the model's session.
-        output: result of the latest step.
-        index: step column whose position comes next, [B].
-        position: tokens committed so far, [B].
-        first: the token at `position`, already chosen by the loop, [B].
-        tokens: committed tokens [B, T + W]; those at `position` and later are undefined.
-        choose: turns scores of the tokens at `position` + offsets into tokens, exactly as the verifier does.
-    """
-
-    session: Session
-    output: StepOutput
-    index: Tensor
-    position: Tensor
-    first: Tensor
-    tokens: Tensor
-    choose: Choose
-
-
-class Proposer(Protocol):
-    """Makes proposals."""
-
-    def propose(self, context: Context, offsets: Tensor) -> Tensor:
-        """Return proposals [B, k - 1], int64, for the tokens at `context.position + offsets`; offsets are 1..k-1."""
-        ...
-
-
-class HeadProposer:
+class HeadProposer(Proposer):
     """Prediction heads p2..pk at the one accepted position of each row (section 4 of the paper), evaluated lazily."""
 
     uses_heads = True
+    draws = True
+    training = "prediction heads"
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
         return context.session.propose(context.output, context.index, context.first, offsets, context.choose)
 
 
-class StaleProposer:
-    """What the verifier itself chose past the rejected token, in the very call that rejected it; then the heads.
+class JacobiProposer(Proposer):
+    """What the verifier itself chose past the rejected token, in the very call that rejected it (Jacobi decoding).
 
     After j of k tokens were accepted, the last step has also scored the k - j tokens past the next one. It read one
-    token that turned out wrong, but all else that p1 reads, so its choices there are stale rather than blind. (The
-    first step of all read filler; its stale choices are wrong, which costs a little and harms nothing.)
+    token that turned out wrong, but all else that p1 reads, so its choices there are stale rather than blind. Past
+    those, the last of them is repeated. (The first step of all read filler; its stale choices are wrong, which costs a
+    little and harms nothing.)
     """
-
-    uses_heads = True
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
+        return self.stale(context, offsets)[0]
+
+    def stale(self, context: Context, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the last step's choices for the tokens at `offsets` [B, N], and whether it has scored those."""
         column, last = context.index.unsqueeze(1) + offsets, len(offsets)
         scores = context.output.scores
         index = column.clamp(max=last).unsqueeze(-1).expand(-1, -1, scores.shape[-1])
-        stale = StaleChoose(context.choose, context.choose(scores.gather(1, index), offsets), column <= last)
+        return context.choose(scores.gather(1, index), offsets), column <= last
+
+
+class StaleProposer(JacobiProposer):
+    """As Jacobi decoding, and past the stale choices the heads, which read them where they read tokens."""
+
+    uses_heads = True
+    training = "prediction heads"
+
+    def propose(self, context: Context, offsets: Tensor) -> Tensor:
+        """See `Proposer.propose`."""
+        stale = StaleChoose(context.choose, *self.stale(context, offsets))
         return context.session.propose(context.output, context.index, context.first, offsets, stale)
 
 
@@ -100,10 +90,10 @@ class StaleChoose:
         """See `Choose.additive`."""
 
 
-class SourceProposer:
+class SourceProposer(Proposer):
     """The tokens that the source alone lets expect: for an image, its enlargement."""
 
-    uses_heads = False
+    raster = True
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`.
@@ -118,13 +108,13 @@ class SourceProposer:
         return estimate.gather(1, target).round().clamp(0, context.output.scores.shape[-1] - 1).long()
 
 
-class NeighbourProposer:
+class NeighbourProposer(Proposer):
     """The token one place back along an axis of the raster; where that is itself not decoded yet, the one before it.
 
     It does not mind the raster's edges: back from the start of a row is the end of the row before.
     """
 
-    uses_heads = False
+    raster = True
     axis: int
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
@@ -147,8 +137,25 @@ class AboveProposer(NeighbourProposer):
     axis = 0
 
 
-PROPOSERS: dict[str, type[HeadProposer | StaleProposer | SourceProposer | LeftProposer | AboveProposer]] = {
-    "heads": HeadProposer, "stale": StaleProposer, "source": SourceProposer, "left": LeftProposer,
-    "above": AboveProposer,
+class LookaheadProposer(Proposer):
+    """N-grams from Jacobi iterations, several at once, in blocks of their size N: see `superres.decoding.lookahead`."""
+
+    branching = True
+    block_size = 4
+
+    @classmethod
+    def check_options(cls, options: DecodeConfig, block_size: int, length: int) -> None:
+        """See `Proposer.check_options`."""
+        reach = options.window + block_size - 2
+        require(reach <= length, f"window {options.window} and n-grams of {block_size} look {reach} tokens ahead, "
+                                 f"further than the {length} of a target; choose smaller ones")
+        require(options.min_block == 1, f"min-block {options.min_block} needs a proposal in every step, and lookahead "
+                                        "may have none; leave it out")
+
+
+PROPOSERS: dict[str, type[Proposer]] = {
+    "heads": HeadProposer, "stale": StaleProposer, "jacobi": JacobiProposer, "draft": DraftProposer,
+    "ngram": NgramProposer, "lookup": LookupProposer, "source": SourceProposer, "left": LeftProposer,
+    "above": AboveProposer, "lookahead": LookaheadProposer,
 }
 """Proposers by the name that users give. Those that use the heads propose at most as many tokens as there are heads."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.blockwise import Chooser
+from superres.decoding.choice import Chooser
 from superres.scoring import ScoringModel
 
 

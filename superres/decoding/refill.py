@@ -17,7 +17,9 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.adaptive import AdaptiveBlockSize
-from superres.decoding.blockwise import DONE_CHECK_INTERVAL, BlockwiseLoop, check_options
+from superres.decoding.blockwise import DONE_CHECK_INTERVAL, BlockwiseLoop, check_options, loop_type
+from superres.decoding.proposal import PROPOSERS
+from superres.decoding.proposer import Proposer, accompany
 from superres.decoding.trace import RowTrace
 from superres.scoring import ScoringModel, Session
 
@@ -89,6 +91,7 @@ class RefilledDecoder:
         options: block size, proposer, acceptance, sampling.
         rows: sequences decoded together, at most.
         adaptive: gives what chooses block sizes for a batch of sources [B, S], or None for a fixed one.
+        proposer: source of proposals; by `options.proposer` if None.
         under_way: those being decoded now.
         tokens_under_way: tokens that these have so far.
     """
@@ -98,9 +101,12 @@ class RefilledDecoder:
     options: DecodeConfig
     rows: int
     adaptive: Callable[[Tensor], AdaptiveBlockSize | None] = lambda sources: None
+    proposer: Proposer | None = None
     tokens_under_way: int = 0
+    _block_size: int = 0
     _rows: list[_Row | None] = field(default_factory=list)
     _more: bool = True
+    _kind: type[BlockwiseLoop] = BlockwiseLoop
 
     @property
     def under_way(self) -> list[Waiting]:
@@ -114,7 +120,9 @@ class RefilledDecoder:
         Raises:
             ConfigError: options do not fit the model.
         """
-        block_size = check_options(self.options, self.model.prediction_heads)
+        self._block_size = check_options(self.options, self.model.prediction_heads, self.model.length)
+        self.proposer = self.proposer or PROPOSERS[self.options.proposer]()
+        self.model = accompany(self.model, self.proposer)
         first: list[Waiting] = []
         while len(first) < self.rows and (more := self.feed.take(self.rows - len(first), True)) is not None:
             first += more
@@ -125,7 +133,7 @@ class RefilledDecoder:
         interval = 1 if device.type == "cpu" else DONE_CHECK_INTERVAL
         started = time.perf_counter()
         sizes = self.adaptive(torch.stack([waiting.source for waiting in first]))
-        loop = self._begin(first, block_size, sizes)
+        loop = self._begin(first, self.proposer, sizes)
         while True:
             for _ in range(interval):
                 loop.iterate()
@@ -140,28 +148,29 @@ class RefilledDecoder:
             if not self.under_way:
                 return
 
-    def _begin(self, first: list[Waiting], block_size: int, sizes: AdaptiveBlockSize | None) -> BlockwiseLoop:
+    def _begin(self, first: list[Waiting], proposer: Proposer, sizes: AdaptiveBlockSize | None) -> BlockwiseLoop:
         """Return a loop over the first sequences."""
         sources = torch.stack([waiting.source for waiting in first])
         keys = torch.tensor([waiting.key for waiting in first], dtype=torch.int64, device=sources.device)
-        session = self.model.session(sources, block_size)
+        self._kind = loop_type(proposer, self._block_size)
+        session = self._session(sources)
         everyone = torch.arange(len(first), device=sources.device)
-        for rows, fresh, chosen in self._encoded(first, everyone, block_size):
+        for rows, fresh, chosen in self._encoded(first, everyone):
             session.adopt(rows, fresh, chosen)
-        if sizes is not None:
-            block_size = sizes.choose()
-        return BlockwiseLoop(self.model, session, self.options, keys, block_size, fitted=sizes is not None)
+        block_size = self._block_size if sizes is None else sizes.choose()
+        return self._kind(self.model, session, self.options, keys, block_size, proposer, fitted=sizes is not None)
 
-    def _encoded(
-        self, waiting: list[Waiting], rows: Tensor, width: int,
-    ) -> Iterator[tuple[Tensor, Session, Tensor]]:
+    def _session(self, sources: Tensor) -> Session:
+        return self._kind.open_session(self.model, sources, self.options, self._block_size)
+
+    def _encoded(self, waiting: list[Waiting], rows: Tensor) -> Iterator[tuple[Tensor, Session, Tensor]]:
         """Yield rows to fill, an empty session of a constant number of sources, and its rows that belong there."""
         size = GROUP.get(rows.device.type, 1)
         for start in range(0, len(waiting), size):
             group = [one.source for one in waiting[start : start + size]]
             padded = torch.stack(group + [group[0]] * (size - len(group)))
             chosen = torch.arange(len(group), device=rows.device)
-            yield rows[start : start + size], self.model.session(padded, width), chosen
+            yield rows[start : start + size], self._session(padded), chosen
 
     def _share(self, seconds: float) -> None:
         busy = [row for row in self._rows if row is not None]
@@ -206,7 +215,7 @@ class RefilledDecoder:
     def _restart(self, loop: BlockwiseLoop, rows: Tensor, waiting: list[Waiting]) -> None:
         keys = torch.tensor([one.key for one in waiting], dtype=torch.int64, device=rows.device)
         start = 0
-        for places, fresh, chosen in self._encoded(waiting, rows, len(loop.columns)):
+        for places, fresh, chosen in self._encoded(waiting, rows):
             loop.restart(places, fresh, chosen, keys[start : start + len(places)])
             start += len(places)
 
@@ -214,5 +223,5 @@ class RefilledDecoder:
         numbers = [number for number, row in enumerate(self._rows) if row is not None]
         sources = torch.stack([waiting.source for waiting in self.under_way])
         kept = torch.tensor(numbers, dtype=torch.int64, device=sources.device)
-        loop.shrink(self.model.session(sources, len(loop.columns)), kept)
+        loop.shrink(self._session(sources), kept)
         self._rows = [self._rows[number] for number in numbers]

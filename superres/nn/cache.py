@@ -29,15 +29,15 @@ class KeyValueCache:
     rejected proposal left behind is either overwritten or hidden by the mask, which comes from absolute positions.
     """
 
-    def __init__(self, config: ModelConfig, batch: int, width: int, like: Tensor) -> None:
-        """Allocate for `batch` rows and steps of `width`, with dtype and device of `like`."""
+    def __init__(self, config: ModelConfig, batch: int, width: int, like: Tensor, beside: int = 0) -> None:
+        """Allocate for `batch` rows and steps of `width`, and `beside` slots more, with dtype and device of `like`."""
         self.batch, self.width, self.heads = batch, width, config.attention_heads
         self.size = config.width // config.attention_heads
         self.slots = slot_count(config, width)
         # Causal attention is local attention whose block nobody ever leaves.
         self.block_length = config.attention_block_length if config.attention == "local_1d" else self.slots
         # Zeros, not empty memory: a hidden slot has weight 0, and 0 times NaN would be NaN.
-        self.store = like.new_zeros(config.decoder_layers, 2, batch * self.heads, self.slots, self.size)
+        self.store = like.new_zeros(config.decoder_layers, 2, batch * self.heads, self.slots + beside, self.size)
         self.slot = torch.arange(self.slots, device=like.device)
         rows = torch.arange(2 * batch * self.heads, device=like.device) * self.slots
         self.row_starts = rows.view(2, batch, self.heads, 1)
@@ -87,4 +87,4 @@ class KeyValueCache:
 
     def by_row(self) -> Tensor:
         """Return a view of all that is cached, [B, layers, 2, H, R, D / H]."""
-        return self.store.view(len(self.store), 2, self.batch, self.heads, self.slots, self.size).movedim(2, 0)
+        return self.store.view(len(self.store), 2, self.batch, self.heads, -1, self.size).movedim(2, 0)

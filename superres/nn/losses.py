@@ -19,11 +19,12 @@ class TeacherForcingLoss(nn.Module):
     A module, so that every weight is used inside one forward call (which distributed training requires).
     """
 
-    def __init__(self, model: EncoderDecoder, settings: TrainConfig) -> None:
-        """Wrap `model`, whose weights are this module's only ones."""
+    def __init__(self, model: EncoderDecoder, settings: TrainConfig, teacher: EncoderDecoder | None = None) -> None:
+        """Wrap `model`, whose weights are this module's only ones; p1 learns from `teacher` if there is one."""
         super().__init__()
         self.model = model
         self.settings = settings
+        self.teachers = (teacher,)  # in a tuple it is no part of the module
 
     def forward(
         self, source: Tensor, target: Tensor, draw: int, true_count: int | None = None,
@@ -50,11 +51,8 @@ class TeacherForcingLoss(nn.Module):
         if settings.trains_base or settings.head_target == "p1":
             scores = self.model.scores(decoded)
         if settings.trains_base and scores is not None:
-            wanted = target if lengths is None else mark_padding(target, lengths)
-            losses["p1"] = F.cross_entropy(
-                scores[true].flatten(0, 1), wanted[true].flatten(), ignore_index=IGNORED,
-                label_smoothing=settings.label_smoothing,
-            )
+            losses["p1"] = self._first(scores[true], source[true], target[true], *(
+                part if part is None else part[true] for part in (padding, lengths)))
         total = losses.get("p1", decoded.hidden.new_zeros(()))
         if settings.trains_heads:
             random_head = settings.head_loss == "random-head"
@@ -66,6 +64,20 @@ class TeacherForcingLoss(nn.Module):
             losses["estimate"] = (decoded.memory.estimate - target)[true].abs().mean()
             total = total + settings.estimate_weight * losses["estimate"]
         return losses | {"total": total}
+
+    def _first(
+        self, scores: Tensor, source: Tensor, target: Tensor, padding: Tensor | None, lengths: Tensor | None
+    ) -> Tensor:
+        """Return p1's loss: its cross-entropy, or its divergence from the teacher's distributions."""
+        teacher = self.teachers[0]
+        if teacher is not None:
+            with torch.no_grad():
+                wanted = teacher.scores(teacher(source, target, padding))
+            position = torch.arange(target.shape[1], device=target.device).expand(len(target), -1)
+            return masked_loss(scores, position, wanted, lengths=lengths)
+        wanted = target if lengths is None else mark_padding(target, lengths)
+        return F.cross_entropy(scores.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED,
+                               label_smoothing=self.settings.label_smoothing)
 
     def _all_heads(
         self, decoded: Decoded, wanted: Tensor, generator: torch.Generator, lengths: Tensor | None

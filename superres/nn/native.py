@@ -29,12 +29,13 @@ from superres.config import ENGINES, require
 from superres.errors import ConfigError
 from superres.machine import cache_folder
 from superres.nn.attention import Attention, split_heads
+from superres.nn.branches import TreeSession
 from superres.nn.cache import slot_count
 from superres.nn.heads import PredictionHeads
 from superres.nn.image_aids import INITIAL_SHARPNESS, RESIDUAL_SCALE
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.step import PARTS, Affine, ProposingSession, StepModel, StepState, fold
-from superres.scoring import Choose, StepOutput
+from superres.scoring import Choose, StepOutput, Tree
 
 LOG = logging.getLogger(__name__)
 
@@ -472,8 +473,16 @@ class NativeModel(StepModel):
         library()
         self.threads = threads
         self.measured: dict[tuple[int, int], int] = {}
+        self.told = False
         with torch.inference_mode():
             self.packed = Packed(model, half)
+
+    def tree_session(self, source: Tensor, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
+        """See `superres.scoring.ScoringModel.tree_session`: by the plain step, which the log says once."""
+        if not self.told:
+            LOG.warning("decoding with the plain step, which is slower: the native step knows no visibility mask")
+            self.told = True
+        return super().tree_session(source, tree, kept, padding)
 
     def session(  # type: ignore[override]
         self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1,

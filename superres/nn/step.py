@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +21,20 @@ from superres.config import ModelConfig
 from superres.nn.attention import Attention, split_heads
 from superres.nn.cache import KeyValueCache
 from superres.nn.heads import PredictionHeads
-from superres.nn.image_aids import RESIDUAL_SCALE, extrapolate, ordinal_scores, ordinal_term, scores_around
+from superres.nn.image_aids import (
+    RESIDUAL_SCALE,
+    NumericNeighbourhood,
+    extrapolate,
+    ordinal_scores,
+    ordinal_term,
+    scores_around,
+)
 from superres.nn.layers import DecoderLayer, TiedProjection
 from superres.nn.model import EncoderDecoder, Memory
-from superres.scoring import Choose, StepOutput
+from superres.scoring import Choose, Peers, StepOutput, Tree
+
+if TYPE_CHECKING:
+    from superres.nn.branches import TreeSession
 
 PARTS = ("input", "attention", "feed-forward", "scores")
 """Parts of a step whose time is told apart."""
@@ -231,13 +242,15 @@ class ProposingSession:
 class StepSession(ProposingSession):
     """A batch being decoded: `superres.scoring.Session` for `EncoderDecoder`. It serves one decode, in one thread."""
 
-    def __init__(self, model: EncoderDecoder, memory: Memory, width: int) -> None:
-        """Allocate the cache for the sources of `memory` and steps of `width`."""
+    layer_step = LayerStep
+
+    def __init__(self, model: EncoderDecoder, memory: Memory, width: int, cache: KeyValueCache | None = None) -> None:
+        """Prepare for the sources of `memory` and steps of `width`, with a `cache` of its own if None is given."""
         super().__init__(model, memory, width)
         self.neighbourhood = model.neighbourhood
-        self.layers = [LayerStep(layer, memory, self.batch, width) for layer in model.decoder]  # type: ignore[arg-type]
+        self.layers = [self.layer_step(layer, memory, self.batch, width) for layer in model.decoder]  # type: ignore[arg-type]
         self.final_norm = model.decoder_norm
-        self.cache = KeyValueCache(self.config, self.batch, width, memory.states)
+        self.cache = cache or KeyValueCache(self.config, self.batch, width, memory.states)
         # A zero row for the start of the sequence comes last.
         table = model.target_embedding.table.weight * model.target_embedding.scale
         self.token_table = torch.cat([table, table.new_zeros(1, table.shape[1])])
@@ -265,7 +278,7 @@ class StepSession(ProposingSession):
         """Do a step and call `lap` after each of its parts."""
         length = self.config.target_length
         place = position.unsqueeze(1) + self.columns
-        inside = place.clamp(max=length - 1)
+        inside = place.clamp(0, length - 1)
         x, neighbours = self._input(tokens, place, inside)
         index, mask = self.cache.locate(place)
         lap("input")
@@ -326,11 +339,21 @@ class StepSession(ProposingSession):
         x = self.token_table[row.flatten()] + self.position_table[(self.row_start + inside).flatten()]
         if self.neighbourhood is None or self.estimate is None or self.budget is None:
             return x, None
-        valid = (before >= 0) & (before < self.config.target_length)
         deviation = self._deviation(tokens, before.clamp(0, self.config.target_length - 1))
-        self.deviation.scatter_(1, torch.where(valid, before, self.config.target_length + 1), deviation)
-        neighbours = self.neighbourhood.gather(self.deviation, inside, self.budget)
+        neighbours = self._neighbours(self.neighbourhood, deviation, before, inside, self.budget)
         return x + self.neighbourhood(neighbours, inside).flatten(0, 1), neighbours
+
+    def _neighbours(
+        self, neighbourhood: NumericNeighbourhood, deviation: Tensor, before: Tensor, inside: Tensor, budget: Tensor,
+    ) -> Tensor:
+        """Return the numbers [B, W, N] of targets `inside`, after tokens at `before` that are `deviation` off."""
+        self.deviation.scatter_(1, self._entry(before), deviation)
+        return neighbourhood.gather(self.deviation, inside, budget)
+
+    def _entry(self, position: Tensor) -> Tensor:
+        """Return where the deviations of tokens at `position` belong."""
+        valid = (position >= 0) & (position < self.config.target_length)
+        return torch.where(valid, position, self.config.target_length + 1)
 
     def _verify(self, hidden: Tensor, state: StepState) -> Tensor:
         """Return p1's scores [B, W, V]."""
@@ -340,7 +363,7 @@ class StepSession(ProposingSession):
             if self.head_table is not None:
                 vectors = self.head_table[(self.row_start + state.position).flatten()]
             hidden = layer.one(hidden, 0, vectors)
-        projected = self.project(hidden).view(self.batch, self.width, -1)
+        projected = self.project(hidden).view(*state.position.shape, -1)
         if not self.config.ordinal_output or self.estimate is None:
             return projected
         centre = self.estimate.gather(1, state.position)
@@ -349,7 +372,7 @@ class StepSession(ProposingSession):
         if layer is None:
             deviation = extrapolate(self.neighbourhood.direct, state.neighbours, state.position)
         else:
-            states = hidden.view(self.batch, self.width, 1, -1)
+            states = hidden.view(*state.position.shape, 1, -1)
             deviation = layer.linear_part(states, state.neighbours, state.position, 0)[0].squeeze(-1)
         return ordinal_scores(projected, centre + deviation * RESIDUAL_SCALE, self.config.vocabulary)
 
@@ -366,10 +389,18 @@ class StepModel:
         self.length = model.config.target_length
         self.prediction_heads = model.config.prediction_heads
         self.end_token = end_token
+        self.peers: Peers | None = None
+        self.held_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.scoring.ScoringModel.session`."""
         return StepSession(self.model, self.model.encode(source, padding).repeat(copies), width)
+
+    def tree_session(self, source: Tensor, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
+        """See `superres.scoring.ScoringModel.tree_session`."""
+        from superres.nn.branches import TreeSession  # which builds on this module
+
+        return TreeSession(self.model, self.model.encode(source, padding), tree, kept)
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
         """See `superres.scoring.ScoringModel.uncached_scores`."""

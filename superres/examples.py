@@ -1,0 +1,39 @@
+"""Inputs for a benchmark that is given none: crops of scikit-image's astronaut, and sentences."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from superres.tasks.faces import area_reduce
+
+Pixels = npt.NDArray[np.uint8]
+
+SENTENCES = (
+    "A man in a blue shirt is standing on a ladder and cleaning a window.",
+    "Two young girls are playing with a ball in the park.",
+    "A brown dog runs through the snow with a stick in its mouth.",
+    "People are sitting at tables outside a small restaurant.",
+    "A woman wearing a red hat is taking a photo of the sea.",
+    "Three children jump into a swimming pool on a sunny day.",
+    "An old man is reading a newspaper on a bench.",
+    "A group of cyclists rides along a country road.",
+    "A boy in a green jacket is climbing a tall tree.",
+    "Several workers are repairing the street in front of a house.",
+    "A girl is painting a picture of a horse.",
+    "Two men are talking to each other next to a white car.",
+    "A band is playing music on a stage in front of many people.",
+    "A small child is eating ice cream at the beach.",
+    "The chef is cutting vegetables in the kitchen.",
+    "A woman and her dog are walking across a bridge.",
+)
+"""English sentences of everyday scenes."""
+
+
+def example_sources(count: int) -> Pixels:
+    """Return inputs, uint8 [count, 8, 8, 3]: crops around the astronaut's face, each a little further on."""
+    from skimage.data import astronaut  # slow to import
+
+    picture: Pixels = astronaut()  # type: ignore[no-untyped-call]
+    crops = [picture[16 + 2 * number % 32 : 186 + 2 * number % 32, 140:310] for number in range(count)]
+    return np.stack([area_reduce(crop, 8, 8) for crop in crops])

@@ -1,0 +1,160 @@
+"""The cached step over a tree of columns: several continuations of a row in one pass, of which one is kept.
+
+A query's latest keys, as many as the longest path has columns, are gathered for it, be they columns of the step or
+committed long ago; the older ones are those of the cache's ring. So what a path computes does not depend, not by a bit,
+on where it stands in the tree, on what else is read beside it, or on how much of it was committed before.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from superres.config import ModelConfig
+from superres.nn.attention import local_visible
+from superres.nn.cache import KeyValueCache
+from superres.nn.image_aids import NumericNeighbourhood
+from superres.nn.model import EncoderDecoder, Memory
+from superres.nn.step import LayerStep, StepSession, StepState
+from superres.scoring import StepOutput, Tree
+
+
+class TreeCache(KeyValueCache):
+    """A ring with slots beside it for the columns of one step, until a path of them is kept."""
+
+    def __init__(self, config: ModelConfig, batch: int, tree: Tree, kept: int, like: Tensor) -> None:
+        """Allocate for `batch` rows, of whose steps `kept` columns at most are kept; dtype and device are `like`'s."""
+        super().__init__(config, batch, kept, like, tree.size)
+        if config.attention == "causal":
+            self.block_length *= 2  # columns may stand past the last position that is ever kept
+        self.ancestors = tree.ancestors.to(like.device)
+        self.offset = torch.arange(tree.ancestors.shape[1], device=like.device)
+
+    def locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what a step sees, the same for every layer.
+
+        Args:
+            position: decoder positions of the columns [B, M].
+
+        Returns:
+            Index of each column's latest keys and values for `write`, and the mask to add to scores: the ring's, then
+            the latest keys', [B * H, M, R + L] ([1, M, R + L] for one row).
+        """
+        place, last = position.unsqueeze(-1), position[:, :1] - 1
+        recent = place - self.offset
+        own = self.ancestors >= 0
+        slot = torch.where(own, self.slots + self.ancestors, recent % self.slots).unsqueeze(1)
+        starts = (self.row_starts // self.slots * self.store.shape[3]).unsqueeze(-1)
+        older = (last - (last - self.slot) % self.slots).unsqueeze(1)
+        # A column before the start of the sequence, read for nothing, sees itself: without a key it would be NaN.
+        visible = torch.cat([
+            local_visible(place, older, self.block_length) & (older <= place - len(self.offset)),
+            local_visible(place, recent, self.block_length) | (self.offset == 0),
+        ], dim=-1)
+        mask = torch.where(visible, self.zero, self.hidden)
+        if self.batch > 1:
+            mask = mask.repeat_interleave(self.heads, dim=0)
+        return (starts + slot).flatten(), mask
+
+    def write(self, layer: int, key_value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Store a step's keys and values beside the ring; return the ring and the latest ones of each column.
+
+        Args:
+            layer: number of the decoder layer.
+            key_value: [B * M, 2 * D], keys before values.
+            index: from `locate`.
+
+        Returns:
+            [2, B * H, R, D / H] and [2, B * H, M, L, D / H], keys before values.
+        """
+        store = self.store[layer]
+        shaped = key_value.view(self.batch, -1, 2, self.heads, self.size).permute(2, 0, 3, 1, 4)
+        store[:, :, self.slots :] = shaped.reshape(2, self.batch * self.heads, -1, self.size)
+        recent = store.view(-1, self.size).index_select(0, index)
+        return store[:, :, : self.slots], recent.view(*store.shape[:2], *self.ancestors.shape, self.size)
+
+    def keep(self, columns: Tensor, position: Tensor) -> None:
+        """Move columns [B, P] into the ring, to decoder positions `position` [B, P]."""
+        count = 2 * len(self.store)
+        starts = torch.arange(count * self.batch * self.heads, device=columns.device) * self.store.shape[3]
+        starts = starts.view(count, self.batch, self.heads, 1)
+        source, target = (
+            (starts + slot[:, None]).flatten() for slot in (self.slots + columns, position % self.slots))
+        flat = self.store.view(-1, self.size)
+        flat.index_copy_(0, target, flat.index_select(0, source))
+
+
+class TreeLayerStep(LayerStep):
+    """One decoder layer of a step over a tree."""
+
+    def attend(self, x: Tensor, cache: KeyValueCache, layer: int, index: Tensor, mask: Tensor) -> Tensor:
+        """See `LayerStep.attend`; `cache` is a `TreeCache`."""
+        width = x.shape[1]
+        projected = self.projection(self._before(x))
+        (old_key, old_value), (key, value) = cache.write(layer, projected[:, width:], index)
+        query = self._split(projected[:, :width])
+        scores = torch.cat([torch.bmm(query, old_key.transpose(1, 2)), (key * query.unsqueeze(2)).sum(-1)], dim=-1)
+        weights = (scores + mask).softmax(-1)
+        old, recent = weights[..., : old_key.shape[1]], weights[..., old_key.shape[1] :]
+        attended = torch.bmm(old, old_value) + (value * recent.unsqueeze(-1)).sum(2)
+        x = self._after(self.output.add_to(x, self._merge(attended)), 0)
+        return x if self.cross is None else self.cross(x, self._split, self._merge)
+
+
+class TreeSession(StepSession):
+    """A batch being decoded by steps over a tree: `superres.scoring.TreeSession`. For one decode, in one thread."""
+
+    layer_step = TreeLayerStep
+    cache: TreeCache
+
+    def __init__(self, model: EncoderDecoder, memory: Memory, tree: Tree, kept: int) -> None:
+        """Prepare for the sources of `memory` and steps over `tree`, of which `kept` columns at most are kept."""
+        cache = TreeCache(model.config, len(memory.states), tree, kept, memory.states)
+        super().__init__(model, memory, tree.size, cache)
+        self.tree, self.columns = tree, tree.depth.to(memory.states.device)
+        self.start = self.columns.new_zeros(self.batch)
+        self.step_deviation = memory.states.new_zeros(self.batch, tree.size)
+
+    def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
+        """See `superres.scoring.TreeSession`."""
+        self.start = position - self.tree.root
+        return super().step(tokens, position)
+
+    def keep(self, columns: Tensor) -> None:
+        """See `superres.scoring.TreeSession.keep`."""
+        place = self.start.unsqueeze(1) + torch.arange(columns.shape[1], device=columns.device)
+        self.cache.keep(columns, place)
+        if self.neighbourhood is not None:
+            self.deviation.scatter_(1, self._entry(place - 1), self.step_deviation.gather(1, columns))
+
+    def resize(self, width: int) -> None:
+        """Refuse any width but that of the tree.
+
+        Raises:
+            ValueError: it differs.
+        """
+        if width != self.width:
+            raise ValueError(f"a session over a tree of {self.width} columns cannot read {width}")
+
+    def _neighbours(
+        self, neighbourhood: NumericNeighbourhood, deviation: Tensor, before: Tensor, inside: Tensor, budget: Tensor,
+    ) -> Tensor:
+        """See `StepSession._neighbours`; tokens of the step count for the columns that see them."""
+        length, ancestors = self.config.target_length, self.cache.ancestors
+        self.step_deviation = torch.where(self._entry(before) == before, deviation, 0)
+
+        def find(index: Tensor) -> Tensor:
+            back = before.unsqueeze(-1) - index
+            near = back.clamp(0, ancestors.shape[1] - 1)
+            column = ancestors.expand(self.batch, -1, -1).gather(2, near)
+            return torch.where((back == near) & (column >= 0), length + 2 + column, index)
+
+        known = torch.cat([self.deviation, self.step_deviation], dim=1)
+        return neighbourhood.gather(known, inside, budget, find)
+
+    def _verify(self, hidden: Tensor, state: StepState) -> Tensor:
+        """Return p1's scores of the scored columns, [B, S, V]."""
+        scored = slice(self.tree.scored)
+        neighbours = None if state.neighbours is None else state.neighbours[:, scored]
+        part = StepState(state.hidden[:, scored], state.position[:, scored], neighbours)
+        return super()._verify(part.hidden.reshape(-1, hidden.shape[-1]), part)

@@ -1,0 +1,131 @@
+"""The cost model: formulas against brute force, and alpha as decoding has seen it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_speculative import VERIFIER, MarkovModel, speculative
+
+from superres.config import DecodeConfig
+from superres.decoding.blockwise import BlockwiseLoop, decode
+from superres.decoding.cost import (
+    acceptance_rate,
+    best_gamma,
+    expected_tokens,
+    improvement_factor,
+    mean_overlap,
+    operations_factor,
+    step_compression,
+)
+from superres.decoding.draft import DraftProposer
+from superres.decoding.proposer import accompany
+from superres.decoding.trace import RowTrace
+from superres.errors import ConfigError
+
+RATES, GAMMAS = st.floats(0, 1), st.integers(0, 8)
+
+
+def brute_force(alpha, gamma, branches):
+    """Go through all outcomes of `branches` sequences of `gamma` verdicts."""
+    def length(verdicts):
+        return next((i for i, verdict in enumerate(verdicts) if not verdict), len(verdicts))
+
+    total = 0.0
+    for outcome in itertools.product([True, False], repeat=gamma * branches):
+        rows = [outcome[start : start + gamma] for start in range(0, len(outcome), gamma)] or [()]
+        total += math.prod(alpha if verdict else 1 - alpha for verdict in outcome) * (1 + max(map(length, rows)))
+    return total
+
+
+@given(RATES, st.integers(1, 3), st.integers(1, 3))
+def test_expected_tokens_are_the_mean_over_all_outcomes(alpha, gamma, branches):
+    assert expected_tokens(alpha, gamma, branches) == pytest.approx(brute_force(alpha, gamma, branches))
+
+
+@given(st.floats(0, 0.999), GAMMAS)
+def test_one_branch_is_the_published_closed_form(alpha, gamma):
+    assert expected_tokens(alpha, gamma) == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha))
+
+
+def test_certain_proposals_yield_the_whole_block():
+    assert expected_tokens(1.0, 7) == 8
+    assert expected_tokens(0.0, 7) == 1
+
+
+@given(st.floats(0, 0.999), st.integers(0, 20), st.floats(0, 2))
+def test_factors_are_the_published_ones(alpha, gamma, c):
+    tokens = (1 - alpha ** (gamma + 1)) / (1 - alpha)
+    assert improvement_factor(alpha, gamma, c) == pytest.approx(tokens / (gamma * c + 1))
+    assert operations_factor(alpha, gamma, c) == pytest.approx((gamma * c + gamma + 1) / tokens)
+
+
+@given(st.floats(0.01, 0.999), st.floats(0, 0.99))
+def test_a_proposal_pays_if_and_only_if_alpha_is_above_c(alpha, c):
+    """Corollary 3.9 of Leviathan et al., with at least (1 + alpha) / (1 + c)."""
+    gamma = best_gamma(alpha, c, 30)
+    if alpha > c + 1e-9:
+        assert gamma >= 1
+        assert improvement_factor(alpha, gamma, c) >= (1 + alpha) / (1 + c) - 1e-12
+    elif alpha < c - 1e-9:
+        assert gamma == 0
+
+
+def test_the_best_gamma_is_smaller_where_wide_steps_cost_more():
+    assert best_gamma(0.8, 0.05, 20) > best_gamma(0.8, 0.05, 20, more=0.1) > best_gamma(0.8, 0.05, 20, more=1.0) == 0
+
+
+@given(RATES, st.integers(1, 15), st.integers(2, 9), st.floats(1, 10))
+def test_step_compression_is_the_published_formula(alpha, window, ngram, good):
+    tokens = ngram - sum((1 - alpha**i) ** window for i in range(1, ngram))
+    assert step_compression(alpha, window, ngram, good) == pytest.approx((good - 1 + tokens) / good)
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    (lambda: expected_tokens(1.1, 2), "in .0, 1., not 1.1"), (lambda: expected_tokens(0.5, -1), "gamma .* not -1"),
+    (lambda: expected_tokens(0.5, 1, 0), "not 0"), (lambda: improvement_factor(0.5, 1, -1.0), "must be positive"),
+    (lambda: operations_factor(0.5, 1, -1.0), "at least 0"), (lambda: step_compression(0.5, 0, 3), "window W"),
+    (lambda: step_compression(0.5, 1, 1), "size N"), (lambda: step_compression(0.5, 1, 3, 0.5), "f must be"),
+])
+def test_numbers_out_of_range_are_refused(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        wrong()
+
+
+def test_the_acceptance_rate_counts_verified_proposals():
+    traces = [RowTrace([0, 3, 4, 6], [3, 1, 2, 1], np.zeros((4, 3))), RowTrace([0], [2], np.zeros((1, 3)))]
+    # Of 3: two passed. Of 1: one failed. Of 2: one passed, one failed. Last blocks do not count.
+    assert acceptance_rate(traces, 3) == pytest.approx(3 / 5)
+    assert acceptance_rate([], 3) == 0.0
+
+
+def exact_overlap(draft):
+    """Return sum(min(p, q)) after each token."""
+    return torch.minimum(VERIFIER.table.softmax(-1), draft.table.softmax(-1)).sum(-1)
+
+
+def test_both_measures_of_alpha_agree_with_the_distributions():
+    draft, rows = MarkovModel(1), 4000
+    proposer, source = DraftProposer(draft), torch.zeros(4000, 1, dtype=torch.int64)
+    options = speculative(block_size=2)
+    model = accompany(VERIFIER, proposer)
+    loop = BlockwiseLoop(model, model.session(source, 2), options, torch.arange(rows), 2, proposer)
+    overlap = mean_overlap(loop)
+    seen = acceptance_rate(decode(VERIFIER, source, options, proposer=proposer).traces, 2)
+    assert overlap == pytest.approx(seen, abs=0.03)
+    values = exact_overlap(draft)[:-1]
+    assert float(values.min()) < overlap < float(values.max())
+    itself = DraftProposer(VERIFIER)
+    model = accompany(VERIFIER, itself)
+    loop = BlockwiseLoop(model, model.session(source[:50], 2), options, torch.arange(50), 2, itself)
+    assert mean_overlap(loop) == pytest.approx(1)
+
+
+def test_without_speculative_sampling_there_is_no_overlap():
+    loop = BlockwiseLoop(VERIFIER, VERIFIER.session(torch.zeros(3, 1), 2), DecodeConfig(), torch.arange(3), 2)
+    assert mean_overlap(loop) == 0.0

@@ -1,0 +1,285 @@
+"""Lookahead: greedy tokens and sequential samples, bit for bit, in fewer steps, whatever is in the pool."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from fakes import SMALL, VARIANTS, criterion_options, random_model, random_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from textual import CONFIG, wordy
+
+from superres.config import DecodeConfig
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.blockwise import BlockwiseLoop, check_options, decode, iterations
+from superres.decoding.lookahead import Layout, LookaheadLoop
+from superres.decoding.pool import NgramPool
+from superres.decoding.reference import sequential_reference
+from superres.decoding.trace import mean_accepted_block_size
+from superres.errors import ConfigError
+from superres.nn.step import StepModel
+
+ROWS = 3
+LOOKAHEAD = DecodeConfig(proposer="lookahead", window=4, block_size=3, candidates=3)
+SIZES = [{"window": 1, "block_size": 2, "candidates": 1}, {"window": 5, "block_size": 2, "candidates": 4},
+         {"window": 4, "block_size": 3, "candidates": 3}, {"window": 6, "block_size": 5, "candidates": 2}]
+
+
+@cache
+def small(variant, dtype=torch.float64):
+    """Return a model and sources; of text, one that ends sentences."""
+    if variant == "sentences":
+        return StepModel(wordy(CONFIG, 2, dtype), end_token=1), random_tokens(CONFIG, ROWS)[0]
+    # In float32, a product with 6 outputs depends on the row that it stands in (by MKL's kernels); with 16 it does not.
+    config = VARIANTS[variant] if dtype is torch.float64 else replace(VARIANTS[variant], vocabulary=16)
+    return StepModel(random_model(config, dtype=dtype)), random_tokens(config, ROWS)[0]
+
+
+@cache
+def sequential(variant, temperature=0.0):
+    model, source = small(variant)
+    options = DecodeConfig(temperature=temperature, seed=3)
+    return [sequential_reference(model, source[row : row + 1], options, row) for row in range(ROWS)]
+
+
+def check(decoded, expected, block_size):
+    """Compare a ragged batch with the plain decoder's tokens, and its traces with its tokens."""
+    for row, trace in enumerate(decoded.traces):
+        assert decoded.tokens[row, : decoded.lengths[row]].tolist() == expected[row]
+        assert bool((decoded.tokens[row, decoded.lengths[row] :] == 0).all())
+        assert all(1 <= accepted <= block_size for accepted in trace.accepted)
+        assert trace.positions == [0, *np.cumsum(trace.accepted)[:-1].tolist()]
+        kept = [p[:a] for p, a in zip(trace.proposed, trace.accepted, strict=True)]
+        assert np.concatenate(kept).tolist() == expected[row]
+        assert trace.model_calls == trace.iterations + 1
+
+
+# Where the columns stand
+
+
+def test_the_mask_of_a_step_is_that_of_the_papers_figure():
+    """Figure 2b: W = 5, N = 4, G = 2. Cells are named by stage and place after the root, candidates by number."""
+    layout = Layout(4, range(5), 2)
+    names = ["0", "a1", "a2", "a3", "b1", "b2", "b3"]
+    stage = {0: "orange", 1: "green", 2: "red"}
+    names += [f"{stage[int(s)]} {int(s + c)}" for s, c in layout.cells.t()]
+    assert len(names) == layout.tree.size == 5 * 3 + 2 * 3
+    visible = zip(names, layout.tree.visible, strict=True)
+    sees = {name: {names[i] for i in seen.nonzero().flatten()} for name, seen in visible}
+    oranges = [f"orange {place}" for place in range(1, 5)]
+    assert sees["red 6"] == {"red 6", "green 5", "0", *oranges}
+    assert sees["red 2"] == {"red 2", "green 1", "0"}
+    assert sees["green 3"] == {"green 3", "0", "orange 1", "orange 2"}
+    assert sees["orange 2"] == {"orange 2", "orange 1", "0"}
+    assert sees["a3"] == {"a3", "a2", "a1", "0"}
+    assert sees["b1"] == {"b1", "0"}
+    place = dict(zip(names, layout.tree.depth.tolist(), strict=True))
+    assert all(place[name] == int(name.split()[-1].strip("ab")) for name in names)
+    scored = {name for name in names[: layout.tree.scored]}
+    assert scored == {"0", *names[1:7], *(f"red {place}" for place in range(2, 7))}
+    assert [names[column] for column in layout.guesses] == [f"red {place}" for place in range(2, 7)]
+
+
+# Exact acceptance on real networks
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: "-".join(map(str, sizes.values())))
+@pytest.mark.parametrize("variant", ["base aids", "plain", "text", "sentences"])
+def test_exact_equals_the_plain_greedy_decoder(variant, sizes):
+    model, source = small(variant)
+    check(decode(model, source, DecodeConfig(proposer="lookahead", **sizes)), sequential(variant), sizes["block_size"])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_exact_equals_the_plain_greedy_decoder_for_every_network(variant):
+    model, source = small(variant)
+    check(decode(model, source, LOOKAHEAD), sequential(variant), 3)
+
+
+class Hostile(NgramPool):
+    """Finds what it pleases."""
+
+    def __init__(self, result, kind):
+        self.result, self.kind, self.generator = result, kind, torch.Generator().manual_seed(0)
+
+    def __call__(self, batch, ngram_size, capacity, device):
+        super().__init__(batch, ngram_size, capacity, device)
+        return self
+
+    def find(self, first, most):
+        shape = len(first), most, self.grams.shape[2] - 1
+        tokens = torch.randint(2, 6, shape, generator=self.generator)
+        place = self.loop.position.unsqueeze(1) + 1 + torch.arange(shape[2])
+        right = self.result.gather(1, place.clamp(max=self.result.shape[1] - 1))
+        if self.kind != "random":
+            tokens[:, -1] = right
+        if self.kind == "right, then wrong":
+            tokens[:, -1, -1:] = (right[:, -1:] + 1) % 6
+        return tokens, torch.ones(shape[:2], dtype=torch.bool)
+
+    def add(self, grams):
+        pass
+
+
+def with_pool(pool, model, source, options, monkeypatch):
+    """Decode with `pool` in the place of a pool."""
+    plain = LookaheadLoop._next
+
+    def watched(loop, *arguments):
+        pool.loop = loop
+        return plain(loop, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("superres.decoding.lookahead.NgramPool", pool)
+        patch.setattr(LookaheadLoop, "_next", watched)
+        return decode(model, source, options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("kind", ["random", "right", "right, then wrong"])
+def test_exact_equals_the_plain_decoder_whatever_is_in_the_pool(kind, temperature, monkeypatch):
+    model, source = small("base aids")
+    expected = sequential("base aids", temperature)
+    options = replace(LOOKAHEAD, temperature=temperature, seed=3, block_size=4)
+    decoded = with_pool(Hostile(torch.tensor(expected), kind), model, source, options, monkeypatch)
+    check(decoded, expected, 4)
+    if kind == "right":
+        assert all(trace.accepted == [4] * 12 for trace in decoded.traces)
+    if kind == "right, then wrong":
+        assert all(set(trace.accepted[:-1]) == {3} for trace in decoded.traces)
+
+
+class Empty(NgramPool):
+    """Finds nothing: what is left of Lookahead is greedy decoding by steps of the same shape."""
+
+    def find(self, first, most):
+        tokens, known = super().find(first, most)
+        return tokens, torch.zeros_like(known)
+
+
+def check_width_matched(model, source, options, monkeypatch):
+    """Compare with greedy decoding by the same steps, every bit of the scores that chose a token included."""
+    chosen, plain = {}, LookaheadLoop._judge
+
+    def watched(loop, scores, start):
+        best, accepted, first = plain(loop, scores, start)
+        for row, place in enumerate(start.tolist()):
+            for offset in range(int(accepted[row])):
+                if -1 <= place < loop.limit[row] - offset - 1:
+                    chosen.setdefault((row, place + offset), []).append(scores[row, loop.paths[best[row], offset]])
+        return best, accepted, first
+
+    monkeypatch.setattr(LookaheadLoop, "_judge", watched)
+    blocks = decode(model, source, options)
+    with monkeypatch.context() as patch:
+        patch.setattr("superres.decoding.lookahead.NgramPool", Empty)
+        alone = decode(model, source, options)
+    assert torch.equal(blocks.tokens, alone.tokens)
+    assert all(trace.mean_accepted_block_size == 1 for trace in alone.traces)
+    assert all(torch.equal(scores[0], again) for scores in chosen.values() for again in scores[1:])
+    return blocks
+
+
+@pytest.mark.parametrize("variant", ["sequential heads", "as published", "sentences"])
+def test_float32_scores_are_those_of_greedy_decoding_of_the_same_width_bit_for_bit(variant, monkeypatch):
+    model, source = small(variant, torch.float32)
+    blocks = check_width_matched(model, source, replace(LOOKAHEAD, window=7), monkeypatch)
+    assert mean_accepted_block_size(blocks.traces) > 1.05
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "quantile"])
+def test_coupled_sampling_equals_sequential_sampling_with_the_same_seed(noise):
+    model, source = small("base aids")
+    options = replace(LOOKAHEAD, temperature=0.4, seed=7, noise=noise)
+    decoded = decode(model, source, options)
+    plain = replace(options, proposer="heads", block_size=1)
+    assert torch.equal(decoded.tokens, decode(model, source, plain).tokens)
+    assert mean_accepted_block_size(decoded.traces) > 1
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_every_criterion_gives_all_tokens_in_blocks_of_1_to_n(name):
+    model, source = small("base aids")
+    decoded = decode(model, source, criterion_options(name, proposer="lookahead", window=3, candidates=2))
+    for row, trace in enumerate(decoded.traces):
+        assert all(1 <= accepted <= 4 for accepted in trace.accepted)
+        kept = [p[:a] for p, a in zip(trace.proposed, trace.accepted, strict=True)]
+        assert np.concatenate(kept).tolist() == decoded.tokens[row].tolist()
+
+
+@settings(max_examples=8)
+@given(st.integers(1, 6), st.integers(2, 5), st.integers(1, 5), st.integers(1, 4), st.sampled_from(["text", "plain"]))
+def test_a_row_does_not_depend_on_batch_or_sizes(window, ngram_size, candidates, rows, variant):
+    config = VARIANTS[variant]
+    model, source = small(variant)[0], random_tokens(config, rows, seed=1)[0]
+    options = DecodeConfig(proposer="lookahead", window=window, block_size=ngram_size, candidates=candidates)
+    together = decode(model, source, options)
+    assert torch.equal(together.tokens, decode(model, source, DecodeConfig(block_size=1)).tokens)
+    alone = decode(model, source[-1:], options)
+    assert alone.traces[0].accepted == together.traces[-1].accepted
+
+
+# Sentences, streams, sizes
+
+
+def test_guesses_of_random_networks_pay_a_little_and_rows_are_ragged():
+    decoded = [decode(*small(variant), LOOKAHEAD) for variant in ("plain", "text")]
+    assert all(mean_accepted_block_size(each.traces) > 1.1 for each in decoded)
+    assert all(len({tuple(trace.accepted) for trace in each.traces}) > 1 for each in decoded)
+
+
+def test_sentences_end_at_different_places_and_inside_blocks():
+    model = small("sentences")[0]
+    source = random_tokens(CONFIG, 12, seed=5)[0]
+    greedy, decoded = (decode(model, source, options) for options in (DecodeConfig(block_size=1), LOOKAHEAD))
+    assert torch.equal(decoded.tokens, greedy.tokens)
+    assert torch.equal(decoded.lengths, greedy.lengths)
+    assert len(set(greedy.lengths.tolist())) > 3
+    assert any(trace.accepted[-1] > 1 for trace in decoded.traces)
+
+
+def test_iterating_reads_nothing_from_the_device():
+    """On torch's meta device every read raises."""
+    model = StepModel(random_model(SMALL).to("meta"), end_token=1)
+    source = torch.zeros(ROWS, SMALL.source_length, dtype=torch.int64, device="meta")
+    for options in (replace(LOOKAHEAD, temperature=0.9), replace(LOOKAHEAD, temperature=0.9, sampling="speculative")):
+        session = LookaheadLoop.open_session(model, source, options, 3)
+        loop = LookaheadLoop(model, session, options, torch.zeros(ROWS, dtype=torch.int64, device="meta"), 3)
+        loop.iterate()
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            loop.done()
+
+
+def test_block_size_1_is_greedy_decoding_by_a_loop_without_branches():
+    model, source = small("plain")
+    loop = next(iterations(model, source, replace(LOOKAHEAD, block_size=1)))
+    assert type(loop) is BlockwiseLoop
+    assert loop.session.width == 1
+
+
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"window": 0}, "window must be in 1..128, not 0"), ({"window": 129}, "window must be in 1..128, not 129"),
+    ({"block_size": 0}, "block size must be at least 1, not 0"), ({"block_size": 30}, "block size 30 is more than the 29"),
+    ({"candidates": 0}, "candidates must be in 1..128, not 0"), ({"candidates": 2.5}, "candidates .* not 2.5"),
+    ({"window": 20, "block_size": 12}, "window 20 and n-grams of 12 look 30 tokens ahead, further than the 29"),
+    ({"min_block": 2}, "min-block 2"),
+    ({"adaptive": True}, "adaptive block size"),
+])
+def test_sizes_that_do_not_fit_are_refused_in_one_line(changes, named):
+    config = replace(VARIANTS["text"], target_shape=(29,))
+    with pytest.raises(ConfigError, match=named) as caught:
+        decode(StepModel(random_model(config)), random_tokens(config, 1)[0], replace(LOOKAHEAD, **changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_width_besides_the_branches_is_refused():
+    with pytest.raises(ConfigError, match="width 9"):
+        decode(*small("text"), LOOKAHEAD, width=9)
+
+
+def test_lookahead_needs_no_heads():
+    assert check_options(LOOKAHEAD, 1) == 3

@@ -1,0 +1,127 @@
+"""Lookahead's verification for sampling has the distribution of direct sampling; a broken rule is noticed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from test_speculative import FILTERS, LENGTH, ROWS, VOCABULARY, MarkovModel, MarkovSession, joint, statistic
+
+from superres.config import DecodeConfig
+from superres.decoding import lookahead, lookahead_sampling
+from superres.decoding.blockwise import decode
+from superres.decoding.lookahead_sampling import verify_candidates
+from superres.decoding.pool import NgramPool
+from superres.scoring import StepOutput, Tree
+
+LOOKAHEAD = DecodeConfig(proposer="lookahead", block_size=3, window=2, candidates=3, temperature=1.0,
+                         sampling="speculative")
+
+
+@dataclass
+class MarkovTree(MarkovSession):
+    tree: Tree = None
+
+    def step(self, tokens, position):
+        place, scored = position.unsqueeze(1) + self.tree.depth, slice(self.tree.scored)
+        read = torch.where(place > 0, tokens, VOCABULARY)[:, scored]
+        return StepOutput(self.model.table[read], None)
+
+    def keep(self, columns):
+        pass
+
+
+@dataclass
+class Markov(MarkovModel):
+    """Reads trees as well: the score after a token depends on that token alone."""
+
+    peers: None = None
+
+    def tree_session(self, source, tree, kept, padding=None):
+        return MarkovTree(self, tree.size, tree=tree)
+
+
+MODEL = Markov(0)
+
+
+@pytest.fixture(autouse=True)
+def _small_pools(monkeypatch):
+    """Thousands of rows with full-sized pools would take gigabytes."""
+    monkeypatch.setattr(lookahead, "CAPACITY", 8)
+
+
+class Crowded(NgramPool):
+    """Finds three candidates always: two that begin alike, the second one wrong most of the time, and another."""
+
+    def find(self, first, most):
+        tokens = torch.stack([first, first, first, (first + 1) % 4, (first + 2) % 4, first], dim=1)
+        return tokens.view(-1, 3, 2), torch.ones(len(first), 3, dtype=torch.bool)
+
+
+def sampled(options):
+    source = torch.zeros(ROWS, 1, dtype=torch.int64)
+    return decode(MODEL, source, options, keys=torch.arange(ROWS))
+
+
+@pytest.mark.parametrize(("filters", "pool"), [("plain", NgramPool), *((filters, Crowded) for filters in FILTERS)])
+def test_samples_have_the_distribution_of_direct_sampling(filters, pool, monkeypatch):
+    monkeypatch.setattr(lookahead, "NgramPool", pool)
+    options = DecodeConfig(**{**LOOKAHEAD.to_dict(), **FILTERS[filters]})
+    decoded = sampled(options)
+    assert decoded.tokens.shape == (ROWS, LENGTH)
+    assert statistic(decoded.tokens, joint(options, MODEL)) < 1
+    if pool is Crowded:
+        assert {accepted for trace in decoded.traces for accepted in trace.accepted} == {1, 2, 3}
+
+
+def always(distribution, candidates, known, verdict, committed):
+    return verify_candidates(distribution, candidates, known, torch.zeros_like(verdict), committed)
+
+
+def one_number_for_all(distribution, candidates, known, verdict, committed):
+    return verify_candidates(distribution, candidates, known, committed[:, :-1], committed)
+
+
+BROKEN = {
+    "a rejected token stays in p": (lookahead_sampling, "without", lambda p, tokens, tried: p),
+    "every candidate passes": (lookahead, "verify_candidates", always),
+    "the verdict's number draws the token, too": (lookahead, "verify_candidates", one_number_for_all),
+}
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_rule_is_noticed(rule, monkeypatch):
+    monkeypatch.setattr(lookahead, "NgramPool", Crowded)
+    monkeypatch.setattr(*BROKEN[rule])
+    assert statistic(sampled(LOOKAHEAD).tokens, joint(LOOKAHEAD, MODEL)) > 1
+
+
+def test_a_sample_depends_on_its_key_and_not_on_the_company():
+    source = torch.zeros(3, 1, dtype=torch.int64)
+    together = decode(MODEL, source, LOOKAHEAD, keys=torch.tensor([7, 5, 7])).tokens
+    assert torch.equal(together[0], together[2])
+    assert torch.equal(decode(MODEL, source[:1], LOOKAHEAD, keys=torch.tensor([5])).tokens[0], together[1])
+
+
+def verify(p, candidates, verdict, committed=0.5, known=True):
+    """Verify for one row; `p` gives the probabilities at each place."""
+    table, candidates = torch.tensor(p), torch.tensor([candidates])
+    return [int(x) for x in verify_candidates(
+        lambda leader, place: table[place : place + 1], candidates, torch.full(candidates.shape[:2], known),
+        torch.tensor([verdict]), torch.full((1, len(p)), committed))]
+
+
+def test_candidates_are_tried_in_turn_and_the_one_that_passes_leads():
+    p = [[0.3, 0.2, 0.5], [0.1, 0.8, 0.1], [0.0, 0.0, 1.0]]
+    assert verify(p, [[0, 1], [1, 1]], [0.29, 0.7]) == [0, 2, 2]
+    assert verify(p, [[0, 1], [1, 1]], [0.31, 0.7]) == [1, 2, 2]
+    assert verify(p, [[0, 0], [0, 1]], [0.1, 0.7]) == [1, 2, 2]  # both begin with 0, the second one goes on
+    assert verify(p, [[0, 0], [0, 1]], [0.1, 0.95]) == [0, 1, 2]  # 0 and 1 are out, 2 is left
+    assert verify(p, [[0, 1], [1, 1]], [0.51, 0.0]) == [0, 0, 2]
+    assert verify(p, [[0, 1], [1, 1]], [0.0, 0.0], known=False) == [0, 0, 2]
+
+
+def test_a_token_is_tried_once_however_many_candidates_have_it():
+    p = [[0.3, 0.7], [1.0, 0.0], [1.0, 0.0]]
+    assert verify(p, [[0, 0], [0, 0], [0, 0]], [0.35, 0.5])[1] == 0

@@ -1,0 +1,153 @@
+"""Rolling back: whatever is accepted and whoever enters, verifier and proposer go on from what is committed alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from fakes import SMALL, VARIANTS, draft_of, ngrams_of, random_model, random_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_proposal import lookup_by_hand, ngram_by_hand
+
+from superres.config import DecodeConfig
+from superres.decoding.blockwise import BlockwiseLoop
+from superres.decoding.draft import DraftProposer
+from superres.decoding.lookup import LookupProposer
+from superres.decoding.ngrams import NgramProposer
+from superres.decoding.proposal import JacobiProposer
+from superres.decoding.proposer import accompany
+from superres.nn import native
+from superres.nn.native import NativeModel
+from superres.nn.step import StepModel
+
+
+class Fickle:
+    """Accepts at random, in runs of any length."""
+
+    def __init__(self, generator):
+        self.generator, self.share = generator, torch.rand((), generator=generator)
+
+    def accept(self, proposed, scores, position):
+        return torch.rand(proposed.shape, generator=self.generator) < self.share
+
+
+@dataclass
+class Decoding:
+    """A loop that accepts at random, in which rows begin anew now and then, and what it is at."""
+
+    model: StepModel
+    proposer: object
+    block_size: int
+    seed: int
+
+    def __post_init__(self):
+        self.generator = torch.Generator().manual_seed(self.seed)
+        self.sources = random_tokens(self.model.model.config, 9, self.seed)[0]
+        self.source = self.sources[:3].clone()
+        self.accompanied = accompany(self.model, self.proposer)
+        session = self.accompanied.session(self.source, self.block_size)
+        self.loop = BlockwiseLoop(self.accompanied, session, DecodeConfig(), torch.arange(3), self.block_size,
+                                  self.proposer, Fickle(self.generator))
+
+    def steps(self, count):
+        """Go on, and yield (row, committed tokens, first token, proposals) of the rows under way."""
+        for number in range(count):
+            if number % 4 == 3:
+                self.restart()
+            if number == count - 3:
+                self.shrink()
+            self.loop.iterate()
+            for row, place in enumerate(self.loop.position.tolist()):
+                if place + self.block_size < self.model.length:
+                    first, *proposals = self.loop.proposals[row, : self.block_size].tolist()
+                    yield row, self.loop.tokens[row, :place].tolist(), first, proposals
+
+    def restart(self):
+        row, new = (int(torch.randint(size, (), generator=self.generator)) for size in (3, 9))
+        self.source[row] = self.sources[new]
+        fresh = self.accompanied.session(self.sources[[0, new]], self.block_size)
+        self.loop.restart(torch.tensor([row]), fresh, torch.tensor([1]), torch.tensor([new]))
+
+    def shrink(self):
+        kept = torch.tensor([2, 0])
+        self.source = self.source[kept]
+        self.loop.shrink(self.accompanied.session(self.source, self.block_size), kept)
+
+
+def greedy_after(model, source, tokens, count):
+    """Return the `count` tokens that `model` chooses after `tokens`, without a cache."""
+    target = torch.zeros(1, model.length, dtype=torch.int64)
+    target[0, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+    for place in range(len(tokens), len(tokens) + count):
+        target[0, place] = model.uncached_scores(source.unsqueeze(0), target, torch.tensor([place]))[0, 0].argmax()
+    return target[0, len(tokens) : len(tokens) + count].tolist()
+
+
+@settings(max_examples=15)
+@given(st.sampled_from(["base aids", "causal attention", "plain", "sequential heads", "text"]), st.integers(2, 9),
+       st.integers(0, 1000))
+def test_a_draft_goes_on_from_the_committed_tokens(variant, block_size, seed):
+    model = StepModel(random_model(VARIANTS[variant]))
+    draft = draft_of(model, 0.3, prediction_heads=1)
+    decoding = Decoding(model, DraftProposer(draft), block_size, seed)
+    for number, (row, tokens, first, proposals) in enumerate(decoding.steps(9)):
+        if number % 2:
+            continue
+        assert [first] == greedy_after(model, decoding.source[row], tokens, 1)
+        assert proposals == greedy_after(draft, decoding.source[row], [*tokens, first], len(proposals))
+
+
+@settings(max_examples=10)
+@given(st.sampled_from(["base aids", "text"]), st.integers(2, 9), st.integers(0, 1000))
+def test_lookup_and_ngrams_go_on_from_the_committed_tokens(variant, block_size, seed):
+    model = StepModel(random_model(VARIANTS[variant]))
+    decoding = Decoding(model, LookupProposer(), block_size, seed)
+    for row, tokens, first, proposals in decoding.steps(12):
+        assert proposals == lookup_by_hand(decoding.source[row].tolist(), [*tokens, first], len(proposals))
+    table = ngrams_of(model)
+    for _, tokens, first, proposals in Decoding(model, NgramProposer(table), block_size, seed).steps(12):
+        so_far = [*tokens, first]
+        for proposal in proposals:
+            assert proposal == ngram_by_hand(table, so_far)
+            so_far.append(proposal)
+
+
+@settings(max_examples=10)
+@given(st.integers(2, 9), st.integers(0, 1000))
+def test_the_verifier_goes_on_from_the_committed_tokens_beside_a_proposer_that_keeps_nothing(block_size, seed):
+    model = StepModel(random_model(SMALL))
+    decoding = Decoding(model, JacobiProposer(), block_size, seed)
+    for row, tokens, first, _ in decoding.steps(9):
+        assert [first] == greedy_after(model, decoding.source[row], tokens, 1)
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_native_draft_goes_on_from_the_committed_tokens(seed):
+    config = replace(VARIANTS["sequential heads"], width=32, filter_size=64, attention_heads=2, head_filter_size=32)
+    model = NativeModel(random_model(config, dtype=torch.float32))
+    draft = NativeModel(draft_of(model, 0.3).model)
+    plain = StepModel(draft.model)
+    same = total = 0
+    decoding = Decoding(model, DraftProposer(draft), 7, seed)
+    for row, tokens, first, proposals in decoding.steps(12):
+        wanted = greedy_after(plain, decoding.source[row], [*tokens, first], len(proposals))
+        same += sum(a == b for a, b in zip(proposals, wanted, strict=True))
+        total += len(proposals)
+    assert same >= 0.97 * total  # where two tokens are all but tied, kernels may differ
+    assert total > 50
+
+
+def test_a_draft_that_forgets_to_roll_back_is_noticed():
+    class Forgetful(DraftProposer):
+        def propose(self, context, offsets):
+            ahead = replace(context, position=context.position + (context.position > 0))
+            return super().propose(ahead, offsets)
+
+    model = StepModel(random_model(SMALL))
+    draft = draft_of(model, 0.3)
+    decoding = Decoding(model, Forgetful(draft), 4, 0)
+    assert any(proposals != greedy_after(draft, decoding.source[row], [*tokens, first], len(proposals))
+               for row, tokens, first, proposals in decoding.steps(12))

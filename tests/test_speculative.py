@@ -1,0 +1,313 @@
+"""Speculative sampling has the distribution of direct sampling, whatever proposes; a broken rule is noticed."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from fakes import SMALL, VARIANTS, draft_of, proposer_for, random_model, random_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from superres.config import DecodeConfig
+from superres.decoding import choice
+from superres.decoding.blockwise import decode
+from superres.decoding.choice import SpeculativeChoice, filtered
+from superres.decoding.draft import DraftProposer
+from superres.decoding.proposal import PROPOSERS
+from superres.decoding.refill import RefilledDecoder, Waiting
+from superres.errors import ConfigError
+from superres.nn.step import StepModel
+from superres.scoring import StepOutput
+
+VOCABULARY, LENGTH, ROWS = 4, 4, 20_000
+ALPHA = 1e-4
+"""How often a right sampler fails a test here."""
+
+
+@dataclass
+class MarkovSession:
+    model: MarkovModel
+    width: int
+    shape: tuple = (LENGTH,)
+    estimate: None = None
+
+    def step(self, tokens, position):
+        place = position.unsqueeze(1) + torch.arange(self.width)
+        return StepOutput(self.model.table[torch.where(place > 0, tokens, VOCABULARY)], None)
+
+    def propose(self, output, index, first, offsets, choose):
+        return choose(self.model.heads[offsets - 1][:, first].transpose(0, 1), offsets)
+
+    def resize(self, width):
+        self.width = width
+
+    def adopt(self, rows, other, chosen):
+        pass
+
+
+@dataclass
+class MarkovModel:
+    """Scores the next token by the last one alone; head i + 1 by the last one, too, and often wrongly."""
+
+    seed: int
+    vocabulary: int = VOCABULARY
+    length: int = LENGTH
+    prediction_heads: int = 3
+    end_token: None = None
+
+    def __post_init__(self):
+        generator = torch.Generator().manual_seed(self.seed)
+        self.table = 1.5 * torch.randn(VOCABULARY + 1, VOCABULARY, generator=generator, dtype=torch.float64)
+        self.heads = 1.5 * torch.randn(2, VOCABULARY + 1, VOCABULARY, generator=generator, dtype=torch.float64)
+
+    def session(self, source, width, padding=None, copies=1):
+        return MarkovSession(self, width)
+
+    def uncached_scores(self, source, target, position):
+        raise NotImplementedError
+
+
+class Certain:
+    """Proposes one token always."""
+
+    def propose(self, context, offsets):
+        return torch.full((len(context.position), len(offsets)), 2)
+
+
+VERIFIER = MarkovModel(0)
+WAYS = {
+    "heads": {}, "another model": {"proposer": DraftProposer(MarkovModel(1))},
+    "itself": {"proposer": DraftProposer(VERIFIER)}, "one token": {"proposer": Certain()},
+    "jacobi": {"proposer": PROPOSERS["jacobi"]()}, "stale": {"proposer": PROPOSERS["stale"]()},
+}
+FILTERS = {
+    "plain": {}, "cold": {"temperature": 0.6}, "top-3": {"sample_top_k": 3}, "nucleus": {"nucleus": 0.8},
+    "all": {"temperature": 1.4, "sample_top_k": 3, "nucleus": 0.9},
+}
+
+
+def joint(options, model=VERIFIER):
+    """Return the probability of each sequence under direct sampling, [V] * T, worked out token by token."""
+    rows = filtered(model.table / options.temperature, options.sample_top_k, options.nucleus).softmax(-1)
+    start, step = rows[VOCABULARY], rows[:VOCABULARY]
+    return torch.einsum("a,ab,bc,cd->abcd", start, step, step, step)
+
+
+def statistic(tokens, expected):
+    """Return chi-square over its limit for tokens [N, T] of a known joint distribution; above 1 fails.
+
+    A sequence that must not occur and does counts as infinity.
+    """
+    number = torch.zeros(len(tokens), dtype=torch.int64)
+    for column, size in zip(tokens.unbind(1), expected.shape, strict=True):
+        number = number * size + column
+    counts = torch.bincount(number, minlength=expected.numel()).double()
+    wanted = expected.flatten() * len(tokens)
+    if bool((counts[wanted == 0] > 0).any()):
+        return float("inf")
+    # Rare sequences count together, so that the statistic has its distribution.
+    rare = wanted < 5
+    groups = [(counts[~rare], wanted[~rare]), (counts[rare].sum().view(1), wanted[rare].sum().view(1))]
+    counts, wanted = (torch.cat(parts) for parts in zip(*groups, strict=True))
+    counts, wanted = counts[wanted > 0], wanted[wanted > 0]
+    return float(((counts - wanted) ** 2 / wanted).sum()) / float(chi2.ppf(1 - ALPHA, len(wanted) - 1))
+
+
+def sampled(options, seed=0, **more):
+    source = torch.zeros(ROWS, 1, dtype=torch.int64)
+    return decode(VERIFIER, source, replace(options, seed=seed), **more)
+
+
+def speculative(**changes):
+    return DecodeConfig(**{"temperature": 1.0, "sampling": "speculative", "block_size": 3, **changes})
+
+
+@pytest.mark.parametrize("settings", FILTERS.values(), ids=FILTERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_samples_have_the_distribution_of_direct_sampling(way, settings):
+    options = speculative(**settings)
+    decoded = sampled(options, **WAYS[way])
+    assert statistic(decoded.tokens, joint(options)) < 1
+    accepted = {count for trace in decoded.traces for count in trace.accepted}
+    assert accepted == {1, 3} if way == "itself" else len(accepted) > 1
+
+
+@pytest.mark.parametrize("settings", FILTERS.values(), ids=FILTERS)
+@pytest.mark.parametrize("block_size", [1, 3])
+@pytest.mark.parametrize("sampling", ["coupled", "speculative"])
+def test_direct_and_coupled_sampling_pass_the_same_test(settings, block_size, sampling):
+    options = speculative(block_size=block_size, sampling=sampling, **settings)
+    assert statistic(sampled(options, seed=3).tokens, joint(options)) < 1
+
+
+def always(self, criterion, proposed, scores, target):
+    self.p = self._distribution(scores, slice(1, None))
+    return torch.ones_like(proposed, dtype=torch.bool)
+
+
+def by_p_alone(self, criterion, proposed, scores, target):
+    self.p = self._distribution(scores, slice(1, None))
+    own = self.p.gather(-1, proposed.unsqueeze(-1)).squeeze(-1)
+    return self._uniform(slice(1, None), choice.VERDICT).squeeze(-1) < own
+
+
+def from_p(self, scores, before, index):
+    return choice.draw(self._distribution(scores, slice(1)), self._uniform(slice(1), choice.COMMITTED))
+
+
+def from_q(self, scores, before, index):
+    q = before.q.gather(1, index.view(-1, 1, 1).expand(-1, 1, VOCABULARY))
+    p = self._distribution(scores, slice(1))
+    return choice.draw(q.where(q.sum(-1, keepdim=True) > 0, p), self._uniform(slice(1), choice.COMMITTED))
+
+
+@pytest.mark.parametrize("way", ["heads", "another model"])
+@pytest.mark.parametrize(("method", "broken"), [
+    ("accept", always), ("accept", by_p_alone), ("first", from_p), ("first", from_q),
+])
+def test_a_broken_rule_fails_the_test(way, method, broken, monkeypatch):
+    monkeypatch.setattr(SpeculativeChoice, method, broken)
+    options = speculative()
+    assert statistic(sampled(options, **WAYS[way]).tokens, joint(options)) > 2
+
+
+def test_verdicts_that_share_the_proposals_noise_fail_the_test(monkeypatch):
+    monkeypatch.setattr(choice, "VERDICT", choice.PROPOSAL)
+    options = speculative()
+    assert statistic(sampled(options).tokens, joint(options)) > 2
+
+
+def test_a_filter_changes_the_distribution_by_more_than_the_test_lets_pass():
+    for changes in list(FILTERS.values())[1:]:
+        assert statistic(sampled(speculative(**changes)).tokens, joint(speculative())) > 2
+
+
+# Real networks
+
+
+TINY = replace(VARIANTS["sequential heads"], source_shape=(1, 1, 3), target_shape=(1, 1, 3), vocabulary=4)
+
+
+@cache
+def tiny():
+    return StepModel(random_model(TINY))
+
+
+@cache
+def tiny_joint(temperature):
+    model, source = tiny(), random_tokens(TINY, 1)[0]
+    prefixes = torch.tensor(list(itertools.product(range(4), repeat=3)))
+    probability = torch.ones(64, dtype=torch.float64)
+    for position in range(3):
+        place = torch.full((64,), position)
+        scores = model.uncached_scores(source.expand(64, -1), prefixes, place)[:, 0]
+        probability *= (scores / temperature).softmax(-1).gather(1, prefixes[:, position : position + 1])[:, 0]
+    return probability.view(4, 4, 4)
+
+
+@pytest.mark.parametrize("proposer", [name for name, kind in PROPOSERS.items() if kind.draws])
+@pytest.mark.parametrize("block_size", [2, 3])
+def test_networks_sample_their_own_distribution(proposer, block_size):
+    model, source = tiny(), random_tokens(TINY, 1)[0].expand(8000, -1)
+    options = speculative(block_size=block_size, temperature=0.7, seed=1)
+    decoded = decode(model, source, options, proposer=proposer_for(proposer, model))
+    assert statistic(decoded.tokens, tiny_joint(0.7)) < 1
+    assert len({tuple(trace.accepted) for trace in decoded.traces}) > 1
+
+
+@dataclass
+class Feed:
+    waiting: list
+
+    def take(self, most, wait):
+        taken, self.waiting = self.waiting[:most], self.waiting[most:]
+        return taken or None
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_a_row_samples_the_same_alone_among_others_and_refilled(proposer):
+    model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 5)[0]
+    options = speculative(block_size=4, seed=2)
+    alone = [decode(model, source[row : row + 1], options, keys=torch.tensor([row]),
+                    proposer=proposer_for(proposer, model)) for row in range(5)]
+    together = decode(model, source, options, proposer=proposer_for(proposer, model))
+    assert together.tokens.tolist() == [one.tokens[0].tolist() for one in alone]
+    feed = Feed([Waiting(one, row, row) for row, one in enumerate(source)])
+    decoder = RefilledDecoder(model, feed, options, 2, proposer=proposer_for(proposer, model))
+    finished = sorted((one for some in decoder.run() for one in some), key=lambda one: one.tag)
+    assert [one.tokens.tolist() for one in finished] == together.tokens.tolist()
+    assert [one.trace.accepted for one in finished] == [trace.accepted for trace in together.traces]
+    other = decode(model, source, replace(options, seed=3), proposer=proposer_for(proposer, model))
+    assert other.tokens.tolist() != together.tokens.tolist()
+
+
+def test_a_better_draft_is_accepted_more_often():
+    model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 8)[0]
+    sizes = [np.mean([t.mean_accepted_block_size for t in decode(
+        model, source, speculative(block_size=5), proposer=DraftProposer(draft_of(model, noise))).traces])
+        for noise in (0.0, 0.2, 3.0)]
+    assert sizes[0] == pytest.approx(48 / 10)
+    assert sizes[0] > sizes[1] > sizes[2] > 1
+
+
+# The filters
+
+
+def plain_filter(scores, top_k, nucleus):
+    """The definitions, one row at a time."""
+    order = sorted(range(len(scores)), key=lambda token: -scores[token])
+    kept = order[: top_k or len(order)]
+    weights = np.exp([scores[token] for token in kept])
+    total, result = 0.0, []
+    for token, weight in zip(kept, weights / weights.sum(), strict=True):
+        if total >= nucleus:
+            break
+        result.append(token)
+        total += weight
+    return set(result)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(-40, 40), min_size=1, max_size=8, unique=True), st.none() | st.integers(1, 9),
+       st.floats(0.01, 1.0))
+def test_filters_keep_what_their_definitions_say(scores, top_k, nucleus):
+    scores = torch.tensor(scores, dtype=torch.float64) / 10
+    kept = filtered(scores, top_k, nucleus)
+    inside = {token for token, score in enumerate(kept.tolist()) if score > float("-inf")}
+    wanted = plain_filter(scores.tolist(), top_k, nucleus if nucleus < 1 else 2.0)
+    assert inside == wanted
+    assert all(kept[token] == scores[token] for token in inside)
+
+
+def test_a_token_of_no_weight_is_never_drawn():
+    weights = torch.tensor([0.0, 0.3, 0.0, 0.7, 0.0]).expand(1, 5, -1)
+    uniform = torch.tensor([2.0**-53, 0.29, 0.31, 0.999, 1 - 2.0**-53], dtype=torch.float64).view(1, 5, 1)
+    assert choice.draw(weights, uniform).tolist() == [[1, 1, 3, 3, 3]]
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "quantile"])
+def test_coupled_sampling_with_filters_equals_sequential_sampling(noise):
+    model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 3)[0]
+    options = DecodeConfig(temperature=1.1, sample_top_k=4, nucleus=0.8, noise=noise, seed=4)
+    alone = decode(model, source, replace(options, block_size=1)).tokens
+    assert torch.equal(decode(model, source, options).tokens, alone)
+    assert not torch.equal(decode(model, source, replace(options, sample_top_k=None, nucleus=1.0)).tokens, alone)
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"nucleus": 0}, "nucleus must be above 0 and at most 1, not 0"), ({"nucleus": 1.5}, "not 1.5"),
+    ({"nucleus": float("nan")}, "not nan"), ({"sample_top_k": 0}, "sample-top-k must be at least 1, not 0"),
+    ({"sampling": "wild"}, "unknown sampling 'wild'; choose one of coupled, speculative"),
+    ({"temperature": 0}, "speculative sampling needs a temperature above 0"),
+    ({"accept": "top-k"}, "its own rule of acceptance"), ({"min_block": 2}, "leave out accept exact, min-block 2"),
+])
+def test_settings_that_contradict_themselves_are_refused_in_one_line(settings, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        speculative(**settings)
+    assert "\n" not in str(caught.value)
