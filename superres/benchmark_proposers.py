@@ -74,9 +74,13 @@ class Batch:
 
     @classmethod
     def of(cls, pipeline: Pipeline, source: Tensor) -> Batch:
-        """Find the padding of `source`."""
-        padding = source == translation.PADDING if pipeline.task == translation.name else None
-        return cls(source, padding if padding is not None and bool(padding.any()) else None)
+        """Find the padding of `source`, and cut off what all rows have of it."""
+        if pipeline.task != translation.name:
+            return cls(source, None)
+        padding = source == translation.PADDING
+        longest = int((~padding).sum(1).max())
+        source, padding = source[:, :longest], padding[:, :longest]
+        return cls(source, padding if bool(padding.any()) else None)
 
 
 @dataclass
