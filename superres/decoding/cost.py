@@ -119,12 +119,12 @@ def step_compression(alpha: float, window: int, ngram: int, good: float = 1.0) -
 def acceptance_rate(traces: list[RowTrace], block_size: int) -> float:
     """Return the share of verified proposals that were accepted: alpha as decoding with `block_size` k has seen it.
 
-    Of a block, proposals are verified until one fails. The last block of each sequence is left out, since the end may
-    have cut it short. 0.0 where nothing was verified.
+    Of a block, proposals are verified until one fails; in the last one of a sequence, the end comes before that. 0.0
+    where nothing was verified.
     """
-    accepted = np.array([count for trace in traces for count in trace.accepted[:-1]], np.int64)
-    verified = int(np.minimum(accepted, block_size - 1).sum())
-    return float((accepted - 1).sum() / verified) if verified else 0.0
+    passed = sum(count - 1 for trace in traces for count in trace.accepted)
+    failed = sum(count < block_size for trace in traces for count in trace.accepted[:-1])
+    return passed / (passed + failed) if passed else 0.0
 
 
 @torch.inference_mode()
@@ -135,13 +135,13 @@ def mean_overlap(loop: BlockwiseLoop) -> float:
     """
     total, count = 0.0, 0
     while not loop.done():
-        choice, before, limit = loop.choice, loop.position, loop.limit
+        choice, before = loop.choice, loop.position
         loop.iterate()
         if not isinstance(choice, SpeculativeChoice) or choice.p is None:
             continue
-        accepted = loop.position - before
-        whole = (accepted > 0) & (loop.position < limit)
-        tested = (loop.columns[: choice.p.shape[1]] < accepted.unsqueeze(1)) & whole.unsqueeze(1)
+        # What follows the last accepted token was verified, too, unless the sequence ends there.
+        verified = loop.position - before - (loop.position >= loop.limit).long()
+        tested = loop.columns[: choice.p.shape[1]] < verified.unsqueeze(1)
         total += float((torch.minimum(choice.p, choice.q[:, :-1]).sum(-1) * tested).sum())
         count += int(tested.sum())
     return total / count if count else 0.0
