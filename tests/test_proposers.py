@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import draft_of, random_model
+from PIL import Image
 from safetensors.numpy import save_file
 from textual import CONFIG, codec, learned, sentences, vocabulary, wordy, write_checkpoint, write_pairs
 
@@ -25,6 +26,7 @@ from superres.decoding.ngrams import NgramTable, Numbering, count_ngrams
 from superres.decoding.proposal import PROPOSERS
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.loading import load
+from superres.nn import native
 from superres.nn.step import StepModel
 from superres.pipeline import Upscaler
 from superres.tasks.faces import FacePairs, write_npz
@@ -161,6 +163,28 @@ def test_a_draft_of_another_vocabulary_is_refused_though_it_has_as_many_tokens(f
     assert "has another sentencepiece.model than the verifier" in refusal(capsys, *words)
     save_checkpoint(random_model(TINY, dtype=torch.float32), tmp_path / "faces")
     assert "has task faces, the verifier translation" in refusal(capsys, *words[:-1], tmp_path / "faces")
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler on this machine")
+def test_images_upscaled_with_a_draft_are_the_same(tmp_path):
+    model = random_model(TINY, dtype=torch.float32)
+    save_checkpoint(model, tmp_path / "faces", dtype=torch.float32)
+    save_checkpoint(draft_of(StepModel(model), 0.05).model, tmp_path / "faces-draft", dtype=torch.float32)
+    (tmp_path / "in").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(tmp_path / "in" / f"{number}.png")
+    made = {}
+    for name in ("heads", "draft", "lookup"):
+        words = ["upscale", tmp_path / "in", "--output", tmp_path / name, "--checkpoint", tmp_path / "faces",
+                 "--proposer", name, "--block-size", "3", "--batch-size", "2", "--device", "cpu"]
+        assert command(*words) == 0
+        made[name] = np.stack([np.asarray(Image.open(path)) for path in sorted((tmp_path / name).glob("*.png"))])
+        rows = [json.loads(line) for line in (tmp_path / name / "manifest.jsonl").read_text().splitlines()]
+        assert {row["config"]["proposer"] for row in rows} == {name}
+        assert all(row["mean_accepted_block_size"] > 1 for row in rows)
+    assert np.array_equal(made["heads"], made["draft"])
+    assert np.array_equal(made["heads"], made["lookup"])
 
 
 # Counted n-grams

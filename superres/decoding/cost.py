@@ -49,7 +49,7 @@ def expected_tokens(alpha: float, gamma: int, branches: int = 1) -> float:
     return gamma + 1 - math.fsum((1 - alpha**i) ** branches for i in range(1, gamma + 1))
 
 
-def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0) -> float:
+def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0, branches: int = 1) -> float:
     """Return how many times as fast decoding in blocks is: expected tokens / (gamma * c + verify).
 
     Args:
@@ -58,12 +58,13 @@ def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0) 
         c: cost of a proposal, in verifier calls for one token.
         verify: cost of a verifier call for gamma + 1 tokens in the same unit; the paper takes it to be 1, which it is
             where reading the weights is what takes time.
+        branches: see `expected_tokens`.
 
     Raises:
         ConfigError: a number is out of range.
     """
     require(c >= 0 and verify > 0, f"costs must be positive, not c {c} and {verify}")
-    return expected_tokens(alpha, gamma) / (gamma * c + verify)
+    return expected_tokens(alpha, gamma, branches) / (gamma * c + verify)
 
 
 def operations_factor(alpha: float, gamma: int, c: float) -> float:

@@ -62,6 +62,8 @@ class Proposer:
     """Field of `DecodeConfig` that names what has to be loaded for it, its constructor's only argument."""
     training: ClassVar[str] = "none"
     """What has to be trained for it, for people."""
+    branches: int = 1
+    """Sequences of proposals that are verified at once, for the cost model."""
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """Return proposals [B, k - 1], int64, for the tokens at `context.position + offsets`; offsets are 1..k-1."""
