@@ -359,7 +359,7 @@ def proposers_markdown(report: Report) -> str:
         markdown_table(header, rows), *(["\n".join(lines)] if lines else []),
         "Greedy is exact greedy decoding; coupled and speculative are sampling. Speed-up is over one token a step, "
         "sampled in the faster of both ways. alpha is the share of verified proposals that were accepted, E[min(p, q)] "
-        "where speculative; c the cost of a proposal in calls for one token, and call that of a whole iteration but for "
+        "where speculative; c the cost of a proposal in calls for one token, and call that of an iteration but for "
         "the proposals. Predicted are (1 - alpha^k) / (1 - alpha) tokens a step, and that over (k - 1) c + 1, or over "
         "(k - 1) c + call. Operations are those of a token, by weights, over one token a step's.",
     ]) + "\n"
