@@ -232,7 +232,8 @@ class DecodeConfig(Config):
     """How tokens are decoded.
 
     Attributes:
-        block_size: k, tokens proposed a step; 1 is greedy (or sequential sampling); None takes all prediction heads.
+        block_size: k, tokens proposed a step; 1 is greedy (or sequential sampling); None takes all prediction heads, or
+            what suits the proposer.
         accept: acceptance criterion, a name in `superres.decoding.acceptance.CRITERIA`, such as "exact" or "distance".
         epsilon: largest |proposal - verified token| that is accepted, in grey levels; several values where the
             criterion says how it reads them.
@@ -244,8 +245,7 @@ class DecodeConfig(Config):
         budget: largest sum of |proposal - verified token| along a block that "drift-budget" accepts, in grey levels.
         noise: how samples are drawn, a name in `superres.decoding.noise.NOISES`: "gumbel" for any tokens, "quantile"
             for intensities, whose proposals it keeps close to the verifier's samples.
-        proposer: source of proposals, a name in `superres.decoding.proposal.PROPOSERS`: "heads", "stale", "source",
-            "left" or "above".
+        proposer: source of proposals, a name in `superres.decoding.proposal.PROPOSERS` such as "heads" or "draft".
         adaptive: choose the block size while decoding, up to `block_size`, by what steps cost on this machine and how
             far blocks get. Only exact acceptance gives the same tokens whatever the block sizes.
         draft: checkpoint (name or folder) of the draft model that the proposer "draft" asks.

@@ -53,6 +53,8 @@ class Proposer:
 
     uses_heads: ClassVar[bool] = False
     """Whether it asks the prediction heads, so that there are at most as many proposals as they make."""
+    block_size: ClassVar[int | None] = None
+    """k where the options say none; None is one for each prediction head."""
     draws: ClassVar[bool] = False
     """Whether `Context.choose` makes each of its tokens, once, from the scores of a distribution that it was drawn
     from; speculative sampling takes what other proposers say for certain."""
