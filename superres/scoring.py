@@ -60,11 +60,14 @@ class Tree:
             parents: the column that each column follows, in any order; -1 for column 0 alone.
             root: see above.
             scored: see above; all columns if None.
+
+        Raises:
+            ValueError: that is no tree, or columns 0 to `root` do not follow one another.
         """
         paths = []
         for column in range(len(parents)):
             path = [column]
-            while parents[path[-1]] >= 0:
+            while parents[path[-1]] >= 0 and len(path) <= len(parents):  # a circle is no tree
                 path.append(parents[path[-1]])
             paths.append(path)
         if not paths or any(path[-1] != 0 for path in paths) or paths[root] != [*range(root, -1, -1)]:

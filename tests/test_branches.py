@@ -6,9 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, random_model, random_tokens
+from fakes import PLAIN, SMALL, VARIANTS, random_model, random_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from stepping import assert_close
 
+from superres.nn import branches
+from superres.nn.branches import TreeCache, TreeSession
+from superres.nn.cache import slot_count
 from superres.nn.step import StepModel
 from superres.scoring import Tree
 
@@ -182,7 +187,7 @@ def test_deviations_of_the_wrong_path_are_noticed(monkeypatch):
         check_tree_steps(model, BRANCHY, steps=5)
 
 
-@pytest.mark.parametrize(("parents", "root"), [([], 0), ([0, -1], 0), ([-1, -1], 0), ([-1, 0, 0], 2)])
+@pytest.mark.parametrize(("parents", "root"), [([], 0), ([0, -1], 0), ([-1, -1], 0), ([-1, 2, 1], 0), ([-1, 0, 0], 2)])
 def test_what_is_no_tree_is_refused(parents, root):
     with pytest.raises(ValueError, match="no tree"):
         Tree(parents, root)

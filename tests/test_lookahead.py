@@ -263,7 +263,8 @@ def test_block_size_1_is_greedy_decoding_by_a_loop_without_branches():
 
 @pytest.mark.parametrize(("changes", "named"), [
     ({"window": 0}, "window must be in 1..128, not 0"), ({"window": 129}, "window must be in 1..128, not 129"),
-    ({"block_size": 0}, "block size must be at least 1, not 0"), ({"block_size": 30}, "block size 30 is more than the 29"),
+    ({"block_size": 0}, "block size must be at least 1, not 0"),
+    ({"block_size": 30}, "block size 30 is more than the 29"),
     ({"candidates": 0}, "candidates must be in 1..128, not 0"), ({"candidates": 2.5}, "candidates .* not 2.5"),
     ({"window": 20, "block_size": 12}, "window 20 and n-grams of 12 look 30 tokens ahead, further than the 29"),
     ({"min_block": 2}, "min-block 2"),

@@ -36,6 +36,9 @@ from superres.scoring import Choose, Peers, StepOutput, Tree
 if TYPE_CHECKING:
     from superres.nn.branches import TreeSession
 
+PLACES = 16
+"""Source places that cross-attention is rounded up to a multiple of."""
+
 PARTS = ("input", "attention", "feed-forward", "scores")
 """Parts of a step whose time is told apart."""
 
@@ -134,14 +137,15 @@ class CrossStep:
         self.query = fold([attention.query], norm if pre else None, scale)
         self.output = fold([attention.output])
         key, value = attention.key_value(memory.states).chunk(2, dim=-1)
-        self.key = split_heads(key, attention.heads).flatten(0, 1).transpose(1, 2).contiguous()
-        self.value = split_heads(value, attention.heads).flatten(0, 1).contiguous()
-        rows = self.key.shape[0]
-        heads = attention.heads
-        self.mask = memory.states.new_zeros(1, 1, 1)
+        # Hidden places round the source up: MKL's products of 5 to 11 columns have bits that depend on the row, and a
+        # token must score the same in every column of a step.
+        spare = -memory.states.shape[1] % PLACES
+        key, value = (F.pad(split_heads(part, attention.heads).flatten(0, 1), (0, 0, 0, spare)) for part in (key, value))
+        self.key, self.value = key.transpose(1, 2).contiguous(), value.contiguous()
+        mask = memory.states.new_zeros(1, 1, memory.states.shape[1])
         if memory.mask is not None:
-            mask = memory.mask.to(memory.states.dtype)
-            self.mask = mask.squeeze(1).repeat_interleave(heads, dim=0).view(rows, 1, -1)
+            mask = memory.mask.to(memory.states.dtype).squeeze(1).repeat_interleave(attention.heads, dim=0)
+        self.mask = F.pad(mask, (0, spare), value=float("-inf"))
 
     def __call__(self, x: Tensor, split: Callable[[Tensor], Tensor], merge: Callable[[Tensor], Tensor]) -> Tensor:
         """Map states [B * W, D]."""
