@@ -65,8 +65,6 @@ class Proposer:
     """Field of `DecodeConfig` that names what has to be loaded for it, its constructor's only argument."""
     branching: ClassVar[bool] = False
     """Whether it proposes several branches a step, in a loop of its own (`superres.decoding.blockwise.loop_type`)."""
-    block_size: ClassVar[int | None] = None
-    """Block size where none is given; None for one as for any other proposer."""
     training: ClassVar[str] = "none"
     """What has to be trained for it, for people."""
     branches: int = 1
