@@ -199,11 +199,11 @@ def paced(loops: Iterator[LoopT], interval: float) -> Iterator[tuple[LoopT, floa
     due = interval
     for number, loop in enumerate(loops):
         seconds = time.perf_counter() - started
-        if number and seconds >= due and not loop.done():
+        # The last look, too, comes before the loop is asked for more, which gives it back.
+        if loop.done() or (number and seconds >= due):
             yield loop, seconds
             started = time.perf_counter() - seconds
             due = seconds + interval
-    yield loop, time.perf_counter() - started
 
 
 class Pipeline:

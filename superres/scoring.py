@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -85,6 +86,9 @@ class Session(Protocol):
         """
         ...
 
+    def row_state(self) -> list[Tensor]:
+        """Return views of all that belongs to single rows, each [B, ...], in an order that the class fixes."""
+        ...
 
     def adopt(self, rows: Tensor, other: Any, chosen: Tensor) -> None:  # noqa: ANN401 -- a session of the same class
         """Put rows `chosen` [R] of `other`, a session of the same model and width, in the place of rows `rows` [R].
@@ -92,6 +96,20 @@ class Session(Protocol):
         They go on where they are in `other`; all that this session knew of `rows` is gone.
         """
         ...
+
+
+@dataclass
+class Replaying:
+    """How iterations of decoding are captured once and replayed, on devices that can.
+
+    Attributes:
+        capture: turns work that always reads and writes the same memory, has no other effect and reads nothing back to
+            the host, into what does that work again and again.
+        kept: what the decoder keeps with the model from one decode to the next.
+    """
+
+    capture: Callable[[Callable[[], None]], Callable[[], None]]
+    kept: dict[Any, Any] = field(default_factory=dict)
 
 
 class ScoringModel(Protocol):
@@ -105,6 +123,8 @@ class ScoringModel(Protocol):
     """K, heads p1..pk."""
     end_token: int | None
     """Token that ends a sequence early, or None where sequences have a fixed length."""
+    replaying: Replaying | None
+    """How an iteration on its sessions is captured, whose steps keep to the same memory; None where it is called."""
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
         """Encode `source` [B, S] (padding True in `padding` [B, S]) and make an empty session of step width `width`.

@@ -196,8 +196,8 @@ def test_proposing_first_is_noticed_when_the_loop_trusts_the_proposer_with_it(mo
     plain = BlockwiseLoop._predict
 
     def careless(loop, output, index):
-        proposals = plain(loop, output, index)
-        return torch.cat([proposals[:, 1:2], proposals[:, 1:]], dim=1)
+        proposals = torch.cat(plain(loop, output, index), dim=1)
+        return [proposals[:, 1:2], proposals[:, 1:]]
 
     check_exact("base aids", DecodeConfig(block_size=3))
     monkeypatch.setattr(BlockwiseLoop, "_predict", careless)
@@ -297,11 +297,11 @@ def finish(model, source, block_size, width=None):
     options = DecodeConfig(block_size=block_size)
     session = model.session(source, width or block_size)
     loop = BlockwiseLoop(model, session, options, torch.arange(len(source)), block_size)
-    before = loop.position
+    before = loop.position.clone()
     while not loop.done():
         loop.iterate()
         assert bool(((loop.position > before) | (before >= loop.limit)).all())
-        before = loop.position
+        before = loop.position.clone()
     return loop.result(), session.calls
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.adaptive import AdaptiveBlockSize
 from superres.decoding.noise import NOISES, Noise
 from superres.decoding.proposal import PROPOSERS, Context, Proposer
+from superres.decoding.replay import BURST, Replays, keep, take
 from superres.decoding.trace import RowTrace, TraceRecorder
 from superres.errors import ConfigError
 from superres.scoring import ScoringModel, Session, StepOutput
@@ -57,6 +58,17 @@ class Choice:
     noise: Tensor
     temperature: Tensor
 
+    def like(self, width: int) -> Choice:
+        """Return room for the same at `width` positions."""
+        noise, temperature = (x.new_zeros(len(x), width, x.shape[2]) for x in (self.noise, self.temperature))
+        return Choice(self.rule, noise, temperature)
+
+    def take(self, other: Choice) -> Choice:
+        """Copy another in here, at the first positions, and return what there is of them."""
+        count = other.noise.shape[1]
+        return Choice(self.rule, self.noise[:, :count].copy_(other.noise),
+                      self.temperature[:, :count].copy_(other.temperature))
+
     def __call__(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
         """See `Choose.__call__`."""
         return self.adjust(scores, offsets).argmax(-1)
@@ -81,11 +93,17 @@ class Chooser:
         """Prepare for rows keyed by `keys` [B]."""
         self.temperatures = torch.tensor(options.temperatures, dtype=torch.float64, device=keys.device)
         self.noise = NOISES[options.noise](options.seed, keys, vocabulary) if options.is_sampling else None
+        self.greedy = Choice(None, keys, keys)
+
+    def rekey(self, seed: int, keys: Tensor) -> None:
+        """Choose for rows keyed by `keys` [B] from now on."""
+        if self.noise is not None:
+            self.noise.rekey(seed, keys)
 
     def at(self, position: Tensor) -> Choice:
         """Return the choice at target positions [B, N]."""
         if self.noise is None:
-            return Choice(None, position, position)
+            return self.greedy
         # Intensities follow one another as red, green, blue.
         temperature = self.temperatures[position % len(self.temperatures)].unsqueeze(-1)
         return Choice(type(self.noise), self.noise.at(position), temperature)
@@ -107,7 +125,10 @@ def accepted_length(passed: Tensor, minimum: int, room: Tensor) -> Tensor:
 
 
 class BlockwiseLoop:
-    """The state of one decode: committed tokens, positions, pending proposals. All of it stays on the device."""
+    """The state of one decode: committed tokens, positions, pending proposals. All of it stays on the device.
+
+    An iteration changes it in place, so that it can be captured once and replayed, where the model has a way to.
+    """
 
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
@@ -130,33 +151,71 @@ class BlockwiseLoop:
         self.end_token = model.end_token
         self.criterion = criterion or CRITERIA[options.accept](options)
         self.proposer = proposer or PROPOSERS[options.proposer]()
-        self.keys, self.make_chooser = keys.clone(), partial(Chooser, options, vocabulary=model.vocabulary)
+        self.seed, self.keys, self.make_chooser = options.seed, keys.clone(), partial(
+            Chooser, options, vocabulary=model.vocabulary)
         self.chooser = self.make_chooser(self.keys)
-        self.starting = False
+        self.held: Choice | None = None
+        self.complete = False
         batch, device = len(keys), keys.device
         self.position = torch.zeros(batch, dtype=torch.int64, device=device)
         self.length = model.length
         self.limit = torch.full_like(self.position, model.length)
-        self.tokens = torch.zeros(batch, model.length + session.width, dtype=torch.int64, device=device)
+        # A column for the start of the sequence comes first.
+        self.store = torch.zeros(batch, 1 + model.length + session.width, dtype=torch.int64, device=device)
+        # What a starting row reads is the start of the sequence, whatever stands there; but it must not end the row.
+        self.filler = int(self.end_token == 0)
+        self.proposals = torch.full_like(self.store[:, : session.width], self.filler)
         self.columns = torch.arange(session.width, device=device)
+        self.next_columns = self.columns + 1
         self.recorder = TraceRecorder()
-        filler = self.tokens[:, : session.width]
-        self.proposals = self._predict(session.step(filler, self.position), torch.zeros_like(self.position))
+        is_replayed = model.replaying is not None and criterion is None and getattr(self.proposer, "stateless", False)
+        self.replays = Replays(model.replaying.capture, self.proposals) if is_replayed and model.replaying else None
+        self.starting = False
+        self._see()
+        output = session.step(self.pending, self.position)
+        torch.cat(self._predict(output, torch.zeros_like(self.position)), dim=1, out=self.pending)
+        self.starting = self.replays is not None  # any row may start whenever it is replayed
+
+    def _see(self) -> None:
+        """Look at the state's tensors as an iteration needs them."""
+        self.tokens, self.place = self.store[:, 1:], self.position.unsqueeze(1)
+        self.pending, self.zero = self.proposals[:, : self.session.width], torch.zeros_like(self.position)
+
+    def run(self, count: int) -> None:
+        """Do `count` iterations."""
+        while count > 0:
+            turns = 1
+            if self.replays is None:
+                self._iterate()
+            elif self.wanted != self.block_size:
+                size = self.block_size
+                self._iterate()
+                self.replays.hand_over(size, 1, self.recorder)
+            else:
+                turns = min(count, BURST)
+                self.replays.run(self._iterate, self.block_size, turns, self.recorder)
+            count -= turns
 
     def iterate(self) -> None:
+        """Do one iteration."""
+        self.run(1)
+
+    def _iterate(self) -> None:
         """Verify the pending proposals, accept, and make the next ones: one model call."""
-        start, k = self.position, self.block_size
-        output = self.session.step(self.proposals, start + 1)
-        target = start.unsqueeze(1) + self.columns[: self.session.width]
-        accepted = self._stop_at_end_token(self._accept(output.scores, target))
+        place = self.place + self.next_columns[: self.session.width]
+        output = self.session.step(self.pending, place[:, 0])
+        accepted = self._stop_at_end_token(self._accept(output.scores, place))
         # All columns are written; those that were not accepted are overwritten before anyone reads them.
-        self.tokens.scatter_(1, target.clamp(min=0) if self.starting else target, self.proposals)
-        self.recorder.record(start, self.proposals[:, :k], accepted)
-        self.position = start + accepted
-        if self.starting:
-            # What a starting row has read is the start of the sequence, which is always accepted and is no token.
-            self.position, self.starting = self.position.clamp(min=0), False
-        self.proposals = self._predict(output, (accepted - 1).clamp(min=0))
+        self.store.scatter_(1, place, self.pending)
+        if self.replays is None:
+            self.recorder.record(self.position, self.proposals[:, : self.block_size], accepted)
+            self.starting = False
+        else:
+            self.replays.record(self.position, self.proposals, accepted)
+        self.position.add_(accepted)
+        index = self.zero if self.block_size == 1 else (accepted - 1).clamp_(min=0)
+        proposals = self._predict(output, index)
+        torch.cat(proposals, dim=1, out=self.pending)
 
     def resize(self, block_size: int) -> None:
         """Propose blocks of `block_size`, at most the session's first width, from the end of the next iteration on.
@@ -172,7 +231,7 @@ class BlockwiseLoop:
             return
         position, accepted, sizes = self.recorder.since(seen)
         # A block that the end cut short says nothing of its proposals.
-        whole = (accepted > 0) & (position + accepted < self.limit.cpu().numpy())
+        whole = (position >= 0) & (accepted > 0) & (position + accepted < self.limit.cpu().numpy())
         adaptive.observe(accepted[whole], np.broadcast_to(sizes[:, None], accepted.shape)[whole])
         self.resize(adaptive.choose())
 
@@ -189,49 +248,63 @@ class BlockwiseLoop:
             keys: keys of the sampling noise, int64 [R].
         """
         self.session.adopt(rows, fresh, chosen)
-        self.keys[rows] = keys
-        self.chooser = self.make_chooser(self.keys)
-        self.position = self.position.index_fill(0, rows, -1)
-        self.limit = self.limit.index_fill(0, rows, self.length)
-        self.proposals = self.proposals.index_fill(0, rows, 0)
-        self.starting = True
+        self.keys.index_copy_(0, rows, keys)
+        self.chooser.rekey(self.seed, self.keys)
+        self.position.index_fill_(0, rows, -1)
+        self.limit.index_fill_(0, rows, self.length)
+        self.proposals.index_fill_(0, rows, self.filler)
+        self.starting, self.complete = True, False
+
+    def begin_anew(self, fresh: Session, keys: Tensor, seed: int) -> None:
+        """Begin new sequences in all rows, and forget what was; arguments as for `restart`, and `DecodeConfig.seed`."""
+        self.seed, self.recorder, self.learned = seed, TraceRecorder(), 0
+        everyone = torch.arange(len(keys), device=keys.device)
+        self.restart(everyone, fresh, everyone, keys)
 
     def shrink(self, session: Session, kept: Tensor) -> None:
         """Go on with rows `kept` [R] alone, in `session`, an empty one of R rows, made for the same width."""
         session.adopt(torch.arange(len(kept), device=kept.device), self.session, kept)
         session.resize(self.session.width)
         self.session, self.keys, self.chooser = session, self.keys[kept], self.make_chooser(self.keys[kept])
-        self.position, self.limit, self.tokens = self.position[kept], self.limit[kept], self.tokens[kept]
-        self.proposals, self.choice = self.proposals[kept], self._next_choice()
+        self.position, self.limit, self.store = self.position[kept], self.limit[kept], self.store[kept]
+        self.proposals = self.proposals[kept]
+        self._see()
+        self.choice = self._next_choice()
         self.recorder.shrink(kept)
 
     def done(self) -> bool:
         """Tell whether every row is complete (reads from the device)."""
-        return bool((self.position >= self.limit).all())
+        self.complete = bool((self.position >= self.limit).all())
+        return self.complete
 
     def result(self) -> Decoded:
         """Return the tokens, with everything past a row's end cleared, and the traces."""
         tokens = self.tokens[:, : self.length]
         inside = torch.arange(self.length, device=tokens.device) < self.position.unsqueeze(1)
-        return Decoded(tokens * inside, self.position, self.recorder.rows())
+        return Decoded(tokens * inside, self.position.clone(), self.recorder.rows())
 
-    def _accept(self, scores: Tensor, target: Tensor) -> Tensor:
-        """Return how many of the pending proposals, for positions `target` [B, W], `scores` [B, W, V] let pass."""
+    def _accept(self, scores: Tensor, following: Tensor) -> Tensor:
+        """Return how many of the pending proposals `scores` [B, W, V] let pass.
+
+        Target position `following` [B, W] is the one past that of each proposal, the one which its column scores.
+        """
         k, room = self.block_size, self.limit - self.position
-        if self.starting:  # the start of a sequence is no token
-            room = room * (self.position >= 0)
         if k == 1:  # nothing to verify, and a greedy iteration is mostly such small things
-            return room.clamp(max=1)
+            return room.clamp_(max=1)
+        if self.starting:  # what a starting row has read is the start of the sequence alone
+            room.masked_fill_(self.position < 0, 1)
         adjusted = self.choice.adjust(scores[:, : k - 1], slice(1, None))
-        passed = self.criterion.accept(self.proposals[:, 1:k], adjusted, target[:, 1:k])
+        passed = self.criterion.accept(self.proposals[:, 1:k], adjusted, following[:, : k - 1])
         return accepted_length(passed, self.minimum, room)
 
-    def _predict(self, output: StepOutput, index: Tensor) -> Tensor:
-        """Return the next proposals [B, W]: p1's own choice first, then the proposer's, then filler up to the width."""
+    def _predict(self, output: StepOutput, index: Tensor) -> list[Tensor]:
+        """Return the next proposals [B, W] in parts: p1's own choice, then the proposer's, then filler up to W."""
+        scores = output.scores[:, :1]
+        if self.block_size > 1:
+            scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
         self.block_size = self.wanted
         # One choice serves the proposals and their verification in the next iteration.
         choice = self.choice = self._next_choice()
-        scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
         first = choice(scores, slice(1))
         parts = [first]
         if self.block_size > 1:
@@ -239,22 +312,29 @@ class BlockwiseLoop:
             parts.append(self.proposer.propose(context, self.columns[1 : self.block_size]))
         if self.fitted and self.session.width != self.block_size:  # only now: proposals come from the step before
             self.session.resize(self.block_size)
+            self.pending = self.proposals[:, : self.block_size]
         if self.block_size < self.session.width:
             parts.append(first.expand(-1, self.session.width - self.block_size))
-        return torch.cat(parts, dim=1)
+        return parts
 
     def _next_choice(self) -> Choice:
-        return self.chooser.at(self.position.unsqueeze(1) + self.columns[: self.block_size])
+        if self.chooser.noise is None:
+            return self.chooser.greedy
+        choice = self.chooser.at(self.place + self.columns[: self.block_size])
+        if self.replays is None:
+            return choice
+        self.held = self.held or choice.like(len(self.columns))
+        return self.held.take(choice)
 
     def _stop_at_end_token(self, accepted: Tensor) -> Tensor:
         """Cut the accepted block right after its first end token, and close the rows that have one."""
         if self.end_token is None:
             return accepted
         columns = self.columns[: self.session.width]
-        ends = (self.proposals == self.end_token) & (columns < accepted.unsqueeze(1))
+        ends = (self.pending == self.end_token) & (columns < accepted.unsqueeze(1))
         first = torch.where(ends, columns, self.session.width).amin(1)
         accepted = torch.minimum(accepted, first + 1)
-        self.limit = torch.where(ends.any(1), self.position + accepted, self.limit)
+        torch.where(ends.any(1), self.position + accepted, self.limit, out=self.limit)
         return accepted
 
 
@@ -302,7 +382,8 @@ def iterations(
     """Decode a batch blockwise, and hand out the loop now and then, to be looked at.
 
     The loop is handed out first before any iteration, then every `check_interval` iterations, and last when every row
-    is complete. It is one and the same object; whoever stops asking has stopped the decoding.
+    is `complete`. It is one and the same object; whoever stops asking has stopped the decoding, and whoever asks for
+    more after the last has given it back: its result must be read before.
 
     Args:
         model: the model.
@@ -328,17 +409,45 @@ def iterations(
         keys = torch.arange(len(source), device=source.device)
     session = model.session(source, width or block_size, padding)
     first = block_size if adaptive is None else adaptive.choose()
-    loop = BlockwiseLoop(model, session, options, keys, first, proposer, fitted=adaptive is not None)
+    loop, release = _loop(model, session, options, keys, first, proposer, fitted=adaptive is not None)
     interval = check_interval(model.end_token, source.device.type)
-    yield loop
-    while not loop.done():
-        for _ in range(interval):
-            loop.iterate()
-        if adaptive is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 0:
-            loop.adapt(adaptive)
+    try:
         yield loop
-    if adaptive is not None:
-        loop.adapt(adaptive)
+        while not loop.complete:
+            loop.run(interval)
+            if adaptive is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 0:
+                loop.adapt(adaptive)
+            loop.done()
+            yield loop
+        if adaptive is not None:
+            loop.adapt(adaptive)
+    except GeneratorExit:
+        release()
+        raise
+    release()
+
+
+def _loop(
+    model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
+    proposer: Proposer | None, fitted: bool,
+) -> tuple[BlockwiseLoop, Callable[[], None]]:
+    """Return a loop over the sequences of an empty `session`, and what to call when it is done.
+
+    Where iterations are replayed, a loop of the same kind that is done begins anew: what it has captured stays good.
+    """
+    replaying = model.replaying
+    if replaying is None or proposer is not None:
+        return BlockwiseLoop(model, session, options, keys, block_size, proposer, fitted=fitted), lambda: None
+    shapes = tuple(tensor.shape for tensor in session.row_state())
+    # Loops that change their block size serve any first one.
+    kind = replace(options, seed=0, block_size=0 if fitted else block_size), session.width, fitted, shapes
+    loop: BlockwiseLoop | None = take(replaying, kind)
+    if loop is None:
+        loop = BlockwiseLoop(model, session, options, keys, block_size, fitted=fitted)
+    else:
+        loop.resize(block_size)
+        loop.begin_anew(session, keys, options.seed)
+    return loop, partial(keep, replaying, kind, loop)
 
 
 def decode(
@@ -373,5 +482,7 @@ def decode(
         model, source, options, padding=padding, keys=keys, width=width, proposer=proposer, adaptive=adaptive,
     ):
         if progress is not None:
-            progress(int(loop.position.min()), model.length)
-    return loop.result()
+            progress(int(loop.position.clamp(min=0).min()), model.length)
+        if loop.complete:
+            decoded = loop.result()
+    return decoded

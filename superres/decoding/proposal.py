@@ -41,7 +41,11 @@ class Context:
 
 
 class Proposer(Protocol):
-    """Makes proposals."""
+    """Makes proposals.
+
+    One whose attribute `stateless` is true computes them from the context alone, on the device and without reading
+    anything back, so that its work may be captured once and replayed.
+    """
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """Return proposals [B, k - 1], int64, for the tokens at `context.position + offsets`; offsets are 1..k-1."""
@@ -52,6 +56,7 @@ class HeadProposer:
     """Prediction heads p2..pk at the one accepted position of each row (section 4 of the paper), evaluated lazily."""
 
     uses_heads = True
+    stateless = True
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
@@ -67,6 +72,7 @@ class StaleProposer:
     """
 
     uses_heads = True
+    stateless = True
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
@@ -104,6 +110,7 @@ class SourceProposer:
     """The tokens that the source alone lets expect: for an image, its enlargement."""
 
     uses_heads = False
+    stateless = True
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`.
@@ -125,6 +132,7 @@ class NeighbourProposer:
     """
 
     uses_heads = False
+    stateless = True
     axis: int
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:

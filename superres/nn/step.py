@@ -23,7 +23,7 @@ from superres.nn.heads import PredictionHeads
 from superres.nn.image_aids import RESIDUAL_SCALE, extrapolate, ordinal_scores, ordinal_term, scores_around
 from superres.nn.layers import DecoderLayer, TiedProjection
 from superres.nn.model import EncoderDecoder, Memory
-from superres.scoring import Choose, StepOutput
+from superres.scoring import Choose, Replaying, StepOutput
 
 PARTS = ("input", "attention", "feed-forward", "scores")
 """Parts of a step whose time is told apart."""
@@ -358,6 +358,7 @@ class StepModel:
     """`EncoderDecoder` as a `superres.scoring.ScoringModel`."""
 
     engine = "plain"
+    replaying: Replaying | None = None
 
     def __init__(self, model: EncoderDecoder, end_token: int | None = None) -> None:
         """Wrap `model`, which must be in evaluation mode."""
