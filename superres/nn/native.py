@@ -30,10 +30,12 @@ from superres.errors import ConfigError
 from superres.machine import cache_folder
 from superres.nn.attention import Attention, split_heads
 from superres.nn.cache import slot_count
+from superres.nn.folded import Affine, Folded, fold
 from superres.nn.heads import PredictionHeads
 from superres.nn.image_aids import INITIAL_SHARPNESS, RESIDUAL_SCALE
 from superres.nn.model import EncoderDecoder, Memory
-from superres.nn.step import PARTS, Affine, ProposingSession, StepModel, StepState, fold
+from superres.nn.proposing import ProposingSession, StepState
+from superres.nn.step import PARTS, StepModel
 from superres.scoring import Choose, StepOutput
 
 LOG = logging.getLogger(__name__)
@@ -186,7 +188,7 @@ class Packed:
 
     def __init__(self, model: EncoderDecoder, half: bool) -> None:
         """Fold and pack the weights of `model`."""
-        self.model, self.half = model, half
+        self.model, self.half, self.folded = model, half, Folded(model)
         self.kept: list[Any] = []
         self.pre = model.config.norm == "pre"
         self.project = self.pack(fold([model.project]))
@@ -269,7 +271,7 @@ class NativeSession(ProposingSession):
     def __init__(self, packed: Packed, memory: Memory, width: int, threads: int) -> None:
         """Allocate cache and scratch for the sources of `memory` and steps of `width` on `threads` threads."""
         config = packed.model.config
-        super().__init__(packed.model, memory, width)
+        super().__init__(packed.folded, memory, width)
         self.packed, self.kept = packed, list[Any]()
         self.by_row: list[Tensor] = []
         # Whole groups of keys are read, and no two of them may share slots.
