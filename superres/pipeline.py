@@ -20,8 +20,8 @@ from superres.decoding.refill import RefilledDecoder, Waiting
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.machine import free_bytes
+from superres.nn.engines import step_model
 from superres.nn.model import EncoderDecoder
-from superres.nn.native import step_model
 from superres.nn.scores import bits_per_dim
 from superres.tasks import faces
 
@@ -219,7 +219,7 @@ class Pipeline:
         default: decoding settings of a call without options.
         block_sizes: what chooses block sizes where they are adaptive.
         scoring: the network as the decoder drives it.
-        engine: how its step is computed, "plain" or "native".
+        engine: how its step is computed, a name in `superres.config.ENGINES` other than "auto".
     """
 
     task: ClassVar[str]

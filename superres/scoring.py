@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
+
+from superres.config import DecodeConfig
 
 
 class Choose(Protocol):
@@ -94,6 +96,42 @@ class Session(Protocol):
         """Put rows `chosen` [R] of `other`, a session of the same model and width, in the place of rows `rows` [R].
 
         They go on where they are in `other`; all that this session knew of `rows` is gone.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """The memory of the decoder's loop and its settings: all that whole iterations need besides a session.
+
+    Attributes:
+        position: tokens committed so far, int64 [B]; -1 where a row has yet to read the start of its sequence.
+        limit: where rows end, int64 [B].
+        store: committed tokens from column 1 on, int64 [B, 1 + T + W].
+        proposals: pending ones, int64 [B, W], of which as many count as the session's steps are wide.
+        block_size: k.
+        options: of decoding.
+        end_token: as in `ScoringModel`.
+    """
+
+    position: Tensor
+    limit: Tensor
+    store: Tensor
+    proposals: Tensor
+    block_size: int
+    options: DecodeConfig
+    end_token: int | None
+
+
+@runtime_checkable
+class IteratingSession(Protocol):
+    """A session that may know how to do whole iterations of decoding by itself."""
+
+    def iterations(self, state: LoopState) -> Callable[[int], Tensor] | None:
+        """Return what does n iterations, exactly as the decoder's loop would, or None where that is not known.
+
+        It changes `state` in place, ends early when all rows are complete, and returns for each iteration and row
+        position, accepted tokens and proposals, int64 [<= n, B, 2 + W].
         """
         ...
 

@@ -151,7 +151,7 @@ class HighWaterCache(KeyValueCache):
 
     def locate(self, position, reach):
         self.high = torch.maximum(getattr(self, "high", position[:, -1:]), position[:, -1:])
-        index, mask = super().locate(position, reach)
+        index, _ = super().locate(position, reach)
         key = self.high - (self.high - self.slot) % self.slots + self.width
         visible = local_visible(position.unsqueeze(-1), key.unsqueeze(1), WIDE.attention_block_length)
         return index, torch.where(visible, self.zero, self.hidden)

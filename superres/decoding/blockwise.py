@@ -18,7 +18,7 @@ from superres.decoding.proposal import PROPOSERS, Context, Proposer
 from superres.decoding.replay import BURST, Replays, keep, take
 from superres.decoding.trace import RowTrace, TraceRecorder
 from superres.errors import ConfigError
-from superres.scoring import ScoringModel, Session, StepOutput
+from superres.scoring import IteratingSession, LoopState, ScoringModel, Session, StepOutput
 
 DONE_CHECK_INTERVAL = 16
 """Iterations between two looks of the host at the done flag; in between nothing is read from the device."""
@@ -171,6 +171,8 @@ class BlockwiseLoop:
         is_replayed = model.replaying is not None and criterion is None and getattr(self.proposer, "stateless", False)
         self.replays = Replays(model.replaying.capture, self.proposals) if is_replayed and model.replaying else None
         self.starting = False
+        # What a session may take over whole: nobody else's proposer or criterion.
+        self.plain = options if proposer is None and criterion is None else None
         self._see()
         output = session.step(self.pending, self.position)
         torch.cat(self._predict(output, torch.zeros_like(self.position)), dim=1, out=self.pending)
@@ -178,6 +180,7 @@ class BlockwiseLoop:
 
     def _see(self) -> None:
         """Look at the state's tensors as an iteration needs them."""
+        self.known: dict[int, Callable[[int], Tensor] | None] = {}
         self.tokens, self.place = self.store[:, 1:], self.position.unsqueeze(1)
         self.pending, self.zero = self.proposals[:, : self.session.width], torch.zeros_like(self.position)
 
@@ -185,7 +188,12 @@ class BlockwiseLoop:
         """Do `count` iterations."""
         while count > 0:
             turns = 1
-            if self.replays is None:
+            whole = self._whole() if self.wanted == self.block_size else None
+            if whole is not None:
+                made = whole(count)
+                self.recorder.extend(made, self.block_size)
+                turns = count  # if fewer were made, all rows are complete
+            elif self.replays is None:
                 self._iterate()
             elif self.wanted != self.block_size:
                 size = self.block_size
@@ -195,6 +203,16 @@ class BlockwiseLoop:
                 turns = min(count, BURST)
                 self.replays.run(self._iterate, self.block_size, turns, self.recorder)
             count -= turns
+
+    def _whole(self) -> Callable[[int], Tensor] | None:
+        """Return what does whole iterations in place of `_iterate`, if the session knows how."""
+        if self.plain is None or not isinstance(self.session, IteratingSession):
+            return None
+        if self.block_size not in self.known:
+            state = LoopState(self.position, self.limit, self.store, self.proposals, self.block_size, self.plain,
+                              self.end_token)
+            self.known[self.block_size] = self.session.iterations(state)
+        return self.known[self.block_size]
 
     def iterate(self) -> None:
         """Do one iteration."""

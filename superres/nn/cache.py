@@ -49,8 +49,8 @@ class KeyValueCache:
     def locate(self, position: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
         """Return where a step writes and what it sees, the same for every layer.
 
-        A slot d behind a query's own (around the ring) holds the position d before it, if that is within its reach: what
-        lies ahead in this step, or was left behind by a longer one, is further around the ring than any query sees.
+        A slot d behind a query's own, around the ring, holds the position d before it if that is within its reach:
+        what lies ahead in this step, or was left by a longer one, is further around the ring than any query sees.
 
         Args:
             position: decoder positions of the step [B, W].

@@ -1,7 +1,7 @@
 """The decoding step as one call of compiled code (`native.cpp`), for CPUs: built on first use, and kept.
 
 `NativeModel` takes the place of `superres.nn.step.StepModel` where a compiler is found and the network is one that
-the code knows; otherwise `step_model` says so in the log and the plain step serves.
+the code knows; otherwise `superres.nn.engines` says so in the log and the plain step serves.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import logging
 import math
 import platform
 import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.config import ENGINES, require
 from superres.errors import ConfigError
 from superres.machine import cache_folder
 from superres.nn.attention import Attention, split_heads
@@ -36,9 +35,7 @@ from superres.nn.image_aids import INITIAL_SHARPNESS, RESIDUAL_SCALE
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.proposing import ProposingSession, StepState
 from superres.nn.step import PARTS, StepModel
-from superres.scoring import Choose, StepOutput
-
-LOG = logging.getLogger(__name__)
+from superres.scoring import Choose, LoopState, StepOutput
 
 SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
@@ -64,6 +61,17 @@ class CCache(Structure):
     """`Cache` of native.cpp."""
 
     _fields_ = [("key", c_void_p), ("value", c_void_p)]
+
+
+class CLoop(Structure):
+    """`Loop` of native.cpp."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("block_size", "room", "stride", "minimum", "best", "bound", "end_token")),
+        *((name, c_void_p) for name in (
+            "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "hidden", "scores",
+            "scratch")),
+    ]
 
 
 LINEARS = ("projection", "output", "expand", "contract", "cross_query", "cross_output")
@@ -151,7 +159,7 @@ def library() -> ctypes.CDLL:
         code = ctypes.CDLL(str(target))
     except OSError as error:
         raise NativeUnavailable(f"cannot build or load {target}: {error}") from error
-    code.superres_propose_room.restype = c_int64
+    code.superres_propose_room.restype = code.superres_iterate.restype = c_int64
     return code
 
 
@@ -320,6 +328,35 @@ class NativeSession(ProposingSession):
         )
         return tokens
 
+    def iterations(self, state: LoopState) -> Callable[[int], Tensor] | None:
+        """See `superres.scoring.IteratingSession.iterations`; greedy decoding by these heads is known."""
+        options, width = state.options, self.width
+        bounds = {"exact": 0, "distance": options.epsilons[0], "top-k": min(options.top_k, self.config.vocabulary)}
+        one_bound = options.accept in bounds and (options.accept != "distance" or len(options.epsilons) == 1)
+        if options.is_sampling or options.proposer != "heads" or not one_bound:
+            return None
+        whole = lambda *size: torch.empty(self.batch, *size, dtype=torch.int64)  # noqa: E731
+        kept = {
+            "position": state.position, "limit": state.limit, "store": state.store, "proposals": state.proposals,
+            "tokens": whole(width), "place": whole(), "index": whole(), "first": whole(), "next": whole(width),
+            "hidden": torch.empty(self.batch, width, self.config.width),
+            "scores": torch.empty(self.batch, width, self.config.vocabulary),
+            "scratch": self.room if self.heads is not None else None,
+        }
+        loop = CLoop(
+            block_size=state.block_size, room=state.proposals.shape[1], stride=state.store.shape[1],
+            minimum=options.min_block, best=options.accept == "top-k", bound=bounds[options.accept],
+            end_token=-1 if state.end_token is None else state.end_token,
+            **{name: _address(tensor) for name, tensor in kept.items()},
+        )
+
+        def iterate(count: int) -> Tensor:
+            record = kept["position"].new_empty(count, self.batch, 2 + loop.room)
+            made = library().superres_iterate(byref(self.session), byref(loop), c_int64(count), _address(record))
+            return record[:made]
+
+        return iterate
+
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
         """See `superres.nn.step.StepSession.part_seconds`."""
         seconds = torch.zeros(len(PARTS), dtype=torch.float64)
@@ -462,6 +499,7 @@ class NativeModel(StepModel):
             NativeUnavailable: the code cannot be built here, or does not know such a network.
         """
         super().__init__(model, end_token)
+        self.engine = "native-bf16" if half else "native"
         config = model.config
         if model.signal.device.type != "cpu":
             raise NativeUnavailable(f"the native step runs on the CPU, not on {model.signal.device.type}; choose plain")
@@ -490,26 +528,3 @@ class NativeModel(StepModel):
                 self.measured[key] = session.fastest_threads()
             session.session.threads = self.measured[key]
         return session
-
-
-def step_model(model: EncoderDecoder, end_token: int | None = None, engine: str = "auto") -> StepModel:
-    """Return `model` for the decoder.
-
-    Args:
-        model: the network, in evaluation mode and on its device.
-        end_token: as in `StepModel`.
-        engine: a name in ENGINES; if "auto" has to take the plain step on a CPU, a warning in the log tells why.
-
-    Raises:
-        ConfigError: the engine is unknown, or "native" and not possible here.
-    """
-    require(engine in ENGINES, f"unknown engine {engine!r}; choose one of {', '.join(ENGINES)}")
-    if engine == "plain" or (engine == "auto" and model.signal.device.type != "cpu"):
-        return StepModel(model, end_token)
-    try:
-        return NativeModel(model, end_token)
-    except NativeUnavailable as error:
-        if engine == "native":
-            raise
-        LOG.warning("decoding with the plain step, which is slower: %s", error)
-        return StepModel(model, end_token)

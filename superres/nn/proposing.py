@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from superres.config import ModelConfig
@@ -139,7 +138,7 @@ class ProposingSession:
         return torch.cat(tokens[1:], dim=1).long()
 
     def _head_states(self, heads: PredictionHeads, here: StepState, target: Tensor) -> Tensor:
-        """Return the states [B, N, D] of heads p2..p(N+1) at one position a row; `target` [B, N + 1] begins with p1's."""
+        """Return the states [B, N, D] of heads p2..p(N+1) at one position a row; p1's comes first in `target`."""
         own = target[:, heads.first :]  # where p1 has a layer of its own, it comes along
         vectors = None
         if self.head_table is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -81,8 +80,7 @@ class LayerStep:
             query = query.reshape(batch * heads, 1, -1)
         else:
             query = query.reshape(batch, width, heads, -1).transpose(1, 2).reshape(batch * heads, width, -1)
-        scores = torch.baddbmm(mask, query, key)
-        weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
+        weights = torch.baddbmm(mask, query, key).softmax(-1)
         out = torch.bmm(weights, value)
         if width == 1:
             return out.view(batch, -1)
@@ -151,10 +149,13 @@ class StepSession(ProposingSession):
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         """See `superres.scoring.Session.step`."""
-        return self._step(tokens, position, lambda part: None)
+        scores, *state = self.compute(tokens, position)
+        return StepOutput(scores, StepState(*state))
 
-    def _step(self, tokens: Tensor, position: Tensor, lap: Callable[[str], None]) -> StepOutput:
-        """Do a step and call `lap` after each of its parts."""
+    def compute(
+        self, tokens: Tensor, position: Tensor, lap: Callable[[str], None] = lambda part: None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Do a step, call `lap` after each of its parts, and return the scores and what a `StepState` is made of."""
         place = position.unsqueeze(1) + self.columns
         inside = place.clamp(max=self.config.target_length - 1)
         offset, reach, channel = self.folded.facts.index_select(0, inside.flatten()).unbind(1)
@@ -170,10 +171,9 @@ class StepSession(ProposingSession):
         hidden = self.final_norm(x)
         if neighbours is not None:
             neighbours = neighbours.view(*place.shape, -1)
-        state = StepState(hidden.view(*place.shape, -1), inside, neighbours)
-        output = StepOutput(self._verify(hidden, state, channel), state)
+        scores = self._verify(hidden, inside, neighbours, channel)
         lap("scores")
-        return output
+        return scores, hidden.view(*place.shape, -1), inside, neighbours
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
         """Return the seconds of a step's parts (PARTS), means over `repeats` steps; arguments as for `step`."""
@@ -189,7 +189,7 @@ class StepSession(ProposingSession):
             last = now
 
         for _ in range(repeats):
-            self._step(tokens, position, lap)
+            self.compute(tokens, position, lap)
         return seconds
 
     def resize(self, width: int) -> None:
@@ -221,23 +221,23 @@ class StepSession(ProposingSession):
         inner = torch.addmm(near.channel_bias.index_select(0, channel), numbers, near.first).relu_()
         return x.addmm_(inner, near.second.weight), numbers
 
-    def _verify(self, hidden: Tensor, state: StepState, channel: Tensor) -> Tensor:
-        """Return p1's scores [B, W, V]."""
+    def _verify(self, hidden: Tensor, inside: Tensor, neighbours: Tensor | None, channel: Tensor) -> Tensor:
+        """Return p1's scores [B, W, V] from hidden states [B * W, D]."""
         layer = self.heads if self.heads is not None and self.heads.first == 0 else None
         if layer is not None:
-            vectors = None if self.head_table is None else self.look_up(self.head_table, state.position)
+            vectors = None if self.head_table is None else self.look_up(self.head_table, inside)
             hidden = layer.one(hidden, 0, vectors)
         projected = self.folded.project(hidden).view(self.batch, self.width, -1)
         if not self.config.ordinal_output or self.estimate is None:
             return projected
-        mu = self.estimate.gather(1, state.position).add_(projected[..., -2])
-        if self.neighbourhood is not None and state.neighbours is not None:
+        mu = self.estimate.gather(1, inside).add_(projected[..., -2])
+        if self.neighbourhood is not None and neighbours is not None:
             if layer is None:
-                deviation = torch.mm(state.neighbours.flatten(0, 1), self.neighbourhood.direct)
+                deviation = torch.mm(neighbours.flatten(0, 1), self.neighbourhood.direct)
                 mu = mu + deviation.gather(1, channel.unsqueeze(1)).view(mu.shape)
             else:
                 states = hidden.view(self.batch, self.width, 1, -1)
-                deviation = layer.linear_part(states, state.neighbours, state.position, 0)[0].squeeze(-1)
+                deviation = layer.linear_part(states, neighbours, inside, 0)[0].squeeze(-1)
                 mu = torch.add(mu, deviation, alpha=RESIDUAL_SCALE)
         return self.scores_around(mu, projected)
 
