@@ -138,6 +138,7 @@ def addresses(thing, path="loop", seen=None):
 
 
 @pytest.mark.parametrize("way", ["greedy", "exact", "sampled", "sampled by quantiles"])
+@torch.inference_mode()
 def test_nothing_moves_from_one_iteration_to_the_next(way):
     _, graph = pair()
     graph.replaying.capture = lambda work: work
@@ -150,12 +151,12 @@ def test_nothing_moves_from_one_iteration_to_the_next(way):
     for _ in range(3):
         loop.iterate()
         assert addresses(loop) == before
-    with torch.inference_mode():
-        fresh = graph.session(random_tokens(CONFIG, 2, 1)[0], loop.session.width)
-        loop.restart(torch.tensor([2, 0]), fresh, torch.tensor([0, 1]), torch.tensor([8, 9]))
+    fresh = graph.session(random_tokens(CONFIG, 2, 1)[0], loop.session.width)
+    loop.restart(torch.tensor([2, 0]), fresh, torch.tensor([0, 1]), torch.tensor([8, 9]))
     assert addresses(loop) == before
 
 
+@torch.inference_mode()
 def test_a_tensor_that_moves_is_noticed(monkeypatch):
     plain, graph = pair()
     real = BlockwiseLoop._iterate
@@ -198,6 +199,7 @@ def test_a_proposer_that_remembers_is_not_captured():
     assert proposer.calls > decoded.traces[0].iterations
 
 
+@torch.inference_mode()
 def test_a_loop_given_up_half_way_serves_again_and_one_that_failed_does_not():
     plain, graph = pair()
     source = random_tokens(CONFIG, ROWS)[0]
@@ -216,6 +218,7 @@ def test_a_loop_given_up_half_way_serves_again_and_one_that_failed_does_not():
     assert graph.replaying.kept == {}
 
 
+@torch.inference_mode()
 def test_loops_of_the_same_kind_at_the_same_time_do_not_share_memory():
     plain, graph = pair()
     sources = [random_tokens(CONFIG, ROWS, seed)[0] for seed in (0, 1)]

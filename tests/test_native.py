@@ -124,10 +124,9 @@ def assert_same_decode(one, other):
 @pytest.mark.parametrize("variant", ["base aids", "sequential heads", "text"])
 def test_whole_iterations_do_what_the_loop_does(variant, way, monkeypatch):
     config, options = KNOWN[variant], WHOLE[way]
-    source = random_tokens(config, 3)[0]
+    source, real, made = random_tokens(config, 3)[0], native.NativeSession.iterations, []
     for end_token in (None, 0, 3):
-        model, made = model_of(config, end_token=end_token, threads=2), []
-        real = native.NativeSession.iterations
+        model = model_of(config, end_token=end_token, threads=2)
         with monkeypatch.context() as patch:
             patch.setattr(native.NativeSession, "iterations", lambda *arguments: made.append(1) or real(*arguments))
             whole = decode(model, source, options)
@@ -136,12 +135,12 @@ def test_whole_iterations_do_what_the_loop_does(variant, way, monkeypatch):
             patch.setattr(native.NativeSession, "iterations", lambda *arguments: None)
             assert_same_decode(whole, decode(model, source, options))
             assert torch.equal(wider.tokens, whole.tokens)
-        assert made
+    assert len(made) == 6
 
 
 @pytest.mark.parametrize("options", [
-    DecodeConfig(temperature=0.5), DecodeConfig(proposer="left"), DecodeConfig(accept="distance-by-offset", epsilon=(1, 2)),
-    DecodeConfig(accept="drift-budget", epsilon=1),
+    DecodeConfig(temperature=0.5), DecodeConfig(proposer="left"), DecodeConfig(accept="drift-budget", epsilon=1),
+    DecodeConfig(accept="distance-by-offset", epsilon=(1, 2)),
 ])
 def test_iterations_that_the_code_does_not_know_are_left_to_the_loop(options):
     model = model_of(KNOWN["sequential heads"])

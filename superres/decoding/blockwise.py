@@ -458,7 +458,8 @@ def _loop(
         return BlockwiseLoop(model, session, options, keys, block_size, proposer, fitted=fitted), lambda: None
     shapes = tuple(tensor.shape for tensor in session.row_state())
     # Loops that change their block size serve any first one.
-    kind = replace(options, seed=0, block_size=0 if fitted else block_size), session.width, fitted, shapes
+    settings = replace(options, seed=0, block_size=None)
+    kind = settings, None if fitted else block_size, session.width, shapes
     loop: BlockwiseLoop | None = take(replaying, kind)
     if loop is None:
         loop = BlockwiseLoop(model, session, options, keys, block_size, fitted=fitted)
