@@ -41,7 +41,7 @@ class Captured:
         """Prepare for `work`, which always uses the same memory and never waits for the device."""
         self.work, self.calls = work, 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.stream = torch.cuda.Stream()
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self) -> None:
         """Do the work once."""

@@ -335,11 +335,11 @@ class NativeSession(ProposingSession):
         one_bound = options.accept in bounds and (options.accept != "distance" or len(options.epsilons) == 1)
         if options.is_sampling or options.proposer != "heads" or not one_bound:
             return None
-        whole = lambda *size: torch.empty(self.batch, *size, dtype=torch.int64)  # noqa: E731
+        numbers = torch.empty(2 * width + 3, self.batch, dtype=torch.int64)
         kept = {
             "position": state.position, "limit": state.limit, "store": state.store, "proposals": state.proposals,
-            "tokens": whole(width), "place": whole(), "index": whole(), "first": whole(), "next": whole(width),
-            "hidden": torch.empty(self.batch, width, self.config.width),
+            "tokens": numbers[:width], "next": numbers[width:], "place": numbers[-3], "index": numbers[-2],
+            "first": numbers[-1], "hidden": torch.empty(self.batch, width, self.config.width),
             "scores": torch.empty(self.batch, width, self.config.vocabulary),
             "scratch": self.room if self.heads is not None else None,
         }
@@ -349,10 +349,11 @@ class NativeSession(ProposingSession):
             end_token=-1 if state.end_token is None else state.end_token,
             **{name: _address(tensor) for name, tensor in kept.items()},
         )
+        loop.kept = kept  # as long as there are addresses of it
 
         def iterate(count: int) -> Tensor:
-            record = kept["position"].new_empty(count, self.batch, 2 + loop.room)
-            made = library().superres_iterate(byref(self.session), byref(loop), c_int64(count), _address(record))
+            record = numbers.new_empty(count, self.batch, state.proposals.shape[1] + 2)
+            made: int = library().superres_iterate(byref(self.session), byref(loop), c_int64(count), _address(record))
             return record[:made]
 
         return iterate

@@ -143,4 +143,5 @@ class ProposingSession:
         vectors = None
         if self.head_table is not None:
             vectors = self.look_up(self.head_table, own).view(*own.shape, -1)
-        return heads(here.hidden, vectors, own.shape[1])[:, 1 - heads.first :]
+        states: Tensor = heads(here.hidden, vectors, own.shape[1])
+        return states[:, 1 - heads.first :]

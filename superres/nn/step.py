@@ -149,8 +149,8 @@ class StepSession(ProposingSession):
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         """See `superres.scoring.Session.step`."""
-        scores, *state = self.compute(tokens, position)
-        return StepOutput(scores, StepState(*state))
+        scores, hidden, inside, neighbours = self.compute(tokens, position)
+        return StepOutput(scores, StepState(hidden, inside, neighbours))
 
     def compute(
         self, tokens: Tensor, position: Tensor, lap: Callable[[str], None] = lambda part: None,
