@@ -235,6 +235,17 @@ class BlockwiseLoop:
         proposals = self._predict(output, index)
         torch.cat(proposals, dim=1, out=self.pending)
 
+    def burst(self, position: int) -> int:
+        """Do some iterations from `position` on in all rows, whatever was there, to time them, and return how many.
+
+        They are as many as are replayed at a time; one where they are not.
+        """
+        self.position.fill_(position)
+        self.limit.fill_(self.length)
+        turns = 1 if self.replays is None else BURST
+        self.run(turns)
+        return turns
+
     def resize(self, block_size: int) -> None:
         """Propose blocks of `block_size`, at most the session's first width, from the end of the next iteration on.
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import BlockwiseLoop
-from superres.decoding.replay import BURST
 from superres.scoring import ScoringModel
 
 TIMED = (1, 2, 3, 4, 6, 8, 10, 12, 16)
@@ -49,12 +48,10 @@ def measured_costs(
 def _least_seconds(loop: BlockwiseLoop, device: torch.device) -> float:
     """Return the least seconds of an iteration: whatever else the machine does only ever adds to them."""
     least, spent, count = float("inf"), 0.0, 0
-    turns = 1 if loop.replays is None else BURST
     while count < 4 or spent < TIMED_SECONDS:
-        # Always at one place in the middle of a target, however much is accepted.
-        loop.position.fill_(loop.length // 2)
         started = time.perf_counter()
-        loop.run(turns)
+        # Always at one place in the middle of a target, however much is accepted.
+        turns = loop.burst(loop.length // 2)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         took = (time.perf_counter() - started) / turns
