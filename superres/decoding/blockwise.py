@@ -151,8 +151,8 @@ class BlockwiseLoop:
         self.end_token = model.end_token
         self.criterion = criterion or CRITERIA[options.accept](options)
         self.proposer = proposer or PROPOSERS[options.proposer]()
-        self.seed, self.keys, self.make_chooser = options.seed, keys.clone(), partial(
-            Chooser, options, vocabulary=model.vocabulary)
+        self.seed, self.keys = options.seed, keys.clone()
+        self.make_chooser = partial(Chooser, options, vocabulary=model.vocabulary)
         self.chooser = self.make_chooser(self.keys)
         self.held: Choice | None = None
         self.complete = False
@@ -206,12 +206,12 @@ class BlockwiseLoop:
 
     def _whole(self) -> Callable[[int], Tensor] | None:
         """Return what does whole iterations in place of `_iterate`, if the session knows how."""
-        if self.plain is None or not isinstance(self.session, IteratingSession):
-            return None
         if self.block_size not in self.known:
-            state = LoopState(self.position, self.limit, self.store, self.proposals, self.block_size, self.plain,
-                              self.end_token)
-            self.known[self.block_size] = self.session.iterations(state)
+            whole = None
+            if self.plain is not None and isinstance(self.session, IteratingSession):
+                whole = self.session.iterations(LoopState(
+                    self.position, self.limit, self.store, self.proposals, self.block_size, self.plain, self.end_token))
+            self.known[self.block_size] = whole
         return self.known[self.block_size]
 
     def iterate(self) -> None:
