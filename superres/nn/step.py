@@ -100,7 +100,8 @@ class CrossStep:
         mask = memory.states.new_zeros(len(memory.states), 1, memory.states.shape[1], dtype=dtype)
         if memory.mask is not None:
             mask.copy_(memory.mask.squeeze(1))
-        self.mask = layer.shaped(mask)
+        # Of one form for any number of rows, which may come from another session.
+        self.mask = mask.unsqueeze(1) if layer.fused else mask.repeat_interleave(folded.heads, dim=0)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map states [B * W, D]."""
