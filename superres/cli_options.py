@@ -117,8 +117,8 @@ Temperature = Annotated[str, typer.Option(metavar="T|R,G,B", help="0 is greedy (
 Seed = Annotated[int, typer.Option(metavar="S", help="Seed of the sampling noise.")]
 BatchSize = Annotated[int, typer.Option(metavar="N", help="Images decoded together.")]
 Device = Annotated[str, typer.Option(metavar=choices(DEVICES), help="Where to compute.")]
-Engine = Annotated[str, typer.Option(metavar=choices(ENGINES), help="How a decoding step is computed: by torch, or by "
-                                     "code that is compiled for this CPU on first use.")]
+Engine = Annotated[str, typer.Option(metavar=choices(ENGINES), help="How decoding is computed: by torch, by code "
+                                     "compiled for this CPU on first use, or as CUDA graphs; bf16 rounds weights.")]
 Recursive = Annotated[bool, typer.Option("--recursive", help="Descend into sub-folders of input folders.")]
 Source = Annotated[str, typer.Option(metavar=choices(SOURCES), help="Take inputs as 8x8 images, or as photos to crop "
                                      "and reduce; auto goes by their size.")]

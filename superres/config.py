@@ -49,8 +49,9 @@ class Config:
 DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR = "celeba-8to32", "multi30k-en-de"
 """Bundled checkpoints that serve where none is named, for faces and for translation."""
 
-ENGINES = ("auto", "plain", "native")
-"""Ways to compute the decoding step: with torch, or in compiled code for CPUs, which "auto" takes where it can."""
+ENGINES = ("auto", "plain", "native", "native-bf16", "graph", "graph-bf16")
+"""Ways to compute the decoding step: with torch; in compiled code, for CPUs; as a captured CUDA graph, for GPUs. "auto"
+takes the last two where it can. With bf16 weights are rounded, and tokens may differ from those of the others."""
 
 SAMPLINGS = ("coupled", "speculative")
 """Ways to sample in blocks."""

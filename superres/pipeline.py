@@ -22,8 +22,8 @@ from superres.decoding.refill import RefilledDecoder, Waiting
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.machine import free_bytes
+from superres.nn.engines import step_model
 from superres.nn.model import EncoderDecoder
-from superres.nn.native import step_model
 from superres.nn.scores import bits_per_dim
 from superres.proposers import Proposers
 from superres.tasks import faces
@@ -171,11 +171,11 @@ def paced(loops: Iterator[LoopT], interval: float) -> Iterator[tuple[LoopT, floa
     due = interval
     for number, loop in enumerate(loops):
         seconds = time.perf_counter() - started
-        if number and seconds >= due and not loop.done():
+        # The last look, too, comes before the loop is asked for more, which gives it back.
+        if loop.done() or (number and seconds >= due):
             yield loop, seconds
             started = time.perf_counter() - seconds
             due = seconds + interval
-    yield loop, time.perf_counter() - started
 
 
 class Pipeline:
@@ -192,7 +192,7 @@ class Pipeline:
         block_sizes: what chooses block sizes where they are adaptive.
         proposers: where proposals come from, by decoding settings.
         scoring: the network as the decoder drives it.
-        engine: how its step is computed, "plain" or "native".
+        engine: how its step is computed, a name in `superres.config.ENGINES` other than "auto".
     """
 
     task: ClassVar[str]

@@ -14,7 +14,7 @@ from superres.decoding.draft import DraftProposer
 from superres.decoding.ngrams import NgramProposer, NgramTable
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.proposer import Proposer
-from superres.nn.native import step_model
+from superres.nn.engines import step_model
 
 NGRAMS = "ngrams.safetensors"
 """File of counted n-grams in a checkpoint's folder, for options that name none."""
@@ -31,7 +31,7 @@ class Proposers:
         network: its settings.
         end_token: of its targets.
         device: where it is.
-        engine: how steps are computed, as for `superres.nn.native.step_model`.
+        engine: how steps are computed, as for `superres.nn.engines.step_model`.
         folder: of its checkpoint, where it has one.
         files: content of its task's files by name.
     """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from superres.config import DecodeConfig
 
 
 class Choose(Protocol):
@@ -176,6 +178,56 @@ class Peers(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class LoopState:
+    """The memory of the decoder's loop and its settings: all that whole iterations need besides a session.
+
+    Attributes:
+        position: tokens committed so far, int64 [B]; -1 where a row has yet to read the start of its sequence.
+        limit: where rows end, int64 [B].
+        store: committed tokens from column 1 on, int64 [B, 1 + T + W].
+        proposals: pending ones, int64 [B, W], of which as many count as the session's steps are wide.
+        block_size: k.
+        options: of decoding.
+        end_token: as in `ScoringModel`.
+    """
+
+    position: Tensor
+    limit: Tensor
+    store: Tensor
+    proposals: Tensor
+    block_size: int
+    options: DecodeConfig
+    end_token: int | None
+
+
+@runtime_checkable
+class IteratingSession(Protocol):
+    """A session that may know how to do whole iterations of decoding by itself."""
+
+    def iterations(self, state: LoopState) -> Callable[[int], Tensor] | None:
+        """Return what does n iterations, exactly as the decoder's loop would, or None where that is not known.
+
+        It changes `state` in place, ends early when all rows are complete, and returns for each iteration and row
+        position, accepted tokens and proposals, int64 [<= n, B, 2 + W].
+        """
+        ...
+
+
+@dataclass
+class Replaying:
+    """How iterations of decoding are captured once and replayed, on devices that can.
+
+    Attributes:
+        capture: turns work that always reads and writes the same memory, has no other effect and reads nothing back to
+            the host, into what does that work again and again.
+        kept: what the decoder keeps with the model from one decode to the next.
+    """
+
+    capture: Callable[[Callable[[], None]], Callable[[], None]]
+    kept: dict[Any, Any] = field(default_factory=dict)
+
+
 class ScoringModel(Protocol):
     """A model that the decoder can drive."""
 
@@ -187,6 +239,8 @@ class ScoringModel(Protocol):
     """K, heads p1..pk."""
     end_token: int | None
     """Token that ends a sequence early, or None where sequences have a fixed length."""
+    replaying: Replaying | None
+    """How an iteration on its sessions is captured, whose steps keep to the same memory; None where it is called."""
     peers: Peers | None
     """Processes among which a step's branches are spread; None where this one decodes alone."""
 

@@ -298,6 +298,7 @@ class ScriptedModel:
     vocabulary: int = 10
     lost: int = 9
     miss: int | None = None
+    replaying: None = None
 
     @property
     def length(self):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from superres.config import PRESETS, DecodeConfig
 from superres.decoding import blockwise
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.blockwise import BlockwiseLoop, accepted_length, check_options, decode
+from superres.decoding.blockwise import BlockwiseLoop, accepted_length, check_options, decode, loop_type
 from superres.decoding.noise import NOISES
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.proposer import accompany
@@ -197,8 +197,8 @@ def test_proposing_first_is_noticed_when_the_loop_trusts_the_proposer_with_it(mo
     plain = BlockwiseLoop._predict
 
     def careless(loop, output, index):
-        proposals = plain(loop, output, index)
-        return torch.cat([proposals[:, 1:2], proposals[:, 1:]], dim=1)
+        proposals = torch.cat(plain(loop, output, index), dim=1)
+        return [proposals[:, 1:2], proposals[:, 1:]]
 
     check_exact("base aids", DecodeConfig(block_size=3))
     monkeypatch.setattr(BlockwiseLoop, "_predict", careless)
@@ -298,11 +298,11 @@ def finish(model, source, block_size, width=None):
     options = DecodeConfig(block_size=block_size)
     session = model.session(source, width or block_size)
     loop = BlockwiseLoop(model, session, options, torch.arange(len(source)), block_size)
-    before = loop.position
+    before = loop.position.clone()
     while not loop.done():
         loop.iterate()
         assert bool(((loop.position > before) | (before >= loop.limit)).all())
-        before = loop.position
+        before = loop.position.clone()
     return loop.result(), session.calls
 
 
@@ -374,6 +374,13 @@ def test_the_done_flag_is_looked_at_oftener_where_rows_may_end_at_any_time():
     assert intervals == [16, 16, 4, 1]
 
 
+def loop_of(model, source, options, keys, proposer, width):
+    """Return a loop of blocks of 5 of the kind that serves `proposer`; one with branches has a width of its own."""
+    kind = loop_type(proposer, 5)
+    session = kind.open_session(accompany(model, proposer), source, options, 5, None if proposer.branching else width)
+    return kind(model, session, options, keys, 5, proposer)
+
+
 READS = ["item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__array__"]
 
 
@@ -386,7 +393,7 @@ def test_iterating_reads_nothing_from_the_device(variant, accept, proposer, temp
     model, source = small(variant)
     model = StepModel(model.model, end_token=1)
     options, made = criterion_options(accept, temperature=temperature), proposer_for(proposer, model)
-    loop = BlockwiseLoop(model, accompany(model, made).session(source, 6), options, torch.arange(ROWS), 5, made)
+    loop = loop_of(model, source, options, torch.arange(ROWS), made, 6)
 
     def refuse(*_, **__):
         raise AssertionError("read from the device")
@@ -410,8 +417,7 @@ def test_iterating_works_where_values_cannot_be_read(variant, proposer):
     if proposer == "draft":
         made.draft.model.to("meta")
     for options in (DecodeConfig(temperature=0.9), DecodeConfig(temperature=0.9, sampling="speculative", nucleus=0.9)):
-        session = accompany(model, made).session(source, 5)
-        loop = BlockwiseLoop(model, session, options, keys, 5, made)
+        loop = loop_of(model, source, options, keys, made, 5)
         loop.iterate()
     with pytest.raises((RuntimeError, NotImplementedError)):
         loop.done()

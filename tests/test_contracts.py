@@ -16,6 +16,7 @@ from superres.decoding.blockwise import decode
 from superres.decoding.proposal import PROPOSERS
 from superres.errors import InvalidInputError
 from superres.nn import native
+from superres.nn.engines import step_model
 from superres.nn.step import StepModel
 from superres.tasks import TASK_FILES, TASKS
 
@@ -119,7 +120,7 @@ def test_proposer_leaves_exact_decoding_as_it_is(proposer, k, variant, temperatu
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_proposer_leaves_float32_decoding_of_the_same_width_as_it_is_bit_for_bit(proposer, engine):
     config = replace(VARIANTS["sequential heads"], width=32, filter_size=64, attention_heads=2, head_filter_size=32)
-    model = native.step_model(random_model(config, dtype=torch.float32), None, engine)
+    model = step_model(random_model(config, dtype=torch.float32), None, engine)
     source, made = random_tokens(config, 3)[0], proposer_for(proposer, model)
     for temperature in (0.0, 0.9):
         alone = decode(model, source, DecodeConfig(block_size=1, temperature=temperature), width=5).tokens

@@ -36,8 +36,6 @@ class MarkovTree(MarkovSession):
 class Markov(MarkovModel):
     """Reads trees as well: the score after a token depends on that token alone."""
 
-    peers: None = None
-
     def tree_session(self, source, tree, kept, padding=None):
         return MarkovTree(self, tree.size, tree=tree)
 

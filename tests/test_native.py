@@ -14,8 +14,10 @@ from stepping import check_steps
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import decode
 from superres.nn import native
-from superres.nn.native import NativeModel, NativeUnavailable, step_model
+from superres.nn.engines import step_model
+from superres.nn.native import NativeModel, NativeUnavailable
 from superres.nn.step import StepModel
+from superres.scoring import LoopState
 
 SIZES = {"width": 32, "filter_size": 64, "attention_heads": 2, "head_filter_size": 32}
 """Sizes that vectors divide."""
@@ -102,6 +104,49 @@ def test_the_same_is_proposed_as_by_the_plain_step(variant, way):
                        for kind in (StepModel, NativeModel))
     assert torch.equal(plain.tokens, compiled.tokens)
     assert [trace.accepted for trace in plain.traces] == [trace.accepted for trace in compiled.traces]
+
+
+WHOLE = {
+    "greedy": DecodeConfig(1), "exact": DecodeConfig(), "distance": DecodeConfig(accept="distance", epsilon=1),
+    "top-k": DecodeConfig(accept="top-k", top_k=2), "minimum block": DecodeConfig(4, min_block=2),
+}
+
+
+def assert_same_decode(one, other):
+    assert torch.equal(one.tokens, other.tokens)
+    assert torch.equal(one.lengths, other.lengths)
+    for first, second in zip(one.traces, other.traces, strict=True):
+        assert (first.positions, first.accepted) == (second.positions, second.accepted)
+        assert first.proposed.tolist() == second.proposed.tolist()
+
+
+@pytest.mark.parametrize("way", WHOLE)
+@pytest.mark.parametrize("variant", ["base aids", "sequential heads", "text"])
+def test_whole_iterations_do_what_the_loop_does(variant, way, monkeypatch):
+    config, options = KNOWN[variant], WHOLE[way]
+    source, real, made = random_tokens(config, 3)[0], native.NativeSession.iterations, []
+    for end_token in (None, 0, 3):
+        model = model_of(config, end_token=end_token, threads=2)
+        with monkeypatch.context() as patch:
+            patch.setattr(native.NativeSession, "iterations", lambda *arguments: made.append(1) or real(*arguments))
+            whole = decode(model, source, options)
+            wider = decode(model, source, options, width=config.prediction_heads + 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(native.NativeSession, "iterations", lambda *arguments: None)
+            assert_same_decode(whole, decode(model, source, options))
+            assert torch.equal(wider.tokens, whole.tokens)
+    assert len(made) == 6
+
+
+@pytest.mark.parametrize("options", [
+    DecodeConfig(temperature=0.5), DecodeConfig(proposer="left"), DecodeConfig(accept="drift-budget", epsilon=1),
+    DecodeConfig(accept="distance-by-offset", epsilon=(1, 2)),
+])
+def test_iterations_that_the_code_does_not_know_are_left_to_the_loop(options):
+    model = model_of(KNOWN["sequential heads"])
+    session = model.session(random_tokens(KNOWN["sequential heads"], 1)[0], 3)
+    empty = torch.zeros(1, 3, dtype=torch.int64)
+    assert session.iterations(LoopState(empty[0, :1], empty[0, :1], empty, empty, 3, options, None)) is None
 
 
 def test_bfloat16_weights_score_nearly_alike():

@@ -60,6 +60,8 @@ class MarkovModel:
     length: int = LENGTH
     prediction_heads: int = 3
     end_token: None = None
+    replaying: None = None
+    peers: None = None
 
     def __post_init__(self):
         generator = torch.Generator().manual_seed(self.seed)
@@ -68,6 +70,9 @@ class MarkovModel:
 
     def session(self, source, width, padding=None, copies=1):
         return MarkovSession(self, width)
+
+    def tree_session(self, source, tree, kept, padding=None):
+        raise NotImplementedError
 
     def uncached_scores(self, source, target, position):
         raise NotImplementedError

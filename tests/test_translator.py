@@ -122,7 +122,7 @@ def test_an_end_at_any_offset_inside_a_block_ends_the_row_right_there(place):
 class Script:
     """A model whose p1 and heads all know one target."""
 
-    vocabulary, length, prediction_heads, end_token = 330, 20, 4, END
+    vocabulary, length, prediction_heads, end_token, replaying = 330, 20, 4, END, None
 
     def __init__(self, tokens):
         self.tokens = torch.tensor([*tokens, *[END] * 30])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -13,22 +13,23 @@ from torch import Tensor
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.adaptive import AdaptiveBlockSize
-from superres.decoding.choice import Choice, Chooser
+from superres.decoding.choice import GREEDY, Choice, Chooser
 from superres.decoding.noise import NOISES
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.proposer import Context, Proposer, accompany
+from superres.decoding.replay import BURST, Replays, keep, take
 from superres.decoding.trace import RowTrace, TraceRecorder
 from superres.errors import ConfigError
-from superres.scoring import ScoringModel, Session, StepOutput
+from superres.scoring import IteratingSession, LoopState, ScoringModel, Session, StepOutput
 
 DONE_CHECK_INTERVAL = 16
 """Iterations between two looks of the host at the done flag; in between nothing is read from the device."""
 
-DEFAULT_BLOCK_SIZE = 5
-"""Where neither the options nor prediction heads say how many tokens to propose."""
-
 END_CHECK_INTERVAL = 4
 """The same on an accelerator where an end token may end a row at any time: a sentence takes a handful of iterations."""
+
+DEFAULT_BLOCK_SIZE = 5
+"""Where neither the options nor prediction heads say how many tokens to propose."""
 
 
 @dataclass
@@ -61,8 +62,16 @@ def accepted_length(passed: Tensor, minimum: int, room: Tensor) -> Tensor:
     return torch.minimum(prefix.clamp(min=minimum), room)
 
 
+def is_ordinary(proposer: Proposer, options: DecodeConfig) -> bool:
+    """Tell whether a proposer is just what `options` name, and does nothing but what is seen in its proposals."""
+    return getattr(proposer, "stateless", False) and type(proposer) is PROPOSERS[options.proposer]
+
+
 class BlockwiseLoop:
-    """The state of one decode: committed tokens, positions, pending proposals. All of it stays on the device."""
+    """The state of one decode: committed tokens, positions, pending proposals. All of it stays on the device.
+
+    An iteration changes it in place, so that it can be captured once and replayed, where the model has a way to.
+    """
 
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
@@ -85,19 +94,39 @@ class BlockwiseLoop:
         self.end_token = model.end_token
         self.criterion = criterion or CRITERIA[options.accept](options)
         self.proposer = proposer or PROPOSERS[options.proposer]()
-        self.keys, self.make_chooser = keys.clone(), partial(Chooser, options, vocabulary=model.vocabulary)
+        self.seed, self.keys = options.seed, keys.clone()
+        self.make_chooser = partial(Chooser, options, vocabulary=model.vocabulary)
         self.chooser = self.make_chooser(self.keys)
-        self.starting = False
+        self.complete = False
         batch, device = len(keys), keys.device
         self.position = torch.zeros(batch, dtype=torch.int64, device=device)
         self.length = model.length
         self.limit = torch.full_like(self.position, model.length)
-        self.tokens = torch.zeros(batch, model.length + session.width, dtype=torch.int64, device=device)
+        # A column for the start of the sequence comes first.
+        self.store = torch.zeros(batch, 1 + model.length + session.width, dtype=torch.int64, device=device)
+        # What a starting row reads is the start of the sequence, whatever stands there; but it must not end the row.
+        self.filler = int(self.end_token == 0)
+        self.proposals = torch.full_like(self.store[:, : session.width], self.filler)
         self.columns = torch.arange(session.width, device=device)
+        self.next_columns = self.columns + 1
         self.recorder = TraceRecorder()
+        is_replayed = model.replaying is not None and criterion is None and getattr(self.proposer, "stateless", False)
+        self.replays = Replays(model.replaying.capture, self.proposals) if is_replayed and model.replaying else None
+        # What a session may take over whole: nobody else's proposer or criterion.
+        self.plain = options if criterion is None and is_ordinary(self.proposer, options) else None
+        self.starting = False
+        self._see()
+        self.held: Choice | None = None
         self.choice = self._next_choice()
-        filler = self.tokens[:, : session.width]
-        self.proposals = self._predict(session.step(filler, self.position), torch.zeros_like(self.position))
+        output = session.step(self.pending, self.position)
+        torch.cat(self._predict(output, torch.zeros_like(self.position)), dim=1, out=self.pending)
+        self.starting = self.replays is not None  # any row may start whenever it is replayed
+
+    def _see(self) -> None:
+        """Look at the state's tensors as an iteration needs them."""
+        self.whole: dict[int, Callable[[int], Tensor] | None] = {}
+        self.tokens, self.place = self.store[:, 1:], self.position.unsqueeze(1)
+        self.pending, self.zero = self.proposals[:, : self.session.width], torch.zeros_like(self.position)
 
     @classmethod
     def open_session(
@@ -111,20 +140,67 @@ class BlockwiseLoop:
         """
         return model.session(source, width or block_size, padding)
 
+    def run(self, count: int) -> None:
+        """Do `count` iterations."""
+        while count > 0:
+            turns = 1
+            whole = self._whole() if self.wanted == self.block_size else None
+            if whole is not None:
+                made = whole(count)
+                self.recorder.extend(made, self.block_size)
+                turns = count  # if fewer were made, all rows are complete
+            elif self.replays is None:
+                self._iterate()
+            elif self.wanted != self.block_size:
+                size = self.block_size
+                self._iterate()
+                self.replays.hand_over(size, 1, self.recorder)
+            else:
+                turns = min(count, BURST)
+                self.replays.run(self._iterate, self.block_size, turns, self.recorder)
+            count -= turns
+
+    def _whole(self) -> Callable[[int], Tensor] | None:
+        """Return what does whole iterations in place of `_iterate`, if the session knows how."""
+        if self.block_size not in self.whole:
+            whole = None
+            if self.plain is not None and isinstance(self.session, IteratingSession):
+                whole = self.session.iterations(LoopState(
+                    self.position, self.limit, self.store, self.proposals, self.block_size, self.plain, self.end_token))
+            self.whole[self.block_size] = whole
+        return self.whole[self.block_size]
+
     def iterate(self) -> None:
+        """Do one iteration."""
+        self.run(1)
+
+    def _iterate(self) -> None:
         """Verify the pending proposals, accept, and make the next ones: one model call."""
-        start, k = self.position, self.block_size
-        output = self.session.step(self.proposals, start + 1)
-        target = start.unsqueeze(1) + self.columns[: self.session.width]
-        accepted = self._stop_at_end_token(self._accept(output.scores, target), self.proposals)
+        place = self.place + self.next_columns[: self.session.width]
+        output = self.session.step(self.pending, place[:, 0])
+        accepted = self._stop_at_end_token(self._accept(output.scores, place), self.pending)
         # All columns are written; those that were not accepted are overwritten before anyone reads them.
-        self.tokens.scatter_(1, target.clamp(min=0) if self.starting else target, self.proposals)
-        self.recorder.record(start, self.proposals[:, :k], accepted)
-        self.position = start + accepted
-        if self.starting:
-            # What a starting row has read is the start of the sequence, which is always accepted and is no token.
-            self.position, self.starting = self.position.clamp(min=0), False
-        self.proposals = self._predict(output, (accepted - 1).clamp(min=0))
+        self.store.scatter_(1, place, self.pending)
+        if self.replays is None:
+            self.recorder.record(self.position, self.proposals[:, : self.block_size], accepted)
+            self.starting = False
+        else:
+            self.replays.record(self.position, self.proposals, accepted)
+        self.position.add_(accepted)
+        index = self.zero if self.block_size == 1 else (accepted - 1).clamp_(min=0)
+        proposals = self._predict(output, index)
+        torch.cat(proposals, dim=1, out=self.pending)
+
+    def burst(self, position: int) -> int:
+        """Do some iterations from `position` on in all rows, whatever was there, to time them, and return how many.
+
+        They are as many as are replayed at a time; one where they are not.
+        """
+        self.position.fill_(position)
+        self.limit.fill_(self.length)
+        turns = 1 if self.replays is None else BURST
+        self.run(turns)
+        return turns
 
     def resize(self, block_size: int) -> None:
         """Propose blocks of `block_size`, at most the session's first width, from the end of the next iteration on.
@@ -140,7 +216,7 @@ class BlockwiseLoop:
             return
         position, accepted, sizes = self.recorder.since(seen)
         # A block that the end cut short says nothing of its proposals.
-        whole = (accepted > 0) & (position + accepted < self.limit.cpu().numpy())
+        whole = (position >= 0) & (accepted > 0) & (position + accepted < self.limit.cpu().numpy())
         adaptive.observe(accepted[whole], np.broadcast_to(sizes[:, None], accepted.shape)[whole])
         self.resize(adaptive.choose())
 
@@ -157,50 +233,64 @@ class BlockwiseLoop:
             keys: keys of the sampling noise, int64 [R].
         """
         self.session.adopt(rows, fresh, chosen)
-        self.keys[rows] = keys
-        self.chooser = self.make_chooser(self.keys)
-        self.position = self.position.index_fill(0, rows, -1)
-        self.limit = self.limit.index_fill(0, rows, self.length)
-        self.proposals = self.proposals.index_fill(0, rows, 0)
+        self.keys.index_copy_(0, rows, keys)
+        self.chooser.rekey(self.seed, self.keys)
+        self.position.index_fill_(0, rows, -1)
+        self.limit.index_fill_(0, rows, self.length)
+        self.proposals.index_fill_(0, rows, self.filler)
         self.choice.clear(rows)
-        self.starting = True
+        self.starting, self.complete = True, False
+
+    def begin_anew(self, fresh: Session, keys: Tensor, seed: int) -> None:
+        """Begin new sequences in all rows, and forget what was; arguments as for `restart`, and `DecodeConfig.seed`."""
+        self.seed, self.recorder, self.learned = seed, TraceRecorder(), 0
+        everyone = torch.arange(len(keys), device=keys.device)
+        self.restart(everyone, fresh, everyone, keys)
 
     def shrink(self, session: Session, kept: Tensor) -> None:
         """Go on with rows `kept` [R] alone, in `session`, an empty one of R rows, made for the same width."""
         session.adopt(torch.arange(len(kept), device=kept.device), self.session, kept)
         session.resize(self.session.width)
         self.session, self.keys, self.chooser = session, self.keys[kept], self.make_chooser(self.keys[kept])
-        self.position, self.limit, self.tokens = self.position[kept], self.limit[kept], self.tokens[kept]
-        before, self.choice, self.proposals = self.choice, self._next_choice(), self.proposals[kept]
+        self.position, self.limit, self.store = self.position[kept], self.limit[kept], self.store[kept]
+        self.proposals = self.proposals[kept]
+        self._see()
+        before, self.choice = self.choice, self._next_choice()
         self.choice.inherit(before, kept)
         self.recorder.shrink(kept)
 
     def done(self) -> bool:
         """Tell whether every row is complete (reads from the device)."""
-        return bool((self.position >= self.limit).all())
+        self.complete = bool((self.position >= self.limit).all())
+        return self.complete
 
     def result(self) -> Decoded:
         """Return the tokens, with everything past a row's end cleared, and the traces."""
         tokens = self.tokens[:, : self.length]
         inside = torch.arange(self.length, device=tokens.device) < self.position.unsqueeze(1)
-        return Decoded(tokens * inside, self.position, self.recorder.rows())
+        return Decoded(tokens * inside, self.position.clone(), self.recorder.rows())
 
-    def _accept(self, scores: Tensor, target: Tensor) -> Tensor:
-        """Return how many of the pending proposals, for positions `target` [B, W], `scores` [B, W, V] let pass."""
+    def _accept(self, scores: Tensor, following: Tensor) -> Tensor:
+        """Return how many of the pending proposals `scores` [B, W, V] let pass.
+
+        Target position `following` [B, W] is the one past that of each proposal, the one which its column scores.
+        """
         k, room = self.block_size, self.limit - self.position
-        if self.starting:  # the start of a sequence is no token
-            room = room * (self.position >= 0)
         if k == 1:  # nothing to verify, and a greedy iteration is mostly such small things
-            return room.clamp(max=1)
-        passed = self.choice.accept(self.criterion, self.proposals[:, 1:k], scores[:, : k - 1], target[:, 1:k])
+            return room.clamp_(max=1)
+        if self.starting:  # what a starting row has read is the start of the sequence alone
+            room.masked_fill_(self.position < 0, 1)
+        passed = self.choice.accept(self.criterion, self.proposals[:, 1:k], scores[:, : k - 1], following[:, : k - 1])
         return accepted_length(passed, self.minimum, room)
 
-    def _predict(self, output: StepOutput, index: Tensor) -> Tensor:
-        """Return the next proposals [B, W]: p1's own choice first, then the proposer's, then filler up to the width."""
+    def _predict(self, output: StepOutput, index: Tensor) -> list[Tensor]:
+        """Return the next proposals [B, W] in parts: p1's own choice, then the proposer's, then filler up to W."""
+        scores = output.scores[:, :1]
+        if self.block_size > 1:
+            scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
         self.block_size = self.wanted
         # One choice serves the proposals and their verification in the next iteration.
         before, choice = self.choice, self._next_choice()
-        scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
         first, self.choice = choice.first(scores, before, index), choice
         parts = [first]
         if self.block_size > 1:
@@ -208,12 +298,19 @@ class BlockwiseLoop:
             parts.append(choice.propose(self.proposer, context, self.columns[1 : self.block_size]))
         if self.fitted and self.session.width != self.block_size:  # only now: proposals come from the step before
             self.session.resize(self.block_size)
+            self.pending = self.proposals[:, : self.block_size]
         if self.block_size < self.session.width:
             parts.append(first.expand(-1, self.session.width - self.block_size))
-        return torch.cat(parts, dim=1)
+        return parts
 
     def _next_choice(self) -> Choice:
-        return self.chooser.at(self.position.unsqueeze(1) + self.columns[: self.block_size])
+        if not self.chooser.samples:  # a greedy iteration is mostly such small things
+            return GREEDY
+        choice = self.chooser.at(self.place + self.columns[: self.block_size])
+        if self.replays is None:
+            return choice
+        self.held = self.held or choice.like(len(self.columns))
+        return self.held.take(choice)
 
     def _stop_at_end_token(self, accepted: Tensor, block: Tensor) -> Tensor:
         """Cut the accepted part of `block` right after its first end token, and close the rows that have one."""
@@ -223,7 +320,7 @@ class BlockwiseLoop:
         ends = (block == self.end_token) & (columns < accepted.unsqueeze(1))
         first = torch.where(ends, columns, block.shape[1]).amin(1)
         accepted = torch.minimum(accepted, first + 1)
-        self.limit = torch.where(ends.any(1), self.position + accepted, self.limit)
+        torch.where(ends.any(1), self.position + accepted, self.limit, out=self.limit)
         return accepted
 
 
@@ -287,7 +384,8 @@ def iterations(
     """Decode a batch blockwise, and hand out the loop now and then, to be looked at.
 
     The loop is handed out first before any iteration, then every `check_interval` iterations, and last when every row
-    is complete. It is one and the same object; whoever stops asking has stopped the decoding.
+    is `complete`. It is one and the same object; whoever stops asking has stopped the decoding, and whoever asks for
+    more after the last has given it back: its result must be read before.
 
     Args:
         model: the model.
@@ -316,17 +414,46 @@ def iterations(
     kind = loop_type(proposer, block_size)
     session = kind.open_session(model, source, options, block_size, width, padding)
     first = block_size if adaptive is None else adaptive.choose()
-    loop = kind(model, session, options, keys, first, proposer, fitted=adaptive is not None)
+    loop, release = _loop(kind, model, session, options, keys, first, proposer, adaptive is not None)
     interval = check_interval(model.end_token, source.device.type)
-    yield loop
-    while not loop.done():
-        for _ in range(interval):
-            loop.iterate()
-        if adaptive is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 0:
-            loop.adapt(adaptive)
+    try:
         yield loop
-    if adaptive is not None:
-        loop.adapt(adaptive)
+        while not loop.complete:
+            loop.run(interval)
+            if adaptive is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 0:
+                loop.adapt(adaptive)
+            loop.done()
+            yield loop
+        if adaptive is not None:
+            loop.adapt(adaptive)
+    except GeneratorExit:
+        release()
+        raise
+    release()
+
+
+def _loop(
+    kind: type[BlockwiseLoop], model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor,
+    block_size: int, proposer: Proposer, fitted: bool,
+) -> tuple[BlockwiseLoop, Callable[[], None]]:
+    """Return a loop over the sequences of an empty `session`, and what to call when it is done.
+
+    Where iterations are replayed, a loop of the same kind that is done begins anew: what it has captured stays good.
+    """
+    replaying = model.replaying
+    if replaying is None or not is_ordinary(proposer, options):
+        return kind(model, session, options, keys, block_size, proposer, fitted=fitted), lambda: None
+    shapes = tuple(tensor.shape for tensor in session.row_state())
+    # Loops that change their block size serve any first one.
+    settings = replace(options, seed=0, block_size=None)
+    key = settings, None if fitted else block_size, session.width, shapes
+    loop: BlockwiseLoop | None = take(replaying, key)
+    if loop is None:
+        loop = kind(model, session, options, keys, block_size, proposer, fitted=fitted)
+    else:
+        loop.resize(block_size)
+        loop.begin_anew(session, keys, options.seed)
+    return loop, partial(keep, replaying, key, loop)
 
 
 def decode(
@@ -361,5 +488,7 @@ def decode(
         model, source, options, padding=padding, keys=keys, width=width, proposer=proposer, adaptive=adaptive,
     ):
         if progress is not None:
-            progress(int(loop.position.min()), model.length)
-    return loop.result()
+            progress(int(loop.position.clamp(min=0).min()), model.length)
+        if loop.complete:
+            decoded = loop.result()
+    return decoded

@@ -6,8 +6,7 @@ proposals, and says which of them pass; what differs between ways of sampling is
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +16,8 @@ from superres.config import DecodeConfig
 from superres.decoding.noise import NOISES, Noise, Uniforms
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from superres.decoding.acceptance import Criterion
     from superres.decoding.proposer import Context, Proposer
 
@@ -93,6 +94,17 @@ class Choice:
     temperature: Tensor
     sampler: Sampler
 
+    def like(self, width: int) -> Self:
+        """Return room for the same at `width` positions."""
+        noise, temperature = (x.new_zeros(len(x), width, x.shape[2]) for x in (self.noise, self.temperature))
+        return replace(self, noise=noise, temperature=temperature)
+
+    def take(self, other: Choice) -> Self:
+        """Copy another in here, at the first positions, and return what there is of them."""
+        count = other.noise.shape[1]
+        return replace(self, noise=self.noise[:, :count].copy_(other.noise),
+                       temperature=self.temperature[:, :count].copy_(other.temperature))
+
     def __call__(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
         """See `Choose.__call__`."""
         return self.adjust(scores, offsets).argmax(-1)
@@ -135,6 +147,11 @@ class Choice:
         """Take over what `before`, of the same positions, knows of the proposals in its rows `kept` [R]."""
 
 
+GREEDY = Choice(None, torch.empty(0), torch.empty(0), Sampler(torch.empty(0)))
+"""The choice of the likeliest tokens."""
+
+
+@dataclass
 class SpeculativeChoice(Choice):
     """Speculative sampling (Leviathan et al. 2023, algorithm 1; Chen et al. 2023): the distribution of p1, exactly.
 
@@ -142,31 +159,31 @@ class SpeculativeChoice(Choice):
     drawn from norm(max(0, p - q)), which makes up for it; where all passed, from p. The temperature and the filters
     act on p and q before. A proposer that draws nothing is asked for its likeliest tokens: q is then 1 at those.
 
-    Noise is a function of seed, sequence and position, as for other sampling. That a position may be proposed for
-    several times does no harm: what was rejected with an earlier token was never looked at.
+    Noise is a function of seed, sequence and position, as for other sampling: uniform numbers [B, k, 3], by purpose.
+    That a position may be proposed for several times does no harm: what was rejected with an earlier token was never
+    looked at.
 
     Attributes:
-        q: distributions of the proposals at offsets 1..k, [B, k, V]; 0 where there is none, as at offset k.
+        q: distributions of the proposals at offsets 1..k, float32 [B, k, V]; 0 where there is none, as at offset k.
         p: p1's at offsets 1..k-1, [B, k - 1, V], once they are known.
     """
 
-    GREEDY = Choice(None, torch.empty(0), torch.empty(0), Sampler(torch.empty(0)))
+    q: Tensor
+    p: Tensor | None = None
 
-    def __init__(self, sampler: Sampler, uniforms: Uniforms, position: Tensor, vocabulary: int) -> None:
-        """Prepare for target positions [B, k]."""
-        counter = 3 * position.unsqueeze(-1) + torch.arange(3, device=position.device)
-        # A number that rounds to 1 would point past the last token of a cumulative sum.
-        uniform = uniforms.at(counter).clamp(max=1 - 2.0**-20).float()
-        super().__init__(None, uniform, sampler.temperature(position), sampler)
-        self.q = torch.zeros(*position.shape, vocabulary, device=position.device)
-        self.p: Tensor | None = None
+    def like(self, width: int) -> Self:
+        """See `Choice.like`."""
+        return replace(super().like(width), q=self.q.new_zeros(len(self.q), width, self.q.shape[2]))
+
+    def take(self, other: Choice) -> Self:
+        """See `Choice.take`; here stays what the proposals before were drawn from, until `first` has made up for it."""
+        return replace(super().take(other), q=self.q[:, : other.noise.shape[1]])
 
     def __call__(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
         """Draw proposals at `offsets` [N], once each, and remember their distributions; see `Choose.__call__`."""
         if isinstance(offsets, slice):
             raise TypeError("proposals stand at numbered offsets")
         q = self._distribution(scores, offsets)
-        self.q = self.q.to(q.dtype)
         self.q[:, offsets - 1] = q
         return draw(q, self._uniform(offsets, PROPOSAL))
 
@@ -181,13 +198,14 @@ class SpeculativeChoice(Choice):
             rest = (p - q).clamp(min=0)
             # Nothing is left where p is q: then nothing fails but by rounding.
             p = rest.where(rest.sum(-1, keepdim=True) > 0, p)
+        self.q.zero_()
         return draw(p, self._uniform(slice(1), COMMITTED))
 
     def propose(self, proposer: Proposer, context: Context, offsets: Tensor) -> Tensor:
         """See `Choice.propose`."""
         if getattr(proposer, "draws", False):
             return proposer.propose(context, offsets)
-        tokens = proposer.propose(dataclasses.replace(context, choose=self.GREEDY), offsets)
+        tokens = proposer.propose(replace(context, choose=GREEDY), offsets)
         self.q[:, : tokens.shape[1]].scatter_(-1, tokens.unsqueeze(-1), 1.0)
         return tokens
 
@@ -205,10 +223,10 @@ class SpeculativeChoice(Choice):
     def inherit(self, before: Choice, kept: Tensor) -> None:
         """See `Choice.inherit`."""
         if isinstance(before, SpeculativeChoice):
-            self.q = before.q[kept]
+            self.q.copy_(before.q[kept])
 
     def _distribution(self, scores: Tensor, offsets: Tensor | slice) -> Tensor:
-        return self.sampler(scores, self.temperature[:, offsets]).softmax(-1)
+        return self.sampler(scores, self.temperature[:, offsets]).softmax(-1, dtype=torch.float32)
 
     def _uniform(self, offsets: Tensor | slice, purpose: int) -> Tensor:
         return self.noise[:, offsets, purpose].unsqueeze(-1)
@@ -237,11 +255,25 @@ class Chooser:
             self.uniforms = Uniforms(options.seed, keys)
         elif options.is_sampling:
             self.noise = NOISES[options.noise](options.seed, keys, vocabulary)
+        self.samples = options.is_sampling
+
+    def rekey(self, seed: int, keys: Tensor) -> None:
+        """Choose for rows keyed by `keys` [B] from now on."""
+        for source in (self.noise, self.uniforms):
+            if source is not None:
+                source.rekey(seed, keys)
 
     def at(self, position: Tensor) -> Choice:
         """Return the choice at target positions [B, N]."""
         if self.uniforms is not None:
-            return SpeculativeChoice(self.sampler, self.uniforms, position, self.vocabulary)
+            return self._speculative(position, self.uniforms)
         if self.noise is None:
-            return Choice(None, position, position, self.sampler)
+            return GREEDY
         return Choice(type(self.noise), self.noise.at(position), self.sampler.temperature(position), self.sampler)
+
+    def _speculative(self, position: Tensor, uniforms: Uniforms) -> SpeculativeChoice:
+        counter = 3 * position.unsqueeze(-1) + torch.arange(3, device=position.device)
+        # A number that rounds to 1 would point past the last token of a cumulative sum.
+        uniform = uniforms.at(counter).clamp(max=1 - 2.0**-20).float()
+        q = torch.zeros(*position.shape, self.vocabulary, device=position.device)
+        return SpeculativeChoice(None, uniform, self.sampler.temperature(position), self.sampler, q)

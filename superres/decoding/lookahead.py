@@ -134,7 +134,6 @@ class LookaheadLoop(BlockwiseLoop):
         self.own = range(self.count) if self.peers is None else share(self.count, self.peers.rank, self.peers.count)
         self.window = torch.zeros(batch, self.size - 1, options.window, dtype=torch.int64, device=device)
         self.known = torch.zeros(batch, len(self.own), dtype=torch.bool, device=device)
-        self.proposals = torch.zeros(batch, layout.tree.size, dtype=torch.int64, device=device)
         self.pool = NgramPool(batch, self.size, CAPACITY, device)
         super().__init__(model, session, options, keys, block_size, proposer, criterion, fitted)
 
@@ -147,18 +146,16 @@ class LookaheadLoop(BlockwiseLoop):
         require(width is None, f"a step of lookahead is as wide as its branches; leave out the width {width}")
         return model.tree_session(source, Layout.of(options, block_size, model.peers).tree, block_size, padding)
 
-    def iterate(self) -> None:
-        """See `BlockwiseLoop.iterate`."""
-        start = self.position
-        told = self._read(self.session.step(self.proposals, start + 1), start)
-        target = start.unsqueeze(1) + self.places[:-1]
-        room = (self.limit - start) * (start >= 0)
+    def _iterate(self) -> None:
+        """See `BlockwiseLoop._iterate`."""
+        told = self._read(self.session.step(self.pending, self.position + 1), self.position)
+        # What a starting row has read is the start of the sequence alone.
+        room = (self.limit - self.position).masked_fill_(self.position < 0, 1)
         accepted = self._stop_at_end_token(torch.minimum(told.accepted, room), told.block)
-        self.tokens.scatter_(1, target.clamp(min=0) if self.starting else target, told.block)
-        self.recorder.record(start, told.block, accepted)
-        # What a starting row has read is the start of the sequence, which is no token.
-        self.position, self.starting = (start + accepted).clamp(min=0), False
-        self.proposals = self._next(told, self.position - start)
+        self.store.scatter_(1, self.place + self.places[1:], told.block)
+        self.recorder.record(self.position, told.block, accepted)
+        self.position.add_(accepted)
+        torch.cat(self._next(told, accepted), dim=1, out=self.pending)
 
     def restart(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
         """See `BlockwiseLoop.restart`."""
@@ -173,7 +170,7 @@ class LookaheadLoop(BlockwiseLoop):
         self.window, self.known = self.window[kept], self.known[kept]
         self.pool.shrink(kept)
 
-    def _predict(self, output: StepOutput, index: Tensor) -> Tensor:
+    def _predict(self, output: StepOutput, index: Tensor) -> list[Tensor]:
         """See `BlockwiseLoop._predict`: after the first step, which has read the start of the sequence at the root."""
         return self._next(self._read(output, self.position - 1), torch.ones_like(index))
 
@@ -233,8 +230,8 @@ class LookaheadLoop(BlockwiseLoop):
             part[:, 2 + size :][:, : len(share(width, rank, peers.count))] for rank, part in enumerate(parts)], dim=1)
         return Outcome(chosen[:, 2 : 2 + size], chosen[:, 0], chosen[:, 1], guessed)
 
-    def _next(self, told: Outcome, moved: Tensor) -> Tensor:
-        """Collect n-grams, move the window on, and return what the columns read next [B, M].
+    def _next(self, told: Outcome, moved: Tensor) -> list[Tensor]:
+        """Collect n-grams, move the window on, and return what the columns read next, [B, M] in parts.
 
         Args:
             told: by the step.
@@ -254,4 +251,4 @@ class LookaheadLoop(BlockwiseLoop):
         if self.peers is not None:
             again = (self.position.unsqueeze(1) - self.size + self.places[1:-1]).clamp(min=0)
             parts.insert(0, self.tokens.gather(1, again))
-        return torch.cat(parts, dim=1)
+        return parts

@@ -45,6 +45,10 @@ class Noise(Protocol):
         """
         ...
 
+    def rekey(self, seed: int, keys: Tensor) -> None:
+        """Key the noise anew, for as many sequences, in the memory that it has."""
+        ...
+
     def at(self, position: Tensor) -> Tensor:
         """Return the noise of target positions [B, N]: [B, N, V], or [B, N, 1] where one number serves all tokens."""
         ...
@@ -60,8 +64,13 @@ class Uniforms:
 
     def __init__(self, seed: int, keys: Tensor) -> None:
         """Key them by `seed` in [0, 2**63) and `keys`, int64 [B]."""
+        self.streams = torch.empty_like(keys)
+        self.rekey(seed, keys)
+
+    def rekey(self, seed: int, keys: Tensor) -> None:
+        """See `Noise.rekey`."""
         seeded = mix(torch.full_like(keys, seed) * _GOLDEN + _GOLDEN)
-        self.streams = mix(seeded ^ mix(keys + _SECOND))
+        self.streams.copy_(mix(seeded ^ mix(keys + _SECOND)))
 
     def at(self, counter: Tensor) -> Tensor:
         """Return float64 numbers in (0, 1) for counters [B, ...]."""
@@ -80,6 +89,10 @@ class GumbelNoise:
         """See `Noise`."""
         self.uniforms = Uniforms(seed, keys)
         self.tokens = torch.arange(vocabulary, device=keys.device)
+
+    def rekey(self, seed: int, keys: Tensor) -> None:
+        """See `Noise.rekey`."""
+        self.uniforms.rekey(seed, keys)
 
     def at(self, position: Tensor) -> Tensor:
         """See `Noise.at`; float64 [B, N, V]."""
@@ -104,6 +117,10 @@ class QuantileNoise:
     def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
         """See `Noise`."""
         self.uniforms = Uniforms(seed, keys)
+
+    def rekey(self, seed: int, keys: Tensor) -> None:
+        """See `Noise.rekey`."""
+        self.uniforms.rekey(seed, keys)
 
     def at(self, position: Tensor) -> Tensor:
         """See `Noise.at`; float64 [B, N, 1]."""

@@ -27,6 +27,7 @@ class HeadProposer(Proposer):
 
     uses_heads = True
     draws = True
+    stateless = True
     training = "prediction heads"
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
@@ -42,6 +43,8 @@ class JacobiProposer(Proposer):
     those, the last of them is repeated. (The first step of all read filler; its stale choices are wrong, which costs a
     little and harms nothing.)
     """
+
+    stateless = True
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
@@ -94,6 +97,7 @@ class SourceProposer(Proposer):
     """The tokens that the source alone lets expect: for an image, its enlargement."""
 
     raster = True
+    stateless = True
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`.
@@ -115,6 +119,7 @@ class NeighbourProposer(Proposer):
     """
 
     raster = True
+    stateless = True
     axis: int
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:

@@ -59,6 +59,9 @@ class Proposer:
     draws: ClassVar[bool] = False
     """Whether `Context.choose` makes each of its tokens, once, from the scores of a distribution that it was drawn
     from; speculative sampling takes what other proposers say for certain."""
+    stateless: bool = False
+    """Whether it computes proposals from the context alone, on the device and without reading anything back, so that
+    its work may be captured once and replayed, or left to a session that knows it."""
     raster: ClassVar[bool] = False
     """Whether it is for images alone."""
     resource: ClassVar[str | None] = None
@@ -142,7 +145,7 @@ class Accompanied:
         self.model, self.proposer = model, proposer
         self.vocabulary, self.length, self.end_token = model.vocabulary, model.length, model.end_token
         self.prediction_heads, self.uncached_scores = model.prediction_heads, model.uncached_scores
-        self.tree_session, self.peers = model.tree_session, model.peers
+        self.tree_session, self.peers, self.replaying = model.tree_session, model.peers, model.replaying
 
     @property
     def held_bytes(self) -> int:

@@ -135,8 +135,7 @@ class RefilledDecoder:
         sizes = self.adaptive(torch.stack([waiting.source for waiting in first]))
         loop = self._begin(first, self.proposer, sizes)
         while True:
-            for _ in range(interval):
-                loop.iterate()
+            loop.run(interval)
             if sizes is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 0:
                 loop.adapt(sizes)
             self._share(time.perf_counter() - started)
@@ -208,7 +207,8 @@ class RefilledDecoder:
             for number, one in zip(numbers, waiting or [], strict=True):
                 self._rows[number] = _Row(one, len(loop.recorder))
             self._restart(loop, rows, waiting or [])
-        if not self._more and 0 < len(self.under_way) <= len(self._rows) // 2:
+        # What is captured has a fixed number of rows.
+        if not self._more and loop.replays is None and 0 < len(self.under_way) <= len(self._rows) // 2:
             self._shrink(loop)
         loop.recorder.forget(min((row.since for row in self._rows if row is not None), default=len(loop.recorder)))
 

@@ -71,7 +71,8 @@ class TraceRecorder:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        # Of each iteration a tensor [B, 2 + W], position and accepted tokens before the proposals, and its block size.
+        self._steps: list[tuple[Tensor, int]] = []
         self.forgotten = 0
 
     def __len__(self) -> int:
@@ -79,8 +80,13 @@ class TraceRecorder:
         return self.forgotten + len(self._steps)
 
     def record(self, position: Tensor, proposed: Tensor, accepted: Tensor) -> None:
-        """Keep one iteration: `position` [B], `proposed` [B, k], `accepted` [B] (0 for rows already done)."""
-        self._steps.append((position, proposed, accepted))
+        """Keep one iteration: `position` [B] (negative before the first token), `proposed` [B, k], `accepted` [B]."""
+        step = torch.cat([position.unsqueeze(1), accepted.unsqueeze(1), proposed], dim=1)
+        self._steps.append((step, proposed.shape[1]))
+
+    def extend(self, steps: Tensor, block_size: int) -> None:
+        """Keep `steps` [n, B, 2 + W], in each row position, accepted tokens, proposals; only `block_size` count."""
+        self._steps += [(step, block_size) for step in steps.unbind()]
 
     def since(self, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return what the iterations from number `first` on did, at least one, none of them forgotten.
@@ -88,9 +94,9 @@ class TraceRecorder:
         Returns:
             Positions and accepted tokens, int64 [n, B] each, and block sizes, int64 [n].
         """
-        positions, proposed, accepted = zip(*self._steps[first - self.forgotten :], strict=True)
-        sizes = np.array([step.shape[1] for step in proposed])
-        return torch.stack(positions).cpu().numpy(), torch.stack(accepted).cpu().numpy(), sizes
+        steps, sizes = zip(*self._steps[first - self.forgotten :], strict=True)
+        read = torch.stack([step[:, :2] for step in steps]).cpu().numpy()
+        return read[..., 0], read[..., 1], np.array(sizes)
 
     def forget(self, until: int) -> None:
         """Drop the iterations before number `until`, which no row will be asked for any more."""
@@ -99,7 +105,7 @@ class TraceRecorder:
 
     def shrink(self, kept: Tensor) -> None:
         """Keep rows `kept` [R] alone."""
-        self._steps = [(a[kept], b[kept], c[kept]) for a, b, c in self._steps]
+        self._steps = [(step[kept], size) for step, size in self._steps]
 
     def rows(self, chosen: Sequence[int] | None = None, since: Sequence[int] | None = None) -> list[RowTrace]:
         """Return one trace a sequence.
@@ -111,16 +117,22 @@ class TraceRecorder:
         steps = self._steps[max(min(since) - self.forgotten, 0) :] if since else self._steps
         if not steps:
             return []
-        skipped = len(self) - len(steps)
-        position_steps, proposed_steps, accepted_steps = zip(*steps, strict=True)
-        widest = max(step.shape[1] for step in proposed_steps)
-        padded = [F.pad(step, (0, widest - step.shape[1]), value=-1) for step in proposed_steps]
-        positions, proposed, accepted = (torch.stack(tensors).cpu().numpy()
-                                         for tensors in (position_steps, padded, accepted_steps))
+        first, widest = len(self) - len(steps), max(size for _, size in steps)
+        read = _stacked([step[:, : 2 + widest] for step, _ in steps]).cpu().numpy()
+        positions, accepted, proposed = read[..., 0], read[..., 1], read[..., 2 : 2 + widest]
+        sizes = np.array([size for _, size in steps])
+        proposed = np.where(np.arange(widest) < sizes[:, None, None], proposed, -1)
         chosen = range(positions.shape[1]) if chosen is None else chosen
         rows = []
         for row, began in zip(chosen, since or [0] * len(chosen), strict=True):
-            active = (accepted[:, row] > 0) & (np.arange(skipped, len(self)) >= began)
+            # Where a row starts in the midst of others, its first iteration reads the start of the sequence.
+            active = (accepted[:, row] > 0) & (positions[:, row] >= 0) & (np.arange(first, len(self)) >= began)
             start, count = positions[active, row].tolist(), accepted[active, row].tolist()
             rows.append(RowTrace(start, count, proposed[active, row]))
         return rows
+
+
+def _stacked(steps: Sequence[Tensor]) -> Tensor:
+    """Stack tensors [B, N] of different N, the narrower filled up."""
+    widest = max(step.shape[1] for step in steps)
+    return torch.stack([F.pad(step, (0, widest - step.shape[1])) if step.shape[1] < widest else step for step in steps])

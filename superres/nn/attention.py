@@ -62,6 +62,11 @@ def local_visible(query: Tensor, key: Tensor, block_length: int) -> Tensor:
     return (key >= 0) & (key <= query) & (key >= (query // block_length - 1) * block_length)
 
 
+def reach(query: Tensor, block_length: int) -> Tensor:
+    """Return how many positions back `local_visible` lets a query at positions `query` see."""
+    return query - ((query // block_length - 1) * block_length).clamp(min=0)
+
+
 def local_attention(query: Tensor, key: Tensor, value: Tensor, block_length: int) -> Tensor:
     """Blocked local 1-D attention over a whole sequence (the published "masked local attention 1d").
 

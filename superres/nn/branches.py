@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from superres.config import ModelConfig
-from superres.nn.attention import local_visible
 from superres.nn.cache import KeyValueCache
-from superres.nn.image_aids import NumericNeighbourhood
-from superres.nn.model import EncoderDecoder, Memory
-from superres.nn.step import LayerStep, StepSession, StepState
+from superres.nn.folded import Folded, FoldedNeighbourhood
+from superres.nn.model import Memory
+from superres.nn.step import LayerStep, StepSession
 from superres.scoring import StepOutput, Tree
 
 
@@ -24,37 +23,32 @@ class TreeCache(KeyValueCache):
 
     def __init__(self, config: ModelConfig, batch: int, tree: Tree, kept: int, like: Tensor) -> None:
         """Allocate for `batch` rows, of whose steps `kept` columns at most are kept; dtype and device are `like`'s."""
-        super().__init__(config, batch, kept, like, tree.size)
-        if config.attention == "causal":
-            self.block_length *= 2  # columns may stand past the last position that is ever kept
+        super().__init__(config, batch, kept, like, beside=tree.size)
         self.ancestors = tree.ancestors.to(like.device)
         self.offset = torch.arange(tree.ancestors.shape[1], device=like.device)
 
-    def locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
+    def locate(self, position: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
         """Return what a step sees, the same for every layer.
 
         Args:
             position: decoder positions of the columns [B, M].
+            reach: how many positions back each may see, [B, M].
 
         Returns:
             Index of each column's latest keys and values for `write`, and the mask to add to scores: the ring's, then
-            the latest keys', [B * H, M, R + L] ([1, M, R + L] for one row).
+            the latest keys', [B, M, R + L].
         """
         place, last = position.unsqueeze(-1), position[:, :1] - 1
         recent = place - self.offset
         own = self.ancestors >= 0
         slot = torch.where(own, self.slots + self.ancestors, recent % self.slots).unsqueeze(1)
-        starts = (self.row_starts // self.slots * self.store.shape[3]).unsqueeze(-1)
         older = (last - (last - self.slot) % self.slots).unsqueeze(1)
+        first = (place - reach.unsqueeze(-1)).clamp(min=0)
         # A column before the start of the sequence, read for nothing, sees itself: without a key it would be NaN.
         visible = torch.cat([
-            local_visible(place, older, self.block_length) & (older <= place - len(self.offset)),
-            local_visible(place, recent, self.block_length) | (self.offset == 0),
+            (older >= first) & (older <= place - len(self.offset)), (recent >= first) | (self.offset == 0),
         ], dim=-1)
-        mask = torch.where(visible, self.zero, self.hidden)
-        if self.batch > 1:
-            mask = mask.repeat_interleave(self.heads, dim=0)
-        return (starts + slot).flatten(), mask
+        return (self.row_starts.unsqueeze(-1) + slot).flatten(), torch.where(visible, self.zero, self.hidden)
 
     def write(self, layer: int, key_value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Store a step's keys and values beside the ring; return the ring and the latest ones of each column.
@@ -90,15 +84,15 @@ class TreeLayerStep(LayerStep):
     def attend(self, x: Tensor, cache: KeyValueCache, layer: int, index: Tensor, mask: Tensor) -> Tensor:
         """See `LayerStep.attend`; `cache` is a `TreeCache`."""
         width = x.shape[1]
-        projected = self.projection(self._before(x))
+        projected = self.folded.projection(self._before(x))
         (old_key, old_value), (key, value) = cache.write(layer, projected[:, width:], index)
-        query = self._split(projected[:, :width])
+        query = self.split(projected[:, :width])
         scores = torch.cat([torch.bmm(query, old_key.transpose(1, 2)), (key * query.unsqueeze(2)).sum(-1)], dim=-1)
         weights = (scores + mask).softmax(-1)
         old, recent = weights[..., : old_key.shape[1]], weights[..., old_key.shape[1] :]
         attended = torch.bmm(old, old_value) + (value * recent.unsqueeze(-1)).sum(2)
-        x = self._after(self.output.add_to(x, self._merge(attended)), 0)
-        return x if self.cross is None else self.cross(x, self._split, self._merge)
+        x = self._after(self.folded.output.add_to(x, self.merge(attended)), 0)
+        return x if self.cross is None else self.cross(x)
 
 
 class TreeSession(StepSession):
@@ -107,13 +101,17 @@ class TreeSession(StepSession):
     layer_step = TreeLayerStep
     cache: TreeCache
 
-    def __init__(self, model: EncoderDecoder, memory: Memory, tree: Tree, kept: int) -> None:
+    def __init__(self, folded: Folded, memory: Memory, tree: Tree, kept: int) -> None:
         """Prepare for the sources of `memory` and steps over `tree`, of which `kept` columns at most are kept."""
-        cache = TreeCache(model.config, len(memory.states), tree, kept, memory.states)
-        super().__init__(model, memory, tree.size, cache)
-        self.tree, self.columns = tree, tree.depth.to(memory.states.device)
+        self.tree, self.kept = tree, kept
+        super().__init__(folded, memory, tree.size)
+        self.columns = tree.depth.to(memory.states.device)
         self.start = self.columns.new_zeros(self.batch)
         self.step_deviation = memory.states.new_zeros(self.batch, tree.size)
+
+    def _make_cache(self, like: Tensor, fused: bool) -> TreeCache:
+        """See `StepSession._make_cache`."""
+        return TreeCache(self.config, self.batch, self.tree, self.kept, like)
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         """See `superres.scoring.TreeSession`."""
@@ -125,7 +123,7 @@ class TreeSession(StepSession):
         place = self.start.unsqueeze(1) + torch.arange(columns.shape[1], device=columns.device)
         self.cache.keep(columns, place)
         if self.neighbourhood is not None:
-            self.deviation.scatter_(1, self._entry(place - 1), self.step_deviation.gather(1, columns))
+            self.read.scatter_(1, self._inside(place), self.step_deviation.gather(1, columns))
 
     def resize(self, width: int) -> None:
         """Refuse any width but that of the tree.
@@ -136,25 +134,30 @@ class TreeSession(StepSession):
         if width != self.width:
             raise ValueError(f"a session over a tree of {self.width} columns cannot read {width}")
 
-    def _neighbours(
-        self, neighbourhood: NumericNeighbourhood, deviation: Tensor, before: Tensor, inside: Tensor, budget: Tensor,
-    ) -> Tensor:
-        """See `StepSession._neighbours`; tokens of the step count for the columns that see them."""
-        length, ancestors = self.config.target_length, self.cache.ancestors
-        self.step_deviation = torch.where(self._entry(before) == before, deviation, 0)
+    def _inside(self, place: Tensor) -> Tensor:
+        """Return decoder positions for which there is room; nobody looks at what is read at the first and last."""
+        return place.clamp(0, self.expected.shape[1] - 1)
 
-        def find(index: Tensor) -> Tensor:
-            back = before.unsqueeze(-1) - index
+    def _numbers(self, near: FoldedNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
+        """See `StepSession._numbers`; tokens of the step count for the columns that see them."""
+        self.step_deviation = self._deviation(tokens, self._inside(place))
+        ancestors, beside = self.cache.ancestors, self.deviation.shape[1]
+        before_first = beside - self.read.shape[1]  # the place in the buffer of what is read at position 0
+
+        def find(places: Tensor) -> Tensor:
+            read = places.view(*place.shape, -1) - before_first
+            back = place.unsqueeze(-1) - read
             near = back.clamp(0, ancestors.shape[1] - 1)
             column = ancestors.expand(self.batch, -1, -1).gather(2, near)
-            return torch.where((back == near) & (column >= 0), length + 2 + column, index)
+            own = (read > 0) & (back == near) & (column >= 0)
+            return torch.where(own, beside + column, places.view(own.shape)).view(places.shape)
 
-        known = torch.cat([self.deviation, self.step_deviation], dim=1)
-        return neighbourhood.gather(known, inside, budget, find)
+        return near.numbers(torch.cat([self.deviation, self.step_deviation], dim=1), inside, find)
 
-    def _verify(self, hidden: Tensor, state: StepState) -> Tensor:
+    def _verify(self, hidden: Tensor, inside: Tensor, neighbours: Tensor | None, channel: Tensor) -> Tensor:
         """Return p1's scores of the scored columns, [B, S, V]."""
         scored = slice(self.tree.scored)
-        neighbours = None if state.neighbours is None else state.neighbours[:, scored]
-        part = StepState(state.hidden[:, scored], state.position[:, scored], neighbours)
-        return super()._verify(part.hidden.reshape(-1, hidden.shape[-1]), part)
+        channel = channel.view(inside.shape)[:, scored].flatten()
+        hidden = hidden.view(*inside.shape, -1)[:, scored].flatten(0, 1)
+        return super()._verify(
+            hidden, inside[:, scored], None if neighbours is None else neighbours[:, scored], channel)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from superres.config import ModelConfig
-from superres.nn.attention import local_visible
 
 
 def slot_count(config: ModelConfig, width: int) -> int:
@@ -29,39 +28,46 @@ class KeyValueCache:
     rejected proposal left behind is either overwritten or hidden by the mask, which comes from absolute positions.
     """
 
-    def __init__(self, config: ModelConfig, batch: int, width: int, like: Tensor, beside: int = 0) -> None:
-        """Allocate for `batch` rows and steps of `width`, and `beside` slots more, with dtype and device of `like`."""
+    def __init__(
+        self, config: ModelConfig, batch: int, width: int, like: Tensor, multiple: int = 1, beside: int = 0,
+    ) -> None:
+        """Allocate for `batch` rows and steps of `width`, with dtype and device of `like`.
+
+        Rings are as long as needed, rounded up to a `multiple`, and have `beside` slots more beside them.
+        """
         self.batch, self.width, self.heads = batch, width, config.attention_heads
         self.size = config.width // config.attention_heads
-        self.slots = slot_count(config, width)
-        # Causal attention is local attention whose block nobody ever leaves.
-        self.block_length = config.attention_block_length if config.attention == "local_1d" else self.slots
+        slots = slot_count(config, width)
+        self.slots = slots + -slots % multiple
         # Zeros, not empty memory: a hidden slot has weight 0, and 0 times NaN would be NaN.
         self.store = like.new_zeros(config.decoder_layers, 2, batch * self.heads, self.slots + beside, self.size)
+        rings = self.store[:, :, :, : self.slots]
+        self.rings = [(store.view(-1, self.size), ring[0].transpose(1, 2), ring[1])
+                      for store, ring in zip(self.store, rings, strict=True)]
         self.slot = torch.arange(self.slots, device=like.device)
-        rows = torch.arange(2 * batch * self.heads, device=like.device) * self.slots
+        rows = torch.arange(2 * batch * self.heads, device=like.device) * self.store.shape[3]
         self.row_starts = rows.view(2, batch, self.heads, 1)
         self.zero = like.new_zeros(())
         self.hidden = like.new_full((), float("-inf"))
 
-    def locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
+    def locate(self, position: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
         """Return where a step writes and what it sees, the same for every layer.
+
+        A slot d behind a query's own, around the ring, holds the position d before it if that is within its reach:
+        what lies ahead in this step, or was left by a longer one, is further around the ring than any query sees.
 
         Args:
             position: decoder positions of the step [B, W].
+            reach: how many positions back each may see, [B, W], as `superres.nn.attention.reach` says for positions
+                of the target.
 
         Returns:
-            Write index [2 * B * H * W] for `write`, and the mask to add to scores, [B * H, W, R] ([1, W, R] for one
-            row).
+            Write index [2 * B * H * W] for `write`, and the mask to add to scores, [B, W, R].
         """
-        index = self.row_starts + (position % self.slots)[None, :, None, :]
-        last = position[:, -1:]
-        key = last - (last - self.slot) % self.slots
-        visible = local_visible(position.unsqueeze(-1), key.unsqueeze(1), self.block_length)
-        mask = torch.where(visible, self.zero, self.hidden)
-        if self.batch > 1:
-            mask = mask.repeat_interleave(self.heads, dim=0)
-        return index.flatten(), mask
+        place = position % self.slots
+        index = self.row_starts + place[None, :, None, :]
+        distance = (place.unsqueeze(-1) - self.slot).remainder_(self.slots)
+        return index.flatten(), torch.where(distance <= reach.unsqueeze(-1), self.zero, self.hidden)
 
     def write(self, layer: int, key_value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Store a step's keys and values and return the layer's whole rings.
@@ -72,12 +78,12 @@ class KeyValueCache:
             index: from `locate`.
 
         Returns:
-            Keys and values, each [B * H, R, D / H]: views of the store.
+            Keys [B * H, D / H, R] and values [B * H, R, D / H]: views of the store.
         """
-        ring = self.store[layer]
+        flat, key, value = self.rings[layer]
         shaped = key_value.view(self.batch, self.width, 2, self.heads, self.size).permute(2, 0, 3, 1, 4)
-        ring.view(-1, self.size).index_copy_(0, index, shaped.reshape(-1, self.size))
-        return ring[0], ring[1]
+        flat.index_copy_(0, index, shaped.reshape(-1, self.size))
+        return key, value
 
     def select(self, rows: Tensor, length: int) -> None:
         """Let row i hold what row `rows[i]` [B] holds of positions 0 .. `length` - 1."""

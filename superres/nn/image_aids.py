@@ -7,7 +7,6 @@ bicubic enlargement of the source, refined by the conditioning's convolutions wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -184,29 +183,25 @@ class NumericNeighbourhood(nn.Module):
         estimates = estimate.gather(1, covered.flatten().expand(len(source), -1)).view(*source.shape, -1)
         return (source.unsqueeze(-1) - estimates).sum(-1) / RESIDUAL_SCALE
 
-    def gather(
-        self, deviation: Tensor, position: Tensor, budget: Tensor,
-        find: Callable[[Tensor], Tensor] = lambda index: index,
-    ) -> Tensor:
+    def gather(self, deviation: Tensor, position: Tensor, budget: Tensor) -> Tensor:
         """Collect the numbers of some target positions.
 
         Args:
             deviation: [B, T + 1], decoded intensity minus estimate over RESIDUAL_SCALE; entry T is 0.
             position: target positions [B, W] in [0, T).
             budget: from `budget`, [B, S].
-            find: maps positions [B, W, ...] that a target looks at to their entries of `deviation`, if these differ.
 
         Returns:
             [B, W, N]: the neighbours' deviations; then one place for each possible count of pixels still to come in the
             cell, 0 except for the actual count, which holds their mean deviation.
         """
-        index = find(self.table[position])
+        index = self.table[position]
         numbers = deviation.gather(1, index.flatten(1)).view(index.shape)
         if not self.remainder:
             return numbers
         inside = self.cell_positions[position]
         decoded = inside < position.unsqueeze(-1)
-        spent = deviation.gather(1, find(inside).flatten(1)).view(inside.shape) * decoded
+        spent = deviation.gather(1, inside.flatten(1)).view(inside.shape) * decoded
         left = inside.shape[-1] - decoded.sum(-1, keepdim=True)
         mean = (budget.gather(1, self.cell[position]).unsqueeze(-1) - spent.sum(-1, keepdim=True)) / left
         places = torch.zeros_like(spent).scatter_(-1, left - 1, mean)

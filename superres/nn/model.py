@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,16 @@ class Memory:
         parts = (self.mask, self.conditioning, self.estimate, self.budget)
         more = (None if part is None else part.repeat_interleave(copies, dim=0) for part in parts)
         return Memory(self.states.repeat_interleave(copies, dim=0), *more)
+
+    def rounded_up(self, multiple: int) -> Memory:
+        """Return a memory of a multiple of so many source places; those that are added are hidden."""
+        spare = -self.states.shape[1] % multiple
+        if not spare:
+            return self
+        mask = self.mask if self.mask is not None else self.states.new_zeros(len(self.states), 1, 1, 1).expand(
+            -1, -1, -1, self.states.shape[1])
+        return replace(self, states=F.pad(self.states, (0, 0, 0, spare)),
+                       mask=F.pad(mask, (0, spare), value=float("-inf")))
 
 
 @dataclass

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <sched.h>
@@ -99,6 +100,16 @@ struct Heads {
   const Linear* contract;                    // of each head, without bias
   const float *bias, *norm_weight, *norm_bias;  // bias [count, D]
   const float *conditioning, *direct;        // [rows or 1, T, D]; [channels, count, N]
+};
+
+// The decoder's loop: see `LoopState` in superres/scoring.py.
+struct Loop {
+  int64_t block_size, room, stride;  // strides of `proposals` and `store`
+  int64_t minimum, best, bound;      // best: a proposal passes among the `bound` best; else within `bound` of the best
+  int64_t end_token;                 // -1 where there is none
+  int64_t *position, *limit, *store, *proposals;
+  int64_t *tokens, *place, *index, *first, *next;  // scratch
+  float *hidden, *scores, *scratch;
 };
 
 struct Session {
@@ -582,6 +593,46 @@ void project(const Session& s, const Team& team, const float* states, int64_t co
   if (together) team.meet();
 }
 
+ALWAYS_INLINE int64_t largest_of(const float* scores, int64_t count) {  // the first of equals
+  int64_t winner = 0;
+  for (int64_t v = 1; v < count; v++)
+    if (scores[v] > scores[winner]) winner = v;
+  return winner;
+}
+
+ALWAYS_INLINE bool passes(const Session& s, const Loop& l, int64_t token, const float* scores) {
+  if (!l.best) return std::llabs(token - largest_of(scores, s.vocabulary)) <= l.bound;
+  int64_t better = 0;
+  for (int64_t v = 0; v < s.vocabulary; v++) better += scores[v] > scores[token];
+  return better < l.bound;
+}
+
+// Accepts a row's proposals, commits them, moves on, and chooses p1's token there; the heads' follow later.
+void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
+  const int64_t start = l.position[b], room = start < 0 ? 1 : l.limit[b] - start;
+  const int64_t* tokens = l.tokens + b * s.width;
+  const float* scores = l.scores + b * s.width * s.vocabulary;
+  int64_t accepted = 1;
+  while (accepted < l.block_size && accepted < room && passes(s, l, tokens[accepted], scores + (accepted - 1) * s.vocabulary))
+    accepted++;
+  if (accepted < l.minimum) accepted = l.minimum;
+  if (accepted > room) accepted = room;
+  for (int64_t i = 0; i < accepted; i++)
+    if (tokens[i] == l.end_token) {
+      accepted = i + 1;
+      l.limit[b] = start + accepted;
+    }
+  std::memcpy(l.store + b * l.stride + l.place[b], tokens, s.width * sizeof(int64_t));
+  int64_t* proposals = l.proposals + b * l.room;
+  record[0] = start;
+  record[1] = accepted;
+  std::memcpy(record + 2, proposals, l.room * sizeof(int64_t));
+  l.position[b] = start + accepted;
+  l.index[b] = accepted > 0 ? accepted - 1 : 0;
+  l.first[b] = largest_of(scores + l.index[b] * s.vocabulary, s.vocabulary);
+  for (int64_t i = 0; i < s.width; i++) proposals[i] = l.first[b];
+}
+
 template <typename Body>
 void in_teams(const Session& s, Body body) {
   volatile int arrived[MAX_TEAMS][16] = {};  // a cache line each
@@ -702,6 +753,33 @@ void superres_propose(const Session* session, const int64_t* position, const int
       }
     }
   });
+}
+
+// Does up to `count` iterations of greedy decoding as superres/decoding/blockwise.py does them, until all rows are
+// complete, and returns how many. Writes position, accepted tokens and proposals of each to `record` [count, B, 2 + room].
+int64_t superres_iterate(const Session* session, const Loop* loop, int64_t count, int64_t* record) {
+  const Session& s = *session;
+  const Loop& l = *loop;
+  for (int64_t n = 0; n < count; n++, record += s.batch * (2 + l.room)) {
+    bool complete = true;
+    for (int64_t b = 0; b < s.batch; b++) {
+      complete = complete && l.position[b] >= l.limit[b];
+      l.place[b] = l.position[b] + 1;
+      std::memcpy(l.tokens + b * s.width, l.proposals + b * l.room, s.width * sizeof(int64_t));
+    }
+    if (complete) return n;
+    superres_step(session, l.tokens, l.place, l.hidden, l.scores);
+    in_teams(s, [&](const Team& team, int64_t begin, int64_t end) {
+      if (team.rank == 0)
+        for (int64_t b = begin; b < end; b++) advance(s, l, b, record + b * (2 + l.room));
+    });
+    const int64_t more = l.block_size - 1;
+    if (!more) continue;
+    superres_propose(session, l.place, l.index, l.first, more, l.hidden, nullptr, nullptr, l.scratch, l.next);
+    for (int64_t b = 0; b < s.batch; b++)
+      std::memcpy(l.proposals + b * l.room + 1, l.next + b * more, more * sizeof(int64_t));
+  }
+  return count;
 }
 
 }  // extern "C"

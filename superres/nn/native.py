@@ -1,7 +1,7 @@
 """The decoding step as one call of compiled code (`native.cpp`), for CPUs: built on first use, and kept.
 
 `NativeModel` takes the place of `superres.nn.step.StepModel` where a compiler is found and the network is one that
-the code knows; otherwise `step_model` says so in the log and the plain step serves.
+the code knows; otherwise `superres.nn.engines` says so in the log and the plain step serves.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import logging
 import math
 import platform
 import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,19 +25,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.config import ENGINES, require
 from superres.errors import ConfigError
 from superres.machine import cache_folder
 from superres.nn.attention import Attention, split_heads
-from superres.nn.branches import TreeSession
 from superres.nn.cache import slot_count
+from superres.nn.folded import Affine, Folded, fold
 from superres.nn.heads import PredictionHeads
 from superres.nn.image_aids import INITIAL_SHARPNESS, RESIDUAL_SCALE
 from superres.nn.model import EncoderDecoder, Memory
-from superres.nn.step import PARTS, Affine, ProposingSession, StepModel, StepState, fold
-from superres.scoring import Choose, StepOutput, Tree
-
-LOG = logging.getLogger(__name__)
+from superres.nn.proposing import ProposingSession, StepState
+from superres.nn.step import PARTS, StepModel
+from superres.scoring import Choose, LoopState, StepOutput
 
 SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
@@ -63,6 +61,17 @@ class CCache(Structure):
     """`Cache` of native.cpp."""
 
     _fields_ = [("key", c_void_p), ("value", c_void_p)]
+
+
+class CLoop(Structure):
+    """`Loop` of native.cpp."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("block_size", "room", "stride", "minimum", "best", "bound", "end_token")),
+        *((name, c_void_p) for name in (
+            "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "hidden", "scores",
+            "scratch")),
+    ]
 
 
 LINEARS = ("projection", "output", "expand", "contract", "cross_query", "cross_output")
@@ -150,7 +159,7 @@ def library() -> ctypes.CDLL:
         code = ctypes.CDLL(str(target))
     except OSError as error:
         raise NativeUnavailable(f"cannot build or load {target}: {error}") from error
-    code.superres_propose_room.restype = c_int64
+    code.superres_propose_room.restype = code.superres_iterate.restype = c_int64
     return code
 
 
@@ -185,9 +194,10 @@ def _transposed(weight: Tensor, bias: Tensor) -> Affine:
 class Packed:
     """The weights of a network as native.cpp takes them; tensors named here stay alive with it."""
 
-    def __init__(self, model: EncoderDecoder, half: bool) -> None:
-        """Fold and pack the weights of `model`."""
-        self.model, self.half = model, half
+    def __init__(self, folded: Folded, half: bool) -> None:
+        """Pack the weights of a network."""
+        model = folded.model
+        self.model, self.half, self.folded = model, half, folded
         self.kept: list[Any] = []
         self.pre = model.config.norm == "pre"
         self.project = self.pack(fold([model.project]))
@@ -270,7 +280,7 @@ class NativeSession(ProposingSession):
     def __init__(self, packed: Packed, memory: Memory, width: int, threads: int) -> None:
         """Allocate cache and scratch for the sources of `memory` and steps of `width` on `threads` threads."""
         config = packed.model.config
-        super().__init__(packed.model, memory, width)
+        super().__init__(packed.folded, memory, width)
         self.packed, self.kept = packed, list[Any]()
         self.by_row: list[Tensor] = []
         # Whole groups of keys are read, and no two of them may share slots.
@@ -318,6 +328,36 @@ class NativeSession(ProposingSession):
             *map(_address, (state.hidden, temperature, noise, self.room, tokens)),
         )
         return tokens
+
+    def iterations(self, state: LoopState) -> Callable[[int], Tensor] | None:
+        """See `superres.scoring.IteratingSession.iterations`; greedy decoding by these heads is known."""
+        options, width = state.options, self.width
+        bounds = {"exact": 0, "distance": options.epsilons[0], "top-k": min(options.top_k, self.config.vocabulary)}
+        one_bound = options.accept in bounds and (options.accept != "distance" or len(options.epsilons) == 1)
+        if options.is_sampling or options.proposer != "heads" or not one_bound:
+            return None
+        numbers = torch.empty(2 * width + 3, self.batch, dtype=torch.int64)
+        kept = {
+            "position": state.position, "limit": state.limit, "store": state.store, "proposals": state.proposals,
+            "tokens": numbers[:width], "next": numbers[width:], "place": numbers[-3], "index": numbers[-2],
+            "first": numbers[-1], "hidden": torch.empty(self.batch, width, self.config.width),
+            "scores": torch.empty(self.batch, width, self.config.vocabulary),
+            "scratch": self.room if self.heads is not None else None,
+        }
+        loop = CLoop(
+            block_size=state.block_size, room=state.proposals.shape[1], stride=state.store.shape[1],
+            minimum=options.min_block, best=options.accept == "top-k", bound=bounds[options.accept],
+            end_token=-1 if state.end_token is None else state.end_token,
+            **{name: _address(tensor) for name, tensor in kept.items()},
+        )
+        loop.kept = kept  # as long as there are addresses of it
+
+        def iterate(count: int) -> Tensor:
+            record = numbers.new_empty(count, self.batch, state.proposals.shape[1] + 2)
+            made: int = library().superres_iterate(byref(self.session), byref(loop), c_int64(count), _address(record))
+            return record[:made]
+
+        return iterate
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
         """See `superres.nn.step.StepSession.part_seconds`."""
@@ -408,11 +448,9 @@ class NativeSession(ProposingSession):
             if isinstance(cross, Attention):
                 layer.cross = CCache(*(self._keep(part, by_row=True) for part in _cross_cache(cross, memory.states)))
         if config.cross_attention:
-            length = memory.states.shape[1]
-            session.cross_slots = length + -length % LANES
-            mask = torch.zeros(self.batch, length) if memory.mask is None else memory.mask[:, 0, 0].float()
-            padded = F.pad(mask, (0, session.cross_slots - length), value=-math.inf)
-            session.cross_mask = self._keep(padded, by_row=True)
+            session.cross_slots = memory.states.shape[1]
+            mask = torch.zeros(self.batch, session.cross_slots) if memory.mask is None else memory.mask[:, 0, 0]
+            session.cross_mask = self._keep(mask, by_row=True)
         self.layers = session.layer = layers
 
     def _scratch(self) -> None:
@@ -436,8 +474,8 @@ def _address(tensor: Tensor | None) -> c_void_p:
 
 
 def _cross_cache(attention: Attention, states: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys [B, H, size, slots] and values [B, H, slots, size] of the memory, padded to whole groups."""
-    key, value = attention.key_value(F.pad(states, (0, 0, 0, -states.shape[1] % LANES))).chunk(2, dim=-1)
+    """Return keys [B, H, size, slots] and values [B, H, slots, size] of the memory."""
+    key, value = attention.key_value(states).chunk(2, dim=-1)
     return split_heads(key, attention.heads).transpose(2, 3), split_heads(value, attention.heads)
 
 
@@ -461,6 +499,7 @@ class NativeModel(StepModel):
             NativeUnavailable: the code cannot be built here, or does not know such a network.
         """
         super().__init__(model, end_token)
+        self.engine = "native-bf16" if half else "native"
         config = model.config
         if model.signal.device.type != "cpu":
             raise NativeUnavailable(f"the native step runs on the CPU, not on {model.signal.device.type}; choose plain")
@@ -473,23 +512,15 @@ class NativeModel(StepModel):
         library()
         self.threads = threads
         self.measured: dict[tuple[int, int], int] = {}
-        self.told = False
         with torch.inference_mode():
-            self.packed = Packed(model, half)
-
-    def tree_session(self, source: Tensor, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
-        """See `superres.scoring.ScoringModel.tree_session`: by the plain step, which the log says once."""
-        if not self.told:
-            LOG.warning("decoding with the plain step, which is slower: the native step knows no visibility mask")
-            self.told = True
-        return super().tree_session(source, tree, kept, padding)
+            self.packed = Packed(self.folded, half)
 
     def session(  # type: ignore[override]
         self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1,
     ) -> NativeSession:
         """See `superres.scoring.ScoringModel.session`."""
         most = self.threads or torch.get_num_threads()
-        session = NativeSession(self.packed, self.model.encode(source, padding).repeat(copies), width, most)
+        session = NativeSession(self.packed, self.encode(source, padding, copies), width, most)
         if self.threads is None:
             # With a thread a row there is nothing to wait for; how the threads of a team get on, only trying tells.
             key = min(session.batch, most), width
@@ -497,26 +528,3 @@ class NativeModel(StepModel):
                 self.measured[key] = session.fastest_threads()
             session.session.threads = self.measured[key]
         return session
-
-
-def step_model(model: EncoderDecoder, end_token: int | None = None, engine: str = "auto") -> StepModel:
-    """Return `model` for the decoder.
-
-    Args:
-        model: the network, in evaluation mode and on its device.
-        end_token: as in `StepModel`.
-        engine: a name in ENGINES; if "auto" has to take the plain step on a CPU, a warning in the log tells why.
-
-    Raises:
-        ConfigError: the engine is unknown, or "native" and not possible here.
-    """
-    require(engine in ENGINES, f"unknown engine {engine!r}; choose one of {', '.join(ENGINES)}")
-    if engine == "plain" or (engine == "auto" and model.signal.device.type != "cpu"):
-        return StepModel(model, end_token)
-    try:
-        return NativeModel(model, end_token)
-    except NativeUnavailable as error:
-        if engine == "native":
-            raise
-        LOG.warning("decoding with the plain step, which is slower: %s", error)
-        return StepModel(model, end_token)

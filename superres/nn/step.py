@@ -2,290 +2,194 @@
 
 A step of a small model is a chain of tiny operations whose dispatch costs as much as their arithmetic. So weights lie
 [in, out] for `addmm` with the residual folded in, the norm's affine part and the softmax scale are folded into the
-next weight, position signal and conditioning are summed into one table a source, and prediction heads run at one
-position a row.
+next weight, what depends on the position alone is looked up in tables, position signal and conditioning are summed into
+one table a source, and prediction heads run at one position a row.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from superres.config import ModelConfig
 from superres.nn.attention import Attention, split_heads
 from superres.nn.cache import KeyValueCache
-from superres.nn.heads import PredictionHeads
-from superres.nn.image_aids import (
-    RESIDUAL_SCALE,
-    NumericNeighbourhood,
-    extrapolate,
-    ordinal_scores,
-    ordinal_term,
-    scores_around,
-)
-from superres.nn.layers import DecoderLayer, TiedProjection
+from superres.nn.folded import Folded, FoldedLayer, FoldedNeighbourhood
+from superres.nn.image_aids import RESIDUAL_SCALE
 from superres.nn.model import EncoderDecoder, Memory
-from superres.scoring import Choose, Peers, StepOutput, Tree
+from superres.nn.proposing import ProposingSession, StepState
+from superres.scoring import Peers, Replaying, StepOutput, Tree
 
 if TYPE_CHECKING:
     from superres.nn.branches import TreeSession
 
+LOG = logging.getLogger(__name__)
+
 PLACES = 16
-"""Source places that cross-attention is rounded up to a multiple of."""
+"""Source places that sessions are rounded up to a multiple of.
+
+MKL's products of 5 to 11 columns have bits that depend on the row, and a token must score the same in every column of a
+step. Vectors of the native step take so many at once, and what was captured for one source serves all that round up
+alike.
+"""
 
 PARTS = ("input", "attention", "feed-forward", "scores")
 """Parts of a step whose time is told apart."""
 
 
-@dataclass
-class Affine:
-    """x @ weight + bias, the weight stored [in, out]."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply to [N, in]."""
-        return torch.addmm(self.bias, x, self.weight)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Return residual + x @ weight + bias."""
-        return torch.addmm(residual, x, self.weight).add_(self.bias)
-
-
-def fold(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | None = None, scale: float = 1.0) -> Affine:
-    """Join linear layers of one input side by side.
-
-    Args:
-        linears: layers in the order of their outputs.
-        norm: a layer norm before them whose affine part is folded in.
-        scale: factor on the first layer's output.
-    """
-    weights: list[Tensor] = [linear.weight.t() for linear in linears]
-    biases: list[Tensor] = [linear.bias for linear in linears]
-    weights[0], biases[0] = weights[0] * scale, biases[0] * scale
-    weight, bias = torch.cat(weights, dim=1), torch.cat(biases)
-    if norm is not None:
-        weight, bias = norm.weight.unsqueeze(1) * weight, bias + norm.bias @ weight
-    return Affine(weight.detach().contiguous(), bias.detach().contiguous())
-
-
 class LayerStep:
     """One decoder layer of the step."""
 
-    def __init__(self, layer: DecoderLayer, memory: Memory, batch: int, width: int) -> None:
-        """Fold the weights of `layer` and project the keys and values of `memory` where it has cross-attention."""
-        self.batch, self.width, self.heads = batch, width, layer.attention.heads
-        self.pre = layer.attention_residual.pre
-        self.norms = [layer.attention_residual.norm, layer.feed_forward_residual.norm]
-        attention, feed_forward = layer.attention, layer.feed_forward
-        attention_norm, feed_norm = self.norms if self.pre else (None, None)
-        scale = (attention.query.in_features // self.heads) ** -0.5
-        self.projection = fold([attention.query, attention.key_value], attention_norm, scale)
-        self.output = fold([attention.output])
-        self.expand = fold([feed_forward[0]], feed_norm)  # type: ignore[list-item]
-        self.contract = fold([feed_forward[2]])  # type: ignore[list-item]
+    def __init__(self, folded: FoldedLayer, memory: Memory, batch: int, width: int, fused: bool) -> None:
+        """Serve `batch` rows, and project the keys and values of `memory` where there is cross-attention.
+
+        If `fused`, attention is one kernel, which pays on a GPU, instead of three operations.
+        """
+        self.folded, self.batch, self.width, self.fused = folded, batch, width, fused
         self.cross: CrossStep | None = None
-        if layer.cross_attention is not None and layer.cross_residual is not None:
-            self.cross = CrossStep(layer.cross_attention, layer.cross_residual.norm, memory, self.pre, scale)
+        if folded.cross_attention is not None:
+            self.cross = CrossStep(folded, folded.cross_attention, memory, self)
 
     def attend(self, x: Tensor, cache: KeyValueCache, layer: int, index: Tensor, mask: Tensor) -> Tensor:
-        """Map states [B * W, D] by the attention sub-layers; `index` and `mask` come from `cache.locate`."""
+        """Map states [B * W, D] by the attention sub-layers; `index` is from `cache.locate`, `mask` as `shaped`."""
         width = x.shape[1]
-        projected = self.projection(self._before(x))
+        projected = self.folded.projection(self._before(x))
         key, value = cache.write(layer, projected[:, width:], index)
-        query = self._split(projected[:, :width])
-        weights = torch.baddbmm(mask, query, key.transpose(1, 2)).softmax(-1)
-        x = self._after(self.output.add_to(x, self._merge(torch.bmm(weights, value))), 0)
-        return x if self.cross is None else self.cross(x, self._split, self._merge)
+        attended = self.attention(projected[:, :width], key, value, mask)
+        x = self._after(self.folded.output.add_to(x, attended), 0)
+        return x if self.cross is None else self.cross(x)
+
+    def shaped(self, mask: Tensor) -> Tensor:
+        """Return a mask [B or 1, W or 1, R] as attention takes it."""
+        if self.fused:
+            return mask.unsqueeze(1)
+        return mask.repeat_interleave(self.folded.heads, dim=0) if len(mask) > 1 else mask
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """Map states [B * W, D] by the feed-forward sub-layer."""
-        return self._after(self.contract.add_to(x, self.expand(self._before(x)).relu_()), 1)
+        return self._after(self.folded.contract.add_to(x, self.folded.expand(self._before(x)).relu_()), 1)
 
     def _before(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[1:]) if self.pre else x
+        return F.layer_norm(x, x.shape[1:]) if self.folded.pre else x
 
     def _after(self, x: Tensor, sublayer: int) -> Tensor:
-        if self.pre:
+        if self.folded.pre:
             return x
-        result: Tensor = self.norms[sublayer](x)
+        result: Tensor = self.folded.norms[sublayer](x)
         return result
 
-    def _split(self, x: Tensor) -> Tensor:
-        """[B * W, D] to [B * H, W, D / H]."""
-        shaped = x.reshape(self.batch, self.width, self.heads, -1).transpose(1, 2)
-        return shaped.reshape(self.batch * self.heads, self.width, -1)
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        """Return what queries [B * W, D] read of keys [B * H, D / H, R] and values [B * H, R, D / H], [B * W, D]."""
+        if self.fused:
+            batch, width, heads = self.batch, self.width, self.folded.heads
+            query = query.view(batch, width, heads, -1).transpose(1, 2)
+            keys, values = (part.view(batch, heads, *part.shape[1:]) for part in (key, value))
+            out = F.scaled_dot_product_attention(query, keys.transpose(2, 3), values, mask, scale=1.0)
+            return out.transpose(1, 2).reshape(batch * width, -1)
+        weights = torch.baddbmm(mask, self.split(query), key).softmax(-1)
+        return self.merge(torch.bmm(weights, value))
 
-    def _merge(self, x: Tensor) -> Tensor:
+    def split(self, x: Tensor) -> Tensor:
+        """[B * W, D] to [B * H, W, D / H]."""
+        batch, width, heads = self.batch, self.width, self.folded.heads
+        if width == 1:
+            return x.reshape(batch * heads, 1, -1)
+        return x.reshape(batch, width, heads, -1).transpose(1, 2).reshape(batch * heads, width, -1)
+
+    def merge(self, x: Tensor) -> Tensor:
         """[B * H, W, D / H] to [B * W, D]."""
-        return x.view(self.batch, self.heads, self.width, -1).transpose(1, 2).reshape(self.batch * self.width, -1)
+        batch, width = self.batch, self.width
+        if width == 1:
+            return x.view(batch, -1)
+        return x.view(batch, self.folded.heads, width, -1).transpose(1, 2).reshape(batch * width, -1)
 
 
 class CrossStep:
     """Cross-attention of one decoder layer, its keys and values projected once."""
 
-    def __init__(self, attention: Attention, norm: nn.LayerNorm, memory: Memory, pre: bool, scale: float) -> None:
-        """Fold weights and project `memory`."""
-        self.norm, self.pre = norm, pre
-        self.query = fold([attention.query], norm if pre else None, scale)
-        self.output = fold([attention.output])
-        key, value = attention.key_value(memory.states).chunk(2, dim=-1)
-        # Hidden places round the source up: MKL's products of 5 to 11 columns have bits that depend on the row, and a
-        # token must score the same in every column of a step.
-        spare = -memory.states.shape[1] % PLACES
-        key, value = (F.pad(split_heads(part, attention.heads).flatten(0, 1), (0, 0, 0, spare))
-                      for part in (key, value))
-        self.key, self.value = key.transpose(1, 2).contiguous(), value.contiguous()
-        mask = memory.states.new_zeros(1, 1, memory.states.shape[1])
+    def __init__(self, folded: FoldedLayer, attention: Attention, memory: Memory, layer: LayerStep) -> None:
+        """Project `memory`; it is attended to as in `layer`."""
+        self.folded, self.layer = folded, layer
+        dtype = folded.cross_query.weight.dtype
+        key, value = attention.key_value(memory.states).to(dtype).chunk(2, dim=-1)
+        self.key = split_heads(key, attention.heads).flatten(0, 1).transpose(1, 2).contiguous()
+        self.value = split_heads(value, attention.heads).flatten(0, 1).contiguous()
+        mask = memory.states.new_zeros(len(memory.states), 1, memory.states.shape[1], dtype=dtype)
         if memory.mask is not None:
-            mask = memory.mask.to(memory.states.dtype).squeeze(1).repeat_interleave(attention.heads, dim=0)
-        self.mask = F.pad(mask, (0, spare), value=float("-inf"))
+            mask.copy_(memory.mask.squeeze(1))
+        # Of one form for any number of rows, which may come from another session.
+        self.mask = mask.unsqueeze(1) if layer.fused else mask.repeat_interleave(folded.heads, dim=0)
 
-    def __call__(self, x: Tensor, split: Callable[[Tensor], Tensor], merge: Callable[[Tensor], Tensor]) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """Map states [B * W, D]."""
-        normed = F.layer_norm(x, x.shape[1:]) if self.pre else x
-        weights = torch.baddbmm(self.mask, split(self.query(normed)), self.key).softmax(-1)
-        x = self.output.add_to(x, merge(torch.bmm(weights, self.value)))
-        result: Tensor = x if self.pre else self.norm(x)
+        normed = F.layer_norm(x, x.shape[1:]) if self.folded.pre else x
+        attended = self.layer.attention(self.folded.cross_query(normed), self.key, self.value, self.mask)
+        x = self.folded.cross_output.add_to(x, attended)
+        result: Tensor = x if self.folded.pre or self.folded.cross_norm is None else self.folded.cross_norm(x)
         return result
 
 
-@dataclass
-class StepState:
-    """What proposals are computed from: hidden [B, W, D], positions [B, W] and neighbours [B, W, N] or None.
-
-    Where a row's one accepted column is picked, without the W.
-    """
-
-    hidden: Tensor
-    position: Tensor
-    neighbours: Tensor | None
-
-    def at(self, index: Tensor) -> StepState:
-        """Return what there is at one column of each row, `index` [B]."""
-        rows = torch.arange(len(index), device=index.device)
-        neighbours = None if self.neighbours is None else self.neighbours[rows, index]
-        return StepState(self.hidden[rows, index], self.position[rows, index], neighbours)
-
-
-class ProposingSession:
-    """What the sessions of all engines share: the memory of their sources, and proposals from states of the decoder."""
-
-    def __init__(self, model: EncoderDecoder, memory: Memory, width: int) -> None:
-        """Prepare for the sources of `memory` and steps of `width`."""
-        self.config: ModelConfig = model.config
-        self.width, self.batch = width, len(memory.states)
-        self.heads: PredictionHeads | None = model.heads
-        self.shape = self.config.target_shape
-        self.estimate, self.budget = memory.estimate, memory.budget
-        self.project = fold([model.project])
-        self.position_table = model.signal.unsqueeze(0)
-        self.conditioned = memory.conditioning is not None
-        if memory.conditioning is not None:
-            self.position_table = self.position_table + memory.conditioning
-        rows = torch.arange(self.batch, device=memory.states.device).unsqueeze(1)
-        self.row_start = rows * (self.config.target_length if len(self.position_table) > 1 else 0)
-        self.position_table = self.position_table.flatten(0, 1)
-        self.head_table: Tensor | None = None
-        if memory.conditioning is not None and self.heads is not None and self.heads.conditioning is not None:
-            self.head_table = self.heads.conditioning(memory.conditioning).flatten(0, 1)
-
-    def row_state(self) -> list[Tensor]:
-        """Return views of all tensors that belong to single rows, each [B, ...], in an order that the class fixes."""
-        tables = [self.position_table if self.conditioned else None, self.head_table]
-        views = [table.view(self.batch, self.config.target_length, -1) for table in tables if table is not None]
-        return views + [tensor for tensor in (self.estimate, self.budget) if tensor is not None]
-
-    def adopt(self, rows: Tensor, other: ProposingSession, chosen: Tensor) -> None:
-        """See `superres.scoring.Session.adopt`."""
-        for mine, theirs in zip(self.row_state(), other.row_state(), strict=True):
-            mine.index_copy_(0, rows, theirs.index_select(0, chosen))
-
-    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
-        """See `superres.scoring.Session.propose`."""
-        if self.heads is None:
-            raise ValueError("a model of one prediction head makes no proposals")
-        here = output.state.at(index)
-        states, target = self._head_states(self.heads, here, offsets)
-        projected = self.project(states.flatten(0, 1)).view(*target.shape, -1)
-        if not self.config.ordinal_output or self.estimate is None:
-            return choose(projected, offsets)
-        estimate = self.estimate.gather(1, target)
-        mu, slope = ordinal_term(projected, estimate)
-        weights = None
-        if here.neighbours is not None:
-            deviation, weights = self.heads.linear_part(states, here.neighbours, here.position, 1)
-            mu = mu + deviation * RESIDUAL_SCALE
-        if weights is None:
-            return choose(scores_around(mu, slope, projected, self.config.vocabulary), offsets)
-        known = torch.cat([self.estimate.gather(1, here.position.unsqueeze(1)), estimate], dim=1)
-        tokens = [first.unsqueeze(1)]
-        for head in range(len(offsets)):
-            # A head chooses after those before it, whose tokens it reads.
-            mu = torch.addcmul(mu, weights[:, :, head], tokens[head] - known[:, head : head + 1])
-            own = slice(head, head + 1)
-            scores = scores_around(mu[:, own], slope[:, own], projected[:, own], self.config.vocabulary)
-            tokens.append(choose(scores, offsets[own]))
-        return torch.cat(tokens[1:], dim=1)
-
-    def _head_states(self, heads: PredictionHeads, here: StepState, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states [B, N, D] of heads p2..p(N+1) at one position a row, and their targets [B, N]."""
-        count, skipped = len(offsets), 1 - heads.first
-        own = F.pad(offsets, (skipped, 0))  # where p1 has a layer of its own, its offset 0 comes along
-        target = (here.position.unsqueeze(1) + own).clamp(max=self.config.target_length - 1)
-        vectors = self.head_table[self.row_start + target] if self.head_table is not None else None
-        return heads(here.hidden, vectors, count + skipped)[:, skipped:], target[:, skipped:]
-
-
 class StepSession(ProposingSession):
-    """A batch being decoded: `superres.scoring.Session` for `EncoderDecoder`. It serves one decode, in one thread."""
+    """A batch being decoded: `superres.scoring.Session` for `EncoderDecoder`. It serves one decode at a time."""
 
     layer_step = LayerStep
 
-    def __init__(self, model: EncoderDecoder, memory: Memory, width: int, cache: KeyValueCache | None = None) -> None:
-        """Prepare for the sources of `memory` and steps of `width`, with a `cache` of its own if None is given."""
-        super().__init__(model, memory, width)
-        self.neighbourhood = model.neighbourhood
-        self.layers = [self.layer_step(layer, memory, self.batch, width) for layer in model.decoder]  # type: ignore[arg-type]
-        self.final_norm = model.decoder_norm
-        self.cache = cache or KeyValueCache(self.config, self.batch, width, memory.states)
-        # A zero row for the start of the sequence comes last.
-        table = model.target_embedding.table.weight * model.target_embedding.scale
-        self.token_table = torch.cat([table, table.new_zeros(1, table.shape[1])])
-        self.columns = torch.arange(width, device=memory.states.device)
-        if self.neighbourhood is not None:
-            # Entry T is the "absent" neighbour and stays 0; T + 1 is where positions outside the image are written.
-            self.deviation = memory.states.new_zeros(self.batch, self.config.target_length + 2)
+    def __init__(self, folded: Folded, memory: Memory, width: int, fused: bool = False) -> None:
+        """Allocate the cache for the sources of `memory` and steps of `width`; `fused` as in `LayerStep`."""
+        super().__init__(folded, memory, width)
+        self.layers = [self.layer_step(layer, memory, self.batch, width, fused) for layer in folded.layers]
+        self.final_norm = folded.model.decoder_norm
+        self.cache = self._make_cache(memory.states.to(folded.dtype), fused)
+        self.widest = torch.arange(width, device=memory.states.device)
+        self.columns = self.widest
+        self.neighbourhood = folded.neighbourhood
+        if self.neighbourhood is not None and memory.estimate is not None and memory.budget is not None:
+            self._allocate_numbers(self.neighbourhood, memory.estimate, memory.budget)
+
+    def _make_cache(self, like: Tensor, fused: bool) -> KeyValueCache:
+        """Allocate a cache with dtype and device of `like`."""
+        # The fused kernel wants masks whose rows are aligned.
+        return KeyValueCache(self.config, self.batch, self.width, like, 16 if fused else 1)
+
+    def _allocate_numbers(self, near: FoldedNeighbourhood, estimate: Tensor, budget: Tensor) -> None:
+        """Prepare the buffer that the numeric neighbourhood reads."""
+        self.position_table = self.position_table + near.second.bias
+        # What is taken from a token at the decoder position that reads it, in units of RESIDUAL_SCALE.
+        self.expected = F.pad(estimate / -RESIDUAL_SCALE, (1, self.width))
+        self.deviation = F.pad(-budget, (1, 1 + self.config.target_length + self.width))
+        self.read = self.deviation[:, 1 + budget.shape[1] :]  # by the decoder position that reads the token
 
     def row_state(self) -> list[Tensor]:
         """See `ProposingSession.row_state`; the caches of all layers come along."""
         views = [*super().row_state(), self.cache.by_row()]
         if self.neighbourhood is not None:
-            views.append(self.deviation)
+            views += [self.expected, self.deviation]
         for cross in (layer.cross for layer in self.layers):
             if cross is not None:
-                rows = (cross.key, cross.value) if len(cross.mask) == 1 else (cross.key, cross.value, cross.mask)
+                rows = (cross.key, cross.value, cross.mask)
                 views += [tensor.view(self.batch, -1, *tensor.shape[1:]) for tensor in rows]
         return views
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         """See `superres.scoring.Session.step`."""
-        return self._step(tokens, position, lambda part: None)
+        scores, hidden, inside, neighbours = self.compute(tokens, position)
+        return StepOutput(scores, StepState(hidden, inside, neighbours))
 
-    def _step(self, tokens: Tensor, position: Tensor, lap: Callable[[str], None]) -> StepOutput:
-        """Do a step and call `lap` after each of its parts."""
-        length = self.config.target_length
+    def compute(
+        self, tokens: Tensor, position: Tensor, lap: Callable[[str], None] = lambda part: None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Do a step, call `lap` after each of its parts, and return the scores and what a `StepState` is made of."""
         place = position.unsqueeze(1) + self.columns
-        inside = place.clamp(0, length - 1)
-        x, neighbours = self._input(tokens, place, inside)
-        index, mask = self.cache.locate(place)
+        inside = place.clamp(0, self.config.target_length - 1)
+        offset, reach, channel = self.folded.facts.index_select(0, inside.flatten()).unbind(1)
+        x, neighbours = self._input(tokens, place, inside, offset, channel)
+        index, mask = self.cache.locate(place, reach.view(place.shape))
+        mask = self.layers[0].shaped(mask)
         lap("input")
         for number, layer in enumerate(self.layers):
             x = layer.attend(x, self.cache, number, index, mask)
@@ -293,10 +197,11 @@ class StepSession(ProposingSession):
             x = layer.feed_forward(x)
             lap("feed-forward")
         hidden = self.final_norm(x)
-        state = StepState(hidden.view(self.batch, self.width, -1), inside, neighbours)
-        output = StepOutput(self._verify(hidden, state), state)
+        if neighbours is not None:
+            neighbours = neighbours.view(*place.shape, -1)
+        scores = self._verify(hidden, inside, neighbours, channel)
         lap("scores")
-        return output
+        return scores, hidden.view(*place.shape, -1), inside, neighbours
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
         """Return the seconds of a step's parts (PARTS), means over `repeats` steps; arguments as for `step`."""
@@ -312,12 +217,12 @@ class StepSession(ProposingSession):
             last = now
 
         for _ in range(repeats):
-            self._step(tokens, position, lap)
+            self.compute(tokens, position, lap)
         return seconds
 
     def resize(self, width: int) -> None:
         """See `superres.scoring.Session.resize`."""
-        self.width, self.columns = width, torch.arange(width, device=self.columns.device)
+        self.width, self.columns = width, self.widest[:width]
         for layer in self.layers:
             layer.width = width
         # What a wider step left in a slot past this one's end counts as older than anything that is looked at.
@@ -327,65 +232,57 @@ class StepSession(ProposingSession):
         """See `superres.scoring.Session.select`."""
         self.cache.select(rows, length)
         if self.neighbourhood is not None:
-            self.deviation = self.deviation[rows]
+            self.deviation.copy_(self.deviation[rows])
 
-    def _deviation(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Return how far `tokens` at `position`, both [B, N], are from their estimates, in units of RESIDUAL_SCALE."""
-        if self.estimate is None:
-            raise ValueError("deviations need an estimate")
-        return (tokens - self.estimate.gather(1, position)) / RESIDUAL_SCALE
-
-    def _input(self, tokens: Tensor, place: Tensor, inside: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the decoder's input [B * W, D] and the neighbours' deviations [B, W, N]."""
-        vocabulary, channels = self.config.vocabulary, self.config.channels
-        before = place - 1
-        row = tokens + before % channels * vocabulary
-        row = torch.where(before >= 0, row, len(self.token_table) - 1)
-        x = self.token_table[row.flatten()] + self.position_table[(self.row_start + inside).flatten()]
-        if self.neighbourhood is None or self.estimate is None or self.budget is None:
+    def _input(
+        self, tokens: Tensor, place: Tensor, inside: Tensor, offset: Tensor, channel: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the decoder's input [B * W, D] and the neighbours' deviations [B * W, N]."""
+        table = self.folded.token_table
+        row = torch.add(tokens.flatten(), offset).clamp_(max=len(table) - 1)
+        x = table.index_select(0, row).add_(self.look_up(self.position_table, inside))
+        near = self.neighbourhood
+        if near is None:
             return x, None
-        deviation = self._deviation(tokens, before.clamp(0, self.config.target_length - 1))
-        neighbours = self._neighbours(self.neighbourhood, deviation, before, inside, self.budget)
-        return x + self.neighbourhood(neighbours, inside).flatten(0, 1), neighbours
+        numbers = self._numbers(near, tokens, place, inside)
+        inner = torch.addmm(near.channel_bias.index_select(0, channel), numbers, near.first).relu_()
+        return x.addmm_(inner, near.second.weight), numbers
 
-    def _neighbours(
-        self, neighbourhood: NumericNeighbourhood, deviation: Tensor, before: Tensor, inside: Tensor, budget: Tensor,
-    ) -> Tensor:
-        """Return the numbers [B, W, N] of targets `inside`, after tokens at `before` that are `deviation` off."""
-        self.deviation.scatter_(1, self._entry(before), deviation)
-        return neighbourhood.gather(self.deviation, inside, budget)
+    def _numbers(self, near: FoldedNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
+        """Return the numbers [B * W, N] of targets `inside`, after `tokens` read at `place`."""
+        self.read.scatter_(1, place, self._deviation(tokens, place))
+        return near.numbers(self.deviation, inside)
 
-    def _entry(self, position: Tensor) -> Tensor:
-        """Return where the deviations of tokens at `position` belong."""
-        valid = (position >= 0) & (position < self.config.target_length)
-        return torch.where(valid, position, self.config.target_length + 1)
+    def _deviation(self, tokens: Tensor, place: Tensor) -> Tensor:
+        """Return how far `tokens` [B, N], read at `place`, are from what was expected, in units of RESIDUAL_SCALE."""
+        return torch.add(self.expected.gather(1, place), tokens, alpha=1 / RESIDUAL_SCALE)
 
-    def _verify(self, hidden: Tensor, state: StepState) -> Tensor:
-        """Return p1's scores [B, W, V]."""
+    def _verify(self, hidden: Tensor, inside: Tensor, neighbours: Tensor | None, channel: Tensor) -> Tensor:
+        """Return p1's scores [B, W, V] from hidden states [B * W, D]."""
         layer = self.heads if self.heads is not None and self.heads.first == 0 else None
         if layer is not None:
-            vectors = None
-            if self.head_table is not None:
-                vectors = self.head_table[(self.row_start + state.position).flatten()]
+            vectors = None if self.head_table is None else self.look_up(self.head_table, inside)
             hidden = layer.one(hidden, 0, vectors)
-        projected = self.project(hidden).view(*state.position.shape, -1)
+        projected = self.folded.project(hidden).view(*inside.shape, -1)
         if not self.config.ordinal_output or self.estimate is None:
             return projected
-        centre = self.estimate.gather(1, state.position)
-        if self.neighbourhood is None or state.neighbours is None:
-            return ordinal_scores(projected, centre, self.config.vocabulary)
-        if layer is None:
-            deviation = extrapolate(self.neighbourhood.direct, state.neighbours, state.position)
-        else:
-            states = hidden.view(*state.position.shape, 1, -1)
-            deviation = layer.linear_part(states, state.neighbours, state.position, 0)[0].squeeze(-1)
-        return ordinal_scores(projected, centre + deviation * RESIDUAL_SCALE, self.config.vocabulary)
+        mu = self.estimate.gather(1, inside).add_(projected[..., -2])
+        if self.neighbourhood is not None and neighbours is not None:
+            if layer is None:
+                deviation = torch.mm(neighbours.flatten(0, 1), self.neighbourhood.direct)
+                mu = mu + deviation.gather(1, channel.unsqueeze(1)).view(mu.shape)
+            else:
+                states = hidden.view(*inside.shape, 1, -1)
+                deviation = layer.linear_part(states, neighbours, inside, 0)[0].squeeze(-1)
+                mu = torch.add(mu, deviation, alpha=RESIDUAL_SCALE)
+        return self.scores_around(mu, projected)
 
 
 class StepModel:
     """`EncoderDecoder` as a `superres.scoring.ScoringModel`."""
 
     engine = "plain"
+    replaying: Replaying | None = None
 
     def __init__(self, model: EncoderDecoder, end_token: int | None = None) -> None:
         """Wrap `model`, which must be in evaluation mode."""
@@ -396,16 +293,25 @@ class StepModel:
         self.end_token = end_token
         self.peers: Peers | None = None
         self.held_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+        self.folded = Folded(model)
+        self.told = False
+
+    def encode(self, source: Tensor, padding: Tensor | None, copies: int = 1) -> Memory:
+        """Encode sources for a session; arguments as for `superres.scoring.ScoringModel.session`."""
+        return self.model.encode(source, padding).repeat(copies).rounded_up(PLACES)
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.scoring.ScoringModel.session`."""
-        return StepSession(self.model, self.model.encode(source, padding).repeat(copies), width)
+        return StepSession(self.folded, self.encode(source, padding, copies), width)
 
     def tree_session(self, source: Tensor, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
-        """See `superres.scoring.ScoringModel.tree_session`."""
+        """See `superres.scoring.ScoringModel.tree_session`: by the plain step, which the log of other engines says."""
         from superres.nn.branches import TreeSession  # which builds on this module
 
-        return TreeSession(self.model, self.model.encode(source, padding), tree, kept)
+        if self.engine != "plain" and not self.told:
+            LOG.warning("decoding with the plain step, which is slower: the %s one has no visibility mask", self.engine)
+            self.told = True
+        return TreeSession(self.folded, self.encode(source, padding), tree, kept)
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
         """See `superres.scoring.ScoringModel.uncached_scores`."""

@@ -1,0 +1,254 @@
+"""Measure decoding on a GPU against its targets: captured iterations, blocks, large batches, reads of the host.
+
+    python scripts/benchmark_gpu.py --data dev.npz --output benchmark-gpu
+    python scripts/benchmark_gpu.py --data dev.npz --output benchmark-gpu --compiled
+
+Writes gpu.json and gpu.md. Each engine decodes the same images; speed-ups are over greedy decoding by the same engine.
+On a CPU (--device cpu) it runs the engines of a CPU, which shows that it runs and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from torch.profiler import ProfilerActivity, profile
+
+from superres.config import DecodeConfig
+from superres.decoding.blockwise import iterations
+from superres.decoding.trace import mean_accepted_block_size
+from superres.errors import SuperresError
+from superres.machine import PeakMemory, machine, require_quiet
+from superres.nn.graph import GraphModel
+from superres.output import markdown_table, number_text, prepare_folder, write_result
+from superres.pipeline import Upscaler
+from superres.tasks import faces
+
+READS = ("Memcpy DtoH", "aten::item", "aten::_local_scalar_dense", "aten::nonzero", "cudaStreamSynchronize")
+BLOCK_SIZES = (2, 4, 6, 8, 10)
+ITERATIONS = 64
+"""Iterations under the profiler, after as many others."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a feed hands out."""
+
+    source: np.ndarray
+    key: int
+
+
+class Images:
+    """A feed of all images at once."""
+
+    def __init__(self, sources: np.ndarray) -> None:
+        self.waiting = [Image(source, key) for key, source in enumerate(sources)]
+
+    def take(self, most: int, wait: bool) -> list[Image] | None:
+        """See `superres.decoding.refill.Feed.take`."""
+        taken, self.waiting = self.waiting[:most], self.waiting[most:]
+        return taken or None
+
+
+def ways(heads: int) -> dict[str, DecodeConfig]:
+    """Return the ways of decoding by name, greedy first."""
+    sizes = [k for k in BLOCK_SIZES if k <= heads]
+    return {"greedy": DecodeConfig(1), **{f"exact, k = {k}": DecodeConfig(k) for k in sizes},
+            **{f"epsilon 2, k = {k}": DecodeConfig(k, accept="distance", epsilon=2) for k in sizes}}
+
+
+def engines(checkpoint: str, device: str, compiled: bool) -> dict[str, Upscaler]:
+    """Return the engines to compare, by name."""
+    if device == "cpu":
+        return {name: Upscaler.load(checkpoint, device, name) for name in ("plain", "native")}
+    loaded = {name: Upscaler.load(checkpoint, device, name) for name in ("plain", "graph", "graph-bf16")}
+    variants: dict[str, dict[str, bool]] = {"graph, three operations of attention": {"fused": False}}
+    if compiled:
+        variants["graph, compiled"] = {"compiled": True}
+        variants["graph-bf16, compiled"] = {"compiled": True, "half": True}
+    for name, options in variants.items():
+        loaded[name] = Upscaler.load(checkpoint, device, "plain")
+        loaded[name].scoring = GraphModel(loaded[name].model, **options)
+    return loaded
+
+
+def seconds_of(work: Callable[[], object], repeats: int) -> float:
+    """Return the median seconds of `repeats` calls after one that warms up; each ends with results on the host."""
+    taken = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken[1:])
+
+
+def single(upscaler: Upscaler, sources: np.ndarray, greedy: np.ndarray | None, repeats: int) -> list[Row]:
+    """Decode images one by one in every way."""
+    rows: list[Row] = []
+    for name, options in ways(upscaler.model_config.prediction_heads).items():
+        seconds = seconds_of(lambda options=options: [upscaler(one[None], options) for one in sources], repeats)
+        made = [upscaler(one[None], options) for one in sources]
+        images = np.concatenate([one.images for one in made])
+        accepted = mean_accepted_block_size([trace for one in made for trace in one.traces])
+        first = rows[0] if rows else None
+        row = {"way": name, "seconds": seconds / len(sources), "accepted": accepted,
+               "speed_up": first["seconds"] * len(sources) / seconds if first else 1.0}
+        row["of_accepted"] = row["speed_up"] / accepted
+        row["equal_to_plain_greedy"] = None if greedy is None else float((images == greedy).mean())
+        rows.append(row)
+    return rows
+
+
+def loop_profile(upscaler: Upscaler, source: np.ndarray, options: DecodeConfig) -> Row:
+    """Return what an iteration launches, how long the device works on it, and what the host reads meanwhile."""
+    cuda = upscaler.device.type == "cuda"
+    tokens = torch.from_numpy(faces.encode(source[None])).to(upscaler.device)
+    with torch.inference_mode():
+        loop = next(iterations(upscaler.scoring, tokens, options))
+        loop.run(ITERATIONS)
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+        with profile(activities=activities) as profiler:
+            loop.run(ITERATIONS)
+            if cuda:
+                torch.cuda.synchronize()
+        started = time.perf_counter()
+        loop.run(ITERATIONS)
+        if cuda:
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+    events = profiler.key_averages()
+    kernels = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+    return {
+        "iteration": seconds / ITERATIONS, "kernels": sum(event.count for event in kernels) / ITERATIONS,
+        "kernel_seconds": sum(event.self_device_time_total for event in kernels) * 1e-6 / ITERATIONS,
+        "reads": sum(event.count for event in events if event.key.startswith(READS)),
+        "largest": [[event.key[:60], event.count / ITERATIONS, event.self_device_time_total / ITERATIONS]
+                    for event in sorted(kernels, key=lambda event: -event.self_device_time_total)[:12]],
+    }
+
+
+def throughput(upscaler: Upscaler, sources: np.ndarray, options: DecodeConfig, rows: int) -> Row:
+    """Decode a stream of images, `rows` at a time, after a short one that warms up."""
+    def stream(images: np.ndarray) -> float:
+        started = time.perf_counter()
+        done = sum(len(some) for some in upscaler.refilled(Images(images), options, rows))
+        if done != len(images):
+            raise RuntimeError(f"{done} of {len(images)} images came back")
+        return time.perf_counter() - started
+
+    stream(sources[: 2 * rows])
+    with PeakMemory(upscaler.device) as peak:
+        seconds = stream(sources)
+    tenth = stream(sources[: max(len(sources) // 10, 1)])
+    return {"rows": rows, "images": len(sources), "images_per_second": len(sources) / seconds, "bytes": peak.bytes,
+            "seconds": seconds, "seconds_of_a_tenth": tenth}
+
+
+def measure(upscaler: Upscaler, sources: np.ndarray, few: int, rows: list[int], many: int, repeats: int,
+            greedy: np.ndarray | None) -> Row:
+    """Return all figures of one engine."""
+    heads = upscaler.model_config.prediction_heads
+    blocks = DecodeConfig(heads, accept="distance", epsilon=2)
+    stream = sources[np.arange(many) % len(sources)]
+    return {
+        "single": single(upscaler, sources[:few], greedy, repeats),
+        "loop": {name: loop_profile(upscaler, sources[0], options)
+                 for name, options in (("greedy", DecodeConfig(1)), (f"epsilon 2, k = {heads}", blocks))},
+        "throughput": [throughput(upscaler, stream, blocks, count) for count in rows],
+    }
+
+
+def targets(report: Row) -> list[Row]:
+    """Return how the best engine stands against each target."""
+    def best(figure: Callable[[Row], float], largest: bool) -> tuple[float, str]:
+        found = [(figure(figures), name) for name, figures in report["engines"].items() if name != "plain"]
+        return (max if largest else min)(found)
+
+    last = list(ways(report["heads"]))[-1]
+    rows = [
+        ("batch 1: speed-up over own greedy / mean accepted block size, best way", ">= 0.9",
+         best(lambda f: max(row["of_accepted"] for row in f["single"][1:]), True), lambda v: v >= 0.9),
+        (f"batch 1: seconds an image, {last}", "<= 0.060",
+         best(lambda f: f["single"][-1]["seconds"], False), lambda v: v <= 0.06),
+        ("reads of the host in the loop", "0", best(lambda f: sum(p["reads"] for p in f["loop"].values()), False),
+         lambda v: v == 0),
+        ("images/s of a stream, largest batch", ">= 1,000",
+         best(lambda f: f["throughput"][-1]["images_per_second"], True), lambda v: v >= 1000),
+        ("10x the images: times the time", "<= 10 (+ the start)",
+         best(lambda f: f["throughput"][-1]["seconds"] / f["throughput"][-1]["seconds_of_a_tenth"], False),
+         lambda v: v <= 10.5),
+    ]
+    return [{"target": name, "wanted": wanted, "measured": value, "engine": engine, "reached": bool(check(value))}
+            for name, wanted, (value, engine), check in rows]
+
+
+def markdown(report: Row) -> str:
+    """Return the report as Markdown."""
+    parts = ["# Decoding on a GPU", ", ".join(f"{k} {v}" for k, v in report["machine"].items() if v is not None)]
+    cells = [[row["target"], row["wanted"], number_text(row["measured"], 3), row["engine"],
+              "yes" if row["reached"] else "no"] for row in report["targets"]]
+    parts += ["## Targets", markdown_table(["", "wanted", "measured", "by", "reached"], cells)]
+    for name, figures in report["engines"].items():
+        rows = [[row["way"], number_text(1e3 * row["seconds"], 2), number_text(row["accepted"], 2),
+                 number_text(row["speed_up"], 2), number_text(row["of_accepted"], 2),
+                 number_text(row["equal_to_plain_greedy"], 4)] for row in figures["single"]]
+        loops = [[way, number_text(1e6 * part["iteration"], 1), number_text(1e6 * part["kernel_seconds"], 1),
+                  number_text(part["kernels"], 0), str(part["reads"])] for way, part in figures["loop"].items()]
+        streams = [[str(row["rows"]), str(row["images"]), number_text(row["images_per_second"], 1),
+                    number_text(row["bytes"] / 2**20, 0)] for row in figures["throughput"]]
+        parts += [f"## {name}", markdown_table(
+            ["one image at a time", "ms", "mean accepted block size", "speed-up", "speed-up / accepted",
+             "tokens equal to the plain engine's greedy"], rows)]
+        parts += [markdown_table(["an iteration", "us", "us of kernels", "kernels", "reads of the host"], loops)]
+        parts += [markdown_table(["rows", "images", "images/s", "MiB"], streams)]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Prepared .npz, folder of images or CelebA root.")],
+    output: Annotated[Path, typer.Option(help="Folder for gpu.json and gpu.md.")],
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
+    few: Annotated[int, typer.Option(min=1, help="Images decoded one by one.")] = 8,
+    many: Annotated[int, typer.Option(min=1, help="Images of a stream, those of the data again and again.")] = 2048,
+    rows: Annotated[str, typer.Option(metavar="B,B,...", help="Images of a stream decoded together.")] = "64,256,512",
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds, of which medians are taken.")] = 5,
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    compiled: Annotated[bool, typer.Option("--compiled", help="Also with torch.compile, minutes more.")] = False,
+    busy: Annotated[bool, typer.Option("--busy", help="Measure even if something else uses the processor.")] = False,
+) -> None:
+    """Write the report."""
+    if not busy:
+        require_quiet()
+    prepare_folder(output)
+    sources = faces.read_faces(data, "valid", 512).lr
+    report: Row = {"engines": {}}
+    greedy: np.ndarray | None = None
+    for name, upscaler in engines(checkpoint, device, compiled).items():
+        print(name, file=sys.stderr)
+        if greedy is None:
+            greedy = np.concatenate([upscaler(one[None], DecodeConfig(1)).images for one in sources[:few]])
+        report["machine"], report["heads"] = machine(upscaler.device), upscaler.model_config.prediction_heads
+        counts = [int(part) for part in rows.split(",")]
+        report["engines"][name] = measure(upscaler, sources, few, counts, many, repeats, greedy)
+    report["targets"] = targets(report)
+    write_result(output / "gpu.json", (json.dumps(report, indent=1) + "\n").encode())
+    write_result(output / "gpu.md", markdown(report).encode())
+    print(markdown(report))
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except SuperresError as error:
+        sys.exit(f"benchmark_gpu: {error}")

@@ -1,0 +1,196 @@
+"""The weights of a network as the decoding step takes them: folded, transposed and joined once for all decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from superres.nn.attention import reach
+from superres.nn.image_aids import INITIAL_SHARPNESS, RESIDUAL_SCALE, NumericNeighbourhood
+from superres.nn.layers import DecoderLayer, TiedProjection
+from superres.nn.model import EncoderDecoder
+
+
+@dataclass
+class Affine:
+    """x @ weight + bias, the weight stored [in, out]."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to [N, in]."""
+        return torch.addmm(self.bias, x, self.weight)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Return residual + x @ weight + bias."""
+        return torch.addmm(residual, x, self.weight).add_(self.bias)
+
+    def half(self) -> HalfAffine:
+        """Return the same in bfloat16."""
+        return HalfAffine(self.weight.bfloat16(), self.bias.bfloat16())
+
+
+@dataclass
+class HalfAffine(Affine):
+    """The same with bfloat16 weights: products and their results are bfloat16, what they are added to is not."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply to [N, in] of any type; the result is bfloat16."""
+        return torch.addmm(self.bias, x.bfloat16(), self.weight)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Return residual + x @ weight + bias in the type of `residual`."""
+        return residual + self(x)
+
+
+def fold(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | None = None, scale: float = 1.0) -> Affine:
+    """Join linear layers of one input side by side.
+
+    Args:
+        linears: layers in the order of their outputs.
+        norm: a layer norm before them whose affine part is folded in.
+        scale: factor on the first layer's output.
+    """
+    weights: list[Tensor] = [linear.weight.t() for linear in linears]
+    biases: list[Tensor] = [linear.bias for linear in linears]
+    weights[0], biases[0] = weights[0] * scale, biases[0] * scale
+    weight, bias = torch.cat(weights, dim=1), torch.cat(biases)
+    if norm is not None:
+        weight, bias = norm.weight.unsqueeze(1) * weight, bias + norm.bias @ weight
+    return Affine(weight.detach().contiguous(), bias.detach().contiguous())
+
+
+class FoldedLayer:
+    """A decoder layer."""
+
+    def __init__(self, layer: DecoderLayer, half: bool) -> None:
+        """Fold the weights of `layer`; products are in bfloat16 if `half`."""
+        self.heads, self.pre = layer.attention.heads, layer.attention_residual.pre
+        self.norms = [layer.attention_residual.norm, layer.feed_forward_residual.norm]
+        attention, feed_forward = layer.attention, layer.feed_forward
+        attention_norm, feed_norm = self.norms if self.pre else (None, None)
+        scale = (attention.query.in_features // self.heads) ** -0.5
+        self.projection = fold([attention.query, attention.key_value], attention_norm, scale)
+        self.output = fold([attention.output])
+        self.expand = fold([feed_forward[0]], feed_norm)  # type: ignore[list-item]
+        self.contract = fold([feed_forward[2]])  # type: ignore[list-item]
+        self.cross_attention, self.cross_norm = layer.cross_attention, None
+        if layer.cross_attention is not None and layer.cross_residual is not None:
+            self.cross_norm = layer.cross_residual.norm
+            self.cross_query = fold([layer.cross_attention.query], self.cross_norm if self.pre else None, scale)
+            self.cross_output = fold([layer.cross_attention.output])
+        if half:
+            for name, value in list(vars(self).items()):
+                if isinstance(value, Affine):
+                    setattr(self, name, value.half())
+
+
+class FoldedNeighbourhood:
+    """The numeric neighbourhood, whose numbers all come from one buffer by one table of the target position.
+
+    The buffer of a row is [nothing, which is 0; minus the budget of each cell; a place that nobody reads; deviations of
+    the tokens in order]. So what a cell still has to add up to is a sum over places of the buffer, too.
+    """
+
+    def __init__(self, near: NumericNeighbourhood, cells: int) -> None:
+        """Fold the weights of `near`, whose source has `cells` positions."""
+        first = 2 + cells  # where the deviation of token 0 stands
+        length = len(near.table)
+        self.near = near.table.shape[1]
+        table = [torch.where(near.table < length, near.table + first, 0)]
+        if near.remainder:
+            position = torch.arange(length, device=near.table.device).unsqueeze(1)
+            decoded = near.cell_positions < position
+            table += [torch.where(decoded, near.cell_positions + first, 0), 1 + near.cell.unsqueeze(1)]
+            left = near.cell_positions.shape[1] - decoded.sum(1, keepdim=True)
+            shares = near.direct.new_zeros(near.cell_positions.shape)
+            self.shares = shares.scatter_(1, left - 1, -1.0 / left.to(shares.dtype))
+        self.remainder = near.remainder
+        self.table = torch.cat(table, dim=1)
+        self.first = near.first.weight.detach().t().contiguous()
+        self.channel_bias = (near.channel.weight + near.first.bias).detach()
+        self.second = fold([near.second])
+        self.direct = (near.direct * RESIDUAL_SCALE).detach().t().contiguous()
+
+    def numbers(
+        self, buffer: Tensor, inside: Tensor, find: Callable[[Tensor], Tensor] = lambda places: places,
+    ) -> Tensor:
+        """Return the numbers [B * W, N] of target positions `inside` [B, W].
+
+        Args:
+            buffer: of each row, [B, ...].
+            inside: positions in [0, T).
+            find: maps places [B * W, P] of the buffer to where they are to be found, if that is elsewhere.
+        """
+        places = find(self.table.index_select(0, inside.flatten()))
+        found = buffer.gather(1, places.view(len(inside), -1)).view(places.shape)
+        if not self.remainder:
+            return found
+        missing = found[:, self.near :].sum(1, keepdim=True)
+        return torch.cat([found[:, : self.near], missing * self.shares.index_select(0, inside.flatten())], dim=1)
+
+
+class Folded:
+    """The weights of a network, each folded when it is first asked for."""
+
+    def __init__(self, model: EncoderDecoder, half: bool = False) -> None:
+        """Serve `model`; products of the decoder's layers are in bfloat16 if `half`."""
+        self.model, self.config, self.half = model, model.config, half
+
+    @cached_property
+    def project(self) -> Affine:
+        """The output projection. Of ordinal outputs, the shift is in grey levels, and the sharpness is complete."""
+        project = fold([self.model.project])
+        if self.config.ordinal_output:
+            scale, shift = torch.ones_like(project.bias), torch.zeros_like(project.bias)
+            scale[-2], shift[-1] = RESIDUAL_SCALE, INITIAL_SHARPNESS
+            project = Affine(project.weight * scale, project.bias * scale + shift)
+        return project
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the decoder's products, keys and values."""
+        return self.layers[0].projection.weight.dtype
+
+    @cached_property
+    def layers(self) -> list[FoldedLayer]:
+        """The decoder's layers."""
+        return [FoldedLayer(layer, self.half) for layer in self.model.decoder]  # type: ignore[arg-type]
+
+    @cached_property
+    def token_table(self) -> Tensor:
+        """Scaled embeddings of all tokens, and a zero row for the start of the sequence, which comes last."""
+        embedding = self.model.target_embedding
+        table = embedding.table.weight.detach() * embedding.scale
+        return torch.cat([table, table.new_zeros(1, table.shape[1])])
+
+    @cached_property
+    def neighbourhood(self) -> FoldedNeighbourhood | None:
+        """The numeric neighbourhood, where there is one."""
+        near = self.model.neighbourhood
+        return None if near is None else FoldedNeighbourhood(near, self.config.source_length)
+
+    @cached_property
+    def facts(self) -> Tensor:
+        """What a step looks up by decoder position, int64 [T, 3].
+
+        What is added to the token read there for its row in `token_table` (at the start so much that only the last row
+        is left); how many positions back it sees; and the target's colour channel.
+        """
+        config = self.config
+        position = torch.arange(config.target_length, device=self.model.signal.device)
+        offset = (position - 1) % config.channels * config.vocabulary
+        offset = torch.where(position > 0, offset, config.channels * config.vocabulary)
+        block_length = config.attention_block_length if config.attention == "local_1d" else config.target_length + 1
+        return torch.stack([offset, reach(position, block_length), position % config.channels], dim=1)
+
+    @cached_property
+    def values(self) -> Tensor:
+        """Intensities 0..V-1 as numbers."""
+        signal = self.model.signal
+        return torch.arange(self.config.vocabulary, device=signal.device, dtype=signal.dtype)

@@ -1,0 +1,147 @@
+"""What the sessions of all engines share: the memory of their sources, and proposals from states of the decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from superres.config import ModelConfig
+from superres.nn.folded import Folded
+from superres.nn.heads import PredictionHeads
+from superres.nn.image_aids import RESIDUAL_SCALE
+from superres.nn.model import Memory
+from superres.scoring import Choose, StepOutput
+
+
+@dataclass
+class StepState:
+    """What proposals are computed from: hidden [B, W, D], positions [B, W] and neighbours [B, W, N] or None.
+
+    Where a row's one accepted column is picked, without the W.
+    """
+
+    hidden: Tensor
+    position: Tensor
+    neighbours: Tensor | None
+
+    def at(self, index: Tensor) -> StepState:
+        """Return what there is at one column of each row, `index` [B]."""
+        rows, width = self.position.shape
+        place = index
+        if rows > 1:
+            place = torch.add(index, torch.arange(rows, device=index.device), alpha=width)
+        neighbours = None if self.neighbours is None else self.neighbours.flatten(0, 1).index_select(0, place)
+        hidden = self.hidden.flatten(0, 1).index_select(0, place)
+        return StepState(hidden, self.position.flatten().index_select(0, place), neighbours)
+
+
+class ProposingSession:
+    """The base of all sessions."""
+
+    def __init__(self, folded: Folded, memory: Memory, width: int) -> None:
+        """Prepare for the sources of `memory` and steps of `width`."""
+        model = folded.model
+        self.folded = folded
+        self.config: ModelConfig = model.config
+        self.width, self.batch = width, len(memory.states)
+        self.heads: PredictionHeads | None = model.heads
+        self.shape = self.config.target_shape
+        self.estimate, self.budget = memory.estimate, memory.budget
+        self.position_table = model.signal.unsqueeze(0)
+        self.conditioned = memory.conditioning is not None
+        if memory.conditioning is not None:
+            self.position_table = self.position_table + memory.conditioning
+        rows = torch.arange(self.batch, device=memory.states.device).unsqueeze(1)
+        # Where the rows' own tables begin, if they have any and are several.
+        self.row_start = rows * self.config.target_length if self.conditioned and self.batch > 1 else None
+        self.position_table = self.position_table.flatten(0, 1)
+        self.head_table: Tensor | None = None
+        if memory.conditioning is not None and self.heads is not None and self.heads.conditioning is not None:
+            self.head_table = self.heads.conditioning(memory.conditioning).flatten(0, 1)
+        self.ahead = torch.arange(self.config.prediction_heads, device=memory.states.device)
+
+    def row_state(self) -> list[Tensor]:
+        """Return views of all tensors that belong to single rows, each [B, ...], in an order that the class fixes."""
+        tables = [self.position_table if self.conditioned else None, self.head_table]
+        views = [table.view(self.batch, self.config.target_length, -1) for table in tables if table is not None]
+        return views + [tensor for tensor in (self.estimate, self.budget) if tensor is not None]
+
+    def adopt(self, rows: Tensor, other: ProposingSession, chosen: Tensor) -> None:
+        """See `superres.scoring.Session.adopt`."""
+        for mine, theirs in zip(self.row_state(), other.row_state(), strict=True):
+            mine.index_copy_(0, rows, theirs.index_select(0, chosen))
+
+    def look_up(self, table: Tensor, target: Tensor) -> Tensor:
+        """Return the entries [B * N, D] of a table of the rows' own, or of all rows, for targets [B, N]."""
+        place = target if self.row_start is None else target + self.row_start
+        return table.index_select(0, place.flatten())
+
+    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
+        """See `superres.scoring.Session.propose`."""
+        if self.heads is None:
+            raise ValueError("a model of one prediction head makes no proposals")
+        count, here = len(offsets), output.state.at(index)
+        # The target of p1 comes first.
+        target = (here.position.unsqueeze(1) + self.ahead[: count + 1]).clamp_(max=self.config.target_length - 1)
+        states = self._head_states(self.heads, here, target)
+        projected = self.folded.project(states.flatten(0, 1)).view(*states.shape[:2], -1)
+        if not self.config.ordinal_output or self.estimate is None:
+            return choose(projected, offsets)
+        known = self.estimate.gather(1, target)
+        mu, weights = known[:, 1:] + projected[..., -2], None
+        if here.neighbours is not None:
+            deviation, weights = self.heads.linear_part(states, here.neighbours, here.position, 1)
+            mu = torch.add(mu, deviation, alpha=RESIDUAL_SCALE)
+        if projected.shape[-1] == 2 and choose.additive(offsets) == (None, None):
+            return self._nearest(mu, weights, first, known)
+        if weights is None:
+            return choose(self.scores_around(mu, projected), offsets)
+        tokens = [first.unsqueeze(1)]
+        for head in range(count):
+            # A head chooses after those before it, whose tokens it reads.
+            mu = torch.addcmul(mu, weights[:, :, head], tokens[head] - known[:, head : head + 1])
+            own = slice(head, head + 1)
+            tokens.append(choose(self.scores_around(mu[:, own], projected[:, own]), offsets[own]))
+        return torch.cat(tokens[1:], dim=1)
+
+    def scores_around(self, mu: Tensor, projected: Tensor) -> Tensor:
+        """Return the scores [..., V] of intensities.
+
+        Args:
+            mu: centre [...] of the ordinal term, grey levels.
+            projected: outputs of the folded projection [..., V + 2], or [..., 2] without free scores.
+        """
+        slope = projected[..., -1:].clamp(-7.0, 3.0).exp_().neg_()
+        scores = (self.folded.values - mu.unsqueeze(-1)).abs_().mul_(slope)
+        return scores.add_(projected[..., :-2]) if projected.shape[-1] > 2 else scores
+
+    def _nearest(self, mu: Tensor, weights: Tensor | None, first: Tensor, known: Tensor) -> Tensor:
+        """Return the tokens [B, N] nearest to `mu` [B, N]: those of the largest scores, where all are ordinal.
+
+        Args:
+            mu: what the heads expect, but for what they read of the tokens before their own.
+            weights: on how far these are from what was known of them, [B, N, K - 1], or None.
+            first: p1's token [B].
+            known: estimates from p1's target on, [B, N + 1].
+        """
+        most, below = self.config.vocabulary - 1, mu - 0.5  # of two as near the lower one, as argmax takes the first
+        if weights is None:
+            return below.ceil_().clamp_(0, most).long()
+        count = mu.shape[1]
+        below = torch.baddbmm(below.unsqueeze(2), weights[:, :, :count], known[:, :count].unsqueeze(2), alpha=-1)
+        below, tokens = below.squeeze(2), [first.unsqueeze(1).to(mu.dtype)]
+        for head, weight in enumerate(weights.unbind(2)[:count]):
+            below.addcmul_(weight, tokens[head])
+            tokens.append(below[:, head : head + 1].ceil().clamp_(0, most))
+        return torch.cat(tokens[1:], dim=1).long()
+
+    def _head_states(self, heads: PredictionHeads, here: StepState, target: Tensor) -> Tensor:
+        """Return the states [B, N, D] of heads p2..p(N+1) at one position a row; p1's comes first in `target`."""
+        own = target[:, heads.first :]  # where p1 has a layer of its own, it comes along
+        vectors = None
+        if self.head_table is not None:
+            vectors = self.look_up(self.head_table, own).view(*own.shape, -1)
+        states: Tensor = heads(here.hidden, vectors, own.shape[1])
+        return states[:, 1 - heads.first :]

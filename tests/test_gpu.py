@@ -1,0 +1,108 @@
+"""What only a GPU can show: real CUDA graphs give the plain engine's tokens, and nothing is read back in the loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import VARIANTS, random_model, random_tokens
+from test_graph import CONFIG, ROWS, WAYS, assert_same
+from test_refill import ScriptedFeed
+from torch.profiler import ProfilerActivity, profile
+
+from superres.config import DecodeConfig
+from superres.decoding.blockwise import decode, iterations
+from superres.decoding.refill import RefilledDecoder, Waiting
+from superres.nn.engines import step_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")]
+
+READS = ("Memcpy DtoH", "aten::item", "aten::_local_scalar_dense", "aten::nonzero", "cudaStreamSynchronize")
+
+
+def pair(config=CONFIG, engine="graph", end_token=None):
+    """Return the plain engine and another of the same network, in float64, where kernels hardly differ."""
+    dtype = torch.float32 if engine == "graph-bf16" else torch.float64
+    model = random_model(config, dtype=dtype).cuda()
+    return [step_model(model, end_token, name) for name in ("plain", engine)]
+
+
+def tokens(config, rows, seed=0):
+    return random_tokens(config, rows, seed)[0].cuda()
+
+
+def captured(model):
+    """Return the graphs of all loops that were kept."""
+    works = [work for loop in model.replaying.kept.values() for work in loop.replays._works.values()]
+    return [work.graph for work in works]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_graphs_give_the_same_tokens_and_traces_for_one_batch_after_another(way):
+    plain, graph = pair()
+    for seed in (0, 1):
+        source, options = tokens(CONFIG, ROWS, seed), replace(WAYS[way], seed=seed)
+        assert_same(decode(graph, source, options), decode(plain, source, options))
+    assert len(captured(graph)) == 1
+    assert None not in captured(graph)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_network_is_captured(variant):
+    plain, graph = pair(VARIANTS[variant])
+    source = tokens(VARIANTS[variant], 2)
+    assert_same(decode(graph, source, DecodeConfig()), decode(plain, source, DecodeConfig()))
+    assert None not in captured(graph)
+
+
+def test_rows_end_at_their_end_tokens():
+    config = replace(VARIANTS["text"], source_shape=(21,))
+    plain, graph = pair(config, end_token=3)
+    for length in (9, 15, 18):
+        source = tokens(config, ROWS, length)[:, :length]
+        padding = torch.arange(length, device="cuda") >= torch.tensor([[length], [3], [length - 2]], device="cuda")
+        expected = decode(plain, source, DecodeConfig(), padding=padding)
+        assert_same(decode(graph, source, DecodeConfig(), padding=padding), expected)
+
+
+@pytest.mark.parametrize("way", ["exact", "sampled"])
+def test_rows_are_refilled_in_place(way):
+    plain, graph = pair()
+    source = tokens(CONFIG, 7)
+    waiting = [Waiting(one, key, key) for key, one in enumerate(source)]
+    decoder = RefilledDecoder(graph, ScriptedFeed(waiting, [1, 0, 2, 0, 0, 1]), WAYS[way], ROWS)
+    for one in [one for some in decoder.run() for one in some]:
+        key = torch.tensor([one.tag], device="cuda")
+        alone = decode(plain, source[one.tag : one.tag + 1], WAYS[way], keys=key)
+        assert one.tokens.tolist() == alone.tokens[0].tolist()
+        assert one.trace.accepted == alone.traces[0].accepted
+
+
+def test_bfloat16_blocks_are_bfloat16_greedy_tokens():
+    _, half = pair(engine="graph-bf16")
+    source = tokens(CONFIG, ROWS)
+    greedy, blocks = (decode(half, source, DecodeConfig(block_size=k), width=5) for k in (1, 5))
+    assert torch.equal(greedy.tokens, blocks.tokens)
+
+
+@pytest.mark.parametrize("engine", ["plain", "graph"])
+@pytest.mark.parametrize("way", ["greedy", "exact", "distance", "top-k", "sampled", "sampled by quantiles"])
+def test_nothing_is_read_or_waited_for_in_the_loop(way, engine):
+    plain, graph = pair()
+    with torch.inference_mode():
+        loop = next(iterations(graph if engine == "graph" else plain, tokens(CONFIG, ROWS), WAYS[way]))
+        loop.run(5)
+        torch.cuda.synchronize()
+        held = torch.cuda.memory_allocated()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+                loop.run(4)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    names = [event.key for event in profiler.key_averages()]
+    assert not [name for name in names if name.startswith(READS)]
+    if engine == "graph":
+        assert any("cudaGraphLaunch" in name for name in names)
+        assert torch.cuda.memory_allocated() - held <= 4 * loop.replays._record.nbytes

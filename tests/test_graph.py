@@ -1,0 +1,294 @@
+"""Captured iterations: what is recorded once and replayed gives the tokens of the plain engine, on memory that stays.
+
+Here a tape of operations stands for a CUDA graph; where there is a GPU, the tests at the end run real ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import VARIANTS, Restless, criterion_options, proposer_for, random_model, random_tokens
+from recording import Recorded
+from stepping import check_steps
+from test_refill import ScriptedFeed
+
+from superres.config import DecodeConfig
+from superres.decoding import replay
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.blockwise import BlockwiseLoop, decode, iterations
+from superres.decoding.cost import measured_costs
+from superres.decoding.proposal import PROPOSERS
+from superres.decoding.refill import RefilledDecoder, Waiting
+from superres.errors import ConfigError
+from superres.nn.engines import step_model
+from superres.nn.graph import GraphModel
+from superres.nn.step import StepModel
+
+CONFIG = replace(VARIANTS["sequential heads"], free_scores=False)
+ROWS = 3
+
+WAYS = {
+    "greedy": DecodeConfig(block_size=1),
+    **{name: criterion_options(name) for name in CRITERIA},
+    "minimum block": DecodeConfig(min_block=2),
+    "sampled": DecodeConfig(temperature=0.8, seed=3),
+    "sampled by quantiles": DecodeConfig(temperature=(0.9, 0.5, 0.7), noise="quantile", accept="distance", epsilon=1),
+    "speculative": DecodeConfig(temperature=0.8, sampling="speculative", nucleus=0.9, seed=3),
+    "speculative, certain proposals": DecodeConfig(temperature=0.8, sampling="speculative", proposer="jacobi"),
+    **{name: DecodeConfig(proposer=name) for name, kind in PROPOSERS.items() if kind.stateless},
+}
+
+
+def pair(config=CONFIG, end_token=None, dtype=torch.float64, **options):
+    """Return the plain engine and the one under test, of the same network."""
+    model = random_model(config, dtype=dtype)
+    return StepModel(model, end_token), GraphModel(model, end_token, capture=Recorded, **options)
+
+
+def assert_same(actual, expected):
+    assert torch.equal(actual.tokens, expected.tokens)
+    assert torch.equal(actual.lengths, expected.lengths)
+    for one, other in zip(actual.traces, expected.traces, strict=True):
+        assert one.positions == other.positions
+        assert one.accepted == other.accepted
+        assert (one.proposed == other.proposed).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_replayed_iterations_give_the_same_tokens_and_traces_for_one_batch_after_another(way):
+    plain, graph = pair()
+    before = Recorded.made
+    for seed in (0, 1):
+        source, options = random_tokens(CONFIG, ROWS, seed)[0], replace(WAYS[way], seed=seed)
+        keys = torch.arange(ROWS) + 5 * seed
+        assert_same(decode(graph, source, options, keys=keys), decode(plain, source, options, keys=keys))
+    assert Recorded.made == before + 1, "the second batch uses what the first has captured"
+
+
+@pytest.mark.parametrize("variant", ["base aids", "as published", "no free scores", "plain", "causal attention"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_other_networks_are_replayed_alike(variant, rows):
+    plain, graph = pair(VARIANTS[variant])
+    source = random_tokens(VARIANTS[variant], rows)[0]
+    assert_same(decode(graph, source, DecodeConfig()), decode(plain, source, DecodeConfig()))
+
+
+@pytest.mark.parametrize("end_token", [0, 3])
+def test_rows_end_at_their_end_tokens(end_token):
+    config = replace(VARIANTS["text"], source_shape=(21,))
+    plain, graph = pair(config, end_token)
+    for length in (9, 15, 18):  # two of them round up to the same length
+        source = random_tokens(config, ROWS, length)[0][:, :length]
+        padding = torch.arange(length) >= torch.tensor([[length], [3], [length - 2]])
+        for options in (DecodeConfig(), DecodeConfig(accept="top-k", top_k=2)):
+            expected = decode(plain, source, options, padding=padding)
+            assert_same(decode(graph, source, options, padding=padding), expected)
+    assert end_token == 0 or bool((expected.lengths < config.target_length).any())
+    assert len({kind[-1] for kind in graph.replaying.kept}) == 2
+
+
+@pytest.mark.parametrize(("seed", "sampling"), [
+    (0, {}), (1, {}), (2, {"temperature": 0.8}),
+    *((seed, {"temperature": 0.8, "sampling": "speculative"}) for seed in (3, 4, 5)),
+])
+def test_block_sizes_change_between_captures(seed, sampling, monkeypatch):
+    monkeypatch.setattr("superres.decoding.blockwise.DONE_CHECK_INTERVAL", 3)
+    plain, graph = pair()
+    # A loop that begins anew changes its block size an iteration later, and with it what speculative sampling draws.
+    for turn in range(1 if "sampling" in sampling else 2):
+        source = random_tokens(CONFIG, ROWS, turn)[0]
+        sizes = [Restless(CONFIG.prediction_heads, seed) for _ in range(2)]
+        actual, expected = (decode(model, source, DecodeConfig(**sampling), adaptive=chosen)
+                            for model, chosen in zip((graph, plain), sizes, strict=True))
+        assert torch.equal(actual.tokens, expected.tokens)
+        assert len(set(sizes[0].chosen)) > 2
+
+
+@pytest.mark.parametrize("way", ["exact", "greedy", "sampled", "speculative", "distance"])
+def test_rows_are_refilled_in_place(way):
+    plain, graph = pair()
+    source = random_tokens(CONFIG, 7)[0]
+    waiting = [Waiting(one, key, key) for key, one in enumerate(source)]
+    before = Recorded.made
+    decoder = RefilledDecoder(graph, ScriptedFeed(waiting, [1, 0, 2, 0, 0, 1]), WAYS[way], ROWS)
+    finished = sorted((one for some in decoder.run() for one in some), key=lambda one: one.tag)
+    for number, one in enumerate(finished):
+        alone = decode(plain, source[number : number + 1], WAYS[way], keys=torch.tensor([number]))
+        assert one.tokens.tolist() == alone.tokens[0].tolist()
+        assert one.trace.accepted == alone.traces[0].accepted
+        assert one.trace.positions == alone.traces[0].positions
+    assert len(finished) == 7
+    assert Recorded.made == before + 1
+
+
+def addresses(thing, path="loop", seen=None):
+    """Return the address of every tensor that can be reached, by the way to it."""
+    seen = set() if seen is None else seen
+    if isinstance(thing, torch.Tensor):
+        return {path: thing.data_ptr()}
+    if id(thing) in seen or isinstance(thing, (str, int, float, type(None), torch.nn.Module)):
+        return {}
+    seen.add(id(thing))
+    if isinstance(thing, dict):
+        parts = thing.items()
+    elif isinstance(thing, (list, tuple)):
+        parts = enumerate(thing)
+    else:
+        parts = getattr(thing, "__dict__", {}).items()
+    found = {}
+    for name, part in parts:
+        if name not in ("recorder", "work"):  # what is read back, and our own tape
+            found.update(addresses(part, f"{path}.{name}", seen))
+    return found
+
+
+@pytest.mark.parametrize("way", ["greedy", "exact", "sampled", "sampled by quantiles", "speculative"])
+@torch.inference_mode()
+def test_nothing_moves_from_one_iteration_to_the_next(way):
+    _, graph = pair()
+    graph.replaying.capture = lambda work: work
+    options = WAYS[way]
+    loops = iterations(graph, random_tokens(CONFIG, ROWS)[0], options)
+    loop = next(loops)
+    loop.iterate()
+    before = addresses(loop)
+    assert len(before) > 40
+    for _ in range(3):
+        loop.iterate()
+        assert addresses(loop) == before
+    fresh = graph.session(random_tokens(CONFIG, 2, 1)[0], loop.session.width)
+    loop.restart(torch.tensor([2, 0]), fresh, torch.tensor([0, 1]), torch.tensor([8, 9]))
+    assert addresses(loop) == before
+
+
+@torch.inference_mode()
+def test_a_tensor_that_moves_is_noticed(monkeypatch):
+    plain, graph = pair()
+    real = BlockwiseLoop._iterate
+
+    def moving(loop):
+        old, start = loop.position, loop.position.clone()
+        real(loop)
+        loop.position = old.clone()
+        old.copy_(start)
+        loop._see()
+
+    source = random_tokens(CONFIG, 1)[0]
+    expected = decode(plain, source, DecodeConfig())
+    monkeypatch.setattr(BlockwiseLoop, "_iterate", moving)
+    loop = next(iterations(graph, source, DecodeConfig()))
+    loop.run(48)
+    with pytest.raises(AssertionError):
+        assert_same(loop.result(), expected)
+
+
+def test_a_read_of_the_host_is_noticed(monkeypatch):
+    _, graph = pair()
+    real = BlockwiseLoop._iterate
+    monkeypatch.setattr(BlockwiseLoop, "_iterate", lambda loop: (real(loop), bool(loop.position.sum() < 0)))
+    with pytest.raises(AssertionError, match="reads from the device"):
+        decode(graph, random_tokens(CONFIG, ROWS)[0], DecodeConfig())
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}, {"temperature": 0.8, "sampling": "speculative"}])
+@pytest.mark.parametrize("proposer", [name for name, kind in PROPOSERS.items() if not kind.stateless])
+def test_proposers_that_keep_something_are_called_and_give_the_same_tokens(proposer, sampling):
+    config = VARIANTS["text"]
+    models, before = pair(config, end_token=3), Recorded.made
+    source, options = random_tokens(config, ROWS)[0], DecodeConfig(block_size=4, proposer=proposer, **sampling)
+    graph, plain = (decode(model, source, options, proposer=proposer_for(proposer, model)) for model in models)
+    assert_same(graph, plain)
+    assert Recorded.made == before
+
+
+def test_a_proposer_that_remembers_is_not_captured():
+    class Counting:
+        calls = 0
+
+        def propose(self, context, offsets):
+            self.calls += 1
+            return torch.zeros(len(context.position), len(offsets), dtype=torch.int64)
+
+    _, graph = pair()
+    before, proposer = Recorded.made, Counting()
+    decoded = decode(graph, random_tokens(CONFIG, 1)[0], DecodeConfig(), proposer=proposer)
+    assert Recorded.made == before
+    assert proposer.calls > decoded.traces[0].iterations
+
+
+@torch.inference_mode()
+def test_a_loop_given_up_half_way_serves_again_and_one_that_failed_does_not():
+    plain, graph = pair()
+    source = random_tokens(CONFIG, ROWS)[0]
+    loops = iterations(graph, source, DecodeConfig())
+    next(loops).run(3)
+    loops.close()
+    assert len(graph.replaying.kept) == 1
+    assert_same(decode(graph, source, DecodeConfig()), decode(plain, source, DecodeConfig()))
+    loops = iterations(graph, source, DecodeConfig())
+    loop = next(loops)
+    loop.replays._works.clear()
+    loop.session.step = None
+    with pytest.raises(TypeError):
+        next(loops)
+    assert graph.replaying.kept == {}
+
+
+@torch.inference_mode()
+def test_loops_of_the_same_kind_at_the_same_time_do_not_share_memory():
+    plain, graph = pair()
+    sources = [random_tokens(CONFIG, ROWS, seed)[0] for seed in (0, 1)]
+    running = [iterations(graph, source, DecodeConfig()) for source in sources]
+    for loops in zip(*running, strict=False):
+        last = loops
+    for loop, source in zip(last, sources, strict=True):
+        while not loop.done():
+            loop.run(1)
+        assert torch.equal(loop.result().tokens, decode(plain, source, DecodeConfig()).tokens)
+
+
+def test_the_oldest_loops_make_room(monkeypatch):
+    monkeypatch.setattr(replay, "KEPT_ROWS", 5)
+    _, graph = pair()
+    for rows, block_size in ((2, 1), (2, 2), (3, 1), (7, 1)):
+        decode(graph, random_tokens(CONFIG, rows)[0], DecodeConfig(block_size=block_size))
+    assert [len(loop.position) for loop in graph.replaying.kept.values()] == [7]
+    decode(graph, random_tokens(CONFIG, 2)[0], DecodeConfig(block_size=1))
+    assert [len(loop.position) for loop in graph.replaying.kept.values()] == [2]
+
+
+def test_costs_of_replayed_iterations_are_measured():
+    _, graph = pair()
+    costs = measured_costs(graph, random_tokens(CONFIG, 2)[0], DecodeConfig(), 3)
+    assert len(costs) == 3
+    assert 0 < costs[0] <= costs[1] <= costs[2]
+
+
+@pytest.mark.parametrize("variant", ["base aids", "text", "as published"])
+def test_the_fused_attention_computes_the_same(variant):
+    config = VARIANTS[variant]
+    _, graph = pair(config)
+    assert graph.fused
+    check_steps(random_model(config), 4, session=graph.session(random_tokens(config, 3)[0], 4))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_bfloat16_weights_score_nearly_alike_and_stay_exact(fused):
+    plain, half = pair(dtype=torch.float32, half=True, fused=fused)
+    source, target = random_tokens(CONFIG, 2)
+    full, rounded = (model.session(source, 5).step(target[:, :5], torch.zeros(2, dtype=torch.int64)).scores
+                     for model in (plain, half))
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(full, rounded)
+    assert (full - rounded).norm() < 0.05 * full.norm()
+    assert half.session(source, 5).cache.store.dtype == torch.bfloat16
+    greedy, blocks = (decode(half, source, DecodeConfig(block_size=k), width=5) for k in (1, 5))
+    assert torch.equal(greedy.tokens, blocks.tokens)
+
+
+@pytest.mark.parametrize("engine", ["graph", "graph-bf16"])
+def test_without_a_gpu_there_is_one_line(engine):
+    with pytest.raises(ConfigError, match="engine graph runs on a GPU, not on cpu; choose plain or native"):
+        step_model(random_model(CONFIG), engine=engine)
