@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from superres.config import BeamConfig, DecodeConfig, ModelConfig, require
-from superres.decoding.blockwise import BlockwiseLoop
+from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
 from superres.machine import REPEATS, PeakMemory, Timer, bandwidth, machine, matrix_rate

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from superres.benchmark import Workload
 from superres.config import DecodeConfig, require
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.blockwise import BlockwiseLoop, Decoded, decode, iterations
+from superres.decoding.blockwise import decode, iterations
 from superres.decoding.cost import (
     acceptance_rate,
     best_gamma,
@@ -32,6 +32,7 @@ from superres.decoding.cost import (
     mean_overlap,
     operations_factor,
 )
+from superres.decoding.loop import BlockwiseLoop, Decoded
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.proposer import Proposer, accompany
 from superres.decoding.trace import mean_accepted_block_size

@@ -15,7 +15,8 @@ import torch
 from superres.block_sizes import BlockSizes
 from superres.checkpoint import find_checkpoint, load_checkpoint, read_decode_default, weights_digest
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
-from superres.decoding.blockwise import Decoded, check_options, decode, iterations, loop_type
+from superres.decoding.blockwise import check_options, decode, iterations, loop_type
+from superres.decoding.loop import Decoded
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.proposer import accompany
 from superres.decoding.refill import RefilledDecoder, Waiting

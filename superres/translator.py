@@ -14,7 +14,8 @@ import torch
 from superres.config import DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require
 from superres.decoding.acceptance import UNORDERED
 from superres.decoding.beam import BeamLoop, Beams, beam_steps
-from superres.decoding.blockwise import BlockwiseLoop, Decoded, iterations
+from superres.decoding.blockwise import iterations
+from superres.decoding.loop import BlockwiseLoop, Decoded
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError

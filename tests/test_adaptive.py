@@ -21,12 +21,12 @@ from superres.decoding.blockwise import DONE_CHECK_INTERVAL, decode
 from superres.decoding.cost import measured_costs
 from superres.decoding.reference import sequential_reference
 from superres.errors import ConfigError
-from superres.nn import native
+from superres.nn import compiled
 from superres.nn.native import NativeModel
 from superres.nn.step import StepModel
 
 HEADS = SMALL.prediction_heads
-compiled = pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler on this machine")
+compiled = pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from superres.config import PRESETS, DecodeConfig
 from superres.decoding import blockwise
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.blockwise import BlockwiseLoop, accepted_length, check_options, decode, loop_type
+from superres.decoding.blockwise import check_options, decode, loop_type
+from superres.decoding.loop import BlockwiseLoop, accepted_length
 from superres.decoding.noise import NOISES
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.proposer import accompany

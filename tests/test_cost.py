@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_speculative import VERIFIER, MarkovModel, speculative
 
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import BlockwiseLoop, decode
+from superres.decoding.blockwise import decode
 from superres.decoding.cost import (
     acceptance_rate,
     best_gamma,
@@ -24,6 +24,7 @@ from superres.decoding.cost import (
     step_compression,
 )
 from superres.decoding.draft import DraftProposer
+from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposer import accompany
 from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError

@@ -17,8 +17,9 @@ from test_refill import ScriptedFeed
 from superres.config import DecodeConfig
 from superres.decoding import replay
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.blockwise import BlockwiseLoop, decode, iterations
+from superres.decoding.blockwise import decode, iterations
 from superres.decoding.cost import measured_costs
+from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.refill import RefilledDecoder, Waiting
 from superres.errors import ConfigError

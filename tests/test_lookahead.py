@@ -15,8 +15,9 @@ from textual import CONFIG, wordy
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.blockwise import BlockwiseLoop, check_options, decode, iterations
+from superres.decoding.blockwise import check_options, decode, iterations
 from superres.decoding.lookahead import Layout, LookaheadLoop
+from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.pool import NgramPool
 from superres.decoding.reference import sequential_reference
 from superres.decoding.trace import mean_accepted_block_size

@@ -13,9 +13,10 @@ from stepping import check_steps
 
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import decode
-from superres.nn import native
+from superres.nn import compiled, native
+from superres.nn.compiled import NativeUnavailable
 from superres.nn.engines import step_model
-from superres.nn.native import NativeModel, NativeUnavailable
+from superres.nn.native import NativeModel
 from superres.nn.step import StepModel
 from superres.scoring import LoopState
 
@@ -29,7 +30,7 @@ KNOWN = {
 BLOCKS = replace(KNOWN["sequential heads"], attention_block_length=20, target_shape=(8, 8, 3), source_shape=(4, 4, 3))
 WAYS = {"greedy": {}, "Gumbel": {"temperature": 0.8}, "quantile": {"temperature": (0.9, 0.5, 0.7), "noise": "quantile"}}
 
-pytestmark = pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler on this machine")
+pytestmark = pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
 
 
 def model_of(config, **options):
@@ -197,32 +198,32 @@ def test_a_network_that_the_code_does_not_know_gets_the_plain_step_and_one_line(
 
 
 def test_without_a_compiler_the_plain_step_serves(monkeypatch, caplog):
-    native.library.cache_clear()
+    compiled.library.cache_clear()
     monkeypatch.setenv("PATH", "")
     with caplog.at_level(logging.INFO):
         assert type(step_model(random_model(replace(SMALL, **SIZES)))) is StepModel
     assert "no C++ compiler" in caplog.text
-    native.library.cache_clear()
+    compiled.library.cache_clear()
 
 
 def test_code_is_compiled_once_and_a_failure_leaves_nothing_behind(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     broken = tmp_path / "native.cpp"
     broken.write_text("this is no C++")
-    native.library.cache_clear()
+    compiled.library.cache_clear()
     with monkeypatch.context() as patched:
-        patched.setattr(native, "SOURCE", broken)
+        patched.setattr(compiled, "SOURCE", broken)
         with pytest.raises(NativeUnavailable, match=r"cannot compile native\.cpp"):
-            native.library()
-    assert list(native.cache_folder().iterdir()) == []
-    native.library()
-    built = list(native.cache_folder().iterdir())
+            compiled.library()
+    assert list(compiled.cache_folder().iterdir()) == []
+    compiled.library()
+    built = list(compiled.cache_folder().iterdir())
     assert [path.suffix for path in built] == [".so"]
-    native.library.cache_clear()
+    compiled.library.cache_clear()
     stamp = built[0].stat().st_mtime_ns
-    native.library()
+    compiled.library()
     assert built[0].stat().st_mtime_ns == stamp
-    native.library.cache_clear()
+    compiled.library.cache_clear()
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -26,7 +26,7 @@ from superres.decoding.ngrams import NgramTable, Numbering, count_ngrams
 from superres.decoding.proposal import PROPOSERS
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.loading import load
-from superres.nn import native
+from superres.nn import compiled
 from superres.nn.step import StepModel
 from superres.pipeline import Upscaler
 from superres.tasks.faces import FacePairs, write_npz
@@ -165,7 +165,7 @@ def test_a_draft_of_another_vocabulary_is_refused_though_it_has_as_many_tokens(f
     assert "has task faces, the verifier translation" in refusal(capsys, *words[:-1], tmp_path / "faces")
 
 
-@pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
 def test_images_upscaled_with_a_draft_are_the_same(tmp_path):
     model = random_model(TINY, dtype=torch.float32)
     save_checkpoint(model, tmp_path / "faces", dtype=torch.float32)

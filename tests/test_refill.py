@@ -12,7 +12,7 @@ from fakes import SMALL, VARIANTS, Restless, ScriptedModel, proposer_for, random
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import decode
 from superres.decoding.refill import RefilledDecoder, Waiting
-from superres.nn import native
+from superres.nn import compiled
 from superres.nn.native import NativeModel
 from superres.nn.step import StepModel
 
@@ -99,7 +99,7 @@ def test_every_network_is_refilled_whole(variant):
     assert_equal(finished, model, source, DecodeConfig())
 
 
-@pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.parametrize("variant", ["sequential heads", "no conditioning", "plain", "text", "causal attention"])
 @pytest.mark.parametrize("way", ["exact", "quantile"])
 def test_the_native_step_gives_the_same_bits_beside_others_as_alone(variant, way):

@@ -17,7 +17,7 @@ from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.reference import sequential_reference
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.loading import load
-from superres.nn import native
+from superres.nn import compiled
 from superres.nn.step import StepModel
 from superres.pipeline import Upscaler
 from superres.tasks.translation import END, VOCABULARY_FILE
@@ -55,7 +55,7 @@ def test_the_networks_here_accept_some_proposals_and_end_at_many_lengths(toy):
     assert not any(result.cut)
 
 
-@pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.parametrize("k", [2, 4])
 def test_native_exact_blocks_equal_width_matched_greedy_bit_for_bit(k):
     toy = learned()[torch.float32]

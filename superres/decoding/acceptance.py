@@ -1,6 +1,6 @@
 """Acceptance criteria: which proposed tokens pass verification (sections 3 and 5 of the paper).
 
-A criterion judges each token in the light of the block before it. The loop in `superres.decoding.blockwise` owns the
+A criterion judges each token in the light of the block before it. The loop in `superres.decoding.loop` owns the
 longest prefix, the minimum block, the end token and clipping, and it always commits the verifier's own token first.
 """
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
-from superres.decoding.acceptance import CRITERIA, Criterion
+from superres.decoding.acceptance import CRITERIA
 from superres.decoding.adaptive import AdaptiveBlockSize
-from superres.decoding.choice import GREEDY, Choice, Chooser
+from superres.decoding.lookahead import LookaheadLoop
+from superres.decoding.loop import BlockwiseLoop, Decoded, is_ordinary
 from superres.decoding.noise import NOISES
 from superres.decoding.proposal import PROPOSERS
-from superres.decoding.proposer import Context, Proposer, accompany
-from superres.decoding.replay import BURST, Replays, keep, take
-from superres.decoding.trace import RowTrace, TraceRecorder
+from superres.decoding.proposer import Proposer, accompany
+from superres.decoding.replay import keep, take
 from superres.errors import ConfigError
-from superres.scoring import IteratingSession, LoopState, ScoringModel, Session, StepOutput
+from superres.scoring import ScoringModel, Session
 
 DONE_CHECK_INTERVAL = 16
 """Iterations between two looks of the host at the done flag; in between nothing is read from the device."""
@@ -32,304 +31,10 @@ DEFAULT_BLOCK_SIZE = 5
 """Where neither the options nor prediction heads say how many tokens to propose."""
 
 
-@dataclass
-class Decoded:
-    """Result of a decode.
-
-    Attributes:
-        tokens: int64 [B, T]; past a row's end they are 0.
-        lengths: tokens of each row [B], the end token counted.
-        traces: one a row.
-    """
-
-    tokens: Tensor
-    lengths: Tensor
-    traces: list[RowTrace]
-
-
-def accepted_length(passed: Tensor, minimum: int, room: Tensor) -> Tensor:
-    """Return how many proposals are accepted: the first always, then the longest prefix that passed.
-
-    Args:
-        passed: bool [B, k - 1], verdicts on proposals 2..k.
-        minimum: the minimum block size l (section 5.3).
-        room: tokens still missing in each row [B]; the result never exceeds it.
-
-    Returns:
-        int64 [B].
-    """
-    prefix = 1 + passed.long().cumprod(1).sum(1)
-    return torch.minimum(prefix.clamp(min=minimum), room)
-
-
-def is_ordinary(proposer: Proposer, options: DecodeConfig) -> bool:
-    """Tell whether a proposer is just what `options` name, and does nothing but what is seen in its proposals."""
-    return getattr(proposer, "stateless", False) and type(proposer) is PROPOSERS[options.proposer]
-
-
-class BlockwiseLoop:
-    """The state of one decode: committed tokens, positions, pending proposals. All of it stays on the device.
-
-    An iteration changes it in place, so that it can be captured once and replayed, where the model has a way to.
-    """
-
-    def __init__(
-        self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
-        proposer: Proposer | None = None, criterion: Criterion | None = None, fitted: bool = False,
-    ) -> None:
-        """Make the first model call, which yields the first proposals.
-
-        Args:
-            model: what is decoded.
-            session: an empty session of it.
-            options: acceptance and sampling.
-            keys: keys of the sampling noise, int64 [B].
-            block_size: k, at most the session's width.
-            proposer: source of proposals 2..k; by `options.proposer` if None.
-            criterion: acceptance; by `options.accept` if None.
-            fitted: whether the session's width follows the block size, which can change then (`resize`).
-        """
-        self.session, self.block_size, self.minimum = session, block_size, options.min_block
-        self.wanted, self.fitted, self.learned = block_size, fitted, 0
-        self.end_token = model.end_token
-        self.criterion = criterion or CRITERIA[options.accept](options)
-        self.proposer = proposer or PROPOSERS[options.proposer]()
-        self.seed, self.keys = options.seed, keys.clone()
-        self.make_chooser = partial(Chooser, options, vocabulary=model.vocabulary)
-        self.chooser = self.make_chooser(self.keys)
-        self.complete = False
-        batch, device = len(keys), keys.device
-        self.position = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.length = model.length
-        self.limit = torch.full_like(self.position, model.length)
-        # A column for the start of the sequence comes first.
-        self.store = torch.zeros(batch, 1 + model.length + session.width, dtype=torch.int64, device=device)
-        # What a starting row reads is the start of the sequence, whatever stands there; but it must not end the row.
-        self.filler = int(self.end_token == 0)
-        self.proposals = torch.full_like(self.store[:, : session.width], self.filler)
-        self.columns = torch.arange(session.width, device=device)
-        self.next_columns = self.columns + 1
-        self.recorder = TraceRecorder()
-        is_replayed = model.replaying is not None and criterion is None and getattr(self.proposer, "stateless", False)
-        self.replays = Replays(model.replaying.capture, self.proposals) if is_replayed and model.replaying else None
-        # What a session may take over whole: nobody else's proposer or criterion.
-        self.plain = options if criterion is None and is_ordinary(self.proposer, options) else None
-        self.starting = False
-        self._see()
-        self.held: Choice | None = None
-        self.choice = self._next_choice()
-        output = session.step(self.pending, self.position)
-        torch.cat(self._predict(output, torch.zeros_like(self.position)), dim=1, out=self.pending)
-        self.starting = self.replays is not None  # any row may start whenever it is replayed
-
-    def _see(self) -> None:
-        """Look at the state's tensors as an iteration needs them."""
-        self.whole: dict[int, Callable[[int], Tensor] | None] = {}
-        self.tokens, self.place = self.store[:, 1:], self.position.unsqueeze(1)
-        self.pending, self.zero = self.proposals[:, : self.session.width], torch.zeros_like(self.position)
-
-    @classmethod
-    def open_session(
-        cls, model: ScoringModel, source: Tensor, options: DecodeConfig, block_size: int, width: int | None = None,
-        padding: Tensor | None = None,
-    ) -> Session:
-        """Make an empty session for a loop of this kind and `block_size`; other arguments as for `iterations`.
-
-        Raises:
-            ConfigError: it cannot have such a width.
-        """
-        return model.session(source, width or block_size, padding)
-
-    def run(self, count: int) -> None:
-        """Do `count` iterations."""
-        while count > 0:
-            turns = 1
-            whole = self._whole() if self.wanted == self.block_size else None
-            if whole is not None:
-                made = whole(count)
-                self.recorder.extend(made, self.block_size)
-                turns = count  # if fewer were made, all rows are complete
-            elif self.replays is None:
-                self._iterate()
-            elif self.wanted != self.block_size:
-                size = self.block_size
-                self._iterate()
-                self.replays.hand_over(size, 1, self.recorder)
-            else:
-                turns = min(count, BURST)
-                self.replays.run(self._iterate, self.block_size, turns, self.recorder)
-            count -= turns
-
-    def _whole(self) -> Callable[[int], Tensor] | None:
-        """Return what does whole iterations in place of `_iterate`, if the session knows how."""
-        if self.block_size not in self.whole:
-            whole = None
-            if self.plain is not None and isinstance(self.session, IteratingSession):
-                whole = self.session.iterations(LoopState(
-                    self.position, self.limit, self.store, self.proposals, self.block_size, self.plain, self.end_token))
-            self.whole[self.block_size] = whole
-        return self.whole[self.block_size]
-
-    def iterate(self) -> None:
-        """Do one iteration."""
-        self.run(1)
-
-    def _iterate(self) -> None:
-        """Verify the pending proposals, accept, and make the next ones: one model call."""
-        place = self.place + self.next_columns[: self.session.width]
-        output = self.session.step(self.pending, place[:, 0])
-        accepted = self._stop_at_end_token(self._accept(output.scores, place), self.pending)
-        # All columns are written; those that were not accepted are overwritten before anyone reads them.
-        self.store.scatter_(1, place, self.pending)
-        if self.replays is None:
-            self.recorder.record(self.position, self.proposals[:, : self.block_size], accepted)
-            self.starting = False
-        else:
-            self.replays.record(self.position, self.proposals, accepted)
-        self.position.add_(accepted)
-        index = self.zero if self.block_size == 1 else (accepted - 1).clamp_(min=0)
-        proposals = self._predict(output, index)
-        torch.cat(proposals, dim=1, out=self.pending)
-
-    def burst(self, position: int) -> int:
-        """Do some iterations from `position` on in all rows, whatever was there, to time them, and return how many.
-
-        They are as many as are replayed at a time; one where they are not.
-        """
-        self.position.fill_(position)
-        self.limit.fill_(self.length)
-        turns = 1 if self.replays is None else BURST
-        self.run(turns)
-        return turns
-
-    def resize(self, block_size: int) -> None:
-        """Propose blocks of `block_size`, at most the session's first width, from the end of the next iteration on.
-
-        The loop must be `fitted`.
-        """
-        self.wanted = block_size
-
-    def adapt(self, adaptive: AdaptiveBlockSize) -> None:
-        """Let `adaptive` learn from the iterations since the last time, and take the block size that it chooses."""
-        seen, self.learned = max(self.learned, self.recorder.forgotten), len(self.recorder)
-        if seen == self.learned:
-            return
-        position, accepted, sizes = self.recorder.since(seen)
-        # A block that the end cut short says nothing of its proposals.
-        whole = (position >= 0) & (accepted > 0) & (position + accepted < self.limit.cpu().numpy())
-        adaptive.observe(accepted[whole], np.broadcast_to(sizes[:, None], accepted.shape)[whole])
-        self.resize(adaptive.choose())
-
-    def restart(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
-        """Begin new sequences in `rows` [R], in the middle of the others' decoding.
-
-        Such a row stands one place before its first token, so that the next iteration does for it what the first model
-        call does for a new loop, without a call of its own.
-
-        Args:
-            rows: int64 [R], none of them twice.
-            fresh: an empty session with the new sources, made for the same width.
-            chosen: the rows of `fresh` that hold them, int64 [R].
-            keys: keys of the sampling noise, int64 [R].
-        """
-        self.session.adopt(rows, fresh, chosen)
-        self.keys.index_copy_(0, rows, keys)
-        self.chooser.rekey(self.seed, self.keys)
-        self.position.index_fill_(0, rows, -1)
-        self.limit.index_fill_(0, rows, self.length)
-        self.proposals.index_fill_(0, rows, self.filler)
-        self.choice.clear(rows)
-        self.starting, self.complete = True, False
-
-    def begin_anew(self, fresh: Session, keys: Tensor, seed: int) -> None:
-        """Begin new sequences in all rows, and forget what was; arguments as for `restart`, and `DecodeConfig.seed`."""
-        self.seed, self.recorder, self.learned = seed, TraceRecorder(), 0
-        everyone = torch.arange(len(keys), device=keys.device)
-        self.restart(everyone, fresh, everyone, keys)
-
-    def shrink(self, session: Session, kept: Tensor) -> None:
-        """Go on with rows `kept` [R] alone, in `session`, an empty one of R rows, made for the same width."""
-        session.adopt(torch.arange(len(kept), device=kept.device), self.session, kept)
-        session.resize(self.session.width)
-        self.session, self.keys, self.chooser = session, self.keys[kept], self.make_chooser(self.keys[kept])
-        self.position, self.limit, self.store = self.position[kept], self.limit[kept], self.store[kept]
-        self.proposals = self.proposals[kept]
-        self._see()
-        before, self.choice = self.choice, self._next_choice()
-        self.choice.inherit(before, kept)
-        self.recorder.shrink(kept)
-
-    def done(self) -> bool:
-        """Tell whether every row is complete (reads from the device)."""
-        self.complete = bool((self.position >= self.limit).all())
-        return self.complete
-
-    def result(self) -> Decoded:
-        """Return the tokens, with everything past a row's end cleared, and the traces."""
-        tokens = self.tokens[:, : self.length]
-        inside = torch.arange(self.length, device=tokens.device) < self.position.unsqueeze(1)
-        return Decoded(tokens * inside, self.position.clone(), self.recorder.rows())
-
-    def _accept(self, scores: Tensor, following: Tensor) -> Tensor:
-        """Return how many of the pending proposals `scores` [B, W, V] let pass.
-
-        Target position `following` [B, W] is the one past that of each proposal, the one which its column scores.
-        """
-        k, room = self.block_size, self.limit - self.position
-        if k == 1:  # nothing to verify, and a greedy iteration is mostly such small things
-            return room.clamp_(max=1)
-        if self.starting:  # what a starting row has read is the start of the sequence alone
-            room.masked_fill_(self.position < 0, 1)
-        passed = self.choice.accept(self.criterion, self.proposals[:, 1:k], scores[:, : k - 1], following[:, : k - 1])
-        return accepted_length(passed, self.minimum, room)
-
-    def _predict(self, output: StepOutput, index: Tensor) -> list[Tensor]:
-        """Return the next proposals [B, W] in parts: p1's own choice, then the proposer's, then filler up to W."""
-        scores = output.scores[:, :1]
-        if self.block_size > 1:
-            scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
-        self.block_size = self.wanted
-        # One choice serves the proposals and their verification in the next iteration.
-        before, choice = self.choice, self._next_choice()
-        first, self.choice = choice.first(scores, before, index), choice
-        parts = [first]
-        if self.block_size > 1:
-            context = Context(self.session, output, index, self.position, first[:, 0], self.tokens, choice)
-            parts.append(choice.propose(self.proposer, context, self.columns[1 : self.block_size]))
-        if self.fitted and self.session.width != self.block_size:  # only now: proposals come from the step before
-            self.session.resize(self.block_size)
-            self.pending = self.proposals[:, : self.block_size]
-        if self.block_size < self.session.width:
-            parts.append(first.expand(-1, self.session.width - self.block_size))
-        return parts
-
-    def _next_choice(self) -> Choice:
-        if not self.chooser.samples:  # a greedy iteration is mostly such small things
-            return GREEDY
-        choice = self.chooser.at(self.place + self.columns[: self.block_size])
-        if self.replays is None:
-            return choice
-        self.held = self.held or choice.like(len(self.columns))
-        return self.held.take(choice)
-
-    def _stop_at_end_token(self, accepted: Tensor, block: Tensor) -> Tensor:
-        """Cut the accepted part of `block` right after its first end token, and close the rows that have one."""
-        if self.end_token is None:
-            return accepted
-        columns = self.columns[: block.shape[1]]
-        ends = (block == self.end_token) & (columns < accepted.unsqueeze(1))
-        first = torch.where(ends, columns, block.shape[1]).amin(1)
-        accepted = torch.minimum(accepted, first + 1)
-        torch.where(ends.any(1), self.position + accepted, self.limit, out=self.limit)
-        return accepted
-
-
 def loop_type(proposer: Proposer, block_size: int) -> type[BlockwiseLoop]:
     """Return the kind of loop that serves `proposer` in blocks of `block_size`."""
     if block_size == 1 or not getattr(proposer, "branching", False):  # anything with a method `propose` serves
         return BlockwiseLoop
-    from superres.decoding.lookahead import LookaheadLoop  # which builds on this module
-
     return LookaheadLoop
 
 

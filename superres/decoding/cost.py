@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig, require
-from superres.decoding.blockwise import BlockwiseLoop
 from superres.decoding.choice import SpeculativeChoice
+from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.trace import RowTrace
 from superres.scoring import ScoringModel
 

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from superres.config import DecodeConfig, require
 from superres.decoding.acceptance import Criterion
-from superres.decoding.blockwise import BlockwiseLoop
 from superres.decoding.choice import COMMITTED, VERDICT
 from superres.decoding.lookahead_sampling import verify_candidates
+from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.noise import Uniforms
 from superres.decoding.pool import NgramPool
 from superres.decoding.proposer import Proposer

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.adaptive import AdaptiveBlockSize
-from superres.decoding.blockwise import DONE_CHECK_INTERVAL, BlockwiseLoop, check_options, loop_type
+from superres.decoding.blockwise import DONE_CHECK_INTERVAL, check_options, loop_type
+from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.proposer import Proposer, accompany
 from superres.decoding.trace import RowTrace

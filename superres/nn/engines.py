@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable
 
 from superres.config import ENGINES, require
+from superres.nn.compiled import NativeUnavailable
 from superres.nn.graph import GraphModel
 from superres.nn.model import EncoderDecoder
-from superres.nn.native import NativeModel, NativeUnavailable
+from superres.nn.native import NativeModel
 from superres.nn.step import StepModel
 
 LOG = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """The engine for GPUs: whole iterations of decoding captured as CUDA graphs, which replay without the host.
 
 A step of a small model is some hundred kernels of a few microseconds each; launched one by one they wait for the host.
-What is captured is the decoder's own iteration (`superres.decoding.blockwise`) on the plain step's own code, so that
+What is captured is the decoder's own iteration (`superres.decoding.loop`) on the plain step's own code, so that
 tokens are those of the plain engine. Only the capture itself needs a GPU: given another, the rest runs anywhere.
 """
 

@@ -1,4 +1,5 @@
-// The decoding step in one call: what superres/nn/step.py computes, for CPUs. superres/nn/native.py compiles and drives it.
+// The decoding step in one call: what superres/nn/step.py computes, for CPUs. superres/nn/compiled.py compiles it, native.py
+// drives it.
 //
 // Every sum runs in an order that depends on the position alone, never on the step width, the batch or the number of
 // threads. So a block of k tokens is scored bit for bit as the same tokens would be one at a time.
@@ -755,7 +756,7 @@ void superres_propose(const Session* session, const int64_t* position, const int
   });
 }
 
-// Does up to `count` iterations of greedy decoding as superres/decoding/blockwise.py does them, until all rows are
+// Does up to `count` iterations of greedy decoding as superres/decoding/loop.py does them, until all rows are
 // complete, and returns how many. Writes position, accepted tokens and proposals of each to `record` [count, B, 2 + room].
 int64_t superres_iterate(const Session* session, const Loop* loop, int64_t count, int64_t* record) {
   const Session& s = *session;

@@ -6,264 +6,28 @@ the code knows; otherwise `superres.nn.engines` says so in the log and the plain
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import hashlib
 import math
-import platform
-import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable
-from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
+from ctypes import byref, c_int64, c_void_p
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from superres.errors import ConfigError
-from superres.machine import cache_folder
 from superres.nn.attention import Attention, split_heads
 from superres.nn.cache import slot_count
-from superres.nn.folded import Affine, Folded, fold
-from superres.nn.heads import PredictionHeads
+from superres.nn.compiled import LANES, PANEL, CCache, CLayer, CLoop, CSession, NativeUnavailable, library
 from superres.nn.image_aids import INITIAL_SHARPNESS, RESIDUAL_SCALE
 from superres.nn.model import EncoderDecoder, Memory
+from superres.nn.packed import Packed
 from superres.nn.proposing import ProposingSession, StepState
 from superres.nn.step import PARTS, StepModel
 from superres.scoring import Choose, LoopState, StepOutput
 
-SOURCE = Path(__file__).with_name("native.cpp")
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
-COMPILERS = ("c++", "g++", "clang++")
-
-LANES = 16
-"""Numbers in a vector of native.cpp."""
-
 TRIALS = 8
 """Steps with each number of threads, of which the fastest counts."""
-
-PANEL = 2 * LANES
-"""Outputs that lie side by side in a packed weight."""
-
-
-class CLinear(Structure):
-    """`Linear` of native.cpp."""
-
-    _fields_ = [("inputs", c_int64), ("panels", c_int64), ("half", c_int64), ("weight", c_void_p), ("bias", c_void_p)]
-
-
-class CCache(Structure):
-    """`Cache` of native.cpp."""
-
-    _fields_ = [("key", c_void_p), ("value", c_void_p)]
-
-
-class CLoop(Structure):
-    """`Loop` of native.cpp."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("block_size", "room", "stride", "minimum", "best", "bound", "end_token")),
-        *((name, c_void_p) for name in (
-            "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "hidden", "scores",
-            "scratch")),
-    ]
-
-
-LINEARS = ("projection", "output", "expand", "contract", "cross_query", "cross_output")
-
-
-class CLayer(Structure):
-    """`Layer` of native.cpp."""
-
-    _fields_ = [
-        *((name, CLinear) for name in LINEARS), ("norm_weight", c_void_p * 3), ("norm_bias", c_void_p * 3),
-        ("self", CCache), ("cross", CCache),
-    ]
-
-
-class CHeads(Structure):
-    """`Heads` of native.cpp."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("count", "size", "adaptive", "earlier")), ("expand", CLinear),
-        ("adapt", CLinear), ("contract", POINTER(CLinear)),
-        *((name, c_void_p) for name in ("bias", "norm_weight", "norm_bias", "conditioning", "direct")),
-    ]
-
-
-class CSession(Structure):
-    """`Session` of native.cpp."""
-
-    _fields_ = [
-        *((name, c_int64) for name in (
-            "batch", "width", "length", "size_d", "attention_heads", "filter", "layers", "vocabulary", "channels",
-            "outputs", "slots", "block_length", "cross_slots", "pre", "threads", "stride")),
-        ("layer", POINTER(CLayer)), ("final_weight", c_void_p), ("final_bias", c_void_p), ("project", CLinear),
-        ("token_table", c_void_p), ("position_table", c_void_p), ("conditioned", c_int64), ("cross_mask", c_void_p),
-        *((name, c_int64) for name in ("numbers", "near", "cell_size", "ordinal")),
-        *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "budget")),
-        ("source_length", c_int64), ("deviation", c_void_p), ("first", CLinear), ("second", CLinear),
-        ("channel_bias", c_void_p), ("direct", c_void_p), ("residual_scale", c_float), ("initial_sharpness", c_float),
-        ("heads", CHeads), ("seconds", c_void_p),
-        *((name, c_void_p) for name in ("x", "normed", "wide", "attended", "weights", "gathered", "projected")),
-    ]
-
-
-class NativeUnavailable(ConfigError):
-    """The native step cannot serve here; the message tells why."""
-
-
-def _compile(command: str, target: Path) -> None:
-    """Compile native.cpp to `target`, whole or not at all; without OpenMP where the compiler lacks it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        built = Path(folder) / target.name
-        message = ""
-        for extra in (["-fopenmp"], []):
-            words = [command, *FLAGS, *extra, "-o", str(built), str(SOURCE)]
-            result = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
-            if result.returncode == 0:
-                built.replace(target)
-                return
-            message = (result.stderr.strip().splitlines() or ["no message"])[0]
-        raise NativeUnavailable(f"{command} cannot compile {SOURCE.name}: {message}")
-
-
-def compiler() -> str | None:
-    """Return the path of a C++ compiler, if there is one."""
-    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
-
-
-@functools.cache
-def library() -> ctypes.CDLL:
-    """Return the compiled code, built now if this machine has not built this version of it yet.
-
-    Raises:
-        NativeUnavailable: there is no compiler, or it fails.
-    """
-    found = compiler()
-    if found is None:
-        raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
-    # The processor counts: a home folder may serve machines of several kinds.
-    key = [SOURCE.read_bytes(), " ".join(FLAGS).encode(), found.encode(), _processor().encode()]
-    digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
-    target = cache_folder() / f"native-{digest}.so"
-    try:
-        if not target.exists():
-            _compile(found, target)
-        code = ctypes.CDLL(str(target))
-    except OSError as error:
-        raise NativeUnavailable(f"cannot build or load {target}: {error}") from error
-    code.superres_propose_room.restype = code.superres_iterate.restype = c_int64
-    return code
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
-
-
-def pack(affine: Affine, half: bool = False) -> tuple[CLinear, list[Tensor]]:
-    """Return a product for native.cpp and the tensors that must live as long as it.
-
-    Args:
-        affine: weight [in, out] and bias.
-        half: store the weight as bfloat16.
-    """
-    inputs, outputs = affine.weight.shape
-    panels = -(-outputs // PANEL)
-    padded = F.pad(affine.weight.float(), (0, panels * PANEL - outputs))
-    weight = padded.view(inputs, panels, PANEL).transpose(0, 1).contiguous()
-    weight = weight.bfloat16() if half else weight
-    bias = F.pad(affine.bias.float(), (0, panels * PANEL - outputs)).contiguous()
-    return CLinear(inputs, panels, half, weight.data_ptr(), bias.data_ptr()), [weight, bias]
-
-
-def _transposed(weight: Tensor, bias: Tensor) -> Affine:
-    return Affine(weight.detach().t(), bias.detach())
-
-
-class Packed:
-    """The weights of a network as native.cpp takes them; tensors named here stay alive with it."""
-
-    def __init__(self, folded: Folded, half: bool) -> None:
-        """Pack the weights of a network."""
-        model = folded.model
-        self.model, self.half, self.folded = model, half, folded
-        self.kept: list[Any] = []
-        self.pre = model.config.norm == "pre"
-        self.project = self.pack(fold([model.project]))
-        self.final: tuple[int | None, int | None] = (None, None)
-        if isinstance(model.decoder_norm, nn.LayerNorm):
-            self.final = self.keep(model.decoder_norm.weight), self.keep(model.decoder_norm.bias)
-        self.layers = [self._layer(layer) for layer in model.decoder]
-        table = model.target_embedding.table.weight.detach() * model.target_embedding.scale
-        self.token_table = self.keep(torch.cat([table, table.new_zeros(1, table.shape[1])]))
-        near = model.neighbourhood
-        if near is not None:
-            self.first = self.pack(Affine(near.first.weight.detach().t(), torch.zeros(near.first.out_features)))
-            self.second = self.pack(fold([near.second]))
-            self.channel_bias = self.keep(near.channel.weight.detach() + near.first.bias.detach())
-            self.direct = self.keep(near.direct.detach())
-            self.tables = [self.keep(table) for table in (near.table, near.cell, near.cell_positions)]
-        self.heads = CHeads() if model.heads is None else self._heads(model.heads)
-
-    def keep(self, tensor: Tensor) -> int:
-        """Keep a contiguous copy (float32, or int64) and return its address."""
-        self.kept.append(tensor.contiguous() if tensor.dtype == torch.int64 else tensor.float().contiguous())
-        address: int = self.kept[-1].data_ptr()
-        return address
-
-    def pack(self, affine: Affine) -> CLinear:
-        """Pack a product and keep it."""
-        linear, tensors = pack(affine, self.half)
-        self.kept += tensors
-        return linear
-
-    def _layer(self, layer: Any) -> CLayer:  # noqa: ANN401 -- a module list tells no types
-        attention, feed = layer.attention, layer.feed_forward
-        norms = [layer.attention_residual.norm, layer.feed_forward_residual.norm]
-        first, last = norms if self.pre else (None, None)
-        scale = (attention.query.in_features // attention.heads) ** -0.5
-        result = CLayer(
-            projection=self.pack(fold([attention.query, attention.key_value], first, scale)),
-            output=self.pack(fold([attention.output])), expand=self.pack(fold([feed[0]], last)),
-            contract=self.pack(fold([feed[2]])),
-        )
-        cross = layer.cross_residual.norm if layer.cross_attention is not None else None
-        if cross is not None:
-            result.cross_query = self.pack(fold([layer.cross_attention.query], cross if self.pre else None, scale))
-            result.cross_output = self.pack(fold([layer.cross_attention.output]))
-        for place, norm in enumerate([norms[0], cross, norms[1]]):
-            if norm is not None:
-                result.norm_weight[place], result.norm_bias[place] = self.keep(norm.weight), self.keep(norm.bias)
-        return result
-
-    def _heads(self, heads: PredictionHeads) -> CHeads:
-        size = heads.contract.shape[1]
-        contract = (CLinear * heads.count)(*(
-            self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1]))) for weight in heads.contract
-        ))
-        self.kept.append(contract)
-        result = CHeads(
-            count=heads.count, size=size, expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias)),
-            contract=contract, bias=self.keep(heads.bias), norm_weight=self.keep(heads.norm.weight),
-            norm_bias=self.keep(heads.norm.bias),
-        )
-        if heads.direct is not None:
-            result.direct = self.keep(heads.direct)
-        if heads.adapt is not None:
-            result.adaptive, result.earlier = 1, heads.visible.shape[1]
-            result.adapt = self.pack(_transposed(heads.adapt.weight, heads.adapt.bias))
-        return result
 
 
 @dataclass

@@ -1,0 +1,146 @@
+"""native.cpp: built on first use, and kept; and its structures."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from pathlib import Path
+
+from superres.errors import ConfigError
+from superres.machine import cache_folder
+
+SOURCE = Path(__file__).with_name("native.cpp")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
+COMPILERS = ("c++", "g++", "clang++")
+
+LANES = 16
+"""Numbers in a vector of native.cpp."""
+
+PANEL = 2 * LANES
+"""Outputs that lie side by side in a packed weight."""
+
+
+class CLinear(Structure):
+    """`Linear` of native.cpp."""
+
+    _fields_ = [("inputs", c_int64), ("panels", c_int64), ("half", c_int64), ("weight", c_void_p), ("bias", c_void_p)]
+
+
+class CCache(Structure):
+    """`Cache` of native.cpp."""
+
+    _fields_ = [("key", c_void_p), ("value", c_void_p)]
+
+
+class CLoop(Structure):
+    """`Loop` of native.cpp."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("block_size", "room", "stride", "minimum", "best", "bound", "end_token")),
+        *((name, c_void_p) for name in (
+            "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "hidden", "scores",
+            "scratch")),
+    ]
+
+
+LINEARS = ("projection", "output", "expand", "contract", "cross_query", "cross_output")
+
+
+class CLayer(Structure):
+    """`Layer` of native.cpp."""
+
+    _fields_ = [
+        *((name, CLinear) for name in LINEARS), ("norm_weight", c_void_p * 3), ("norm_bias", c_void_p * 3),
+        ("self", CCache), ("cross", CCache),
+    ]
+
+
+class CHeads(Structure):
+    """`Heads` of native.cpp."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("count", "size", "adaptive", "earlier")), ("expand", CLinear),
+        ("adapt", CLinear), ("contract", POINTER(CLinear)),
+        *((name, c_void_p) for name in ("bias", "norm_weight", "norm_bias", "conditioning", "direct")),
+    ]
+
+
+class CSession(Structure):
+    """`Session` of native.cpp."""
+
+    _fields_ = [
+        *((name, c_int64) for name in (
+            "batch", "width", "length", "size_d", "attention_heads", "filter", "layers", "vocabulary", "channels",
+            "outputs", "slots", "block_length", "cross_slots", "pre", "threads", "stride")),
+        ("layer", POINTER(CLayer)), ("final_weight", c_void_p), ("final_bias", c_void_p), ("project", CLinear),
+        ("token_table", c_void_p), ("position_table", c_void_p), ("conditioned", c_int64), ("cross_mask", c_void_p),
+        *((name, c_int64) for name in ("numbers", "near", "cell_size", "ordinal")),
+        *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "budget")),
+        ("source_length", c_int64), ("deviation", c_void_p), ("first", CLinear), ("second", CLinear),
+        ("channel_bias", c_void_p), ("direct", c_void_p), ("residual_scale", c_float), ("initial_sharpness", c_float),
+        ("heads", CHeads), ("seconds", c_void_p),
+        *((name, c_void_p) for name in ("x", "normed", "wide", "attended", "weights", "gathered", "projected")),
+    ]
+
+
+class NativeUnavailable(ConfigError):
+    """The native step cannot serve here; the message tells why."""
+
+
+def _compile(command: str, target: Path) -> None:
+    """Compile native.cpp to `target`, whole or not at all; without OpenMP where the compiler lacks it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        built = Path(folder) / target.name
+        message = ""
+        for extra in (["-fopenmp"], []):
+            words = [command, *FLAGS, *extra, "-o", str(built), str(SOURCE)]
+            result = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+            if result.returncode == 0:
+                built.replace(target)
+                return
+            message = (result.stderr.strip().splitlines() or ["no message"])[0]
+        raise NativeUnavailable(f"{command} cannot compile {SOURCE.name}: {message}")
+
+
+def compiler() -> str | None:
+    """Return the path of a C++ compiler, if there is one."""
+    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Return the compiled code, built now if this machine has not built this version of it yet.
+
+    Raises:
+        NativeUnavailable: there is no compiler, or it fails.
+    """
+    found = compiler()
+    if found is None:
+        raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
+    # The processor counts: a home folder may serve machines of several kinds.
+    key = [SOURCE.read_bytes(), " ".join(FLAGS).encode(), found.encode(), _processor().encode()]
+    digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
+    target = cache_folder() / f"native-{digest}.so"
+    try:
+        if not target.exists():
+            _compile(found, target)
+        code = ctypes.CDLL(str(target))
+    except OSError as error:
+        raise NativeUnavailable(f"cannot build or load {target}: {error}") from error
+    code.superres_propose_room.restype = code.superres_iterate.restype = c_int64
+    return code
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

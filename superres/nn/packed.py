@@ -1,0 +1,108 @@
+"""The weights of a network as native.cpp takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from superres.nn.compiled import PANEL, CHeads, CLayer, CLinear
+from superres.nn.folded import Affine, Folded, fold
+from superres.nn.heads import PredictionHeads
+
+
+def pack(affine: Affine, half: bool = False) -> tuple[CLinear, list[Tensor]]:
+    """Return a product for native.cpp and the tensors that must live as long as it.
+
+    Args:
+        affine: weight [in, out] and bias.
+        half: store the weight as bfloat16.
+    """
+    inputs, outputs = affine.weight.shape
+    panels = -(-outputs // PANEL)
+    padded = F.pad(affine.weight.float(), (0, panels * PANEL - outputs))
+    weight = padded.view(inputs, panels, PANEL).transpose(0, 1).contiguous()
+    weight = weight.bfloat16() if half else weight
+    bias = F.pad(affine.bias.float(), (0, panels * PANEL - outputs)).contiguous()
+    return CLinear(inputs, panels, half, weight.data_ptr(), bias.data_ptr()), [weight, bias]
+
+
+def _transposed(weight: Tensor, bias: Tensor) -> Affine:
+    return Affine(weight.detach().t(), bias.detach())
+
+
+class Packed:
+    """The weights of a network as native.cpp takes them; tensors named here stay alive with it."""
+
+    def __init__(self, folded: Folded, half: bool) -> None:
+        """Pack the weights of a network."""
+        model = folded.model
+        self.model, self.half, self.folded = model, half, folded
+        self.kept: list[Any] = []
+        self.pre = model.config.norm == "pre"
+        self.project = self.pack(fold([model.project]))
+        self.final: tuple[int | None, int | None] = (None, None)
+        if isinstance(model.decoder_norm, nn.LayerNorm):
+            self.final = self.keep(model.decoder_norm.weight), self.keep(model.decoder_norm.bias)
+        self.layers = [self._layer(layer) for layer in model.decoder]
+        table = model.target_embedding.table.weight.detach() * model.target_embedding.scale
+        self.token_table = self.keep(torch.cat([table, table.new_zeros(1, table.shape[1])]))
+        near = model.neighbourhood
+        if near is not None:
+            self.first = self.pack(Affine(near.first.weight.detach().t(), torch.zeros(near.first.out_features)))
+            self.second = self.pack(fold([near.second]))
+            self.channel_bias = self.keep(near.channel.weight.detach() + near.first.bias.detach())
+            self.direct = self.keep(near.direct.detach())
+            self.tables = [self.keep(table) for table in (near.table, near.cell, near.cell_positions)]
+        self.heads = CHeads() if model.heads is None else self._heads(model.heads)
+
+    def keep(self, tensor: Tensor) -> int:
+        """Keep a contiguous copy (float32, or int64) and return its address."""
+        self.kept.append(tensor.contiguous() if tensor.dtype == torch.int64 else tensor.float().contiguous())
+        address: int = self.kept[-1].data_ptr()
+        return address
+
+    def pack(self, affine: Affine) -> CLinear:
+        """Pack a product and keep it."""
+        linear, tensors = pack(affine, self.half)
+        self.kept += tensors
+        return linear
+
+    def _layer(self, layer: Any) -> CLayer:  # noqa: ANN401 -- a module list tells no types
+        attention, feed = layer.attention, layer.feed_forward
+        norms = [layer.attention_residual.norm, layer.feed_forward_residual.norm]
+        first, last = norms if self.pre else (None, None)
+        scale = (attention.query.in_features // attention.heads) ** -0.5
+        result = CLayer(
+            projection=self.pack(fold([attention.query, attention.key_value], first, scale)),
+            output=self.pack(fold([attention.output])), expand=self.pack(fold([feed[0]], last)),
+            contract=self.pack(fold([feed[2]])),
+        )
+        cross = layer.cross_residual.norm if layer.cross_attention is not None else None
+        if cross is not None:
+            result.cross_query = self.pack(fold([layer.cross_attention.query], cross if self.pre else None, scale))
+            result.cross_output = self.pack(fold([layer.cross_attention.output]))
+        for place, norm in enumerate([norms[0], cross, norms[1]]):
+            if norm is not None:
+                result.norm_weight[place], result.norm_bias[place] = self.keep(norm.weight), self.keep(norm.bias)
+        return result
+
+    def _heads(self, heads: PredictionHeads) -> CHeads:
+        size = heads.contract.shape[1]
+        contract = (CLinear * heads.count)(*(
+            self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1]))) for weight in heads.contract
+        ))
+        self.kept.append(contract)
+        result = CHeads(
+            count=heads.count, size=size, expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias)),
+            contract=contract, bias=self.keep(heads.bias), norm_weight=self.keep(heads.norm.weight),
+            norm_bias=self.keep(heads.norm.bias),
+        )
+        if heads.direct is not None:
+            result.direct = self.keep(heads.direct)
+        if heads.adapt is not None:
+            result.adaptive, result.earlier = 1, heads.visible.shape[1]
+            result.adapt = self.pack(_transposed(heads.adapt.weight, heads.adapt.bias))
+        return result
