@@ -265,15 +265,22 @@ class Chooser:
 
     def at(self, position: Tensor) -> Choice:
         """Return the choice at target positions [B, N]."""
-        if self.uniforms is not None:
-            return self._speculative(position, self.uniforms)
-        if self.noise is None:
+        if not self.samples:
             return GREEDY
-        return Choice(type(self.noise), self.noise.at(position), self.sampler.temperature(position), self.sampler)
+        temperature = self.sampler.temperature(position)
+        if self.noise is not None:
+            return Choice(type(self.noise), self.noise.at(position), temperature, self.sampler)
+        q = torch.zeros(*position.shape, self.vocabulary, device=position.device)
+        return SpeculativeChoice(None, self.uniform(position), temperature, self.sampler, q)
 
-    def _speculative(self, position: Tensor, uniforms: Uniforms) -> SpeculativeChoice:
+    def uniform(self, position: Tensor) -> Tensor:
+        """Return the numbers in (0, 1) of target positions [B, N] in speculative sampling, by purpose, [B, N, 3].
+
+        Raises:
+            ValueError: the sampling is another.
+        """
+        if self.uniforms is None:
+            raise ValueError("there are numbers for each purpose in speculative sampling alone")
         counter = 3 * position.unsqueeze(-1) + torch.arange(3, device=position.device)
         # A number that rounds to 1 would point past the last token of a cumulative sum.
-        uniform = uniforms.at(counter).clamp(max=1 - 2.0**-20).float()
-        q = torch.zeros(*position.shape, self.vocabulary, device=position.device)
-        return SpeculativeChoice(None, uniform, self.sampler.temperature(position), self.sampler, q)
+        return self.uniforms.at(counter).clamp(max=1 - 2.0**-20).float()

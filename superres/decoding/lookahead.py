@@ -23,7 +23,6 @@ from superres.decoding.acceptance import Criterion
 from superres.decoding.choice import COMMITTED, VERDICT
 from superres.decoding.lookahead_sampling import verify_candidates
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.noise import Uniforms
 from superres.decoding.pool import NgramPool
 from superres.decoding.proposer import Proposer
 from superres.scoring import Peers, ScoringModel, Session, StepOutput, Tree, TreeSession
@@ -149,11 +148,10 @@ class LookaheadLoop(BlockwiseLoop):
     def _iterate(self) -> None:
         """See `BlockwiseLoop._iterate`."""
         told = self._read(self.session.step(self.pending, self.position + 1), self.position)
-        # What a starting row has read is the start of the sequence alone.
-        room = (self.limit - self.position).masked_fill_(self.position < 0, 1)
-        accepted = self._stop_at_end_token(torch.minimum(told.accepted, room), told.block)
+        accepted = self._stop_at_end_token(torch.minimum(told.accepted, self._room()), told.block)
         self.store.scatter_(1, self.place + self.places[1:], told.block)
         self.recorder.record(self.position, told.block, accepted)
+        self.starting = False
         self.position.add_(accepted)
         torch.cat(self._next(told, accepted), dim=1, out=self.pending)
 
@@ -191,7 +189,7 @@ class LookaheadLoop(BlockwiseLoop):
         proposed = self.proposals[:, self.paths[:, 1:]]
         target = start.unsqueeze(1) + self.places[1:]
         if self.chooser.uniforms is not None:
-            return self._draw(scores, proposed, target, self.chooser.uniforms)
+            return self._draw(scores, proposed, target)
         choice = self.chooser.at(target)
         offsets = self.places[: size - 1].repeat(count)
         adjusted = choice.adjust(scores[:, self.paths[:, :-1].flatten()], offsets).view(batch * count, size - 1, -1)
@@ -202,9 +200,7 @@ class LookaheadLoop(BlockwiseLoop):
         chosen = choice(scores.gather(1, path))
         return best, accepted, chosen.gather(1, accepted.unsqueeze(1) - 1).squeeze(1)
 
-    def _draw(
-        self, scores: Tensor, proposed: Tensor, target: Tensor, uniforms: Uniforms
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _draw(self, scores: Tensor, proposed: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Do the same by speculative sampling, for candidates [B, G, N - 1] and target positions [B, N]."""
         rows, sampler = torch.arange(len(scores), device=scores.device), self.chooser.sampler
         temperature = sampler.temperature(target)
@@ -213,8 +209,9 @@ class LookaheadLoop(BlockwiseLoop):
             own = scores[rows, self.paths[candidate, place]].unsqueeze(1)
             return sampler(own, temperature[:, place : place + 1]).softmax(-1).squeeze(1)
 
-        verdict, committed = (uniforms.at(3 * target + purpose) for purpose in (VERDICT, COMMITTED))
-        best, passed, first = verify_candidates(distribution, proposed, self.known, verdict[:, :-1], committed)
+        uniform = self.chooser.uniform(target)
+        verdict, committed = uniform[:, :-1, VERDICT], uniform[..., COMMITTED]
+        best, passed, first = verify_candidates(distribution, proposed, self.known, verdict, committed)
         return best, 1 + passed, first
 
     def _agree(self, told: Outcome, peers: Peers) -> Outcome:

@@ -264,13 +264,18 @@ class BlockwiseLoop:
 
         Target position `following` [B, W] is the one past that of each proposal, the one which its column scores.
         """
-        k, room = self.block_size, self.limit - self.position
+        k = self.block_size
         if k == 1:  # nothing to verify, and a greedy iteration is mostly such small things
-            return room.clamp_(max=1)
+            return (self.limit - self.position).clamp_(max=1)
+        passed = self.choice.accept(self.criterion, self.proposals[:, 1:k], scores[:, : k - 1], following[:, : k - 1])
+        return accepted_length(passed, self.minimum, self._room())
+
+    def _room(self) -> Tensor:
+        """Return how many tokens each row may accept at most, [B]."""
+        room = self.limit - self.position
         if self.starting:  # what a starting row has read is the start of the sequence alone
             room.masked_fill_(self.position < 0, 1)
-        passed = self.choice.accept(self.criterion, self.proposals[:, 1:k], scores[:, : k - 1], following[:, : k - 1])
-        return accepted_length(passed, self.minimum, room)
+        return room
 
     def _predict(self, output: StepOutput, index: Tensor) -> list[Tensor]:
         """Return the next proposals [B, W] in parts: p1's own choice, then the proposer's, then filler up to W."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from superres.decoding.trace import TraceRecorder
+from superres.decoding.trace import TraceRecorder, entry
 from superres.scoring import Replaying
 
 BURST = 16
@@ -35,8 +34,7 @@ class Replays:
 
     def record(self, position: Tensor, proposed: Tensor, accepted: Tensor) -> None:
         """Keep one iteration, as `TraceRecorder.record` does."""
-        step = torch.cat([position.unsqueeze(1), accepted.unsqueeze(1), proposed], dim=1)
-        self._record.index_copy_(0, self._turn, step.unsqueeze(0))
+        self._record.index_copy_(0, self._turn, entry(position, proposed, accepted).unsqueeze(0))
         self._turn.add_(1)
 
     def run(self, iteration: Callable[[], None], block_size: int, count: int, recorder: TraceRecorder) -> None:

@@ -66,12 +66,17 @@ def survival_curve(traces: list[RowTrace], block_size: int) -> list[float]:
     return [float((counts >= i).mean()) if len(counts) else 0.0 for i in range(1, block_size + 1)]
 
 
+def entry(position: Tensor, proposed: Tensor, accepted: Tensor) -> Tensor:
+    """Return the record of an iteration, [B, 2 + W]: position, accepted tokens, proposals [B, W]."""
+    return torch.cat([position.unsqueeze(1), accepted.unsqueeze(1), proposed], dim=1)
+
+
 class TraceRecorder:
     """Collects what each iteration did, on the device, and reads it back when asked."""
 
     def __init__(self) -> None:
         """Start empty."""
-        # Of each iteration a tensor [B, 2 + W], position and accepted tokens before the proposals, and its block size.
+        # Of each iteration its `entry` and its block size.
         self._steps: list[tuple[Tensor, int]] = []
         self.forgotten = 0
 
@@ -81,11 +86,10 @@ class TraceRecorder:
 
     def record(self, position: Tensor, proposed: Tensor, accepted: Tensor) -> None:
         """Keep one iteration: `position` [B] (negative before the first token), `proposed` [B, k], `accepted` [B]."""
-        step = torch.cat([position.unsqueeze(1), accepted.unsqueeze(1), proposed], dim=1)
-        self._steps.append((step, proposed.shape[1]))
+        self._steps.append((entry(position, proposed, accepted), proposed.shape[1]))
 
     def extend(self, steps: Tensor, block_size: int) -> None:
-        """Keep `steps` [n, B, 2 + W], in each row position, accepted tokens, proposals; only `block_size` count."""
+        """Keep entries [n, B, 2 + W], of whose proposals only `block_size` count."""
         self._steps += [(step, block_size) for step in steps.unbind()]
 
     def since(self, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -68,7 +68,7 @@ def fold(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | Non
 class FoldedLayer:
     """A decoder layer."""
 
-    def __init__(self, layer: DecoderLayer, half: bool) -> None:
+    def __init__(self, layer: DecoderLayer, half: bool = False) -> None:
         """Fold the weights of `layer`; products are in bfloat16 if `half`."""
         self.heads, self.pre = layer.attention.heads, layer.attention_residual.pre
         self.norms = [layer.attention_residual.norm, layer.feed_forward_residual.norm]

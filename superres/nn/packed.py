@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.nn.compiled import PANEL, CHeads, CLayer, CLinear
-from superres.nn.folded import Affine, Folded, fold
+from superres.nn.compiled import LINEARS, PANEL, CHeads, CLayer, CLinear
+from superres.nn.folded import Affine, Folded, FoldedLayer, fold
 from superres.nn.heads import PredictionHeads
 
 
@@ -46,9 +46,8 @@ class Packed:
         self.final: tuple[int | None, int | None] = (None, None)
         if isinstance(model.decoder_norm, nn.LayerNorm):
             self.final = self.keep(model.decoder_norm.weight), self.keep(model.decoder_norm.bias)
-        self.layers = [self._layer(layer) for layer in model.decoder]
-        table = model.target_embedding.table.weight.detach() * model.target_embedding.scale
-        self.token_table = self.keep(torch.cat([table, table.new_zeros(1, table.shape[1])]))
+        self.layers = [self._layer(FoldedLayer(layer)) for layer in model.decoder]  # type: ignore[arg-type]
+        self.token_table = self.keep(folded.token_table)
         near = model.neighbourhood
         if near is not None:
             self.first = self.pack(Affine(near.first.weight.detach().t(), torch.zeros(near.first.out_features)))
@@ -70,21 +69,9 @@ class Packed:
         self.kept += tensors
         return linear
 
-    def _layer(self, layer: Any) -> CLayer:  # noqa: ANN401 -- a module list tells no types
-        attention, feed = layer.attention, layer.feed_forward
-        norms = [layer.attention_residual.norm, layer.feed_forward_residual.norm]
-        first, last = norms if self.pre else (None, None)
-        scale = (attention.query.in_features // attention.heads) ** -0.5
-        result = CLayer(
-            projection=self.pack(fold([attention.query, attention.key_value], first, scale)),
-            output=self.pack(fold([attention.output])), expand=self.pack(fold([feed[0]], last)),
-            contract=self.pack(fold([feed[2]])),
-        )
-        cross = layer.cross_residual.norm if layer.cross_attention is not None else None
-        if cross is not None:
-            result.cross_query = self.pack(fold([layer.cross_attention.query], cross if self.pre else None, scale))
-            result.cross_output = self.pack(fold([layer.cross_attention.output]))
-        for place, norm in enumerate([norms[0], cross, norms[1]]):
+    def _layer(self, layer: FoldedLayer) -> CLayer:
+        result = CLayer(**{name: self.pack(getattr(layer, name)) for name in LINEARS if hasattr(layer, name)})
+        for place, norm in enumerate([layer.norms[0], layer.cross_norm, layer.norms[1]]):
             if norm is not None:
                 result.norm_weight[place], result.norm_bias[place] = self.keep(norm.weight), self.keep(norm.bias)
         return result
