@@ -113,7 +113,10 @@ def test_colours_are_converted_from_the_profile_to_srgb(tmp_path, mode):
     assert np.abs(picture.rgb.astype(int) - (20, 250, 30)).max() <= 3
 
 
-@pytest.mark.parametrize("profile", [b"no profile", ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()])
+LAB = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
+
+
+@pytest.mark.parametrize("profile", [b"no profile", LAB], ids=["none", "LAB"])  # bytes with the time are no name
 def test_a_profile_that_does_not_fit_is_passed_over(tmp_path, profile):
     Image.fromarray(IMAGE).save(tmp_path / "a.png", icc_profile=profile)
     assert (read_picture(tmp_path / "a.png").rgb == IMAGE).all()
