@@ -68,7 +68,7 @@ def train_variant(name: str, base: Path, data: Path, folder: Path, heads: int, m
 
 
 def measure(name: str, folder: Path, pairs: FacePairs, heads: int, batch_size: int, device: str) -> list[Row]:
-    """Decode with each proposer that needs the heads, or, if the checkpoint has none, that needs nothing; a row a way."""
+    """Decode with each proposer that needs the heads, or that needs nothing if there are none; a row a way."""
     upscaler = Upscaler.load(folder, device)
     layer = upscaler.model.heads
     proposers = [name for name, kind in PROPOSERS.items()

@@ -21,6 +21,7 @@ from torch import Tensor
 from superres.config import BeamConfig, DecodeConfig, ModelConfig, require
 from superres.decoding.blockwise import BlockwiseLoop
 from superres.decoding.trace import RowTrace
+from superres.errors import InvalidInputError
 from superres.machine import REPEATS, PeakMemory, Timer, bandwidth, machine, matrix_rate
 from superres.output import figure_png, markdown_table, number_text, prepare_folder, write_result
 from superres.tasks import faces, translation
@@ -123,7 +124,11 @@ def text_workload(translator: Translator, lines: Sequence[str]) -> Workload:
     ways: dict[str, Way] = {
         "greedy": DecodeConfig(1), **_by_size("exact", DecodeConfig(), sizes),
         **_by_size("top-2", DecodeConfig(accept="top-k", top_k=2), sizes), "beam 4": BeamConfig()}
-    ordered = sorted((line for line in lines if line.strip()), key=len)
+    most = translator.model_config.source_length
+    fitting = zip(lines, translator.codec.split(lines), strict=True)
+    ordered = sorted((line for line, row in fitting if line.strip() and len(row) <= most), key=len)
+    if not ordered:
+        raise InvalidInputError(f"there is no line of 1 to {most} tokens to translate; give other text")
 
     def chosen(batch: int) -> list[str]:
         first = max(0, (len(ordered) - batch) // 2)

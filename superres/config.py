@@ -236,7 +236,8 @@ class DecodeConfig(Config):
     """How tokens are decoded.
 
     Attributes:
-        block_size: k, tokens proposed a step; 1 is greedy (or sequential sampling); None takes all prediction heads.
+        block_size: k, tokens proposed a step; 1 is greedy (or sequential sampling); None takes all prediction heads, or
+            what suits the proposer.
         accept: acceptance criterion, a name in `superres.decoding.acceptance.CRITERIA`, such as "exact" or "distance".
         epsilon: largest |proposal - verified token| that is accepted, in grey levels; several values where the
             criterion says how it reads them.

@@ -214,10 +214,11 @@ def random_tokens(config, rows, seed=0):
 
 
 def draft_of(model, noise=0.1, **changes):
-    """Return a draft model for a `StepModel`: its own weights but for some noise, or another network."""
+    """Return a draft model for a `StepModel`: its own weights but for some noise, in a network that may lack some."""
     config = model.model.config
     dtype = next(model.model.parameters()).dtype
     draft = random_model(replace(config, **changes), dtype=dtype)
+    draft.load_state_dict(model.model.state_dict(), strict=False)
     generator = torch.Generator().manual_seed(5)
     for weight in draft.parameters():
         weight.add_(noise * weight.std(correction=0) * torch.randn(weight.shape, generator=generator, dtype=dtype))

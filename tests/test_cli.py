@@ -10,6 +10,7 @@ from fakes import FakeUpscaler
 from PIL import Image
 
 from superres.cli import run
+from superres.decoding.proposal import PROPOSERS
 from superres.errors import CheckpointError
 from superres.tasks.faces import area_reduce
 
@@ -70,7 +71,7 @@ def refusal(capsys, *arguments):
     (["--budget", "-1"], "budget must be at least 0, not -1"),
     (["--accept", "always"], "--accept must be one of exact, distance, distance-by-offset, distance-by-channel, "
                              "drift-budget, top-k, not 'always'"),
-    (["--proposer", "oracle"], "--proposer must be one of heads, stale, source, left, above, not 'oracle'"),
+    (["--proposer", "oracle"], f"--proposer must be one of {', '.join(PROPOSERS)}, not 'oracle'"),
     (["--noise", "pink"], "--noise must be one of gumbel, quantile, not 'pink'"),
     (["--top-k", "0"], "top-k must be at least 1, not 0"),
     (["--temperature", "nan"], "temperature must be 0 (greedy) or positive, one number or one a colour, not nan"),

@@ -11,10 +11,12 @@ from textual import sentences, write_checkpoint, write_pairs
 
 from superres.cli import run
 from superres.config import DecodeConfig
+from superres.decoding.proposal import PROPOSERS
 from superres.evaluation_text import bleu, chrf
 from superres.loading import load
 from superres.tasks.translation import TextPairs
 
+FOR_TEXT = [name for name, proposer in PROPOSERS.items() if not proposer.raster]
 LINES = ["the man sees a dog", "", "a red house", "dog"]
 
 
@@ -113,7 +115,7 @@ def test_lines_that_are_too_long_or_never_end_are_told_of(checkpoint, capsys, op
 
 @pytest.mark.parametrize(("options", "message"), [
     (["--accept", "distance"], "--accept must be one of exact, top-k, not 'distance'"),
-    (["--proposer", "left"], "--proposer must be one of heads, stale, not 'left'"),
+    (["--proposer", "left"], f"--proposer must be one of {', '.join(FOR_TEXT)}, not 'left'"),
     (["--block-size", "5"], "block size 5 is more than the 4 prediction heads"),
     (["--block-size", "2", "--min-block", "3"], "min-block 3 is larger than the block size 2"),
     (["--temperature", "0.9,0.7,0.7"], "give one temperature"),
@@ -165,7 +167,7 @@ def test_help_lists_only_what_suits_text(capsys):
     assert run(["translate", "--help"]) == 0
     text = capsys.readouterr().out
     assert "[exact|top-k]" in text
-    assert "[heads|stale]" in text
+    assert f"[{'|'.join(FOR_TEXT)}]" in "".join(text.split())
     assert "distance" not in text
 
 

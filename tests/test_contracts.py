@@ -15,6 +15,7 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.blockwise import decode
 from superres.decoding.proposal import PROPOSERS
 from superres.errors import InvalidInputError
+from superres.nn import native
 from superres.nn.step import StepModel
 from superres.tasks import TASK_FILES, TASKS
 
@@ -111,6 +112,19 @@ def test_proposer_leaves_exact_decoding_as_it_is(proposer, k, variant, temperatu
         assert trace.positions == [0, *np.cumsum(trace.accepted)[:-1].tolist()]
         kept = [p[:a] for p, a in zip(trace.proposed, trace.accepted, strict=True)]
         assert np.concatenate(kept).tolist() == decoded.tokens[row].tolist()
+
+
+@pytest.mark.parametrize("engine", ["plain", pytest.param("native", marks=pytest.mark.skipif(
+    native.compiler() is None, reason="no C++ compiler on this machine"))])
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_proposer_leaves_float32_decoding_of_the_same_width_as_it_is_bit_for_bit(proposer, engine):
+    config = replace(VARIANTS["sequential heads"], width=32, filter_size=64, attention_heads=2, head_filter_size=32)
+    model = native.step_model(random_model(config, dtype=torch.float32), None, engine)
+    source, made = random_tokens(config, 3)[0], proposer_for(proposer, model)
+    for temperature in (0.0, 0.9):
+        alone = decode(model, source, DecodeConfig(block_size=1, temperature=temperature), width=5).tokens
+        options = DecodeConfig(block_size=4, temperature=temperature)
+        assert torch.equal(decode(model, source, options, width=5, proposer=made).tokens, alone)
 
 
 @pytest.mark.parametrize("name", TASKS)

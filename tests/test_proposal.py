@@ -141,7 +141,7 @@ def test_free_proposers_need_no_heads_and_take_any_block_size():
             assert torch.equal(decode(model, source, options, proposer=made).tokens, alone)
             unsaid = decode(model, source, DecodeConfig(proposer=name), proposer=made)
             assert max(count for trace in unsaid.traces for count in trace.accepted) > 1
-            assert unsaid.traces[0].proposed.shape[1] == DEFAULT_BLOCK_SIZE
+            assert unsaid.traces[0].proposed.shape[1] == (proposer.block_size or DEFAULT_BLOCK_SIZE)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import draft_of, random_model
+from PIL import Image
 from safetensors.numpy import save_file
 from textual import CONFIG, codec, learned, sentences, vocabulary, wordy, write_checkpoint, write_pairs
 
@@ -20,14 +21,16 @@ from superres.benchmark_proposers import compare_proposers, parse_proposers, pro
 from superres.checkpoint import save_checkpoint
 from superres.cli import run
 from superres.config import PRESETS, DecodeConfig
+from superres.decoding.blockwise import decode
 from superres.decoding.ngrams import NgramTable, Numbering, count_ngrams
 from superres.decoding.proposal import PROPOSERS
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.loading import load
+from superres.nn import native
 from superres.nn.step import StepModel
 from superres.pipeline import Upscaler
 from superres.tasks.faces import FacePairs, write_npz
-from superres.tasks.translation import VOCABULARY_FILE, train_vocabulary
+from superres.tasks.translation import END, VOCABULARY_FILE, train_vocabulary
 from superres.train_config import TrainConfig
 
 LINES = sentences(6).source
@@ -71,6 +74,33 @@ def test_every_proposer_leaves_exact_translation_as_it_is(name, folder):
             assert made.texts == wanted.texts
             assert made.tokens == wanted.tokens
             assert any(trace.mean_accepted_block_size > 1 for traces in made.traces for trace in traces)
+
+
+class Hostile:
+    """Proposes one token always; drawn at random if it is None."""
+
+    def __init__(self, token):
+        self.token, self.generator = token, torch.Generator().manual_seed(0)
+
+    def propose(self, context, offsets):
+        shape = len(context.position), len(offsets)
+        return (torch.randint(CONFIG.vocabulary, shape, generator=self.generator) if self.token is None
+                else torch.full(shape, self.token))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("token", [None, END, 0])
+def test_exact_translation_is_the_same_bit_for_bit_whatever_is_proposed(token, temperature, dtype):
+    translator = learned()[dtype]
+    source = torch.from_numpy(codec().encode(LINES))
+    for k in (2, 6):
+        more = {"padding": source == 0, "width": 6}
+        wanted = decode(translator.scoring, source, DecodeConfig(1, temperature=temperature), **more)
+        options = DecodeConfig(k, temperature=temperature)
+        made = decode(translator.scoring, source, options, proposer=Hostile(token), **more)
+        assert torch.equal(made.tokens, wanted.tokens)
+        assert torch.equal(made.lengths, wanted.lengths)
 
 
 def test_a_draft_and_counts_are_found_beside_the_checkpoint_and_read_once(folder):
@@ -133,6 +163,28 @@ def test_a_draft_of_another_vocabulary_is_refused_though_it_has_as_many_tokens(f
     assert "has another sentencepiece.model than the verifier" in refusal(capsys, *words)
     save_checkpoint(random_model(TINY, dtype=torch.float32), tmp_path / "faces")
     assert "has task faces, the verifier translation" in refusal(capsys, *words[:-1], tmp_path / "faces")
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler on this machine")
+def test_images_upscaled_with_a_draft_are_the_same(tmp_path):
+    model = random_model(TINY, dtype=torch.float32)
+    save_checkpoint(model, tmp_path / "faces", dtype=torch.float32)
+    save_checkpoint(draft_of(StepModel(model), 0.05).model, tmp_path / "faces-draft", dtype=torch.float32)
+    (tmp_path / "in").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(tmp_path / "in" / f"{number}.png")
+    made = {}
+    for name in ("heads", "draft", "lookup"):
+        words = ["upscale", tmp_path / "in", "--output", tmp_path / name, "--checkpoint", tmp_path / "faces",
+                 "--proposer", name, "--block-size", "3", "--batch-size", "2", "--device", "cpu"]
+        assert command(*words) == 0
+        made[name] = np.stack([np.asarray(Image.open(path)) for path in sorted((tmp_path / name).glob("*.png"))])
+        rows = [json.loads(line) for line in (tmp_path / name / "manifest.jsonl").read_text().splitlines()]
+        assert {row["config"]["proposer"] for row in rows} == {name}
+        assert all(row["mean_accepted_block_size"] > 1 for row in rows)
+    assert np.array_equal(made["heads"], made["draft"])
+    assert np.array_equal(made["heads"], made["lookup"])
 
 
 # Counted n-grams
@@ -216,12 +268,13 @@ def test_a_draft_learns_from_its_teacher(folder, tmp_path, capsys, monkeypatch):
     data = write_pairs(sentences(60), tmp_path / "pairs")
     small = replace(CONFIG, width=16, filter_size=16, decoder_layers=1, prediction_heads=1)
     monkeypatch.setitem(PRESETS, "text-draft", small)
+    monkeypatch.setattr("superres.training.REPORT_STEPS", 10)
     words = ["train", "base", "--preset", "text-draft", "--data", data, "--teacher", folder, "--steps", "60",
              "--precision", "no", "--learning-rate", "0.02", "--warmup-steps", "5", "--output", tmp_path / "draft"]
     assert command(*words) == 0
     history = [record["p1"] for record in json.loads((tmp_path / "draft" / "history.json").read_text())
                if "p1" in record]
-    assert history[-1] < 0.5 * history[0]
+    assert history[-1] < 0.7 * history[0]
     made = tmp_path / "draft" / "checkpoint"
     assert (made / VOCABULARY_FILE).read_bytes() == vocabulary()
     assert json.loads((made / "training.jsonl").read_text())["settings"]["teacher"] == str(folder)
@@ -288,7 +341,7 @@ def test_every_proposer_of_text_is_measured_beside_its_prediction(folder, quick,
     assert by_name["draft", "greedy"]["extra_bytes"] > by_name["ngram", "greedy"]["extra_bytes"] > 0
     assert by_name["draft", "greedy"]["alpha"] > 0.5
     text = proposers_markdown(report)
-    assert text.count("\n| ") == 1 + len(report["rows"]) + 0
+    assert text.count("\n| ") == 2 + len(report["rows"])  # and heading and ruler
     assert summary_markdown(report).count("\n") == 1 + 2 * len(names)
     files = benchmark_proposers.write_proposers(report, tmp_path / "out")
     assert [path.name for path in files] == ["proposers.json", "proposers.md"]
@@ -320,17 +373,19 @@ def test_proposers_of_images_are_measured(quick):
 
 
 def test_the_command_compares_proposers_and_prints_json(folder, quick, capsys, tmp_path):
-    words = ["benchmark", "text", "--checkpoint", folder, "--proposers", "heads,lookup", "--repeats", "1", "--busy",
-             "--json", "--output", tmp_path / "out", "--temperature", "0.7", "--block-size", "3", "--device", "cpu"]
+    data = write_pairs(sentences(30), tmp_path / "pairs")
+    words = ["benchmark", "text", "--checkpoint", folder, "--data", data, "--proposers", "heads,lookup", "--busy",
+             "--repeats", "1", "--json", "--output", tmp_path / "out", "--temperature", "0.7", "--block-size", "3"]
     assert command(*words) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["temperature"] == 0.7
     assert min(row["block_size"] for row in report["rows"]) <= 3
     assert json.loads((tmp_path / "out" / "proposers.json").read_text()) == report
-    line = refusal(capsys, *words[:4], "--proposers", "heads,left", "--busy")
+    assert len(report["rows"]) >= 6
+    line = refusal(capsys, *words[:6], "--proposers", "heads,left", "--busy")
     assert "--proposers takes all, or some of heads, stale" in line
     assert "not 'left'" in line
-    line = refusal(capsys, *words[:4], "--proposers", "all", "--busy", "--batches", "1,2")
+    line = refusal(capsys, *words[:6], "--proposers", "all", "--busy", "--batches", "1,2")
     assert "--proposers compares at one number of rows" in line
 
 
@@ -341,3 +396,10 @@ def test_examples_serve_where_no_data_is_given():
     assert sources.shape == (4, 8, 8, 3)
     assert len(np.unique(sources.reshape(4, -1), axis=0)) == 4
     assert len(set(SENTENCES)) == len(SENTENCES)
+
+
+def test_lines_that_do_not_fit_the_model_are_no_workload(folder):
+    translator = load(folder, "cpu")
+    with pytest.raises(InvalidInputError, match="no line of 1 to 24 tokens"):
+        text_workload(translator, ["", "tree " * 40])
+    assert text_workload(translator, ["", "tree " * 40, "a dog"]).source(2).shape[0] == 2

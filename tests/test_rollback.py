@@ -65,7 +65,7 @@ class Decoding:
                     yield row, self.loop.tokens[row, :place].tolist(), first, proposals
 
     def restart(self):
-        row, new = (int(torch.randint(size, (), generator=self.generator)) for size in (3, 9))
+        row, new = (int(torch.randint(size, (), generator=self.generator)) for size in (len(self.source), 9))
         self.source[row] = self.sources[new]
         fresh = self.accompanied.session(self.sources[[0, new]], self.block_size)
         self.loop.restart(torch.tensor([row]), fresh, torch.tensor([1]), torch.tensor([new]))

@@ -251,11 +251,9 @@ def check_options(options: DecodeConfig, prediction_heads: int, length: int | No
         raise ConfigError(f"unknown proposer {options.proposer!r}; choose one of {', '.join(PROPOSERS)}")
     CRITERIA[options.accept](options)
     kind = PROPOSERS[options.proposer]
-    uses_heads = kind.uses_heads
-    most = prediction_heads if uses_heads or prediction_heads > 1 else DEFAULT_BLOCK_SIZE
-    most = kind.block_size or most
-    block_size = most if options.block_size is None else options.block_size
-    if block_size > prediction_heads and uses_heads:
+    by_heads = prediction_heads if kind.uses_heads or prediction_heads > 1 else DEFAULT_BLOCK_SIZE
+    block_size = options.block_size or kind.block_size or by_heads
+    if block_size > prediction_heads and kind.uses_heads:
         raise ConfigError(f"block size {block_size} is more than the {prediction_heads} prediction heads; "
                           f"use {prediction_heads} or less")
     if length is not None and block_size > length:

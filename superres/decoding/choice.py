@@ -154,16 +154,20 @@ class SpeculativeChoice(Choice):
 
     def __init__(self, sampler: Sampler, uniforms: Uniforms, position: Tensor, vocabulary: int) -> None:
         """Prepare for target positions [B, k]."""
-        super().__init__(None, position, sampler.temperature(position), sampler)
-        self.uniforms, self.position = uniforms, position
+        counter = 3 * position.unsqueeze(-1) + torch.arange(3, device=position.device)
+        # A number that rounds to 1 would point past the last token of a cumulative sum.
+        uniform = uniforms.at(counter).clamp(max=1 - 2.0**-20).float()
+        super().__init__(None, uniform, sampler.temperature(position), sampler)
         self.q = torch.zeros(*position.shape, vocabulary, device=position.device)
         self.p: Tensor | None = None
 
     def __call__(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
-        """Draw proposals at `offsets`, once each, and remember their distributions; see `Choose.__call__`."""
+        """Draw proposals at `offsets` [N], once each, and remember their distributions; see `Choose.__call__`."""
+        if isinstance(offsets, slice):
+            raise TypeError("proposals stand at numbered offsets")
         q = self._distribution(scores, offsets)
-        place = torch.arange(self.position.shape[1], device=q.device)[offsets] - 1
-        self.q = self.q.to(q.dtype).index_copy_(1, place, q)
+        self.q = self.q.to(q.dtype)
+        self.q[:, offsets - 1] = q
         return draw(q, self._uniform(offsets, PROPOSAL))
 
     def additive(self, offsets: Tensor) -> None:
@@ -192,7 +196,7 @@ class SpeculativeChoice(Choice):
         self.p = self._distribution(scores, slice(1, None))
         own = proposed.unsqueeze(-1)
         p, q = self.p.gather(-1, own), self.q[:, :-1].gather(-1, own)
-        return (self._uniform(slice(1, None), VERDICT).to(p.dtype) * q < p).squeeze(-1)
+        return (self._uniform(slice(1, None), VERDICT) * q < p).squeeze(-1)
 
     def clear(self, rows: Tensor) -> None:
         """See `Choice.clear`."""
@@ -207,18 +211,16 @@ class SpeculativeChoice(Choice):
         return self.sampler(scores, self.temperature[:, offsets]).softmax(-1)
 
     def _uniform(self, offsets: Tensor | slice, purpose: int) -> Tensor:
-        return self.uniforms.at(3 * self.position[:, offsets] + purpose).unsqueeze(-1)
+        return self.noise[:, offsets, purpose].unsqueeze(-1)
 
 
 def draw(probability: Tensor, uniform: Tensor) -> Tensor:
-    """Return tokens [B, N]: where the cumulative sum of weights [B, N, V] passes uniform numbers [B, N, 1].
+    """Return tokens [B, N]: where the cumulative sum of weights [B, N, V] passes uniform numbers [B, N, 1] below 1.
 
     The weights need not add up to 1; a token of weight 0 is never drawn.
     """
     sums = probability.cumsum(-1)
-    # The last sum times a number that rounds to 1 would point past the last token.
-    point = uniform.clamp(max=1 - 2.0**-20).to(sums.dtype) * sums[..., -1:]
-    return torch.searchsorted(sums, point, right=True).squeeze(-1)
+    return torch.searchsorted(sums, uniform * sums[..., -1:], right=True).squeeze(-1)
 
 
 class Chooser:

@@ -49,7 +49,7 @@ def expected_tokens(alpha: float, gamma: int, branches: int = 1) -> float:
     return gamma + 1 - math.fsum((1 - alpha**i) ** branches for i in range(1, gamma + 1))
 
 
-def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0) -> float:
+def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0, branches: int = 1) -> float:
     """Return how many times as fast decoding in blocks is: expected tokens / (gamma * c + verify).
 
     Args:
@@ -58,12 +58,13 @@ def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0) 
         c: cost of a proposal, in verifier calls for one token.
         verify: cost of a verifier call for gamma + 1 tokens in the same unit; the paper takes it to be 1, which it is
             where reading the weights is what takes time.
+        branches: see `expected_tokens`.
 
     Raises:
         ConfigError: a number is out of range.
     """
     require(c >= 0 and verify > 0, f"costs must be positive, not c {c} and {verify}")
-    return expected_tokens(alpha, gamma) / (gamma * c + verify)
+    return expected_tokens(alpha, gamma, branches) / (gamma * c + verify)
 
 
 def operations_factor(alpha: float, gamma: int, c: float) -> float:
@@ -119,12 +120,12 @@ def step_compression(alpha: float, window: int, ngram: int, good: float = 1.0) -
 def acceptance_rate(traces: list[RowTrace], block_size: int) -> float:
     """Return the share of verified proposals that were accepted: alpha as decoding with `block_size` k has seen it.
 
-    Of a block, proposals are verified until one fails. The last block of each sequence is left out, since the end may
-    have cut it short. 0.0 where nothing was verified.
+    Of a block, proposals are verified until one fails; in the last one of a sequence, the end comes before that. 0.0
+    where nothing was verified.
     """
-    accepted = np.array([count for trace in traces for count in trace.accepted[:-1]], np.int64)
-    verified = int(np.minimum(accepted, block_size - 1).sum())
-    return float((accepted - 1).sum() / verified) if verified else 0.0
+    passed = sum(count - 1 for trace in traces for count in trace.accepted)
+    failed = sum(count < block_size for trace in traces for count in trace.accepted[:-1])
+    return passed / (passed + failed) if passed else 0.0
 
 
 @torch.inference_mode()
@@ -135,13 +136,13 @@ def mean_overlap(loop: BlockwiseLoop) -> float:
     """
     total, count = 0.0, 0
     while not loop.done():
-        choice, before, limit = loop.choice, loop.position, loop.limit
+        choice, before = loop.choice, loop.position
         loop.iterate()
         if not isinstance(choice, SpeculativeChoice) or choice.p is None:
             continue
-        accepted = loop.position - before
-        whole = (accepted > 0) & (loop.position < limit)
-        tested = (loop.columns[: choice.p.shape[1]] < accepted.unsqueeze(1)) & whole.unsqueeze(1)
+        # What follows the last accepted token was verified, too, unless the sequence ends there.
+        verified = loop.position - before - (loop.position >= loop.limit).long()
+        tested = loop.columns[: choice.p.shape[1]] < verified.unsqueeze(1)
         total += float((torch.minimum(choice.p, choice.q[:, :-1]).sum(-1) * tested).sum())
         count += int(tested.sum())
     return total / count if count else 0.0

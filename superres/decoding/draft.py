@@ -21,6 +21,7 @@ class DraftProposer(Proposer):
     """A draft model's own tokens, one after another; its session is rolled back with the verifier's."""
 
     draws = True
+    block_size = 4  # every proposal costs a call of the draft
     resource = "draft"
     training = "a draft model"
 

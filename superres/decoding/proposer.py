@@ -54,6 +54,8 @@ class Proposer:
 
     uses_heads: ClassVar[bool] = False
     """Whether it asks the prediction heads, so that there are at most as many proposals as they make."""
+    block_size: ClassVar[int | None] = None
+    """k where the options say none; None is one for each prediction head."""
     draws: ClassVar[bool] = False
     """Whether `Context.choose` makes each of its tokens, once, from the scores of a distribution that it was drawn
     from; speculative sampling takes what other proposers say for certain."""
@@ -63,10 +65,10 @@ class Proposer:
     """Field of `DecodeConfig` that names what has to be loaded for it, its constructor's only argument."""
     branching: ClassVar[bool] = False
     """Whether it proposes several branches a step, in a loop of its own (`superres.decoding.blockwise.loop_type`)."""
-    block_size: ClassVar[int | None] = None
-    """Block size where none is given; None for one as for any other proposer."""
     training: ClassVar[str] = "none"
     """What has to be trained for it, for people."""
+    branches: int = 1
+    """Sequences of proposals that are verified at once, for the cost model."""
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """Return proposals [B, k - 1], int64, for the tokens at `context.position + offsets`; offsets are 1..k-1."""

@@ -140,8 +140,9 @@ class CrossStep:
         # Hidden places round the source up: MKL's products of 5 to 11 columns have bits that depend on the row, and a
         # token must score the same in every column of a step.
         spare = -memory.states.shape[1] % PLACES
-        key, value = (F.pad(split_heads(part, attention.heads).flatten(0, 1), (0, 0, 0, spare)) for part in (key, value))
-        self.key, self.value = key.transpose(1, 2).contiguous(), value.contiguous()
+        key, value = (F.pad(part, (0, 0, 0, spare)) for part in (key, value))
+        self.key = split_heads(key, attention.heads).flatten(0, 1).transpose(1, 2).contiguous()
+        self.value = split_heads(value, attention.heads).flatten(0, 1).contiguous()
         mask = memory.states.new_zeros(1, 1, memory.states.shape[1])
         if memory.mask is not None:
             mask = memory.mask.to(memory.states.dtype).squeeze(1).repeat_interleave(attention.heads, dim=0)
