@@ -182,7 +182,9 @@ class Comparison:
         """Return the ways of decoding with proposers `names`, and why some of these cannot be had, by name."""
         ways, missing = [], dict[str, str]()
         for name in names:
-            options = self.options(name, "greedy", min(block_size, self.largest(name)))
+            # Each branch of a step costs, so that those who make several know best how long they should be.
+            usual = PROPOSERS[name].block_size if PROPOSERS[name].branching else None
+            options = self.options(name, "greedy", min(usual or block_size, self.largest(name)))
             try:
                 proposer = self.pipeline.proposers.get(options) or PROPOSERS[name]()
                 accompany(self.pipeline.scoring, proposer)
@@ -196,6 +198,8 @@ class Comparison:
     def largest(self, name: str) -> int:
         """Return the largest block size of a proposer."""
         config = self.pipeline.model_config
+        if PROPOSERS[name].branching:
+            return min(LARGEST, config.target_length + 2 - self.base.window)
         return config.prediction_heads if PROPOSERS[name].uses_heads else min(LARGEST, config.target_length)
 
     def rows(self, ways: Sequence[Way]) -> list[Row]:
@@ -225,7 +229,8 @@ class Comparison:
         gamma, call = k - 1, baseline.seconds / max(baseline.iterations, 1)
         traces = [trace for decoded in way.decoded for trace in decoded.traces]
         seen = acceptance_rate(traces, k)
-        overlap = self.overlap(way) if way.mode == "speculative" else None
+        branching = way.proposer is not None and getattr(way.proposer, "branching", False)
+        overlap = self.overlap(way) if way.mode == "speculative" and not branching else None
         alpha = seen if overlap is None else overlap
         c = way.proposing / max(way.iterations * gamma, 1) / call
         verify = (way.seconds - way.proposing) / max(way.iterations, 1) / call

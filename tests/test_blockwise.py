@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, ScriptedModel, criterion_options, proposer_for, random_model, random_tokens
+from fakes import CHAINS, SMALL, VARIANTS, ScriptedModel, criterion_options, proposer_for, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,6 @@ from superres.decoding import blockwise
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.blockwise import BlockwiseLoop, accepted_length, check_options, decode
 from superres.decoding.noise import NOISES
-from superres.decoding.proposal import PROPOSERS
 from superres.decoding.proposer import accompany
 from superres.decoding.reference import separate_reference, sequential_reference
 from superres.errors import ConfigError
@@ -379,7 +378,7 @@ READS = ["item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize(("variant", "accept", "proposer"), [
-    *(("base aids", accept, "heads") for accept in CRITERIA), *(("base aids", "exact", name) for name in PROPOSERS),
+    *(("base aids", accept, "heads") for accept in CRITERIA), *(("base aids", "exact", name) for name in CHAINS),
     ("sequential heads", "exact", "stale"),
 ])
 def test_iterating_reads_nothing_from_the_device(variant, accept, proposer, temperature, monkeypatch):
@@ -399,7 +398,7 @@ def test_iterating_reads_nothing_from_the_device(variant, accept, proposer, temp
     assert bool((loop.position > 0).all())
 
 
-@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize("proposer", CHAINS)
 @pytest.mark.parametrize("variant", ["base aids", "sequential heads"])
 def test_iterating_works_where_values_cannot_be_read(variant, proposer):
     """On torch's meta device every read raises, also one from compiled code."""

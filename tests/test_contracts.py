@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, criterion_options, proposer_for, random_model, random_tokens
+from fakes import CHAINS, SMALL, VARIANTS, criterion_options, proposer_for, random_model, random_tokens
 from textual import vocabulary
 
 from superres.config import DecodeConfig
@@ -73,7 +73,7 @@ def test_decode_gives_all_tokens_in_blocks_of_1_to_k(name, proposer):
         assert trace.tokens == SMALL.target_length
 
 
-@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize("proposer", CHAINS)
 def test_proposer_makes_tokens_for_the_offsets_it_is_asked_for(proposer):
     seen, model = [], StepModel(random_model(SMALL))
     watched = proposer_for(proposer, model)
