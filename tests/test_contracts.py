@@ -116,7 +116,7 @@ def test_proposer_leaves_exact_decoding_as_it_is(proposer, k, variant, temperatu
 
 @pytest.mark.parametrize("engine", ["plain", pytest.param("native", marks=pytest.mark.skipif(
     native.compiler() is None, reason="no C++ compiler on this machine"))])
-@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize("proposer", CHAINS)
 def test_proposer_leaves_float32_decoding_of_the_same_width_as_it_is_bit_for_bit(proposer, engine):
     config = replace(VARIANTS["sequential heads"], width=32, filter_size=64, attention_heads=2, head_filter_size=32)
     model = native.step_model(random_model(config, dtype=torch.float32), None, engine)
