@@ -210,6 +210,8 @@ class Comparison:
     def largest(self, name: str) -> int:
         """Return the largest block size of a proposer."""
         config = self.pipeline.model_config
+        if PROPOSERS[name].branching:
+            return min(LARGEST, config.target_length + 2 - self.base.window)
         return config.prediction_heads if PROPOSERS[name].uses_heads else min(LARGEST, config.target_length)
 
     def rows(self, ways: Sequence[Way]) -> list[Row]:
@@ -239,7 +241,8 @@ class Comparison:
         gamma, call = k - 1, baseline.seconds / max(baseline.iterations, 1)
         traces = [trace for decoded in way.decoded for trace in decoded.traces]
         seen = acceptance_rate(traces, k)
-        overlap = self.overlap(way) if way.mode == "speculative" else None
+        branching = way.proposer is not None and getattr(way.proposer, "branching", False)
+        overlap = self.overlap(way) if way.mode == "speculative" and not branching else None
         alpha = seen if overlap is None else overlap
         c = way.proposing / max(way.iterations * gamma, 1) / call
         verify = (way.seconds - way.proposing) / max(way.iterations, 1) / call

@@ -237,6 +237,10 @@ def proposer_for(name, model):
     return PROPOSERS[name](*make[PROPOSERS[name].resource](model))
 
 
+CHAINS = [name for name, kind in PROPOSERS.items() if not kind.branching]
+"""Proposers of one continuation a step."""
+
+
 class Restless:
     """Chooses block sizes at random."""
 

@@ -8,17 +8,16 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, ScriptedModel, criterion_options, proposer_for, random_model, random_tokens
+from fakes import CHAINS, SMALL, VARIANTS, ScriptedModel, criterion_options, proposer_for, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superres.config import PRESETS, DecodeConfig
 from superres.decoding import blockwise
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.blockwise import check_options, decode, loop_type
+from superres.decoding.blockwise import check_options, decode
 from superres.decoding.loop import BlockwiseLoop, accepted_length
 from superres.decoding.noise import NOISES
-from superres.decoding.proposal import PROPOSERS
 from superres.decoding.proposer import accompany
 from superres.decoding.reference import separate_reference, sequential_reference
 from superres.errors import ConfigError
@@ -375,26 +374,19 @@ def test_the_done_flag_is_looked_at_oftener_where_rows_may_end_at_any_time():
     assert intervals == [16, 16, 4, 1]
 
 
-def loop_of(model, source, options, keys, proposer, width):
-    """Return a loop of blocks of 5 of the kind that serves `proposer`; one with branches has a width of its own."""
-    kind = loop_type(proposer, 5)
-    session = kind.open_session(accompany(model, proposer), source, options, 5, None if proposer.branching else width)
-    return kind(model, session, options, keys, 5, proposer)
-
-
 READS = ["item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__array__"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize(("variant", "accept", "proposer"), [
-    *(("base aids", accept, "heads") for accept in CRITERIA), *(("base aids", "exact", name) for name in PROPOSERS),
+    *(("base aids", accept, "heads") for accept in CRITERIA), *(("base aids", "exact", name) for name in CHAINS),
     ("sequential heads", "exact", "stale"),
 ])
 def test_iterating_reads_nothing_from_the_device(variant, accept, proposer, temperature, monkeypatch):
     model, source = small(variant)
     model = StepModel(model.model, end_token=1)
     options, made = criterion_options(accept, temperature=temperature), proposer_for(proposer, model)
-    loop = loop_of(model, source, options, torch.arange(ROWS), made, 6)
+    loop = BlockwiseLoop(model, accompany(model, made).session(source, 6), options, torch.arange(ROWS), 5, made)
 
     def refuse(*_, **__):
         raise AssertionError("read from the device")
@@ -407,7 +399,7 @@ def test_iterating_reads_nothing_from_the_device(variant, accept, proposer, temp
     assert bool((loop.position > 0).all())
 
 
-@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize("proposer", CHAINS)
 @pytest.mark.parametrize("variant", ["base aids", "sequential heads"])
 def test_iterating_works_where_values_cannot_be_read(variant, proposer):
     """On torch's meta device every read raises, also one from compiled code."""
@@ -418,7 +410,8 @@ def test_iterating_works_where_values_cannot_be_read(variant, proposer):
     if proposer == "draft":
         made.draft.model.to("meta")
     for options in (DecodeConfig(temperature=0.9), DecodeConfig(temperature=0.9, sampling="speculative", nucleus=0.9)):
-        loop = loop_of(model, source, options, keys, made, 5)
+        session = accompany(model, made).session(source, 5)
+        loop = BlockwiseLoop(model, session, options, keys, 5, made)
         loop.iterate()
     with pytest.raises((RuntimeError, NotImplementedError)):
         loop.done()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, criterion_options, proposer_for, random_model, random_tokens
+from fakes import CHAINS, SMALL, VARIANTS, criterion_options, proposer_for, random_model, random_tokens
 from textual import vocabulary
 
 from superres.config import DecodeConfig
@@ -74,7 +74,7 @@ def test_decode_gives_all_tokens_in_blocks_of_1_to_k(name, proposer):
         assert trace.tokens == SMALL.target_length
 
 
-@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize("proposer", CHAINS)
 def test_proposer_makes_tokens_for_the_offsets_it_is_asked_for(proposer):
     seen, model = [], StepModel(random_model(SMALL))
     watched = proposer_for(proposer, model)
@@ -117,7 +117,7 @@ def test_proposer_leaves_exact_decoding_as_it_is(proposer, k, variant, temperatu
 
 @pytest.mark.parametrize("engine", ["plain", pytest.param("native", marks=pytest.mark.skipif(
     compiled.compiler() is None, reason="no C++ compiler on this machine"))])
-@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize("proposer", CHAINS)
 def test_proposer_leaves_float32_decoding_of_the_same_width_as_it_is_bit_for_bit(proposer, engine):
     config = replace(VARIANTS["sequential heads"], width=32, filter_size=64, attention_heads=2, head_filter_size=32)
     model = step_model(random_model(config, dtype=torch.float32), None, engine)

@@ -11,8 +11,9 @@ import torch
 from fakes import SMALL, VARIANTS, criterion_options, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from textual import CONFIG, wordy
+from textual import CONFIG, wordy, write_checkpoint
 
+from superres.cli import run
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.blockwise import check_options, decode, iterations
@@ -22,6 +23,8 @@ from superres.decoding.pool import NgramPool
 from superres.decoding.reference import sequential_reference
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import ConfigError
+from superres.nn import compiled
+from superres.nn.native import NativeModel
 from superres.nn.step import StepModel
 
 ROWS = 3
@@ -285,3 +288,33 @@ def test_a_width_besides_the_branches_is_refused():
 
 def test_lookahead_needs_no_heads():
     assert check_options(LOOKAHEAD, 1) == 3
+
+
+# What people call
+
+
+@pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
+def test_the_native_engine_leaves_lookahead_to_the_plain_step_and_says_so_once(caplog):
+    config = replace(VARIANTS["text"], width=32, filter_size=64, attention_heads=2, head_filter_size=32)
+    model, source = NativeModel(random_model(config, dtype=torch.float32)), random_tokens(config, 2)[0]
+    for _ in range(2):
+        tokens = decode(model, source, LOOKAHEAD).tokens
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "decoding with the plain step, which is slower: the native step knows no visibility mask")
+    assert torch.equal(tokens, decode(model, source, DecodeConfig(block_size=1)).tokens)
+
+
+def test_the_command_line_translates_and_refuses_sizes_in_one_line(tmp_path, capsys):
+    folder = write_checkpoint(tmp_path / "toy", heads=1)
+    words = ["translate", "--checkpoint", str(folder), "--device", "cpu", "dog red", "a small house"]
+    assert run(words) == 0
+    greedy = capsys.readouterr().out
+    assert run([*words, "--proposer", "lookahead", "--window", "6", "--candidates", "2", "--block-size", "3"]) == 0
+    assert capsys.readouterr().out == greedy
+    for option, message in (("--window", "window must be in 1..128, not 0"),
+                            ("--candidates", "candidates must be in 1..128, not 0")):
+        assert run([*words, "--proposer", "lookahead", option, "0"]) == 2
+        assert capsys.readouterr().err == f"superres: {message}\n"
+    assert run([*words, "--proposer", "lookahead", "--window", "30"]) == 2
+    assert "window 30 and n-grams of 4 look 32 tokens ahead" in capsys.readouterr().err

@@ -309,7 +309,8 @@ class StepModel:
         from superres.nn.branches import TreeSession  # which builds on this module
 
         if self.engine != "plain" and not self.told:
-            LOG.warning("decoding with the plain step, which is slower: the %s one has no visibility mask", self.engine)
+            LOG.warning("decoding with the plain step, which is slower: the %s step knows no visibility mask",
+                        self.engine)
             self.told = True
         return TreeSession(self.folded, self.encode(source, padding), tree, kept)
 
