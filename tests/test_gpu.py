@@ -66,7 +66,7 @@ def test_rows_end_at_their_end_tokens():
         assert_same(decode(graph, source, DecodeConfig(), padding=padding), expected)
 
 
-@pytest.mark.parametrize("way", ["exact", "sampled"])
+@pytest.mark.parametrize("way", ["exact", "sampled", "speculative"])
 def test_rows_are_refilled_in_place(way):
     plain, graph = pair()
     source = tokens(CONFIG, 7)
@@ -87,7 +87,7 @@ def test_bfloat16_blocks_are_bfloat16_greedy_tokens():
 
 
 @pytest.mark.parametrize("engine", ["plain", "graph"])
-@pytest.mark.parametrize("way", ["greedy", "exact", "distance", "top-k", "sampled", "sampled by quantiles"])
+@pytest.mark.parametrize("way", ["greedy", "exact", "distance", "top-k", "sampled", "sampled by quantiles", "speculative"])
 def test_nothing_is_read_or_waited_for_in_the_loop(way, engine):
     plain, graph = pair()
     with torch.inference_mode():

@@ -99,8 +99,8 @@ class BlockwiseLoop:
         self.columns = torch.arange(session.width, device=device)
         self.next_columns = self.columns + 1
         self.recorder = TraceRecorder()
-        is_replayed = model.replaying is not None and criterion is None and getattr(self.proposer, "stateless", False)
-        self.replays = Replays(model.replaying.capture, self.proposals) if is_replayed and model.replaying else None
+        replaying = model.replaying if criterion is None and getattr(self.proposer, "stateless", False) else None
+        self.replays = Replays(replaying.capture, self.proposals) if replaying is not None else None
         # What a session may take over whole: nobody else's proposer or criterion.
         self.plain = options if criterion is None and is_ordinary(self.proposer, options) else None
         self.starting = False
