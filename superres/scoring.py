@@ -187,8 +187,10 @@ class ScoringModel(Protocol):
     """K, heads p1..pk."""
     end_token: int | None
     """Token that ends a sequence early, or None where sequences have a fixed length."""
-    peers: Peers | None
-    """Processes among which a step's branches are spread; None where this one decodes alone."""
+
+    @property
+    def peers(self) -> Peers | None:
+        """Processes among which a step's branches are spread; None where this one decodes alone."""
 
     @property
     def held_bytes(self) -> int:

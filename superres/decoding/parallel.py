@@ -5,8 +5,8 @@ needs nothing of the others for that. After a step they tell one another the tok
 nothing else: the keys and values of what another process has accepted, each makes itself, by reading the last N tokens
 again. (They go where their like is already, so that nothing depends on who accepted them.)
 
-Every process loads the same checkpoint, sets `pipeline.scoring.peers = Processes()`, and makes the same calls; all get the
-whole result. `scripts/compare_lookahead.py` does so under torchrun.
+Every process loads the same checkpoint, sets `pipeline.scoring.peers = Processes()`, and makes the same calls; all get
+the whole result. `scripts/compare_lookahead.py` does so under torchrun.
 """
 
 from __future__ import annotations
