@@ -1,7 +1,7 @@
 """Every proposer in the same loop, on the same inputs: what the cost model predicts beside what is measured.
 
-A proposer is measured at one block size for all, and then at the one that the model predicts to be the fastest by what
-was measured. Ways of decoding take turns, input by input, so that a busy machine slows all alike.
+A proposer is measured at the block size that it has by default, and then at the one that the model predicts to be the
+fastest by what was measured. Ways of decoding take turns, input by input, so that a busy machine slows all alike.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from superres.benchmark import Workload
 from superres.config import DecodeConfig, require
-from superres.decoding.blockwise import BlockwiseLoop, Decoded, decode, iterations
+from superres.decoding.blockwise import DEFAULT_BLOCK_SIZE, BlockwiseLoop, Decoded, decode, iterations
 from superres.decoding.cost import (
     acceptance_rate,
     best_gamma,
@@ -178,13 +178,12 @@ class Comparison:
         return dataclasses.replace(self.base, proposer=name, block_size=block_size, temperature=temperature,
                                    sampling=sampling)
 
-    def ways(self, names: Sequence[str], block_size: int) -> tuple[list[Way], dict[str, str]]:
+    def ways(self, names: Sequence[str], block_size: int | None) -> tuple[list[Way], dict[str, str]]:
         """Return the ways of decoding with proposers `names`, and why some of these cannot be had, by name."""
         ways, missing = [], dict[str, str]()
         for name in names:
-            # Each branch of a step costs, so that those who make several know best how long they should be.
-            usual = PROPOSERS[name].block_size if PROPOSERS[name].branching else None
-            options = self.options(name, "greedy", min(usual or block_size, self.largest(name)))
+            suits = PROPOSERS[name].block_size or max(self.pipeline.model_config.prediction_heads, DEFAULT_BLOCK_SIZE)
+            options = self.options(name, "greedy", min(block_size or suits, self.largest(name)))
             try:
                 proposer = self.pipeline.proposers.get(options) or PROPOSERS[name]()
                 accompany(self.pipeline.scoring, proposer)
@@ -311,8 +310,8 @@ def compare_proposers(
         batch: rows decoded together.
         count: batches, each decoded in every way.
         temperature: of sampling.
-        base: settings that name what proposers need, and the block size of the first measurement, which is all
-            prediction heads if None.
+        base: settings that name what proposers need, and the block size of the first measurement; if None, it is what
+            suits the proposer.
 
     Returns:
         a report, ready for JSON: `rows`, a row for each proposer, mode and block size, and `missing`, why a proposer
@@ -327,11 +326,13 @@ def compare_proposers(
     batches = [Batch.of(pipeline, every[batch * number : batch * (number + 1)]) for number in range(count)]
     base = base or DecodeConfig()
     comparison = Comparison(pipeline, batches, temperature, base)
-    ways, missing = comparison.ways(names, base.block_size or max(pipeline.model_config.prediction_heads, 5))
+    ways, missing = comparison.ways(names, base.block_size)
     require(bool(ways), f"none of the proposers can be measured: {'; '.join(missing.values())}")
     rows = comparison.rows(ways)
-    again = [Way(way.mode, dataclasses.replace(way.options, block_size=row["best_block_size"]), way.proposer)
-             for way, row in zip(ways, rows, strict=True) if row["best_block_size"] not in (1, row["block_size"])]
+    again = [Way(way.mode, dataclasses.replace(way.options, block_size=best), way.proposer)
+             for way, row in zip(ways, rows, strict=True)
+             # Where no block pays, the smallest one tells by how much.
+             if (best := max(row["best_block_size"], 2)) != row["block_size"]]
     rows += comparison.rows(again) if again else []
     order = {name: place for place, name in enumerate(names)}
     rows.sort(key=lambda row: (order[row["proposer"]], MODES.index(row["mode"]), row["block_size"]))
