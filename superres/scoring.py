@@ -241,8 +241,10 @@ class ScoringModel(Protocol):
     """Token that ends a sequence early, or None where sequences have a fixed length."""
     replaying: Replaying | None
     """How an iteration on its sessions is captured, whose steps keep to the same memory; None where it is called."""
-    peers: Peers | None
-    """Processes among which a step's branches are spread; None where this one decodes alone."""
+
+    @property
+    def peers(self) -> Peers | None:
+        """Processes among which a step's branches are spread; None where this one decodes alone."""
 
     @property
     def held_bytes(self) -> int:

@@ -38,7 +38,7 @@ class FakeStream:
     def __init__(self, fail_at=None):
         self.name, self.revision, self.asked, self.fail_at = "fake", "0", [], fail_at
         self.default = DecodeConfig()
-        self.model_config = type("C", (), {"prediction_heads": 10, "source_shape": (8, 8, 3)})
+        self.model_config = type("C", (), {"prediction_heads": 10, "source_shape": (8, 8, 3), "target_length": TOKENS})
 
     def stream(self, sources, options, *, keys, interval):
         assert interval > 0

@@ -4,10 +4,10 @@ Every step reads two branches in one pass. The lookahead branch guesses a window
 a Jacobi iteration, and each guess of the last stage completes an n-gram, which goes to a pool. The verification branch
 reads up to G n-grams of the pool that begin with the row's last token. The longest continuation that passes is kept.
 
-It suits text, where a word asks for the same next words wherever it stands, and a machine to which the columns of a
+It suits text, where a word asks for the same next words wherever it stands, and machines to which the columns of a
 step, (W + G)(N - 1) of them, cost little more than one. It does not suit images: what follows an intensity depends on
 where it stands, so that only smooth areas repeat themselves, in short n-grams, and trained heads get further with a few
-columns. Images decode as exactly as text. Their attention windows hold for every column, as for tokens read one by one.
+columns. Images decode as exactly as text; their attention windows hold for every column.
 """
 
 from __future__ import annotations

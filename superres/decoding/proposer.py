@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
     from torch import Tensor
 
     from superres.config import DecodeConfig
-    from superres.scoring import Choose, ScoringModel, Session, StepOutput
+    from superres.scoring import Choose, Peers, ScoringModel, Session, StepOutput, Tree, TreeSession
 
 
 @dataclass
@@ -145,12 +145,21 @@ class Accompanied:
         self.model, self.proposer = model, proposer
         self.vocabulary, self.length, self.end_token = model.vocabulary, model.length, model.end_token
         self.prediction_heads, self.uncached_scores = model.prediction_heads, model.uncached_scores
-        self.tree_session, self.peers, self.replaying = model.tree_session, model.peers, model.replaying
+        self.replaying = model.replaying
 
     @property
     def held_bytes(self) -> int:
         """See `superres.scoring.ScoringModel.held_bytes`."""
         return self.model.held_bytes + self.proposer.held_bytes
+
+    @property
+    def peers(self) -> Peers | None:
+        """See `superres.scoring.ScoringModel.peers`."""
+        return self.model.peers
+
+    def tree_session(self, source: Tensor, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
+        """See `superres.scoring.ScoringModel.tree_session`: without a companion, as proposers of branches keep none."""
+        return self.model.tree_session(source, tree, kept, padding)
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
         """See `superres.scoring.ScoringModel.session`."""
