@@ -208,7 +208,7 @@ def test_proposing_first_is_noticed_when_the_loop_trusts_the_proposer_with_it(mo
 
 def test_moving_on_by_the_whole_block_is_noticed(monkeypatch):
     whole = lambda passed, minimum, room: room.clamp(max=passed.shape[1] + 1)  # noqa: E731
-    monkeypatch.setattr(blockwise, "accepted_length", whole)
+    monkeypatch.setattr("superres.decoding.loop.accepted_length", whole)
     with pytest.raises(AssertionError):
         check_exact("base aids", DecodeConfig(block_size=3))
 
