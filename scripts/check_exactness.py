@@ -1,15 +1,19 @@
-"""Check on real images that exact acceptance changes nothing: every token equals that of one-at-a-time decoding.
+"""Check on real data that exact acceptance changes nothing: every token equals that of one-at-a-time decoding.
 
 All runs share one step width and so run the same kernels (float32 results differ between shapes): greedy decoding and
 sequential sampling accept one token a step, the blockwise runs a block.
 
     python scripts/check_exactness.py --data dev.npz --limit 32
+    python scripts/check_exactness.py --checkpoint multi30k-en-de --data test_2017_flickr
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
+from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -19,48 +23,88 @@ from tqdm import tqdm
 
 from superres import DecodeConfig, SuperresError, load
 from superres.batch_work import image_key
-from superres.decoding.trace import mean_accepted_block_size
-from superres.pipeline import Upscaled
+from superres.decoding.proposal import PROPOSERS
+from superres.decoding.trace import RowTrace, mean_accepted_block_size
+from superres.pipeline import Pipeline, Upscaler
 from superres.tasks.faces import read_faces
+from superres.tasks.translation import read_pairs
+from superres.translator import Translator
 
 BLOCK_SIZES = (2, 4, 6, 8, 10)
 
+Decode = Callable[[DecodeConfig], list[RowTrace]]
+"""Decodes all inputs, and returns a trace a row."""
+
+
+def faces(upscaler: Upscaler, data: Path, limit: int | None, batch_size: int, width: int) -> Decode:
+    """Return what decodes the faces in `data`."""
+    sources = read_faces(data, "valid", limit).lr
+    keys = [image_key(source, 1) for source in sources]
+
+    def decode(options: DecodeConfig) -> list[RowTrace]:
+        batches = [slice(first, first + batch_size) for first in range(0, len(sources), batch_size)]
+        parts = (upscaler(sources[part], options, keys=keys[part], width=width) for part in batches)
+        return list(chain.from_iterable(part.traces for part in parts))
+
+    return decode
+
+
+def sentences(translator: Translator, data: str, limit: int | None, batch_size: int, width: int) -> Decode:
+    """Return what translates the source lines of `data`."""
+    lines = read_pairs(data, translator.languages, limit).source
+
+    def decode(options: DecodeConfig) -> list[RowTrace]:
+        return list(chain.from_iterable(translator(lines, options, batch_size=batch_size, width=width).traces))
+
+    return decode
+
+
+def check(decode: Decode, reference: list[RowTrace], options: DecodeConfig) -> dict[str, object]:
+    """Decode, and return how many tokens differ from those of `reference`."""
+    traces = decode(options)
+    different = sum(not np.array_equal(mine.sequence, theirs.sequence)
+                    for mine, theirs in zip(traces, reference, strict=True))
+    return {
+        "proposer": options.proposer, "temperature": options.temperature, "block_size": options.block_size,
+        "rows": len(traces), "tokens": sum(trace.tokens for trace in traces), "different_rows": different,
+        "mean_accepted_block_size": round(mean_accepted_block_size(traces), 4),
+    }
+
+
+def plans(pipeline: Pipeline, proposers: list[str]) -> list[DecodeConfig]:
+    """Return the settings to check: every block size with the heads' proposals, one with those of the others."""
+    largest = pipeline.model_config.prediction_heads
+    sizes = {"heads": [k for k in BLOCK_SIZES if k <= largest]}
+    return [DecodeConfig(k, proposer=name) for name in proposers for k in sizes.get(name, [min(largest, 6)])]
+
 
 def main(
-    data: Annotated[Path, typer.Option(help="Prepared .npz, folder of images or CelebA root.")],
-    limit: Annotated[int, typer.Option(help="Images to check.")] = 32,
-    batch_size: Annotated[int, typer.Option(help="Images decoded together.")] = 32,
+    data: Annotated[str, typer.Option(help="Faces: .npz, folder of images or CelebA root; or parallel text.")],
+    limit: Annotated[int | None, typer.Option(help="Rows to check. [default: all]", show_default=False)] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows decoded together.")] = 32,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
+    proposers: Annotated[str, typer.Option(help="Comma-separated names.")] = "heads",
+    temperature: Annotated[float, typer.Option(help="Of sampling, which is checked, too.")] = 0.9,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Print a JSON line for each setting; exit 1 if any token differs."""
-    sources = read_faces(data, "valid", limit).lr
-    upscaler = load(checkpoint, device)
-    width = upscaler.model_config.prediction_heads
-    keys = [image_key(source, 1) for source in sources]
-
-    def decode(options: DecodeConfig) -> Upscaled:
-        starts = range(0, len(sources), batch_size)
-        parts = [
-            upscaler(sources[i : i + batch_size], options, keys=keys[i : i + batch_size], width=width) for i in starts
-        ]
-        images = np.concatenate([part.images for part in parts])
-        return Upscaled(images, [trace for part in parts for trace in part.traces], sum(part.seconds for part in parts))
-
-    different = 0
-    for temperature in (0.0, 0.9):
-        reference = decode(DecodeConfig(block_size=1, temperature=temperature))
-        sizes = [k for k in BLOCK_SIZES if k <= width] if temperature == 0 else [width]
-        for k in tqdm(sizes, disable=None):
-            result = decode(DecodeConfig(block_size=k, temperature=temperature))
-            unequal = int((result.images != reference.images).sum())
-            different += unequal
-            print(json.dumps({
-                "temperature": temperature, "block_size": k, "width": width, "images": len(sources),
-                "tokens": int(result.images.size), "different_tokens": unequal,
-                "mean_accepted_block_size": round(mean_accepted_block_size(result.traces), 4),
-                "seconds": round(result.seconds, 1), "seconds_one_at_a_time": round(reference.seconds, 1),
-            }), flush=True)
+    pipeline = load(checkpoint, device)
+    names = proposers.split(",")
+    for name in names:
+        if name not in PROPOSERS or PROPOSERS[name].branching:
+            raise typer.BadParameter(f"{name!r} is no proposer whose steps can have a fixed width")
+    width = max(pipeline.model_config.prediction_heads, 6)
+    if isinstance(pipeline, Translator):
+        decode = sentences(pipeline, data, limit, batch_size, width)
+    else:
+        decode = faces(pipeline, Path(data), limit, batch_size, width)
+    different = False
+    for heat in (0.0, temperature):
+        reference = decode(DecodeConfig(block_size=1, temperature=heat))
+        for options in tqdm(plans(pipeline, names), disable=None):
+            told = check(decode, reference, dataclasses.replace(options, temperature=heat))
+            different |= told["different_rows"] != 0
+            print(json.dumps(told), flush=True)
     raise typer.Exit(1 if different else 0)
 
 

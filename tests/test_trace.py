@@ -51,6 +51,8 @@ def test_recorder_leaves_out_the_iterations_of_rows_that_were_done():
     first, second = recorder.rows()
     assert (first.positions, first.accepted, first.proposed[:, 0].tolist()) == ([0, 2], [2, 1], [0, 1])
     assert (second.positions, second.accepted, second.proposed[:, 0].tolist()) == ([0, 1, 4], [1, 3, 1], [10, 11, 12])
+    assert first.sequence.tolist() == [0, 0, 1]
+    assert second.sequence.tolist() == [10, 11, 0, 0, 12]
     assert first.model_calls == 3
 
 

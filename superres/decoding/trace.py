@@ -31,6 +31,12 @@ class RowTrace:
         return sum(self.accepted)
 
     @property
+    def sequence(self) -> np.ndarray:
+        """The generated tokens themselves, int64 [tokens]."""
+        kept = [row[:count] for row, count in zip(self.proposed, self.accepted, strict=True)]
+        return np.concatenate([np.empty(0, np.int64), *kept])
+
+    @property
     def iterations(self) -> int:
         """Decoding iterations, the call that makes the first proposals not counted."""
         return len(self.accepted)
