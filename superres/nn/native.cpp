@@ -574,14 +574,32 @@ struct Row {
   }
 };
 
-// argmax(scores / temperature + noise), the first of equals; greedy where both are null.
-ALWAYS_INLINE int64_t best(const Session& s, float* scores, const float* temperature, const float* noise) {
-  int64_t winner = 0;
-  for (int64_t v = 0; v < s.vocabulary; v++) {
-    if (noise) scores[v] = scores[v] / *temperature + noise[v];
-    if (scores[v] > scores[winner]) winner = v;
+// argmax, the first of equals.
+ALWAYS_INLINE int64_t largest_of(const float* scores, int64_t count) {
+  vec most = fill(-INFINITY);
+  ivec place, where{};
+  for (int i = 0; i < LANES; i++) place[i] = i;
+  int64_t v = 0;
+  for (; v + LANES <= count; v += LANES, place += LANES) {
+    const vec score = load(scores + v);
+    const ivec better = score > most;
+    most = pick(better, score, most);
+    where = better ? place : where;
   }
+  float top = -INFINITY;
+  int64_t winner = 0;
+  for (int i = 0; i < LANES; i++)
+    if (most[i] > top || (most[i] == top && where[i] < winner)) top = most[i], winner = where[i];
+  for (; v < count; v++)
+    if (scores[v] > top) top = scores[v], winner = v;
   return winner;
+}
+
+// argmax(scores / temperature + noise); greedy where both are null.
+ALWAYS_INLINE int64_t best(const Session& s, float* scores, const float* temperature, const float* noise) {
+  if (noise)
+    for (int64_t v = 0; v < s.vocabulary; v++) scores[v] = scores[v] / *temperature + noise[v];
+  return largest_of(scores, s.vocabulary);
 }
 
 // The output projection of `count` states: by the team where the vocabulary is large, by its first thread where meeting
@@ -592,13 +610,6 @@ void project(const Session& s, const Team& team, const float* states, int64_t co
   if (together || team.rank == 0)
     apply(s.project, together ? team : Team{0, 1, nullptr}, states, s.size_d, count, projected, s.stride, STORE);
   if (together) team.meet();
-}
-
-ALWAYS_INLINE int64_t largest_of(const float* scores, int64_t count) {  // the first of equals
-  int64_t winner = 0;
-  for (int64_t v = 1; v < count; v++)
-    if (scores[v] > scores[winner]) winner = v;
-  return winner;
 }
 
 ALWAYS_INLINE bool passes(const Session& s, const Loop& l, int64_t token, const float* scores) {
