@@ -161,6 +161,15 @@ def test_bfloat16_weights_score_nearly_alike():
     assert (full - half).norm() < 0.05 * full.norm()
 
 
+@pytest.mark.parametrize("variant", ["base aids", "sequential heads", "text"])
+def test_bfloat16_blocks_of_any_width_are_bfloat16_greedy_tokens(variant):
+    model = NativeModel(random_model(KNOWN[variant], dtype=torch.float32), half=True)
+    source = random_tokens(KNOWN[variant], 3)[0]
+    alone = decode(model, source, DecodeConfig(block_size=1))
+    for k in (2, 5):
+        assert torch.equal(decode(model, source, DecodeConfig(block_size=k)).tokens, alone.tokens)
+
+
 @pytest.mark.parametrize(("costs", "threads"), [((4, 2, 1, 3), 4), ((1, 2, 3, 4), 1), ((4, 2, 1.95, 1.94), 2)])
 def test_as_many_threads_are_taken_as_were_seen_to_pay(monkeypatch, costs, threads):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)

@@ -13,6 +13,11 @@
 #include <cstring>
 #include <ctime>
 #include <sched.h>
+#include <vector>
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -30,16 +35,10 @@ constexpr float EPSILON = 1e-5f;  // of layer norm, as in torch
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
-typedef uint16_t hvec __attribute__((vector_size(2 * LANES)));
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
 
 ALWAYS_INLINE vec load(const float* p) { vec v; std::memcpy(&v, p, sizeof v); return v; }
-ALWAYS_INLINE vec load(const uint16_t* p) {  // bfloat16
-  hvec h;
-  std::memcpy(&h, p, sizeof h);
-  uvec wide = __builtin_convertvector(h, uvec) << 16;
-  return (vec)wide;
-}
+ALWAYS_INLINE uvec load(const uint32_t* p) { uvec v; std::memcpy(&v, p, sizeof v); return v; }
 ALWAYS_INLINE void store(float* p, vec v) { std::memcpy(p, &v, sizeof v); }
 ALWAYS_INLINE vec fill(float x) { return x - vec{}; }
 ALWAYS_INLINE vec pick(ivec mask, vec yes, vec no) { return mask ? yes : no; }
@@ -77,9 +76,10 @@ ALWAYS_INLINE vec exponential(vec x) {
 
 extern "C" {
 
-// y = x @ weight + bias. The weight is packed as [outputs / PANEL][inputs][PANEL], outputs padded with zeros.
+// y = x @ weight + bias. The weight is packed as [outputs / PANEL][inputs][PANEL], outputs padded with zeros; as bfloat16
+// (half), two inputs of an output lie side by side: [outputs / PANEL][inputs / 2][PANEL][2].
 struct Linear {
-  int64_t inputs, panels, half;  // half: the weight is bfloat16
+  int64_t inputs, panels, half;
   const void* weight;
   const float* bias;
 };
@@ -185,15 +185,60 @@ struct Clock {
 
 enum Mode { STORE, RELU, ADD };
 
-template <typename W, int R, int P>
-ALWAYS_INLINE void tile(const W* weight, int64_t inputs, const float* bias, const float* x, int64_t xs, float* y,
-                        int64_t ys, Mode mode) {
+// How a product reads rows and weights: `values` of a row at a time, and a weight for each of them.
+struct Single {
+  typedef float weight;
+  typedef float value;
+  typedef vec panel;
+  static constexpr int values = 1;
+  static ALWAYS_INLINE void add(vec& total, const float* x, panel w) { total += fill(*x) * w; }
+};
+
+#ifdef __AVX512BF16__
+// Rows are bfloat16, too: the processor multiplies and adds a pair at a time.
+struct Paired {
+  typedef uint32_t weight;
+  typedef uint32_t value;
+  typedef uvec panel;
+  static constexpr int values = 1;
+  static ALWAYS_INLINE void add(vec& total, const uint32_t* x, panel w) {
+    total = (vec)_mm512_dpbf16_ps((__m512)total, (__m512bh)_mm512_set1_epi32((int)*x), (__m512bh)w);
+  }
+};
+
+const uint32_t* paired(const float* x, int64_t xs, int64_t rows, int64_t inputs) {
+  static thread_local std::vector<uint32_t> room;
+  if ((int64_t)room.size() < rows * inputs / 2) room.resize(rows * inputs / 2);
+  uint32_t* out = room.data();
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t i = 0; i < inputs; i += LANES, out += LANES / 2) {
+      const __m256bh halves = _mm512_cvtneps_pbh((__m512)load(x + r * xs + i));
+      std::memcpy(out, &halves, sizeof halves);
+    }
+  return room.data();
+}
+#else
+struct Paired {
+  typedef uint32_t weight;
+  typedef float value;
+  typedef uvec panel;
+  static constexpr int values = 2;
+  static ALWAYS_INLINE void add(vec& total, const float* x, panel w) {
+    total += fill(x[0]) * (vec)(w << 16);
+    total += fill(x[1]) * (vec)(w & 0xffff0000u);
+  }
+};
+#endif
+
+template <typename K, int R, int P>
+ALWAYS_INLINE void tile(const typename K::weight* weight, int64_t steps, const float* bias, const typename K::value* x,
+                        int64_t xs, float* y, int64_t ys, Mode mode) {
   vec total[R][2 * P];
   for (int r = 0; r < R; r++)
     for (int p = 0; p < 2 * P; p++) total[r][p] = bias ? load(bias + p * LANES) : vec{};
-  const int64_t stride = inputs * PANEL;
-  for (int64_t i = 0; i < inputs; i++) {
-    vec w[2 * P];
+  const int64_t stride = steps * PANEL;
+  for (int64_t i = 0; i < steps; i++) {
+    typename K::panel w[2 * P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; p++) {
       w[2 * p] = load(weight + p * stride + i * PANEL);
@@ -201,9 +246,8 @@ ALWAYS_INLINE void tile(const W* weight, int64_t inputs, const float* bias, cons
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
-      const vec value = fill(x[r * xs + i]);
 #pragma GCC unroll 8
-      for (int p = 0; p < 2 * P; p++) total[r][p] += value * w[p];
+      for (int p = 0; p < 2 * P; p++) K::add(total[r][p], x + r * xs + i * K::values, w[p]);
     }
   }
   for (int r = 0; r < R; r++)
@@ -218,33 +262,33 @@ ALWAYS_INLINE void tile(const W* weight, int64_t inputs, const float* bias, cons
 
 constexpr int panels_of(int rows) { return rows <= 3 ? 4 : rows <= 6 ? 2 : 1; }
 
-template <typename W, int R>
-void rows_tile(const W* weight, int64_t inputs, int64_t panels, const float* bias, const float* x, int64_t xs, float* y,
-               int64_t ys, Mode mode) {
+template <typename K, int R>
+void rows_tile(const typename K::weight* weight, int64_t steps, int64_t panels, const float* bias,
+               const typename K::value* x, int64_t xs, float* y, int64_t ys, Mode mode) {
   constexpr int P = panels_of(R);
   int64_t p = 0;
   for (; p + P <= panels; p += P)
-    tile<W, R, P>(weight + p * inputs * PANEL, inputs, bias ? bias + p * PANEL : bias, x, xs, y + p * PANEL, ys, mode);
+    tile<K, R, P>(weight + p * steps * PANEL, steps, bias ? bias + p * PANEL : bias, x, xs, y + p * PANEL, ys, mode);
   for (; p < panels; p++)
-    tile<W, R, 1>(weight + p * inputs * PANEL, inputs, bias ? bias + p * PANEL : bias, x, xs, y + p * PANEL, ys, mode);
+    tile<K, R, 1>(weight + p * steps * PANEL, steps, bias ? bias + p * PANEL : bias, x, xs, y + p * PANEL, ys, mode);
 }
 
-template <typename W>
-void product(const W* weight, int64_t inputs, int64_t panels, const float* bias, const float* x, int64_t xs, int64_t rows,
-             float* y, int64_t ys, Mode mode) {
+template <typename K>
+void product(const typename K::weight* weight, int64_t steps, int64_t panels, const float* bias,
+             const typename K::value* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode) {
   // Few panels at a time, so that they stay in the first-level cache while all rows pass.
   constexpr int64_t GROUP = 4;
   for (int64_t p = 0; p < panels; p += GROUP) {
     const int64_t count = panels - p < GROUP ? panels - p : GROUP;
-    const W* w = weight + p * inputs * PANEL;
+    const typename K::weight* w = weight + p * steps * PANEL;
     const float* b = bias ? bias + p * PANEL : bias;
     for (int64_t done = 0; done < rows;) {
       const int64_t left = rows - done;
-      const float* from = x + done * xs;
+      const typename K::value* from = x + done * xs;
       float* to = y + done * ys + p * PANEL;
       const int take = left > MAX_ROWS ? (left >= 2 * MAX_ROWS ? MAX_ROWS : (int)(left + 1) / 2) : (int)left;
       switch (take) {
-#define CASE(R) case R: rows_tile<W, R>(w, inputs, count, b, from, xs, to, ys, mode); break;
+#define CASE(R) case R: rows_tile<K, R>(w, steps, count, b, from, xs, to, ys, mode); break;
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
       }
@@ -259,13 +303,19 @@ void apply(const Linear& linear, const Team& team, const float* x, int64_t xs, i
   int64_t begin, end;
   team.share(linear.panels, begin, end);
   if (begin == end) return;
-  const int64_t start = begin * linear.inputs * PANEL;
+  const int64_t steps = linear.half ? linear.inputs / 2 : linear.inputs, start = begin * steps * PANEL;
   const float* bias = linear.bias ? linear.bias + begin * PANEL : nullptr;
   y += begin * PANEL;
-  if (linear.half)
-    product((const uint16_t*)linear.weight + start, linear.inputs, end - begin, bias, x, xs, rows, y, ys, mode);
-  else
-    product((const float*)linear.weight + start, linear.inputs, end - begin, bias, x, xs, rows, y, ys, mode);
+  if (!linear.half) {
+    product<Single>((const float*)linear.weight + start, steps, end - begin, bias, x, xs, rows, y, ys, mode);
+    return;
+  }
+  const uint32_t* weight = (const uint32_t*)linear.weight + start;
+#ifdef __AVX512BF16__
+  product<Paired>(weight, steps, end - begin, bias, paired(x, xs, rows, linear.inputs), steps, rows, y, ys, mode);
+#else
+  product<Paired>(weight, steps, end - begin, bias, x, xs, rows, y, ys, mode);
+#endif
 }
 
 // Layer norm of a row; without weight and bias where these are folded into the next product.

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.nn.compiled import LINEARS, PANEL, CHeads, CLayer, CLinear
+from superres.nn.compiled import LANES, LINEARS, PANEL, CHeads, CLayer, CLinear
 from superres.nn.folded import Affine, Folded, FoldedLayer, fold
 from superres.nn.heads import PredictionHeads
 
@@ -18,13 +18,15 @@ def pack(affine: Affine, half: bool = False) -> tuple[CLinear, list[Tensor]]:
 
     Args:
         affine: weight [in, out] and bias.
-        half: store the weight as bfloat16.
+        half: store the weight as bfloat16, unless the inputs do not fill vectors.
     """
     inputs, outputs = affine.weight.shape
-    panels = -(-outputs // PANEL)
+    panels, half = -(-outputs // PANEL), half and inputs % LANES == 0
     padded = F.pad(affine.weight.float(), (0, panels * PANEL - outputs))
-    weight = padded.view(inputs, panels, PANEL).transpose(0, 1).contiguous()
-    weight = weight.bfloat16() if half else weight
+    if half:
+        weight = padded.bfloat16().view(inputs // 2, 2, panels, PANEL).permute(2, 0, 3, 1).contiguous()
+    else:
+        weight = padded.view(inputs, panels, PANEL).transpose(0, 1).contiguous()
     bias = F.pad(affine.bias.float(), (0, panels * PANEL - outputs)).contiguous()
     return CLinear(inputs, panels, half, weight.data_ptr(), bias.data_ptr()), [weight, bias]
 
