@@ -139,6 +139,21 @@ def test_whole_iterations_do_what_the_loop_does(variant, way, monkeypatch):
     assert len(made) == 6
 
 
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("apart", [0.0, 1e-7, 1e-3])
+def test_the_best_of_many_words_is_found_however_close_the_next(apart, half, monkeypatch):
+    config = replace(KNOWN["text"], vocabulary=1003)
+    network = random_model(config, dtype=torch.float32)
+    network.project.weight[250:1000] = network.project.weight[:250].repeat(3, 1) * (1 + apart)
+    model, source = NativeModel(network, half=half), random_tokens(config, 4)[0]
+    for k in (1, 4):
+        whole = decode(model, source, DecodeConfig(k))
+        with monkeypatch.context() as patch:
+            patch.setattr(native.NativeSession, "iterations", lambda *arguments: None)
+            assert_same_decode(whole, decode(model, source, DecodeConfig(k)))
+        assert len(whole.tokens.unique()) > 5
+
+
 @pytest.mark.parametrize("options", [
     DecodeConfig(temperature=0.5), DecodeConfig(proposer="left"), DecodeConfig(accept="drift-budget", epsilon=1),
     DecodeConfig(accept="distance-by-offset", epsilon=(1, 2)),

@@ -32,6 +32,12 @@ class CLinear(Structure):
     _fields_ = [("inputs", c_int64), ("panels", c_int64), ("half", c_int64), ("weight", c_void_p), ("bias", c_void_p)]
 
 
+class CScreen(Structure):
+    """`Screen` of native.cpp."""
+
+    _fields_ = [*((name, c_void_p) for name in ("weight", "bias", "scale", "norm", "sum")), ("rounding", c_float)]
+
+
 class CCache(Structure):
     """`Cache` of native.cpp."""
 
@@ -44,8 +50,8 @@ class CLoop(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("block_size", "room", "stride", "minimum", "best", "bound", "end_token")),
         *((name, c_void_p) for name in (
-            "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "hidden", "scores",
-            "scratch")),
+            "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "winners", "hidden",
+            "scores", "scratch")),
     ]
 
 
@@ -79,7 +85,8 @@ class CSession(Structure):
             "batch", "width", "length", "size_d", "attention_heads", "filter", "layers", "vocabulary", "channels",
             "outputs", "slots", "block_length", "cross_slots", "pre", "threads", "stride")),
         ("layer", POINTER(CLayer)), ("final_weight", c_void_p), ("final_bias", c_void_p), ("project", CLinear),
-        ("token_table", c_void_p), ("position_table", c_void_p), ("conditioned", c_int64), ("cross_mask", c_void_p),
+        ("screen", CScreen), ("token_table", c_void_p), ("position_table", c_void_p), ("conditioned", c_int64),
+        ("cross_mask", c_void_p),
         *((name, c_int64) for name in ("numbers", "near", "cell_size", "ordinal")),
         *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "budget")),
         ("source_length", c_int64), ("deviation", c_void_p), ("first", CLinear), ("second", CLinear),
@@ -134,7 +141,7 @@ def library() -> ctypes.CDLL:
         code = ctypes.CDLL(str(target))
     except OSError as error:
         raise NativeUnavailable(f"cannot build or load {target}: {error}") from error
-    code.superres_propose_room.restype = code.superres_iterate.restype = c_int64
+    code.superres_propose_room.restype = code.superres_iterate.restype = code.superres_screens.restype = c_int64
     return code
 
 

@@ -15,7 +15,7 @@
 #include <sched.h>
 #include <vector>
 
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__) || defined(__AVX512VNNI__)
 #include <immintrin.h>
 #endif
 
@@ -84,6 +84,14 @@ struct Linear {
   const float* bias;
 };
 
+// The output projection once more, in bytes: see `winners`.
+struct Screen {
+  const uint32_t* weight;  // [outputs / PANEL][inputs / 4][PANEL][4], signed; null where there is none
+  const float *bias, *scale, *norm;  // of each output: bias, or -inf behind the last; what 1 stands for; sum of |weight|
+  const int32_t* sum;                // of its bytes, 128 times
+  float rounding;                    // of a row, in what 1 stands for there, at most
+};
+
 // Softmax attention over a cache: keys [row][head][size][slots], values [row][head][slots][size].
 struct Cache {
   float *key, *value;
@@ -109,7 +117,7 @@ struct Loop {
   int64_t minimum, best, bound;      // best: a proposal passes among the `bound` best; else within `bound` of the best
   int64_t end_token;                 // -1 where there is none
   int64_t *position, *limit, *store, *proposals;
-  int64_t *tokens, *place, *index, *first, *next;  // scratch
+  int64_t *tokens, *place, *index, *first, *next, *winners;  // scratch
   float *hidden, *scores, *scratch;
 };
 
@@ -120,6 +128,7 @@ struct Session {
   const Layer* layer;
   const float *final_weight, *final_bias;    // null where there is no final norm
   Linear project;
+  Screen screen;
   // Input
   const float *token_table, *position_table;  // [V * channels + 1, D], [rows or 1, T, D]
   int64_t conditioned;                        // whether each row has a position table of its own
@@ -662,8 +671,137 @@ void project(const Session& s, const Team& team, const float* states, int64_t co
   if (together) team.meet();
 }
 
-ALWAYS_INLINE bool passes(const Session& s, const Loop& l, int64_t token, const float* scores) {
-  if (!l.best) return std::llabs(token - largest_of(scores, s.vocabulary)) <= l.bound;
+#ifdef __AVX512VNNI__
+// States as bytes, four inputs a word, 128 added; for each state what 1 stands for, and the sum of magnitudes.
+struct Bytes {
+  std::vector<uint32_t> words;
+  std::vector<float> scale, norm;
+
+  void read(const float* states, int64_t count, int64_t size) {
+    words.resize(count * size / 4);
+    scale.resize(count);
+    norm.resize(count);
+    uint8_t* out = (uint8_t*)words.data();
+    for (int64_t r = 0; r < count; r++, states += size, out += size) {
+      vec most{};
+      for (int64_t i = 0; i < size; i += LANES) {
+        const vec x = load(states + i);
+        most = pick(x > most, x, most);
+        most = pick(-x > most, -x, most);
+      }
+      scale[r] = largest(most) / 127;
+      const float by = scale[r] > 0 ? 1 / scale[r] : 0;
+      int64_t total = 0;
+      for (int64_t i = 0; i < size; i++) {
+        const int x = (int)std::nearbyint(states[i] * by);
+        out[i] = (uint8_t)(x + 128);
+        total += x < 0 ? -x : x;
+      }
+      norm[r] = total * scale[r];
+    }
+  }
+};
+
+template <int R>
+void screen_tile(const Screen& screen, int64_t steps, int64_t panel, const uint32_t* x, const float* scale, float* y,
+                 int64_t ys) {
+  __m512i total[R][2];
+  for (int r = 0; r < R; r++) total[r][0] = total[r][1] = _mm512_setzero_si512();
+  const uint32_t* weight = screen.weight + panel * steps * PANEL;
+  for (int64_t i = 0; i < steps; i++, weight += PANEL) {
+    const __m512i low = (__m512i)load(weight), high = (__m512i)load(weight + LANES);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      const __m512i value = _mm512_set1_epi32((int)x[r * steps + i]);
+      total[r][0] = _mm512_dpbusd_epi32(total[r][0], value, low);
+      total[r][1] = _mm512_dpbusd_epi32(total[r][1], value, high);
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int p = 0; p < 2; p++) {
+      const int64_t at = panel * PANEL + p * LANES;
+      ivec offset;
+      std::memcpy(&offset, screen.sum + at, sizeof offset);
+      const vec sum = __builtin_convertvector((ivec)total[r][p] - offset, vec);
+      store(y + r * ys + at, load(screen.bias + at) + sum * (load(screen.scale + at) * scale[r]));
+    }
+}
+
+// The first of the largest scores of a state, of which `rough` is known.
+int64_t winner(const Session& s, const float* state, float scale, float norm, const float* rough) {
+  const Screen& screen = s.screen;
+  const int64_t bytes = s.project.inputs * PANEL * (s.project.half ? 2 : 4);
+  const auto error = [&](int64_t v) {
+    return load(screen.norm + v) * (screen.rounding * scale) + load(screen.scale + v) * (0.51f * norm);
+  };
+  vec least = fill(-INFINITY);
+  for (int64_t v = 0; v < s.project.panels * PANEL; v += LANES) {
+    const vec score = load(rough + v) - error(v);
+    least = pick(score > least, score, least);
+  }
+  const float bar = largest(least);
+  float top = -INFINITY, scores[PANEL];
+  int64_t found = 0;
+  for (int64_t p = 0; p < s.project.panels; p++) {
+    const int64_t v = p * PANEL;
+    const ivec low = load(rough + v) + error(v) >= bar, high = load(rough + v + LANES) + error(v + LANES) >= bar;
+    if (!_mm512_test_epi32_mask((__m512i)(low | high), (__m512i)(low | high))) continue;
+    Linear one = s.project;
+    one.panels = 1;
+    one.weight = (const char*)one.weight + p * bytes;
+    one.bias += v;
+    apply(one, Team{0, 1, nullptr}, state, s.size_d, 1, scores, PANEL, STORE);
+    for (int64_t i = 0; i < PANEL && v + i < s.vocabulary; i++)
+      if (scores[i] > top) top = scores[i], found = v + i;
+  }
+  return found;
+}
+
+// The argmax of the output projection of each of `count` states, the first of equals: just that of `project`. Products of
+// bytes tell every score to within an error that is bounded; only panels that may hold the largest are computed.
+void winners(const Session& s, const Team& team, const float* states, int64_t count, float* rough, int64_t* tokens) {
+  static thread_local Bytes bytes;
+  team.meet();
+  bytes.read(states, count, s.size_d);
+  const int64_t steps = s.size_d / 4;
+  int64_t begin, end;
+  team.share(s.project.panels, begin, end);
+  for (int64_t p = begin; p < end; p++)
+    for (int64_t done = 0; done < count;) {
+      const int64_t take = count - done < MAX_ROWS ? count - done : MAX_ROWS;
+      const uint32_t* x = bytes.words.data() + done * steps;
+      const float* scale = bytes.scale.data() + done;
+      float* y = rough + done * s.stride;
+      switch (take) {
+#define CASE(R) case R: screen_tile<R>(s.screen, steps, p, x, scale, y, s.stride); break;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#undef CASE
+      }
+      done += take;
+    }
+  team.meet();
+  team.share(count, begin, end);
+  for (int64_t r = begin; r < end; r++)
+    tokens[r] = winner(s, states + r * s.size_d, bytes.scale[r], bytes.norm[r], rough + r * s.stride);
+  team.meet();
+}
+#else
+void winners(const Session&, const Team&, const float*, int64_t, float*, int64_t*) {}
+#endif
+
+// Whether the winners of verified tokens are all that an iteration needs.
+ALWAYS_INLINE bool screened(const Session& s, const Loop& l) { return s.screen.weight && !l.best; }
+
+ALWAYS_INLINE int64_t chosen(const Session& s, const Loop& l, int64_t b, int64_t column) {
+  const int64_t r = b * s.width + column;
+  return screened(s, l) ? l.winners[r] : largest_of(l.scores + r * s.vocabulary, s.vocabulary);
+}
+
+// Whether the proposal at a column passes by the scores at the one before.
+ALWAYS_INLINE bool passes(const Session& s, const Loop& l, int64_t b, int64_t column) {
+  const int64_t token = l.tokens[b * s.width + column];
+  if (!l.best) return std::llabs(token - chosen(s, l, b, column - 1)) <= l.bound;
+  const float* scores = l.scores + (b * s.width + column - 1) * s.vocabulary;
   int64_t better = 0;
   for (int64_t v = 0; v < s.vocabulary; v++) better += scores[v] > scores[token];
   return better < l.bound;
@@ -673,10 +811,8 @@ ALWAYS_INLINE bool passes(const Session& s, const Loop& l, int64_t token, const 
 void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   const int64_t start = l.position[b], room = start < 0 ? 1 : l.limit[b] - start;
   const int64_t* tokens = l.tokens + b * s.width;
-  const float* scores = l.scores + b * s.width * s.vocabulary;
   int64_t accepted = 1;
-  while (accepted < l.block_size && accepted < room && passes(s, l, tokens[accepted], scores + (accepted - 1) * s.vocabulary))
-    accepted++;
+  while (accepted < l.block_size && accepted < room && passes(s, l, b, accepted)) accepted++;
   if (accepted < l.minimum) accepted = l.minimum;
   if (accepted > room) accepted = room;
   for (int64_t i = 0; i < accepted; i++)
@@ -691,7 +827,7 @@ void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   std::memcpy(record + 2, proposals, l.room * sizeof(int64_t));
   l.position[b] = start + accepted;
   l.index[b] = accepted > 0 ? accepted - 1 : 0;
-  l.first[b] = largest_of(scores + l.index[b] * s.vocabulary, s.vocabulary);
+  l.first[b] = chosen(s, l, b, l.index[b]);
   for (int64_t i = 0; i < s.width; i++) proposals[i] = l.first[b];
 }
 
@@ -713,14 +849,9 @@ void in_teams(const Session& s, Body body) {
 #endif
 }
 
-}  // namespace
-
-extern "C" {
-
-// Reads tokens [B, W] at positions [B] + 0..W-1; writes p1's scores [B, W, V] and the hidden states [B, W, D], and where
-// there is a numeric neighbourhood its numbers into `gathered` [B, W, N].
-void superres_step(const Session* session, const int64_t* tokens, const int64_t* position, float* hidden, float* scores) {
-  const Session& s = *session;
+// Reads tokens [B, W] at positions [B] + 0..W-1; see `superres_step`. Writes the argmax of each column's scores in place of
+// them where `winning` [B, W] is not null.
+void step(const Session& s, const int64_t* tokens, const int64_t* position, float* hidden, float* scores, int64_t* winning) {
   in_teams(s, [&](const Team& team, int64_t begin, int64_t end) {
     const Rows rows{s, team, begin, end, tokens, position};
     Clock clock(team.rank || begin ? nullptr : s.seconds);
@@ -736,6 +867,11 @@ void superres_step(const Session* session, const int64_t* tokens, const int64_t*
       else std::memcpy(states, x, rows.count() * s.size_d * sizeof(float));
     }
     float* projected = rows.of(s.projected, s.stride);
+    if (winning) {
+      winners(s, team, states, rows.count(), projected, winning + begin * s.width);
+      clock.lap(SCORES);
+      return;
+    }
     project(s, team, states, rows.count(), projected);
     if (team.rank != 0) return;  // what is left is small
     for (int64_t b = begin, r = begin * s.width; b < end; b++)
@@ -753,6 +889,25 @@ void superres_step(const Session* session, const int64_t* tokens, const int64_t*
       }
     clock.lap(SCORES);
   });
+}
+
+}  // namespace
+
+extern "C" {
+
+// Whether the processor has what a `Screen` needs.
+int64_t superres_screens() {
+#ifdef __AVX512VNNI__
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+// Reads tokens [B, W] at positions [B] + 0..W-1; writes p1's scores [B, W, V] and the hidden states [B, W, D], and where
+// there is a numeric neighbourhood its numbers into `gathered` [B, W, N].
+void superres_step(const Session* session, const int64_t* tokens, const int64_t* position, float* hidden, float* scores) {
+  step(*session, tokens, position, hidden, scores, nullptr);
 }
 
 // Floats of scratch that `superres_propose` needs for a row.
@@ -801,6 +956,10 @@ void superres_propose(const Session* session, const int64_t* position, const int
         normalise(state, D, heads.norm_weight, heads.norm_bias, state);
       }
     }
+    if (s.screen.weight && !noise) {
+      winners(s, team, states, rows * count, projected, tokens + begin * count);
+      return;
+    }
     team.meet();
     project(s, team, states, rows * count, projected);
     if (team.rank != 0) return;  // what is left is small
@@ -830,7 +989,7 @@ int64_t superres_iterate(const Session* session, const Loop* loop, int64_t count
       std::memcpy(l.tokens + b * s.width, l.proposals + b * l.room, s.width * sizeof(int64_t));
     }
     if (complete) return n;
-    superres_step(session, l.tokens, l.place, l.hidden, l.scores);
+    step(s, l.tokens, l.place, l.hidden, l.scores, screened(s, l) ? l.winners : nullptr);
     in_teams(s, [&](const Team& team, int64_t begin, int64_t end) {
       if (team.rank == 0)
         for (int64_t b = begin; b < end; b++) advance(s, l, b, record + b * (2 + l.room));

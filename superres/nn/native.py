@@ -57,7 +57,7 @@ class NativeSession(ProposingSession):
             # Causal attention is local attention whose block nobody ever leaves.
             block_length=config.attention_block_length if config.attention == "local_1d" else slots,
             pre=packed.pre, threads=threads, stride=max(3 * config.width, packed.project.panels * PANEL),
-            final_weight=packed.final[0], final_bias=packed.final[1], project=packed.project,
+            final_weight=packed.final[0], final_bias=packed.final[1], project=packed.project, screen=packed.screen,
             token_table=packed.token_table, position_table=self._keep(self.position_table, by_row=self.conditioned),
             conditioned=memory.conditioning is not None, ordinal=config.ordinal_output,
             residual_scale=RESIDUAL_SCALE, initial_sharpness=INITIAL_SHARPNESS, heads=packed.heads,
@@ -100,11 +100,12 @@ class NativeSession(ProposingSession):
         one_bound = options.accept in bounds and (options.accept != "distance" or len(options.epsilons) == 1)
         if options.is_sampling or options.proposer != "heads" or not one_bound:
             return None
-        numbers = torch.empty(2 * width + 3, self.batch, dtype=torch.int64)
+        numbers = torch.empty(3 * width + 3, self.batch, dtype=torch.int64)
         kept = {
             "position": state.position, "limit": state.limit, "store": state.store, "proposals": state.proposals,
-            "tokens": numbers[:width], "next": numbers[width:], "place": numbers[-3], "index": numbers[-2],
-            "first": numbers[-1], "hidden": torch.empty(self.batch, width, self.config.width),
+            "tokens": numbers[:width], "next": numbers[width : 2 * width], "winners": numbers[2 * width :],
+            "place": numbers[-3], "index": numbers[-2], "first": numbers[-1],
+            "hidden": torch.empty(self.batch, width, self.config.width),
             "scores": torch.empty(self.batch, width, self.config.vocabulary),
             "scratch": self.room if self.heads is not None else None,
         }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.nn.compiled import LANES, LINEARS, PANEL, CHeads, CLayer, CLinear
+from superres.nn.compiled import LANES, LINEARS, PANEL, CHeads, CLayer, CLinear, CScreen, library
 from superres.nn.folded import Affine, Folded, FoldedLayer, fold
 from superres.nn.heads import PredictionHeads
 
@@ -44,7 +45,10 @@ class Packed:
         self.model, self.half, self.folded = model, half, folded
         self.kept: list[Any] = []
         self.pre = model.config.norm == "pre"
-        self.project = self.pack(fold([model.project]))
+        project = fold([model.project])
+        self.project = self.pack(project)
+        # Intensities are few, and their scores no plain product.
+        self.screen = CScreen() if model.config.ordinal_output else self._screen(project)
         self.final: tuple[int | None, int | None] = (None, None)
         if isinstance(model.decoder_norm, nn.LayerNorm):
             self.final = self.keep(model.decoder_norm.weight), self.keep(model.decoder_norm.bias)
@@ -70,6 +74,25 @@ class Packed:
         linear, tensors = pack(affine, self.half)
         self.kept += tensors
         return linear
+
+    def _screen(self, affine: Affine) -> CScreen:
+        """Return a product once more, in bytes, where the processor has products of bytes."""
+        if not library().superres_screens():
+            return CScreen()
+        inputs, outputs = affine.weight.shape
+        padding = (0, -outputs % PANEL)
+        weight = F.pad(affine.weight.bfloat16().float() if self.half else affine.weight.float(), padding)
+        scale = (weight.abs().amax(0) / 127).clamp(min=1e-30)
+        numbers = (weight / scale).round()
+        quads = numbers.to(torch.int8).view(inputs // 4, 4, -1, PANEL).permute(2, 0, 3, 1).contiguous()
+        total = (128 * numbers.sum(0)).to(torch.int32)
+        self.kept += [quads, total]
+        return CScreen(
+            weight=quads.data_ptr(), bias=self.keep(F.pad(affine.bias.float(), padding, value=-math.inf)),
+            scale=self.keep(scale), norm=self.keep(weight.abs().sum(0)), sum=total.data_ptr(),
+            # Half of 1, and of bfloat16's eight binary digits the last at up to 127; a little more for the sums.
+            rounding=0.51 + 0.25 * self.half,
+        )
 
     def _layer(self, layer: FoldedLayer) -> CLayer:
         result = CLayer(**{name: self.pack(getattr(layer, name)) for name in LINEARS if hasattr(layer, name)})
