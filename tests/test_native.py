@@ -232,7 +232,8 @@ def test_without_a_compiler_the_plain_step_serves(monkeypatch, caplog):
 
 def test_code_is_compiled_once_and_a_failure_leaves_nothing_behind(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    broken = tmp_path / "native.cpp"
+    broken = tmp_path / "cpp" / "native.cpp"
+    broken.parent.mkdir()
     broken.write_text("this is no C++")
     compiled.library.cache_clear()
     with monkeypatch.context() as patched:

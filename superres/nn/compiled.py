@@ -1,4 +1,4 @@
-"""native.cpp: built on first use, and kept; and its structures."""
+"""The C++ in the folder cpp: built on first use, and kept; and its structures."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from pathlib import Path
 from superres.errors import ConfigError
 from superres.machine import cache_folder
 
-SOURCE = Path(__file__).with_name("native.cpp")
+SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 
 LANES = 16
-"""Numbers in a vector of native.cpp."""
+"""Numbers in a vector of the C++."""
 
 PANEL = 2 * LANES
 """Outputs that lie side by side in a packed weight."""
 
 
 class CLinear(Structure):
-    """`Linear` of native.cpp."""
+    """`Linear` of cpp/structures.h."""
 
     _fields_ = [("inputs", c_int64), ("panels", c_int64), ("half", c_int64), ("weight", c_void_p), ("bias", c_void_p)]
 
 
 class CScreen(Structure):
-    """`Screen` of native.cpp."""
+    """`Screen` of cpp/structures.h."""
 
     _fields_ = [*((name, c_void_p) for name in ("weight", "bias", "scale", "norm", "sum")), ("rounding", c_float)]
 
 
 class CCache(Structure):
-    """`Cache` of native.cpp."""
+    """`Cache` of cpp/structures.h."""
 
     _fields_ = [("key", c_void_p), ("value", c_void_p)]
 
 
 class CLoop(Structure):
-    """`Loop` of native.cpp."""
+    """`Loop` of cpp/structures.h."""
 
     _fields_ = [
         *((name, c_int64) for name in ("block_size", "room", "stride", "minimum", "best", "bound", "end_token")),
@@ -59,7 +59,7 @@ LINEARS = ("projection", "output", "expand", "contract", "cross_query", "cross_o
 
 
 class CLayer(Structure):
-    """`Layer` of native.cpp."""
+    """`Layer` of cpp/structures.h."""
 
     _fields_ = [
         *((name, CLinear) for name in LINEARS), ("norm_weight", c_void_p * 3), ("norm_bias", c_void_p * 3),
@@ -68,7 +68,7 @@ class CLayer(Structure):
 
 
 class CHeads(Structure):
-    """`Heads` of native.cpp."""
+    """`Heads` of cpp/structures.h."""
 
     _fields_ = [
         *((name, c_int64) for name in ("count", "size", "adaptive", "earlier")), ("expand", CLinear),
@@ -78,7 +78,7 @@ class CHeads(Structure):
 
 
 class CSession(Structure):
-    """`Session` of native.cpp."""
+    """`Session` of cpp/structures.h."""
 
     _fields_ = [
         *((name, c_int64) for name in (
@@ -132,7 +132,8 @@ def library() -> ctypes.CDLL:
     if found is None:
         raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
     # The processor counts: a home folder may serve machines of several kinds.
-    key = [SOURCE.read_bytes(), " ".join(FLAGS).encode(), found.encode(), _processor().encode()]
+    files = [path.read_bytes() for path in sorted(SOURCE.parent.iterdir())]
+    key = [*files, " ".join(FLAGS).encode(), found.encode(), _processor().encode()]
     digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
     target = cache_folder() / f"native-{digest}.so"
     try:

@@ -1,4 +1,4 @@
-"""The decoding step as one call of compiled code (`native.cpp`), for CPUs: built on first use, and kept.
+"""The decoding step as one call of compiled code (the folder `cpp`), for CPUs: built on first use, and kept.
 
 `NativeModel` takes the place of `superres.nn.step.StepModel` where a compiler is found and the network is one that
 the code knows; otherwise `superres.nn.engines` says so in the log and the plain step serves.

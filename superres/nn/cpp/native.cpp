@@ -1,0 +1,235 @@
+// The decoding step in one call: what superres/nn/step.py computes, for CPUs. superres/nn/compiled.py compiles it, native.py
+// drives it.
+//
+// Every sum runs in an order that depends on the position alone, never on the step width, the batch or the number of
+// threads. So a block of k tokens is scored bit for bit as the same tokens would be one at a time.
+//
+// A session's rows are dealt to teams of threads. A team of one needs no synchronisation; with fewer rows than threads,
+// the threads of a team share the outputs of each product and meet at a barrier after it.
+
+#include <cstdlib>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "rows.h"
+#include "winners.h"
+
+namespace {
+
+// Whether the winners of verified tokens are all that an iteration needs.
+ALWAYS_INLINE bool screened(const Session& s, const Loop& l) { return s.screen.weight && !l.best; }
+
+ALWAYS_INLINE int64_t chosen(const Session& s, const Loop& l, int64_t b, int64_t column) {
+  const int64_t r = b * s.width + column;
+  return screened(s, l) ? l.winners[r] : largest_of(l.scores + r * s.vocabulary, s.vocabulary);
+}
+
+// Whether the proposal at a column passes by the scores at the one before.
+ALWAYS_INLINE bool passes(const Session& s, const Loop& l, int64_t b, int64_t column) {
+  const int64_t token = l.tokens[b * s.width + column];
+  if (!l.best) return std::llabs(token - chosen(s, l, b, column - 1)) <= l.bound;
+  const float* scores = l.scores + (b * s.width + column - 1) * s.vocabulary;
+  int64_t better = 0;
+  for (int64_t v = 0; v < s.vocabulary; v++) better += scores[v] > scores[token];
+  return better < l.bound;
+}
+
+// Accepts a row's proposals, commits them, moves on, and chooses p1's token there; the heads' follow later.
+void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
+  const int64_t start = l.position[b], room = start < 0 ? 1 : l.limit[b] - start;
+  const int64_t* tokens = l.tokens + b * s.width;
+  int64_t accepted = 1;
+  while (accepted < l.block_size && accepted < room && passes(s, l, b, accepted)) accepted++;
+  if (accepted < l.minimum) accepted = l.minimum;
+  if (accepted > room) accepted = room;
+  for (int64_t i = 0; i < accepted; i++)
+    if (tokens[i] == l.end_token) {
+      accepted = i + 1;
+      l.limit[b] = start + accepted;
+    }
+  std::memcpy(l.store + b * l.stride + l.place[b], tokens, s.width * sizeof(int64_t));
+  int64_t* proposals = l.proposals + b * l.room;
+  record[0] = start;
+  record[1] = accepted;
+  std::memcpy(record + 2, proposals, l.room * sizeof(int64_t));
+  l.position[b] = start + accepted;
+  l.index[b] = accepted > 0 ? accepted - 1 : 0;
+  l.first[b] = chosen(s, l, b, l.index[b]);
+  for (int64_t i = 0; i < s.width; i++) proposals[i] = l.first[b];
+}
+
+template <typename Body>
+void in_teams(const Session& s, Body body) {
+  volatile int arrived[MAX_TEAMS][16] = {};  // a cache line each
+  const auto work = [&](int thread, int threads) {
+    const int most = s.batch < MAX_TEAMS ? (int)s.batch : MAX_TEAMS;
+    const int teams = most < threads ? most : threads, size = threads / teams, number = thread / size;
+    if (number >= teams) return;  // the threads do not come out even
+    const Team team{thread % size, size, arrived[number]};
+    body(team, s.batch * number / teams, s.batch * (number + 1) / teams);
+  };
+#ifdef _OPENMP
+#pragma omp parallel num_threads((int)s.threads)
+  work(omp_get_thread_num(), omp_get_num_threads());  // there may be fewer than asked for
+#else
+  work(0, 1);
+#endif
+}
+
+// Reads tokens [B, W] at positions [B] + 0..W-1; see `superres_step`. Writes the argmax of each column's scores in place of
+// them where `winning` [B, W] is not null.
+void step(const Session& s, const int64_t* tokens, const int64_t* position, float* hidden, float* scores, int64_t* winning) {
+  in_teams(s, [&](const Team& team, int64_t begin, int64_t end) {
+    const Rows rows{s, team, begin, end, tokens, position};
+    Clock clock(team.rank || begin ? nullptr : s.seconds);
+    float* x = rows.of(s.x, s.size_d);
+    if (team.rank == 0) rows.embed(x);
+    if (s.numbers) rows.neighbourhood(x);
+    else team.meet();
+    clock.lap(INPUT);
+    for (int64_t l = 0; l < s.layers; l++) rows.run(s.layer[l], x, clock);
+    float* states = rows.of(hidden, s.size_d);
+    if (team.rank == 0) {
+      if (s.final_weight) rows.normed(x, states, s.final_weight, s.final_bias);
+      else std::memcpy(states, x, rows.count() * s.size_d * sizeof(float));
+    }
+    float* projected = rows.of(s.projected, s.stride);
+    if (winning) {
+      winners(s, team, states, rows.count(), projected, winning + begin * s.width);
+      clock.lap(SCORES);
+      return;
+    }
+    project(s, team, states, rows.count(), projected);
+    if (team.rank != 0) return;  // what is left is small
+    for (int64_t b = begin, r = begin * s.width; b < end; b++)
+      for (int64_t w = 0; w < s.width; w++, r++) {
+        const float* out = projected + (r - begin * s.width) * s.stride;
+        if (!s.ordinal) {
+          std::memcpy(scores + r * s.vocabulary, out, s.vocabulary * sizeof(float));
+          continue;
+        }
+        const int64_t target = rows.inside(b, w);
+        float mu = s.estimate[b * s.length + target] + out[s.outputs - 2] * s.residual_scale;
+        if (s.numbers)
+          mu += dot(s.gathered + r * s.numbers, s.direct + target % s.channels * s.numbers, s.numbers) * s.residual_scale;
+        scores_around(s, mu, slope_of(s, out), out, scores + r * s.vocabulary);
+      }
+    clock.lap(SCORES);
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+// Whether the processor has what a `Screen` needs.
+int64_t superres_screens() {
+#ifdef __AVX512VNNI__
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+// Reads tokens [B, W] at positions [B] + 0..W-1; writes p1's scores [B, W, V] and the hidden states [B, W, D], and where
+// there is a numeric neighbourhood its numbers into `gathered` [B, W, N].
+void superres_step(const Session* session, const int64_t* tokens, const int64_t* position, float* hidden, float* scores) {
+  step(*session, tokens, position, hidden, scores, nullptr);
+}
+
+// Floats of scratch that `superres_propose` needs for a row.
+int64_t superres_propose_room(const Session* session, int64_t count) {
+  const Heads& heads = session->heads;
+  const int64_t adapted = heads.adapt.panels * PANEL;
+  return session->size_d + heads.count * heads.size + count * (session->size_d + adapted + session->stride) + session->vocabulary;
+}
+
+// Proposes `count` tokens a row with heads p2.. at step column index[b]: argmax(scores / temperature + noise), in order.
+// temperature [B, count] and noise [B, count, V] may be null for greedy choices. first is p1's token [B].
+void superres_propose(const Session* session, const int64_t* position, const int64_t* index, const int64_t* first,
+                      int64_t count, const float* hidden, const float* temperature, const float* noise, float* scratch,
+                      int64_t* tokens) {
+  const Session& s = *session;
+  const Heads& heads = s.heads;
+  const int64_t D = s.size_d, wide = heads.count * heads.size, adapted = heads.adapt.panels * PANEL;
+  const int64_t room = superres_propose_room(session, count);
+  in_teams(s, [&](const Team& team, int64_t begin, int64_t end) {
+    const int64_t rows = end - begin;
+    float *here = scratch + begin * room, *inner = here + rows * D, *states = inner + rows * wide;
+    float *linear = states + rows * count * D, *projected = linear + rows * count * adapted, *scores = projected + rows * count * s.stride;
+    if (team.rank == 0)
+      for (int64_t b = begin; b < end; b++)
+        std::memcpy(here + (b - begin) * D, hidden + (b * s.width + index[b]) * D, D * sizeof(float));
+    team.meet();
+    Linear expand = heads.expand;
+    expand.panels = (count * heads.size + PANEL - 1) / PANEL;
+    apply(expand, team, here, D, rows, inner, wide, RELU);
+    team.meet();
+    int64_t from, to;
+    team.share(count, from, to);
+    const Team alone{0, 1, nullptr};
+    for (int64_t h = from; h < to; h++) {
+      for (int64_t r = 0; r < rows; r++) std::memcpy(states + (r * count + h) * D, heads.bias + h * D, D * sizeof(float));
+      apply(heads.contract[h], alone, inner + h * heads.size, wide, rows, states + h * D, count * D, ADD);
+      for (int64_t b = begin; b < end; b++) {
+        float* state = states + ((b - begin) * count + h) * D;
+        const float* vectors = heads.conditioning;
+        const int64_t target = within(s, position[b] + index[b] + h + 1);
+        if (vectors) vectors += ((s.conditioned ? b * s.length : 0) + target) * D;
+        for (int64_t i = 0; i < D; i += LANES) {
+          const vec v = load(state + i) + load(here + (b - begin) * D + i);
+          store(state + i, vectors ? v + load(vectors + i) : v);
+        }
+        normalise(state, D, heads.norm_weight, heads.norm_bias, state);
+      }
+    }
+    if (s.screen.weight && !noise) {
+      winners(s, team, states, rows * count, projected, tokens + begin * count);
+      return;
+    }
+    team.meet();
+    project(s, team, states, rows * count, projected);
+    if (team.rank != 0) return;  // what is left is small
+    if (heads.adaptive) apply(heads.adapt, alone, states, D, rows * count, linear, adapted, STORE);
+    for (int64_t b = begin; b < end; b++) {
+      const Row row{s, b, within(s, position[b] + index[b]), s.gathered + (b * s.width + index[b]) * s.numbers};
+      for (int64_t h = 0; h < count; h++) {
+        const int64_t r = (b - begin) * count + h;
+        row.score(h, projected + r * s.stride, linear + r * adapted, first[b], tokens + b * count, scores);
+        tokens[b * count + h] = best(s, scores, temperature ? temperature + b * count + h : nullptr,
+                                     noise ? noise + (b * count + h) * s.vocabulary : nullptr);
+      }
+    }
+  });
+}
+
+// Does up to `count` iterations of greedy decoding as superres/decoding/loop.py does them, until all rows are
+// complete, and returns how many. Writes position, accepted tokens and proposals of each to `record` [count, B, 2 + room].
+int64_t superres_iterate(const Session* session, const Loop* loop, int64_t count, int64_t* record) {
+  const Session& s = *session;
+  const Loop& l = *loop;
+  for (int64_t n = 0; n < count; n++, record += s.batch * (2 + l.room)) {
+    bool complete = true;
+    for (int64_t b = 0; b < s.batch; b++) {
+      complete = complete && l.position[b] >= l.limit[b];
+      l.place[b] = l.position[b] + 1;
+      std::memcpy(l.tokens + b * s.width, l.proposals + b * l.room, s.width * sizeof(int64_t));
+    }
+    if (complete) return n;
+    step(s, l.tokens, l.place, l.hidden, l.scores, screened(s, l) ? l.winners : nullptr);
+    in_teams(s, [&](const Team& team, int64_t begin, int64_t end) {
+      if (team.rank == 0)
+        for (int64_t b = begin; b < end; b++) advance(s, l, b, record + b * (2 + l.room));
+    });
+    const int64_t more = l.block_size - 1;
+    if (!more) continue;
+    superres_propose(session, l.place, l.index, l.first, more, l.hidden, nullptr, nullptr, l.scratch, l.next);
+    for (int64_t b = 0; b < s.batch; b++)
+      std::memcpy(l.proposals + b * l.room + 1, l.next + b * more, more * sizeof(int64_t));
+  }
+  return count;
+}
+
+}  // extern "C"

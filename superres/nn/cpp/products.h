@@ -1,0 +1,210 @@
+// Teams of threads, and the product of rows and a packed weight.
+
+#pragma once
+
+#include <ctime>
+#include <sched.h>
+#include <vector>
+
+#if defined(__AVX512BF16__) || defined(__AVX512VNNI__)
+#include <immintrin.h>
+#endif
+
+#include "structures.h"
+
+namespace {
+
+struct Team {
+  int rank, size;
+  volatile int* arrived;  // [2]: threads at the barrier, and its generation
+  void meet() const {
+    if (size == 1) return;
+    const int generation = __atomic_load_n(&arrived[1], __ATOMIC_ACQUIRE);
+    if (__atomic_add_fetch(&arrived[0], 1, __ATOMIC_ACQ_REL) == size) {
+      __atomic_store_n(&arrived[0], 0, __ATOMIC_RELAXED);
+      __atomic_store_n(&arrived[1], generation + 1, __ATOMIC_RELEASE);
+      return;
+    }
+    for (int spins = 0; __atomic_load_n(&arrived[1], __ATOMIC_ACQUIRE) == generation; spins++)
+      if (spins > 2000) sched_yield();  // somebody else needs the core
+  }
+  void share(int64_t count, int64_t& begin, int64_t& end) const {
+    begin = count * rank / size;
+    end = count * (rank + 1) / size;
+  }
+};
+
+enum Part { INPUT, ATTENTION, FEED_FORWARD, SCORES };
+
+// Adds the time since the last lap to a part of the session's clock; the first thread's time counts.
+struct Clock {
+  double* seconds;
+  double last;
+  static double now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+  }
+  explicit Clock(double* seconds) : seconds(seconds), last(seconds ? now() : 0) {}
+  void lap(Part part) {
+    if (!seconds) return;
+    const double time = now();
+    seconds[part] += time - last;
+    last = time;
+  }
+};
+
+enum Mode { STORE, RELU, ADD };
+
+// How a product reads rows and weights: `values` of a row at a time, and a weight for each of them.
+struct Single {
+  typedef float weight;
+  typedef float value;
+  typedef vec panel;
+  static constexpr int values = 1;
+  static ALWAYS_INLINE void add(vec& total, const float* x, panel w) { total += fill(*x) * w; }
+};
+
+#ifdef __AVX512BF16__
+// Rows are bfloat16, too: the processor multiplies and adds a pair at a time.
+struct Paired {
+  typedef uint32_t weight;
+  typedef uint32_t value;
+  typedef uvec panel;
+  static constexpr int values = 1;
+  static ALWAYS_INLINE void add(vec& total, const uint32_t* x, panel w) {
+    total = (vec)_mm512_dpbf16_ps((__m512)total, (__m512bh)_mm512_set1_epi32((int)*x), (__m512bh)w);
+  }
+};
+
+const uint32_t* paired(const float* x, int64_t xs, int64_t rows, int64_t inputs) {
+  static thread_local std::vector<uint32_t> room;
+  if ((int64_t)room.size() < rows * inputs / 2) room.resize(rows * inputs / 2);
+  uint32_t* out = room.data();
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t i = 0; i < inputs; i += LANES, out += LANES / 2) {
+      const __m256bh halves = _mm512_cvtneps_pbh((__m512)load(x + r * xs + i));
+      std::memcpy(out, &halves, sizeof halves);
+    }
+  return room.data();
+}
+#else
+struct Paired {
+  typedef uint32_t weight;
+  typedef float value;
+  typedef uvec panel;
+  static constexpr int values = 2;
+  static ALWAYS_INLINE void add(vec& total, const float* x, panel w) {
+    total += fill(x[0]) * (vec)(w << 16);
+    total += fill(x[1]) * (vec)(w & 0xffff0000u);
+  }
+};
+#endif
+
+template <typename K, int R, int P>
+ALWAYS_INLINE void tile(const typename K::weight* weight, int64_t steps, const float* bias, const typename K::value* x,
+                        int64_t xs, float* y, int64_t ys, Mode mode) {
+  vec total[R][2 * P];
+  for (int r = 0; r < R; r++)
+    for (int p = 0; p < 2 * P; p++) total[r][p] = bias ? load(bias + p * LANES) : vec{};
+  const int64_t stride = steps * PANEL;
+  for (int64_t i = 0; i < steps; i++) {
+    typename K::panel w[2 * P];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; p++) {
+      w[2 * p] = load(weight + p * stride + i * PANEL);
+      w[2 * p + 1] = load(weight + p * stride + i * PANEL + LANES);
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 8
+      for (int p = 0; p < 2 * P; p++) K::add(total[r][p], x + r * xs + i * K::values, w[p]);
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int p = 0; p < 2 * P; p++) {
+      float* out = y + r * ys + p * LANES;
+      vec v = total[r][p];
+      if (mode == RELU) v = pick(v > 0.0f, v, vec{});
+      if (mode == ADD) v += load(out);
+      store(out, v);
+    }
+}
+
+constexpr int panels_of(int rows) { return rows <= 3 ? 4 : rows <= 6 ? 2 : 1; }
+
+template <typename K, int R>
+void rows_tile(const typename K::weight* weight, int64_t steps, int64_t panels, const float* bias,
+               const typename K::value* x, int64_t xs, float* y, int64_t ys, Mode mode) {
+  constexpr int P = panels_of(R);
+  int64_t p = 0;
+  for (; p + P <= panels; p += P)
+    tile<K, R, P>(weight + p * steps * PANEL, steps, bias ? bias + p * PANEL : bias, x, xs, y + p * PANEL, ys, mode);
+  for (; p < panels; p++)
+    tile<K, R, 1>(weight + p * steps * PANEL, steps, bias ? bias + p * PANEL : bias, x, xs, y + p * PANEL, ys, mode);
+}
+
+template <typename K>
+void product(const typename K::weight* weight, int64_t steps, int64_t panels, const float* bias,
+             const typename K::value* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode) {
+  // Few panels at a time, so that they stay in the first-level cache while all rows pass.
+  constexpr int64_t GROUP = 4;
+  for (int64_t p = 0; p < panels; p += GROUP) {
+    const int64_t count = panels - p < GROUP ? panels - p : GROUP;
+    const typename K::weight* w = weight + p * steps * PANEL;
+    const float* b = bias ? bias + p * PANEL : bias;
+    for (int64_t done = 0; done < rows;) {
+      const int64_t left = rows - done;
+      const typename K::value* from = x + done * xs;
+      float* to = y + done * ys + p * PANEL;
+      const int take = left > MAX_ROWS ? (left >= 2 * MAX_ROWS ? MAX_ROWS : (int)(left + 1) / 2) : (int)left;
+      switch (take) {
+#define CASE(R) case R: rows_tile<K, R>(w, steps, count, b, from, xs, to, ys, mode); break;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#undef CASE
+      }
+      done += take;
+    }
+  }
+}
+
+// Rows [rows, inputs] at distance xs to rows at distance ys; the team's threads share the outputs.
+void apply(const Linear& linear, const Team& team, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys,
+           Mode mode) {
+  int64_t begin, end;
+  team.share(linear.panels, begin, end);
+  if (begin == end) return;
+  const int64_t steps = linear.half ? linear.inputs / 2 : linear.inputs, start = begin * steps * PANEL;
+  const float* bias = linear.bias ? linear.bias + begin * PANEL : nullptr;
+  y += begin * PANEL;
+  if (!linear.half) {
+    product<Single>((const float*)linear.weight + start, steps, end - begin, bias, x, xs, rows, y, ys, mode);
+    return;
+  }
+  const uint32_t* weight = (const uint32_t*)linear.weight + start;
+#ifdef __AVX512BF16__
+  product<Paired>(weight, steps, end - begin, bias, paired(x, xs, rows, linear.inputs), steps, rows, y, ys, mode);
+#else
+  product<Paired>(weight, steps, end - begin, bias, x, xs, rows, y, ys, mode);
+#endif
+}
+
+// Layer norm of a row; without weight and bias where these are folded into the next product.
+void normalise(const float* x, int64_t size, const float* weight, const float* bias, float* y) {
+  vec total{};
+  for (int64_t i = 0; i < size; i += LANES) total += load(x + i);
+  const float mean = sum(total) / size;
+  vec squares{};
+  for (int64_t i = 0; i < size; i += LANES) {
+    const vec d = load(x + i) - mean;
+    squares += d * d;
+  }
+  const float scale = 1.0f / std::sqrt(sum(squares) / size + EPSILON);
+  for (int64_t i = 0; i < size; i += LANES) {
+    vec v = (load(x + i) - mean) * scale;
+    if (weight) v = v * load(weight + i) + load(bias + i);
+    store(y + i, v);
+  }
+}
+
+}  // namespace

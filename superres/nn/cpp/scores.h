@@ -1,0 +1,76 @@
+// From hidden states to scores.
+
+#pragma once
+
+#include "products.h"
+
+namespace {
+
+ALWAYS_INLINE float dot(const float* a, const float* b, int64_t count) {
+  float total = 0;
+  for (int64_t i = 0; i < count; i++) total += a[i] * b[i];
+  return total;
+}
+
+ALWAYS_INLINE float slope_of(const Session& s, const float* projected) {
+  float sharpness = projected[s.outputs - 1] + s.initial_sharpness;
+  sharpness = sharpness < -7.0f ? -7.0f : sharpness > 3.0f ? 3.0f : sharpness;
+  return std::exp(sharpness);
+}
+
+// The scores [V] of intensities around mu, with the free scores where there are any.
+ALWAYS_INLINE void scores_around(const Session& s, float mu, float slope, const float* projected, float* scores) {
+  const bool free_scores = s.outputs > 2;
+  for (int64_t v = 0; v < s.vocabulary; v++) {
+    const float score = -slope * std::fabs((float)v - mu);
+    scores[v] = free_scores ? score + projected[v] : score;
+  }
+}
+
+ALWAYS_INLINE int64_t within(const Session& s, int64_t position) { return position < s.length ? position : s.length - 1; }
+
+// Where a row of the batch makes proposals: p1's target and the numbers around it.
+struct Row {
+  const Session& s;
+  int64_t b, place;
+  const float* numbers;
+
+  // The scores [V] of head p(h + 2). A sequential head reads p1's token `first` and the `tokens` of the heads before it.
+  void score(int64_t h, const float* projected, const float* linear, int64_t first, const int64_t* tokens,
+             float* scores) const {
+    if (!s.ordinal) {
+      std::memcpy(scores, projected, s.vocabulary * sizeof(float));
+      return;
+    }
+    const Heads& heads = s.heads;
+    const float* estimate = s.estimate + b * s.length;
+    float mu = estimate[within(s, place + h + 1)] + projected[s.outputs - 2] * s.residual_scale;
+    if (s.numbers) {
+      float deviation = dot(numbers, heads.direct + (place % s.channels * heads.count + h) * s.numbers, s.numbers);
+      if (heads.adaptive) deviation += dot(numbers, linear, s.numbers);
+      mu += deviation * s.residual_scale;
+    }
+    for (int64_t e = 0; e <= h && e < heads.earlier; e++)
+      mu += linear[s.numbers + e] * ((e ? tokens[e - 1] : first) - estimate[within(s, place + e)]);
+    scores_around(s, mu, slope_of(s, projected), projected, scores);
+  }
+};
+
+// argmax(scores / temperature + noise); greedy where both are null.
+ALWAYS_INLINE int64_t best(const Session& s, float* scores, const float* temperature, const float* noise) {
+  if (noise)
+    for (int64_t v = 0; v < s.vocabulary; v++) scores[v] = scores[v] / *temperature + noise[v];
+  return largest_of(scores, s.vocabulary);
+}
+
+// The output projection of `count` states: by the team where the vocabulary is large, by its first thread where meeting
+// would take longer than a few hundred outputs.
+void project(const Session& s, const Team& team, const float* states, int64_t count, float* projected) {
+  const bool together = s.project.panels >= 64;
+  if (together) team.meet();
+  if (together || team.rank == 0)
+    apply(s.project, together ? team : Team{0, 1, nullptr}, states, s.size_d, count, projected, s.stride, STORE);
+  if (together) team.meet();
+}
+
+}  // namespace

@@ -1,0 +1,79 @@
+// Vectors of 16 numbers, and what is done to all of a vector.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+constexpr int LANES = 16;
+constexpr int PANEL = 2 * LANES;  // outputs that lie side by side in a packed weight
+constexpr int MAX_ROWS = 12;      // rows of one register tile: 12 x 2 accumulators, and the registers are full
+constexpr int MAX_TEAMS = 64;
+constexpr float EPSILON = 1e-5f;  // of layer norm, as in torch
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
+
+ALWAYS_INLINE vec load(const float* p) { vec v; std::memcpy(&v, p, sizeof v); return v; }
+ALWAYS_INLINE uvec load(const uint32_t* p) { uvec v; std::memcpy(&v, p, sizeof v); return v; }
+ALWAYS_INLINE void store(float* p, vec v) { std::memcpy(p, &v, sizeof v); }
+ALWAYS_INLINE vec fill(float x) { return x - vec{}; }
+ALWAYS_INLINE vec pick(ivec mask, vec yes, vec no) { return mask ? yes : no; }
+
+ALWAYS_INLINE float sum(vec v) {
+  for (int half = LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) v[i] += v[i + half];
+  return v[0];
+}
+ALWAYS_INLINE float largest(vec v) {
+  float m = v[0];
+  for (int i = 1; i < LANES; i++) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+// exp(x) for x <= 0 to within 2e-7 relative: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes expf).
+ALWAYS_INLINE vec exponential(vec x) {
+  x = pick(x < -87.0f, fill(-87.0f), x);
+  const vec shifted = x * 1.44269504088896341f + 12582912.0f;  // rounds to a whole number in the low bits
+  const vec n = shifted - 12582912.0f;
+  vec r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  vec p = fill(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const ivec bits = (__builtin_convertvector(n, ivec) + 127) << 23;
+  return p * (vec)bits;
+}
+
+// argmax, the first of equals.
+ALWAYS_INLINE int64_t largest_of(const float* scores, int64_t count) {
+  vec most = fill(-INFINITY);
+  ivec place, where{};
+  for (int i = 0; i < LANES; i++) place[i] = i;
+  int64_t v = 0;
+  for (; v + LANES <= count; v += LANES, place += LANES) {
+    const vec score = load(scores + v);
+    const ivec better = score > most;
+    most = pick(better, score, most);
+    where = better ? place : where;
+  }
+  float top = -INFINITY;
+  int64_t winner = 0;
+  for (int i = 0; i < LANES; i++)
+    if (most[i] > top || (most[i] == top && where[i] < winner)) top = most[i], winner = where[i];
+  for (; v < count; v++)
+    if (scores[v] > top) top = scores[v], winner = v;
+  return winner;
+}
+
+}  // namespace
