@@ -146,7 +146,7 @@ def test_the_bundled_recipes_can_be_read():
             assert sum(weight.numel() for weight in EncoderDecoder(PRESETS[ladder.preset]).parameters()) < 2_300_000
             assert ladder.rungs[0].train_config().teacher
         elif path.stem.startswith("text"):  # the paper's Table 1, and what its columns start from
-            assert sorted(names) == ["base", "both", "distillation", "fine-tuning", "regular", "student", "teacher"]
+            assert {"regular", "distillation", "fine-tuning", "both", "base", "student", "teacher"} <= set(names)
         else:
             assert names == ["base", "regular", "fine-tuned", "distilled"]
 

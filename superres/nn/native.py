@@ -26,8 +26,9 @@ from superres.nn.proposing import ProposingSession, StepState
 from superres.nn.step import PARTS, StepModel
 from superres.scoring import Choose, LoopState, StepOutput
 
-TRIALS = 8
-"""Steps with each number of threads, of which the fastest counts."""
+TRIALS, TRIAL_SECONDS = 8, 0.005
+"""Steps with each number of threads, of which the fastest counts, and the time given to them: threads that were asleep
+are slow at first."""
 
 
 @dataclass
@@ -142,8 +143,8 @@ class NativeSession(ProposingSession):
         most, best, least = self.session.threads, 1, math.inf
         for threads in (*(2**power for power in range((most - 1).bit_length())), most):
             self.session.threads = threads
-            seconds = []
-            for _ in range(TRIALS):
+            seconds: list[float] = []
+            while len(seconds) < TRIALS or sum(seconds) < TRIAL_SECONDS:
                 started = time.perf_counter()
                 self.step(tokens, position)
                 seconds.append(time.perf_counter() - started)

@@ -29,6 +29,9 @@ Int64 = npt.NDArray[np.int64]
 name = "translation"
 PADDING, END, UNKNOWN = 0, 1, 2
 VOCABULARY_FILE = "sentencepiece.model"
+MANY = 1000
+"""Lines from which on several threads are worth starting."""
+
 SENTENCE_END = re.compile(r"(?<=[.!?…])\s+")
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
 _INSTALL = "install it with: pip install 'superres[text]'"
@@ -89,7 +92,8 @@ class Codec:
 
     def split(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each line, END last."""
-        rows = cast("list[list[int]]", self.pieces.encode(list(lines)))
+        # Its threads take longer to start than a few sentences take.
+        rows = cast("list[list[int]]", self.pieces.encode(list(lines), num_threads=1 if len(lines) < MANY else -1))
         return [[*row, END] for row in rows]
 
     def encode(self, lines: Sequence[str], /) -> Int64:
