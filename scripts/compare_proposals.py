@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from superres.checkpoint import load_checkpoint, load_weights, save_checkpoint
-from superres.config import DecodeConfig
+from superres.config import DecodeConfig, require
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.trace import survival_curve
 from superres.errors import SuperresError
@@ -41,26 +41,34 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dense": {"head_layer": "dense"},
     "adaptive": {"head_layer": "adaptive"},
     "sequential": {"head_layer": "sequential"},
+    "sequential-narrow": {"head_layer": "sequential", "hidden": "width"},
+    "sequential-wide": {"head_layer": "sequential", "hidden": "filter_size"},
 }
-"""Variants of the heads, each as its difference from all heads per-head on a subset of positions, learning from p1."""
+"""Variants of the heads, each as its difference from all heads per-head on a subset of positions, learning from p1.
+`hidden` names the size of the network that a head's hidden layer has."""
 
 CRITERIA = {"exact": DecodeConfig(), "epsilon 2": DecodeConfig(accept="distance", epsilon=2)}
 
 
-def bare_base(start: Path, folder: Path) -> Path:
+def bare_base(start: Path, folder: Path, hidden: str = "head_filter_size") -> Path:
     """Write the checkpoint `start` without its heads, so that all variants begin alike, and return its folder."""
     trained = load_checkpoint(start)
-    base = EncoderDecoder(dataclasses.replace(trained.config, prediction_heads=1, head_layer="per-head"))
+    size = getattr(trained.config, hidden)
+    base = EncoderDecoder(dataclasses.replace(
+        trained.config, prediction_heads=1, head_layer="per-head", head_filter_size=size))
     weights = {name: weight for name, weight in trained.state_dict().items() if not name.startswith("heads.")}
     load_weights(base, weights, str(start))
     save_checkpoint(base, folder)
     return folder
 
 
-def train_variant(name: str, base: Path, data: Path, folder: Path, heads: int, minutes: float, batch_size: int) -> Path:
+def train_variant(
+    name: str, start: Path, data: Path, folder: Path, heads: int, minutes: float, batch_size: int,
+) -> Path:
     """Train a variant on the frozen base, or what is left of it, and return the folder of its checkpoint."""
     options = dict(VARIANTS[name])
     layer = options.pop("head_layer")
+    base = bare_base(start, folder / "base", options.pop("hidden", "head_filter_size"))
     settings = TrainConfig(stage="heads", freeze_base=True, minutes=minutes, batch_size=batch_size, **options)
     stage = Stage(settings, data, folder, start=base, prediction_heads=heads, head_layer=layer)
     train_stage(stage, lambda: False, lambda record: print(f"{name}: {record}", file=sys.stderr))
@@ -139,13 +147,17 @@ def main(
     train_batch: Annotated[int, typer.Option(help="Images a training step.")] = 4,
     batch_size: Annotated[int, typer.Option(help="Images decoded together.")] = 16,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda, for decoding.")] = "auto",
+    variants: Annotated[str, typer.Option(help="Comma-separated variants of the heads.")] = ",".join(VARIANTS),
 ) -> None:
-    """Train all variants, decode with all of them, and write what was measured."""
+    """Train variants of the heads, decode with all of them, and write what was measured."""
+    names = variants.split(",")
+    for name in names:
+        require(name in VARIANTS, f"unknown variant {name!r}; choose some of {', '.join(VARIANTS)}")
     prepare_folder(output)
     pairs = read_faces(dev, "valid", limit)
     base = bare_base(start, output / "base")
     folders = {
-        name: train_variant(name, base, data, output / name, heads, minutes, train_batch) for name in VARIANTS
+        name: train_variant(name, start, data, output / name, heads, minutes, train_batch) for name in names
     }
     rows = [row for name, folder in folders.items() for row in measure(name, folder, pairs, heads, batch_size, device)]
     rows += measure("none", base, pairs, heads, batch_size, device)
