@@ -293,7 +293,8 @@ def _rewrite(path: Path, lines: Iterable[bytes]) -> None:
     Raises:
         OSError: there is no room; the file is as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Always the same name: what a killed run has left, the next one takes over.
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.writelines(lines)

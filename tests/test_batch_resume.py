@@ -68,6 +68,29 @@ class Slow(FakeUpscaler):
         return super().__call__(*arguments, **more)
 
 
+def run_killed_in_ordering(*arguments, **options):
+    replace = os.replace
+
+    def killed(source, target):
+        if Path(target).name == "manifest.jsonl":
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(source, target)
+
+    os.replace = killed  # in this process alone, which ends here
+    run(*arguments, **options)
+
+
+def test_a_run_killed_while_it_orders_the_manifest_leaves_nothing_to_the_next(faces, tmp_path):
+    run(faces, tmp_path / "whole")
+    for _ in range(2):
+        child = FORK.Process(target=run_killed_in_ordering, args=(faces, tmp_path / "out"))
+        child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+    assert run(faces, tmp_path / "out").failed == 4
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
 def test_a_run_killed_at_random_moments_ends_as_an_undisturbed_one(faces, tmp_path, monkeypatch):
     run(faces, tmp_path / "whole", batch_size=3)
     monkeypatch.setattr("superres.staging.BATCH", 5)
