@@ -248,6 +248,9 @@ class Restless:
         self.largest, self.rng = largest, np.random.default_rng(seed)
         self.chosen, self.seen = [], []
 
+    def time(self, block_size, seconds):
+        assert seconds > 0
+
     def choose(self):
         self.chosen.append(int(self.rng.integers(1, self.largest + 1)))
         return self.chosen[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -79,7 +80,8 @@ class BlockwiseLoop:
             fitted: whether the session's width follows the block size, which can change then (`resize`).
         """
         self.session, self.block_size, self.minimum = session, block_size, options.min_block
-        self.wanted, self.fitted, self.learned = block_size, fitted, 0
+        self.wanted, self.fitted = block_size, fitted
+        self.learned, self.spent = 0, 0.0  # iterations that adaptive block sizes have learned from, seconds since
         self.end_token = model.end_token
         self.criterion = criterion or CRITERIA[options.accept](options)
         self.proposer = proposer or PROPOSERS[options.proposer]()
@@ -131,6 +133,7 @@ class BlockwiseLoop:
 
     def run(self, count: int) -> None:
         """Do `count` iterations."""
+        started = time.perf_counter()
         while count > 0:
             turns = 1
             whole = self._whole() if self.wanted == self.block_size else None
@@ -148,6 +151,7 @@ class BlockwiseLoop:
                 turns = min(count, BURST)
                 self.replays.run(self._iterate, self.block_size, turns, self.recorder)
             count -= turns
+        self.spent += time.perf_counter() - started
 
     def _whole(self) -> Callable[[int], Tensor] | None:
         """Return what does whole iterations in place of `_iterate`, if the session knows how."""
@@ -200,10 +204,15 @@ class BlockwiseLoop:
 
     def adapt(self, adaptive: AdaptiveBlockSize) -> None:
         """Let `adaptive` learn from the iterations since the last time, and take the block size that it chooses."""
-        seen, self.learned = max(self.learned, self.recorder.forgotten), len(self.recorder)
+        before, self.learned = self.learned, len(self.recorder)
+        seen = max(before, self.recorder.forgotten)
         if seen == self.learned:
             return
-        position, accepted, sizes = self.recorder.since(seen)
+        started = time.perf_counter()
+        position, accepted, sizes = self.recorder.since(seen)  # which waits for the device
+        seconds, self.spent = self.spent + time.perf_counter() - started, 0.0
+        if seen == before:
+            adaptive.time(sizes, seconds)
         # A block that the end cut short says nothing of its proposals.
         whole = (position >= 0) & (accepted > 0) & (position + accepted < self.limit.cpu().numpy())
         adaptive.observe(accepted[whole], np.broadcast_to(sizes[:, None], accepted.shape)[whole])
@@ -232,7 +241,8 @@ class BlockwiseLoop:
 
     def begin_anew(self, fresh: Session, keys: Tensor, seed: int) -> None:
         """Begin new sequences in all rows, and forget what was; arguments as for `restart`, and `DecodeConfig.seed`."""
-        self.seed, self.recorder, self.learned = seed, TraceRecorder(), 0
+        self.seed, self.recorder = seed, TraceRecorder()
+        self.learned, self.spent = 0, 0.0
         everyone = torch.arange(len(keys), device=keys.device)
         self.restart(everyone, fresh, everyone, keys)
 
