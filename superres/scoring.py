@@ -205,11 +205,12 @@ class LoopState:
 class IteratingSession(Protocol):
     """A session that may know how to do whole iterations of decoding by itself."""
 
-    def iterations(self, state: LoopState) -> Callable[[int], Tensor] | None:
+    def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
         """Return what does n iterations, exactly as the decoder's loop would, or None where that is not known.
 
-        It changes `state` in place, ends early when all rows are complete, and returns for each iteration and row
-        position, accepted tokens and proposals, int64 [<= n, B, 2 + W].
+        It is called with n and the block size of the proposals that the last of them makes. It changes `state` in place,
+        ends early when all rows are complete, and returns for each iteration and row position, accepted tokens and
+        proposals, int64 [<= n, B, 2 + W].
         """
         ...
 

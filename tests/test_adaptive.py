@@ -52,6 +52,7 @@ def test_native_steps_of_changing_width_equal_the_uncached_network(name, seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_exact_blocks_of_changing_size_are_what_one_token_at_a_time_gives(seed, options, monkeypatch):
     monkeypatch.setattr("superres.decoding.blockwise.DONE_CHECK_INTERVAL", 2)
+    monkeypatch.setattr("superres.decoding.blockwise.PATIENCE", 0.0)
     model = StepModel(random_model(SMALL, seed))
     source = random_tokens(SMALL, 2, seed)[0]
     sizes = Restless(HEADS, seed)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, random_model, random_tokens
+from fakes import SMALL, VARIANTS, Restless, random_model, random_tokens
 from stepping import check_steps
 
 from superres.config import DecodeConfig
@@ -137,6 +137,22 @@ def test_whole_iterations_do_what_the_loop_does(variant, way, monkeypatch):
             assert_same_decode(whole, decode(model, source, options))
             assert torch.equal(wider.tokens, whole.tokens)
     assert len(made) == 6
+
+
+@pytest.mark.parametrize("end_token", [None, 3])
+@pytest.mark.parametrize("variant", ["base aids", "text"])
+def test_whole_iterations_change_the_block_size_as_the_loop_does(variant, end_token, monkeypatch):
+    monkeypatch.setattr("superres.decoding.blockwise.DONE_CHECK_INTERVAL", 3)
+    monkeypatch.setattr("superres.decoding.blockwise.PATIENCE", 0.0)
+    model, source = model_of(KNOWN[variant], end_token=end_token), random_tokens(KNOWN[variant], 3)[0]
+    for seed in range(3):
+        sizes = [Restless(5, seed) for _ in range(2)]
+        whole = decode(model, source, DecodeConfig(), adaptive=sizes[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(native.NativeSession, "iterations", lambda *arguments: None)
+            assert_same_decode(whole, decode(model, source, DecodeConfig(), adaptive=sizes[1]))
+        assert len(set(sizes[0].chosen)) > 1
+        assert torch.equal(whole.tokens, decode(model, source, DecodeConfig(block_size=1)).tokens)
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -22,6 +22,9 @@ UNSURE = 256
 
 EXPLORE_EARLY = 4
 
+PATIENCE = 0.01
+"""Seconds of decoding between two looks, at least: a look costs up to a fifth of a millisecond."""
+
 CORRECTION = 0.2
 """How far, as a power of the ratio, a look moves the costs towards what iterations have really taken."""
 
@@ -67,7 +70,7 @@ class AdaptiveBlockSize:
     def time(self, block_size: np.ndarray, seconds: float) -> None:
         """Learn what iterations cost where they are really done.
 
-        A machine that is slower than when costs were measured is so at every block size; the rest is owed to those seen.
+        A machine that is slower than when they were measured is so at every block size; the rest is owed to those seen.
 
         Args:
             block_size: of each iteration, int64 [n], n at least 1.

@@ -115,7 +115,7 @@ class BlockwiseLoop:
 
     def _see(self) -> None:
         """Look at the state's tensors as an iteration needs them."""
-        self.whole: dict[int, Callable[[int], Tensor] | None] = {}
+        self.whole: dict[int, Callable[[int, int], Tensor] | None] = {}
         self.tokens, self.place = self.store[:, 1:], self.position.unsqueeze(1)
         self.pending, self.zero = self.proposals[:, : self.session.width], torch.zeros_like(self.position)
 
@@ -135,12 +135,12 @@ class BlockwiseLoop:
         """Do `count` iterations."""
         started = time.perf_counter()
         while count > 0:
-            turns = 1
-            whole = self._whole() if self.wanted == self.block_size else None
+            turns, whole = 1, self._whole()
             if whole is not None:
-                made = whole(count)
-                self.recorder.extend(made, self.block_size)
-                turns = count  # if fewer were made, all rows are complete
+                turns = count if self.wanted == self.block_size else 1
+                # If fewer were made, all rows are complete.
+                self.recorder.extend(whole(turns, self.wanted), self.block_size)
+                self._fit()
             elif self.replays is None:
                 self._iterate()
             elif self.wanted != self.block_size:
@@ -153,7 +153,14 @@ class BlockwiseLoop:
             count -= turns
         self.spent += time.perf_counter() - started
 
-    def _whole(self) -> Callable[[int], Tensor] | None:
+    def _fit(self) -> None:
+        """Let the session's steps, where they are fitted, be as wide as the proposals now are."""
+        self.block_size = self.wanted
+        if self.fitted and self.session.width != self.block_size:
+            self.session.resize(self.block_size)
+            self.pending = self.proposals[:, : self.block_size]
+
+    def _whole(self) -> Callable[[int, int], Tensor] | None:
         """Return what does whole iterations in place of `_iterate`, if the session knows how."""
         if self.block_size not in self.whole:
             whole = None
@@ -202,8 +209,13 @@ class BlockwiseLoop:
         """
         self.wanted = block_size
 
-    def adapt(self, adaptive: AdaptiveBlockSize) -> None:
-        """Let `adaptive` learn from the iterations since the last time, and take the block size that it chooses."""
+    def adapt(self, adaptive: AdaptiveBlockSize, patience: float = 0.0) -> None:
+        """Let `adaptive` learn from the iterations since the last time, and take the block size that it chooses.
+
+        Nothing is done before they have taken `patience` seconds.
+        """
+        if self.spent < patience:
+            return
         before, self.learned = self.learned, len(self.recorder)
         seen = max(before, self.recorder.forgotten)
         if seen == self.learned:
@@ -300,9 +312,7 @@ class BlockwiseLoop:
         if self.block_size > 1:
             context = Context(self.session, output, index, self.position, first[:, 0], self.tokens, choice)
             parts.append(choice.propose(self.proposer, context, self.columns[1 : self.block_size]))
-        if self.fitted and self.session.width != self.block_size:  # only now: proposals come from the step before
-            self.session.resize(self.block_size)
-            self.pending = self.proposals[:, : self.block_size]
+        self._fit()  # only now: proposals come from the step before
         if self.block_size < self.session.width:
             parts.append(first.expand(-1, self.session.width - self.block_size))
         return parts

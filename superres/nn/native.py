@@ -94,33 +94,34 @@ class NativeSession(ProposingSession):
         )
         return tokens
 
-    def iterations(self, state: LoopState) -> Callable[[int], Tensor] | None:
+    def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
         """See `superres.scoring.IteratingSession.iterations`; greedy decoding by these heads is known."""
-        options, width = state.options, self.width
+        options, width, room = state.options, self.width, state.proposals.shape[1]
         bounds = {"exact": 0, "distance": options.epsilons[0], "top-k": min(options.top_k, self.config.vocabulary)}
         one_bound = options.accept in bounds and (options.accept != "distance" or len(options.epsilons) == 1)
         if options.is_sampling or options.proposer != "heads" or not one_bound:
             return None
-        numbers = torch.empty(3 * width + 3, self.batch, dtype=torch.int64)
+        numbers = torch.empty(2 * width + room + 3, self.batch, dtype=torch.int64)
         kept = {
             "position": state.position, "limit": state.limit, "store": state.store, "proposals": state.proposals,
-            "tokens": numbers[:width], "next": numbers[width : 2 * width], "winners": numbers[2 * width :],
+            "tokens": numbers[:width], "winners": numbers[width : 2 * width], "next": numbers[2 * width :],
             "place": numbers[-3], "index": numbers[-2], "first": numbers[-1],
             "hidden": torch.empty(self.batch, width, self.config.width),
             "scores": torch.empty(self.batch, width, self.config.vocabulary),
             "scratch": self.room if self.heads is not None else None,
         }
         loop = CLoop(
-            block_size=state.block_size, room=state.proposals.shape[1], stride=state.store.shape[1],
+            block_size=state.block_size, room=room, stride=state.store.shape[1],
             minimum=options.min_block, best=options.accept == "top-k", bound=bounds[options.accept],
             end_token=-1 if state.end_token is None else state.end_token,
             **{name: _address(tensor) for name, tensor in kept.items()},
         )
         loop.kept = kept  # as long as there are addresses of it
 
-        def iterate(count: int) -> Tensor:
-            record = numbers.new_empty(count, self.batch, state.proposals.shape[1] + 2)
-            made: int = library().superres_iterate(byref(self.session), byref(loop), c_int64(count), _address(record))
+        def iterate(count: int, following: int) -> Tensor:
+            record = numbers.new_empty(count, self.batch, room + 2)
+            counts = c_int64(count), c_int64(following)
+            made: int = library().superres_iterate(byref(self.session), byref(loop), *counts, _address(record))
             return record[:made]
 
         return iterate

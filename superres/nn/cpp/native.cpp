@@ -206,8 +206,9 @@ void superres_propose(const Session* session, const int64_t* position, const int
 }
 
 // Does up to `count` iterations of greedy decoding as superres/decoding/loop.py does them, until all rows are
-// complete, and returns how many. Writes position, accepted tokens and proposals of each to `record` [count, B, 2 + room].
-int64_t superres_iterate(const Session* session, const Loop* loop, int64_t count, int64_t* record) {
+// complete, and returns how many. The last of them proposes blocks of `following` tokens. Writes position, accepted tokens
+// and proposals of each to `record` [count, B, 2 + room].
+int64_t superres_iterate(const Session* session, const Loop* loop, int64_t count, int64_t following, int64_t* record) {
   const Session& s = *session;
   const Loop& l = *loop;
   for (int64_t n = 0; n < count; n++, record += s.batch * (2 + l.room)) {
@@ -223,7 +224,7 @@ int64_t superres_iterate(const Session* session, const Loop* loop, int64_t count
       if (team.rank == 0)
         for (int64_t b = begin; b < end; b++) advance(s, l, b, record + b * (2 + l.room));
     });
-    const int64_t more = l.block_size - 1;
+    const int64_t more = (n + 1 < count ? l.block_size : following) - 1;
     if (!more) continue;
     superres_propose(session, l.place, l.index, l.first, more, l.hidden, nullptr, nullptr, l.scratch, l.next);
     for (int64_t b = 0; b < s.batch; b++)
