@@ -208,7 +208,7 @@ class IteratingSession(Protocol):
     def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
         """Return what does n iterations, exactly as the decoder's loop would, or None where that is not known.
 
-        It is called with n and the block size of the proposals that the last of them makes. It changes `state` in place,
+        Called with n and the block size of the proposals that the last of them makes, it changes `state` in place,
         ends early when all rows are complete, and returns for each iteration and row position, accepted tokens and
         proposals, int64 [<= n, B, 2 + W].
         """
