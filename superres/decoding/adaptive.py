@@ -25,7 +25,7 @@ EXPLORE_EARLY = 4
 PATIENCE = 0.01
 """Seconds of decoding between two looks, at least: a look costs up to a fifth of a millisecond."""
 
-CORRECTION = 0.2
+CORRECTION = 0.05
 """How far, as a power of the ratio, a look moves the costs towards what iterations have really taken."""
 
 FARTHEST = 4.0
