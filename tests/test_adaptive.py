@@ -82,6 +82,7 @@ def test_it_finds_the_size_with_the_most_tokens_a_second(seed, share, slope):
         size = sizes.choose()
         accepted = np.minimum(rng.geometric(1 - share, DONE_CHECK_INTERVAL), size)
         sizes.observe(accepted, np.full(DONE_CHECK_INTERVAL, size))
+        sizes.time(np.full(DONE_CHECK_INTERVAL, size), DONE_CHECK_INTERVAL * costs[size - 1])
         if look >= 100:
             spent, gained = spent + costs[size - 1], gained + truth[size - 1] * costs[size - 1]
     assert gained / spent >= 0.97 * truth.max()
@@ -93,16 +94,17 @@ def test_a_curve_that_changes_is_followed():
         for _ in range(400):
             size = sizes.choose()
             sizes.observe(np.full(16, min(accepted, size)), np.full(16, size))
+            sizes.time(np.full(16, size), 16 * (1 + 0.2 * (size - 1)))
         assert {sizes.choose() for _ in range(4)} <= {expected - 1, expected, expected + 1}
         assert sizes.survival[0] == 1
 
 
 @given(st.integers(0, 1000), st.floats(0.5, 0.95), st.floats(0.2, 3.0))
 def test_costs_that_were_measured_wrongly_are_corrected_by_those_seen(seed, share, level):
-    """The machine is `level` times as fast as measured, and each size's cost is off by up to half, too."""
+    """The machine is `level` times as fast as measured, and each size is off by up to a quarter, too."""
     rng = np.random.default_rng(seed)
     costs = 1 + 0.15 * np.arange(10)
-    wrong = np.maximum.accumulate(costs * rng.uniform(0.67, 1.5, 10)) * level
+    wrong = np.maximum.accumulate(costs * rng.uniform(0.8, 1.25, 10)) * level
     sizes = AdaptiveBlockSize(wrong)
     truth = np.cumsum(share ** np.arange(10)) / costs
     spent = gained = 0.0
@@ -114,7 +116,7 @@ def test_costs_that_were_measured_wrongly_are_corrected_by_those_seen(seed, shar
         sizes.time(tried, DONE_CHECK_INTERVAL * costs[size - 1] * rng.uniform(0.9, 1.1))
         if look >= 1500:
             spent, gained = spent + costs[size - 1], gained + truth[size - 1] * costs[size - 1]
-    assert gained / spent >= 0.95 * truth.max()
+    assert gained / spent >= 0.96 * truth.max()
 
 
 def test_a_moment_in_which_the_machine_was_busy_does_not_decide():

@@ -20,16 +20,22 @@ that has risen, or a cost that was measured too high, would never be seen."""
 UNSURE = 256
 """Below so many observations of that token, one look in EXPLORE_EARLY does: a bad start must not decide."""
 
+SURE_OF_COST = 3
+"""Nor must a cost that was measured wrongly: so many looks at a neighbouring size come early, too."""
+
 EXPLORE_EARLY = 4
 
 PATIENCE = 0.01
 """Seconds of decoding between two looks, at least: a look costs up to a fifth of a millisecond."""
 
-CORRECTION = 0.05
-"""How far, as a power of the ratio, a look moves the costs towards what iterations have really taken."""
+LOOKS = 20
+"""So many looks at a block size tell its cost; older ones fade."""
 
-FARTHEST = 4.0
-"""A ratio beyond this, or below one over it, counts as this: something else kept the machine busy for a moment."""
+PRIOR = 2
+"""So many more tell that it is as far off as the others are."""
+
+FARTHEST = 1.4
+"""How far a look's logarithm counts, at most: something else may have kept the machine busy for a moment."""
 
 
 class AdaptiveBlockSize:
@@ -41,8 +47,10 @@ class AdaptiveBlockSize:
 
     def __init__(self, costs: Sequence[float], minimum: int = 1) -> None:
         """Choose among block sizes `minimum`..K by their `costs`; the largest comes first."""
-        self.costs = np.array(costs, np.float64)
-        self.minimum, self.looks = minimum, 0
+        self.costs = self.measured = np.array(costs, np.float64)
+        self.minimum, self.looks, self.upward = minimum, 0, True
+        # Looks that told the cost of each size, and the sum of the logarithms of what they saw over what was measured.
+        self.timed, self.slower = np.zeros(len(self.costs)), np.zeros(len(self.costs))
         # Of the blocks that got as far as token i (from 1), how many got further. Hopeful before anything was seen.
         self.reached, self.passed = np.ones(len(self.costs)), np.ones(len(self.costs))
 
@@ -70,24 +78,29 @@ class AdaptiveBlockSize:
     def time(self, block_size: np.ndarray, seconds: float) -> None:
         """Learn what iterations cost where they are really done.
 
-        A machine that is slower than when they were measured is so at every block size; the rest is owed to those seen.
+        A size that was hardly seen yet is taken to be off by as much as the others.
 
         Args:
             block_size: of each iteration, int64 [n], n at least 1.
             seconds: that they took together.
         """
-        ratio = np.clip(seconds / self.costs[block_size - 1].sum(), 1 / FARTHEST, FARTHEST)
+        expected = np.log(self.costs[block_size - 1].sum() / self.measured[block_size - 1].sum())
+        seen = np.log(seconds / self.measured[block_size - 1].sum())
+        seen = np.clip(seen, expected - FARTHEST, expected + FARTHEST)
         share = np.bincount(block_size - 1, minlength=len(self.costs)) / len(block_size)
-        self.costs *= ratio ** (CORRECTION * (1 + share))
+        keep = LOOKS / np.maximum(LOOKS, self.timed + share)
+        self.timed, self.slower = keep * (self.timed + share), keep * (self.slower + share * seen)
+        everywhere = self.slower.sum() / self.timed.sum()
+        self.costs = self.measured * np.exp((self.slower + PRIOR * everywhere) / (self.timed + PRIOR))
 
     def choose(self) -> int:
         """Return the block size for the next iterations."""
         self.looks += 1
         gain = np.cumsum(self.survival) / self.costs
         best = self.minimum + int(gain[self.minimum - 1 :].argmax())
-        unsure = best < len(self.costs) and self.reached[best] < UNSURE
-        every = EXPLORE_EARLY if unsure else EXPLORE
-        if self.looks % every:
+        other = min(max(best + (1 if self.upward else -1), self.minimum), len(self.costs))
+        unsure = self.timed[other - 1] < SURE_OF_COST or (other > best and self.reached[best] < UNSURE)
+        if self.looks % (EXPLORE_EARLY if unsure else EXPLORE):
             return best
-        other = best + 1 if unsure or self.looks // every % 2 else best - 1
-        return min(max(other, self.minimum), len(self.costs))
+        self.upward = not self.upward
+        return other
