@@ -56,7 +56,7 @@ takes the last two where it can. With bf16 weights are rounded, and tokens may d
 SAMPLINGS = ("coupled", "speculative")
 """Ways to sample in blocks."""
 
-HEAD_LAYERS = ("per-head", "dense", "adaptive", "sequential")
+HEAD_LAYERS = ("per-head", "dense", "adaptive", "sequential", "recurrent")
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,10 @@ class ModelConfig(Config):
         dropout: probability of dropping a sub-layer's output while training.
         prediction_heads: K, heads p1..pk; 1 is a plain autoregressive model.
         head_layer: "per-head" (block-diagonal), "dense" (the paper's, fully connected across heads), "adaptive"
-            (per-head, and its state weighs the numbers of the neighbourhood) or "sequential" (adaptive, and a head sees
-            the tokens proposed before its own). The last two need `numeric_neighbourhood` and `ordinal_output`.
+            (per-head, and its state weighs the numbers of the neighbourhood), "sequential" (adaptive, and a head sees
+            the tokens proposed before its own) or "recurrent" (each head is a step of one layer, which sees the token
+            proposed before its own, and the memory). Adaptive and sequential ones need `numeric_neighbourhood` and
+            `ordinal_output`; recurrent ones need text, `cross_attention` and `identity_p1`.
         head_filter_size: hidden size of one prediction head's layer.
         identity_p1: head 1 is the base model's own output; False sends it through the head layer, as published.
         aligned_conditioning: add an enlargement of the memory to the decoder input, position by position.
@@ -112,7 +114,7 @@ class ModelConfig(Config):
     norm: Literal["pre", "post"] = "pre"
     dropout: float = 0.0
     prediction_heads: int = 1
-    head_layer: Literal["per-head", "dense", "adaptive", "sequential"] = "per-head"
+    head_layer: Literal["per-head", "dense", "adaptive", "sequential", "recurrent"] = "per-head"
     head_filter_size: int = 64
     identity_p1: bool = True
     aligned_conditioning: bool = True
@@ -148,12 +150,16 @@ class ModelConfig(Config):
         require(self.norm in ("pre", "post"), f"norm must be pre or post, not {self.norm!r}")
         require(self.head_layer in HEAD_LAYERS,
                 f"head_layer must be one of {', '.join(HEAD_LAYERS)}, not {self.head_layer!r}")
-        require(self.head_layer in ("per-head", "dense") or (self.numeric_neighbourhood and self.ordinal_output),
+        aided = self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output
+        require(self.head_layer not in ("adaptive", "sequential") or (self.numeric_neighbourhood and self.ordinal_output),
                 f"head_layer {self.head_layer} needs numeric_neighbourhood and ordinal_output")
+        is_text = len(self.target_shape) == 1
+        require(self.head_layer != "recurrent" or (is_text and self.cross_attention and self.identity_p1),
+                "head_layer recurrent needs a target_shape of one number, cross_attention and identity_p1")
         require(0.0 <= self.dropout < 1.0, f"dropout must be in [0, 1), not {self.dropout!r}")
         require(self.free_scores or self.ordinal_output, "a model without free_scores needs ordinal_output")
         require(self.numeric_neighbourhood or not self.cell_remainder, "cell_remainder needs numeric_neighbourhood")
-        if self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output:
+        if aided:
             self._check_image_aids()
         require(len(self.languages) == (2 if self.task == "translation" else 0),
                 f"a translation, and nothing else, has two languages, not {self.languages!r}")
@@ -210,7 +216,7 @@ PRESETS: dict[str, ModelConfig] = {
     "text": ModelConfig(
         task="translation", languages=("en", "de"), vocabulary=8000, source_shape=(128,), target_shape=(128,),
         width=256, filter_size=512, attention_heads=4, encoder_layers=3, decoder_layers=3, attention="causal",
-        dropout=0.3, head_filter_size=512, aligned_conditioning=False, conditioning_blocks=0,
+        dropout=0.3, head_layer="recurrent", head_filter_size=512, aligned_conditioning=False, conditioning_blocks=0,
         numeric_neighbourhood=False, ordinal_output=False, tied_embeddings=True,
     ),
     "draft": ModelConfig(

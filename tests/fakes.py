@@ -188,6 +188,7 @@ VARIANTS = {
     "as published": replace(SMALL, **PLAIN, norm="post", head_layer="dense", identity_p1=False),
     "causal attention": replace(SMALL, attention="causal"),
     "text": replace(SMALL, **PLAIN, source_shape=(7,), target_shape=(30,)),
+    "recurrent heads": replace(SMALL, **PLAIN, source_shape=(7,), target_shape=(30,), head_layer="recurrent"),
 }
 """One network for every switch of the settings."""
 

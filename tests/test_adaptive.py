@@ -37,7 +37,7 @@ def test_steps_of_changing_width_equal_the_uncached_network(variant, seed):
 
 @compiled
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", ["sequential heads", "adaptive heads", "causal attention", "text"])
+@pytest.mark.parametrize("name", ["sequential heads", "adaptive heads", "causal attention", "text", "recurrent heads"])
 def test_native_steps_of_changing_width_equal_the_uncached_network(name, seed):
     config = replace(VARIANTS[name], width=32, filter_size=64, attention_heads=2, head_filter_size=32)
     session = NativeModel(random_model(config, dtype=torch.float32)).session(random_tokens(config, 2, seed)[0], 6)

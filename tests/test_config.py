@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from fakes import VARIANTS
+
 from superres.config import PRESETS, DecodeConfig, ModelConfig
 from superres.errors import ConfigError
 from superres.train_config import TrainConfig
@@ -73,6 +75,12 @@ def test_minimum_block_above_the_block_size_is_refused():
 def test_heads_that_weigh_intensities_need_them_as_numbers(layer, aid):
     with pytest.raises(ConfigError, match=f"head_layer {layer} needs numeric_neighbourhood and ordinal_output"):
         ModelConfig(head_layer=layer, **{aid: False})
+
+
+@pytest.mark.parametrize("lacks", [{"target_shape": (4, 4, 3)}, {"cross_attention": False}, {"identity_p1": False}])
+def test_recurrent_heads_are_for_text_and_read_the_memory(lacks):
+    with pytest.raises(ConfigError, match="head_layer recurrent needs a target_shape of one number, cross_attention"):
+        replace(VARIANTS["recurrent heads"], **lacks)
 
 
 @pytest.mark.parametrize("length", [{}, {"steps": 3, "minutes": 1.0}])

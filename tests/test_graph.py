@@ -77,8 +77,9 @@ def test_other_networks_are_replayed_alike(variant, rows):
 
 
 @pytest.mark.parametrize("end_token", [0, 3])
-def test_rows_end_at_their_end_tokens(end_token):
-    config = replace(VARIANTS["text"], source_shape=(21,))
+@pytest.mark.parametrize("variant", ["text", "recurrent heads"])
+def test_rows_end_at_their_end_tokens(variant, end_token):
+    config = replace(VARIANTS[variant], source_shape=(21,))
     plain, graph = pair(config, end_token)
     for length in (9, 15, 18):  # two of them round up to the same length
         source = random_tokens(config, ROWS, length)[0][:, :length]

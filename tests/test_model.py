@@ -80,10 +80,11 @@ def test_shrunken_paper_network_trains_a_step_and_decodes():
 
 @pytest.mark.parametrize("layer", HEAD_LAYERS)
 def test_p1_keeps_the_scores_of_the_base_when_heads_are_added(layer):
-    base = random_model(replace(SMALL, prediction_heads=1))
-    grown = random_model(replace(SMALL, prediction_heads=6, head_layer=layer), seed=9)
+    config = VARIANTS["text"] if layer == "recurrent" else SMALL
+    base = random_model(replace(config, prediction_heads=1))
+    grown = random_model(replace(config, prediction_heads=6, head_layer=layer), seed=9)
     grown.load_state_dict(base.state_dict(), strict=False)
-    source, target = random_tokens(SMALL, 2)
+    source, target = random_tokens(config, 2)
     assert torch.equal(grown.scores(grown(source, target)), base.scores(base(source, target)))
 
 
@@ -126,7 +127,7 @@ def test_a_token_changes_no_score_up_to_its_own_position(variant):
     position = torch.arange(config.target_length).expand(len(every), -1)
     for head in (0, config.prediction_heads - 1):
         scores = model.head_scores(decoded, position, head)
-        earlier = head if config.head_layer == "sequential" else 0
+        earlier = head if config.head_layer in ("sequential", "recurrent") else 0
         for row, place in enumerate(changed, start=1):
             first = max(place + 1 - earlier, 0)  # the first position whose head may see the token
             torch.testing.assert_close(scores[row, :first], scores[0, :first], rtol=1e-9, atol=1e-9)

@@ -56,8 +56,9 @@ def test_the_step_equals_the_uncached_network_over_many_wraps_of_the_ring(width)
     check_steps(random_model(BLOCKS), width, 2, session=session, close=close)
 
 
-def test_padding_of_the_source_is_hidden():
-    config = KNOWN["text"]
+@pytest.mark.parametrize("variant", ["text", "recurrent heads"])
+def test_padding_of_the_source_is_hidden(variant):
+    config = KNOWN[variant]
     padding = torch.arange(config.source_length) >= torch.tensor([[7], [3], [5]])
     session = model_of(config).session(random_tokens(config, 3)[0], 3, padding)
     check_steps(random_model(config), 3, padding=padding, session=session, close=close)
@@ -85,10 +86,11 @@ def test_scores_do_not_depend_on_width_or_threads_by_a_single_bit(variant, rows)
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("variant", ["base aids", "adaptive heads", "sequential heads", "no free scores", "text"])
+@pytest.mark.parametrize("variant", ["base aids", "adaptive heads", "sequential heads", "no free scores", "text",
+                                     "recurrent heads"])
 def test_exact_blocks_are_greedy_tokens_bit_for_bit_at_any_width(variant, rows, way):
     config = KNOWN[variant]
-    options = WAYS[way] if variant != "text" else {**WAYS[way], **({"temperature": 0.8} if WAYS[way] else {})}
+    options = WAYS[way] if config.channels == 3 else {**WAYS[way], **({"temperature": 0.8} if WAYS[way] else {})}
     model, source = model_of(config), random_tokens(config, rows)[0]
     one = decode(model, source, DecodeConfig(block_size=1, **options))
     many = decode(model, source, DecodeConfig(**options))
@@ -96,11 +98,12 @@ def test_exact_blocks_are_greedy_tokens_bit_for_bit_at_any_width(variant, rows, 
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("variant", ["base aids", "adaptive heads", "sequential heads", "no free scores"])
+@pytest.mark.parametrize("variant", ["base aids", "adaptive heads", "sequential heads", "no free scores", "recurrent heads"])
 def test_the_same_is_proposed_as_by_the_plain_step(variant, way):
     config = KNOWN[variant]
     source = random_tokens(config, 3)[0]
-    options = DecodeConfig(accept="distance", epsilon=1, **WAYS[way])
+    one = {} if config.channels == 3 or way != "quantile" else {"temperature": 0.8}
+    options = DecodeConfig(accept="distance", epsilon=1, **{**WAYS[way], **one})
     plain, compiled = (decode(kind(random_model(config, dtype=torch.float32)), source, options)
                        for kind in (StepModel, NativeModel))
     assert torch.equal(plain.tokens, compiled.tokens)
@@ -122,7 +125,7 @@ def assert_same_decode(one, other):
 
 
 @pytest.mark.parametrize("way", WHOLE)
-@pytest.mark.parametrize("variant", ["base aids", "sequential heads", "text"])
+@pytest.mark.parametrize("variant", ["base aids", "sequential heads", "text", "recurrent heads"])
 def test_whole_iterations_do_what_the_loop_does(variant, way, monkeypatch):
     config, options = KNOWN[variant], WHOLE[way]
     source, real, made = random_tokens(config, 3)[0], native.NativeSession.iterations, []
@@ -157,8 +160,9 @@ def test_whole_iterations_change_the_block_size_as_the_loop_does(variant, end_to
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("apart", [0.0, 1e-7, 1e-3])
-def test_the_best_of_many_words_is_found_however_close_the_next(apart, half, monkeypatch):
-    config = replace(KNOWN["text"], vocabulary=1003)
+@pytest.mark.parametrize("variant", ["text", "recurrent heads"])
+def test_the_best_of_many_words_is_found_however_close_the_next(variant, apart, half, monkeypatch):
+    config = replace(KNOWN[variant], vocabulary=1003)
     network = random_model(config, dtype=torch.float32)
     network.project.weight[250:1000] = network.project.weight[:250].repeat(3, 1) * (1 + apart)
     model, source = NativeModel(network, half=half), random_tokens(config, 4)[0]
@@ -192,7 +196,7 @@ def test_bfloat16_weights_score_nearly_alike():
     assert (full - half).norm() < 0.05 * full.norm()
 
 
-@pytest.mark.parametrize("variant", ["base aids", "sequential heads", "text"])
+@pytest.mark.parametrize("variant", ["base aids", "sequential heads", "text", "recurrent heads"])
 def test_bfloat16_blocks_of_any_width_are_bfloat16_greedy_tokens(variant):
     model = NativeModel(random_model(KNOWN[variant], dtype=torch.float32), half=True)
     source = random_tokens(KNOWN[variant], 3)[0]

@@ -92,7 +92,7 @@ def test_rows_are_refilled_while_the_block_size_changes(seed, monkeypatch):
     assert len(set(sizes.chosen)) > 1
 
 
-@pytest.mark.parametrize("variant", ["plain", "own layer for p1", "causal attention", "text"])
+@pytest.mark.parametrize("variant", ["plain", "own layer for p1", "causal attention", "text", "recurrent heads"])
 def test_every_network_is_refilled_whole(variant):
     config = VARIANTS[variant]
     model, source = StepModel(random_model(config)), random_tokens(config, 4)[0]
@@ -101,7 +101,8 @@ def test_every_network_is_refilled_whole(variant):
 
 
 @pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
-@pytest.mark.parametrize("variant", ["sequential heads", "no conditioning", "plain", "text", "causal attention"])
+@pytest.mark.parametrize("variant", ["sequential heads", "no conditioning", "plain", "text", "causal attention",
+                                     "recurrent heads"])
 @pytest.mark.parametrize("way", ["exact", "quantile"])
 def test_the_native_step_gives_the_same_bits_beside_others_as_alone(variant, way):
     config = replace(VARIANTS[variant], **NATIVE)

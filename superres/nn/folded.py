@@ -13,6 +13,7 @@ from superres.nn.attention import reach
 from superres.nn.image_aids import INITIAL_SHARPNESS, RESIDUAL_SCALE, NumericNeighbourhood
 from superres.nn.layers import DecoderLayer, TiedProjection
 from superres.nn.model import EncoderDecoder
+from superres.nn.recurrent import RecurrentHeads
 
 
 @dataclass
@@ -88,6 +89,20 @@ class FoldedLayer:
             for name, value in list(vars(self).items()):
                 if isinstance(value, Affine):
                     setattr(self, name, value.half())
+
+
+class FoldedRecurrence:
+    """The layer of recurrent heads; the state and the embedding that it reads lie side by side."""
+
+    def __init__(self, heads: RecurrentHeads) -> None:
+        """Fold the weights of `heads`."""
+        self.attention, self.norm = heads.attention, heads.norm
+        size = self.attention.query.in_features // self.attention.heads
+        expand = fold([heads.expand], heads.state_norm)
+        self.expand = Affine(torch.cat([expand.weight, heads.read.weight.detach().t()]), expand.bias)
+        self.contract = fold([heads.contract])
+        self.query = fold([self.attention.query], heads.attention_norm, size**-0.5)
+        self.output = fold([self.attention.output])
 
 
 class FoldedNeighbourhood:
@@ -174,6 +189,12 @@ class Folded:
         """The numeric neighbourhood, where there is one."""
         near = self.model.neighbourhood
         return None if near is None else FoldedNeighbourhood(near, self.config.source_length)
+
+    @cached_property
+    def recurrence(self) -> FoldedRecurrence | None:
+        """The layer of recurrent heads, where there is one."""
+        heads = self.model.heads
+        return FoldedRecurrence(heads) if isinstance(heads, RecurrentHeads) else None
 
     @cached_property
     def facts(self) -> Tensor:

@@ -22,6 +22,7 @@ from superres.nn.image_aids import (
     to_raster,
 )
 from superres.nn.layers import DecoderLayer, EncoderLayer, TiedProjection, TokenEmbedding, position_signal
+from superres.nn.recurrent import RecurrentHeads
 
 
 @dataclass
@@ -67,12 +68,14 @@ class Decoded:
 
     Attributes:
         hidden: [B, T, D]; the state at t scores token t.
+        tokens: the target [B, T].
         neighbours: numbers of each target from the numeric neighbourhood [B, T, N], or None.
         deviation: target minus estimate [B, T + 1] in units of RESIDUAL_SCALE, entry T is 0; or None.
         memory: what was attended to.
     """
 
     hidden: Tensor
+    tokens: Tensor
     neighbours: Tensor | None
     deviation: Tensor | None
     memory: Memory
@@ -109,7 +112,8 @@ class EncoderDecoder(nn.Module):
             nn.init.zeros_(self.project.weight)
             nn.init.zeros_(self.project.bias)
         has_layer = config.prediction_heads > 1 or not config.identity_p1
-        self.heads = PredictionHeads(config) if has_layer else None
+        layer = RecurrentHeads if config.head_layer == "recurrent" else PredictionHeads
+        self.heads: PredictionHeads | RecurrentHeads | None = layer(config) if has_layer else None
 
     @property
     def has_estimate(self) -> bool:
@@ -172,7 +176,7 @@ class EncoderDecoder(nn.Module):
                 x = checkpoint(layer, x, memory.states, memory.mask, use_reentrant=False)
             else:
                 x = layer(x, memory.states, memory.mask)
-        return Decoded(self.decoder_norm(x), neighbours, deviation, memory)
+        return Decoded(self.decoder_norm(x), target, neighbours, deviation, memory)
 
     def scores(self, decoded: Decoded) -> Tensor:
         """Return p1's scores (logits) at every position, [B, T, V] in at least float32."""
@@ -193,6 +197,8 @@ class EncoderDecoder(nn.Module):
         """
         hidden = take(decoded.hidden, position)
         if self.heads is not None and head >= self.heads.first:
+            if isinstance(self.heads, RecurrentHeads):
+                return self._recurrent_scores(self.heads, decoded, position, head)[:, :, -1]
             vectors = self._head_conditioning(decoded.memory, position + head)
             vectors = None if vectors is None else vectors.flatten(0, 1)
             states = self.heads.one(hidden.flatten(0, 1), head, vectors).view(hidden.shape)
@@ -215,6 +221,8 @@ class EncoderDecoder(nn.Module):
         """
         if self.heads is None:
             raise ValueError("a model of one prediction head has no head layer")
+        if isinstance(self.heads, RecurrentHeads):
+            return self._recurrent_scores(self.heads, decoded, position, self.heads.count)
         hidden = take(decoded.hidden, position)
         offset = torch.arange(self.heads.first, self.config.prediction_heads, device=position.device)
         target = position.unsqueeze(-1) + offset
@@ -222,6 +230,15 @@ class EncoderDecoder(nn.Module):
         vectors = None if vectors is None else vectors.flatten(0, 1)
         states = self.heads(hidden.flatten(0, 1), vectors).view(*target.shape, -1)
         return self._layer_scores(self.heads, states, decoded, position, self.heads.first)
+
+    def _recurrent_scores(self, heads: RecurrentHeads, decoded: Decoded, position: Tensor, count: int) -> Tensor:
+        """Return the scores [B, P, count, V] of the first `count` of recurrent heads."""
+        place = position.unsqueeze(-1) + torch.arange(count, device=position.device)
+        place = place.clamp(max=decoded.tokens.shape[1] - 1)
+        tokens = decoded.tokens.gather(1, place.flatten(1)).view(place.shape)
+        hidden, memory = take(decoded.hidden, position), decoded.memory
+        states = heads(hidden, self.target_embedding(tokens, place), memory.states, memory.mask)
+        return self._finish(states, memory, place, None)
 
     def _layer_scores(
         self, heads: PredictionHeads, states: Tensor, decoded: Decoded, position: Tensor, head: int
@@ -241,7 +258,7 @@ class EncoderDecoder(nn.Module):
 
     def _head_conditioning(self, memory: Memory, target: Tensor) -> Tensor | None:
         """Return the conditioning of `target` [B, ...] as the head layer takes it, [B, ..., D]."""
-        if memory.conditioning is None or self.heads is None or self.heads.conditioning is None:
+        if memory.conditioning is None or not isinstance(self.heads, PredictionHeads) or self.heads.conditioning is None:
             return None
         index = target.clamp(max=self.config.target_length - 1).flatten(1)
         vectors: Tensor = self.heads.conditioning(take(memory.conditioning, index))

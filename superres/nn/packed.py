@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.nn.compiled import LANES, LINEARS, PANEL, CHeads, CLayer, CLinear, CScreen, library
-from superres.nn.folded import Affine, Folded, FoldedLayer, fold
+from superres.nn.folded import Affine, Folded, FoldedLayer, FoldedRecurrence, fold
 from superres.nn.heads import PredictionHeads
 
 
@@ -61,7 +61,11 @@ class Packed:
             self.channel_bias = self.keep(near.channel.weight.detach() + near.first.bias.detach())
             self.direct = self.keep(near.direct.detach())
             self.tables = [self.keep(table) for table in (near.table, near.cell, near.cell_positions)]
-        self.heads = CHeads() if model.heads is None else self._heads(model.heads)
+        self.heads = CHeads()
+        if folded.recurrence is not None:
+            self.heads = self._recurrence(folded.recurrence, model.config.prediction_heads - 1)
+        elif isinstance(model.heads, PredictionHeads):
+            self.heads = self._heads(model.heads)
 
     def keep(self, tensor: Tensor) -> int:
         """Keep a contiguous copy (float32, or int64) and return its address."""
@@ -118,3 +122,12 @@ class Packed:
             result.adaptive, result.earlier = 1, heads.visible.shape[1]
             result.adapt = self.pack(_transposed(heads.adapt.weight, heads.adapt.bias))
         return result
+
+    def _recurrence(self, layer: FoldedRecurrence, count: int) -> CHeads:
+        contract = (CLinear * 1)(self.pack(layer.contract))
+        self.kept.append(contract)
+        return CHeads(
+            count=count, size=layer.contract.weight.shape[0], recurrent=1, expand=self.pack(layer.expand),
+            contract=contract, norm_weight=self.keep(layer.norm.weight), norm_bias=self.keep(layer.norm.bias),
+            cross_query=self.pack(layer.query), cross_output=self.pack(layer.output),
+        )

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from superres.config import ModelConfig
-from superres.nn.folded import Folded
+from superres.nn.attention import split_heads
+from superres.nn.folded import Folded, FoldedRecurrence
 from superres.nn.heads import PredictionHeads
 from superres.nn.image_aids import RESIDUAL_SCALE
 from superres.nn.model import Memory
+from superres.nn.recurrent import RecurrentHeads
 from superres.scoring import Choose, StepOutput
 
 
@@ -37,6 +40,35 @@ class StepState:
         return StepState(hidden, self.position.flatten().index_select(0, place), neighbours)
 
 
+class Recurrence:
+    """The layer of recurrent heads, the keys and values of the memory projected once."""
+
+    def __init__(self, folded: FoldedRecurrence, memory: Memory) -> None:
+        """Project `memory`."""
+        self.folded, self.batch = folded, len(memory.states)
+        attention = folded.attention
+        key, value = (split_heads(part, attention.heads).flatten(0, 1)
+                      for part in attention.key_value(memory.states).chunk(2, dim=-1))
+        self.key, self.value = key.transpose(1, 2).contiguous(), value.contiguous()
+        mask = memory.states.new_zeros(self.batch, 1, memory.states.shape[1])
+        if memory.mask is not None:
+            mask.copy_(memory.mask.squeeze(1))
+        self.mask = mask.repeat_interleave(attention.heads, dim=0)
+
+    def row_state(self) -> list[Tensor]:
+        """See `ProposingSession.row_state`."""
+        return [tensor.view(self.batch, -1, *tensor.shape[1:]) for tensor in (self.key, self.value, self.mask)]
+
+    def advance(self, state: Tensor, token: Tensor) -> Tensor:
+        """Return the state of the next head [B, D] from that of the last one and the embedding of its token [B, D]."""
+        folded = self.folded
+        read = torch.cat([F.layer_norm(state, state.shape[1:]), token], dim=1)
+        state = folded.contract.add_to(state, folded.expand(read).relu_())
+        query = folded.query(F.layer_norm(state, state.shape[1:])).view(len(self.key), 1, -1)
+        weights = torch.baddbmm(self.mask, query, self.key).softmax(-1)
+        return folded.output.add_to(state, torch.bmm(weights, self.value).view(state.shape))
+
+
 class ProposingSession:
     """The base of all sessions."""
 
@@ -46,7 +78,7 @@ class ProposingSession:
         self.folded = folded
         self.config: ModelConfig = model.config
         self.width, self.batch = width, len(memory.states)
-        self.heads: PredictionHeads | None = model.heads
+        self.heads = model.heads
         self.shape = self.config.target_shape
         self.estimate, self.budget = memory.estimate, memory.budget
         self.position_table = model.signal.unsqueeze(0)
@@ -58,15 +90,18 @@ class ProposingSession:
         self.row_start = rows * self.config.target_length if self.conditioned and self.batch > 1 else None
         self.position_table = self.position_table.flatten(0, 1)
         self.head_table: Tensor | None = None
-        if memory.conditioning is not None and self.heads is not None and self.heads.conditioning is not None:
-            self.head_table = self.heads.conditioning(memory.conditioning).flatten(0, 1)
+        if isinstance(self.heads, PredictionHeads) and self.heads.conditioning is not None:
+            if memory.conditioning is not None:
+                self.head_table = self.heads.conditioning(memory.conditioning).flatten(0, 1)
+        self.recurrence = None if folded.recurrence is None else Recurrence(folded.recurrence, memory)
         self.ahead = torch.arange(self.config.prediction_heads, device=memory.states.device)
 
     def row_state(self) -> list[Tensor]:
         """Return views of all tensors that belong to single rows, each [B, ...], in an order that the class fixes."""
         tables = [self.position_table if self.conditioned else None, self.head_table]
         views = [table.view(self.batch, self.config.target_length, -1) for table in tables if table is not None]
-        return views + [tensor for tensor in (self.estimate, self.budget) if tensor is not None]
+        views += [tensor for tensor in (self.estimate, self.budget) if tensor is not None]
+        return views if self.recurrence is None else [*views, *self.recurrence.row_state()]
 
     def adopt(self, rows: Tensor, other: ProposingSession, chosen: Tensor) -> None:
         """See `superres.scoring.Session.adopt`."""
@@ -83,6 +118,8 @@ class ProposingSession:
         if self.heads is None:
             raise ValueError("a model of one prediction head makes no proposals")
         count, here = len(offsets), output.state.at(index)
+        if isinstance(self.heads, RecurrentHeads):
+            return self._recur(here.hidden, first, offsets, choose)
         # The target of p1 comes first.
         target = (here.position.unsqueeze(1) + self.ahead[: count + 1]).clamp_(max=self.config.target_length - 1)
         states = self._head_states(self.heads, here, target)
@@ -104,6 +141,17 @@ class ProposingSession:
             mu = torch.addcmul(mu, weights[:, :, head], tokens[head] - known[:, head : head + 1])
             own = slice(head, head + 1)
             tokens.append(choose(self.scores_around(mu[:, own], projected[:, own]), offsets[own]))
+        return torch.cat(tokens[1:], dim=1)
+
+    def _recur(self, state: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
+        """Propose with recurrent heads from decoder outputs `state` [B, D]; else as `propose`."""
+        if self.recurrence is None:
+            raise ValueError("the heads of this model are not recurrent")
+        tokens = [first.unsqueeze(1)]
+        for head in range(len(offsets)):
+            state = self.recurrence.advance(state, self.folded.token_table.index_select(0, tokens[head][:, 0]))
+            scores = self.folded.project(self.recurrence.folded.norm(state))
+            tokens.append(choose(scores.unsqueeze(1), offsets[head : head + 1]))
         return torch.cat(tokens[1:], dim=1)
 
     def scores_around(self, mu: Tensor, projected: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 from superres.nn.attention import Attention, split_heads
 from superres.nn.cache import KeyValueCache
 from superres.nn.folded import Folded, FoldedLayer, FoldedNeighbourhood
+from superres.nn.heads import PredictionHeads
 from superres.nn.image_aids import RESIDUAL_SCALE
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.proposing import ProposingSession, StepState
@@ -259,7 +260,7 @@ class StepSession(ProposingSession):
 
     def _verify(self, hidden: Tensor, inside: Tensor, neighbours: Tensor | None, channel: Tensor) -> Tensor:
         """Return p1's scores [B, W, V] from hidden states [B * W, D]."""
-        layer = self.heads if self.heads is not None and self.heads.first == 0 else None
+        layer = self.heads if isinstance(self.heads, PredictionHeads) and self.heads.first == 0 else None
         if layer is not None:
             vectors = None if self.head_table is None else self.look_up(self.head_table, inside)
             hidden = layer.one(hidden, 0, vectors)

@@ -13,8 +13,7 @@
 #include <omp.h>
 #endif
 
-#include "rows.h"
-#include "winners.h"
+#include "recurrent.h"
 
 namespace {
 
@@ -97,7 +96,7 @@ void step(const Session& s, const int64_t* tokens, const int64_t* position, floa
     }
     float* projected = rows.of(s.projected, s.stride);
     if (winning) {
-      winners(s, team, states, rows.count(), projected, winning + begin * s.width);
+      winners(s, team, states, rows.count(), projected, winning + begin * s.width, 1);
       clock.lap(SCORES);
       return;
     }
@@ -117,6 +116,26 @@ void step(const Session& s, const int64_t* tokens, const int64_t* position, floa
         scores_around(s, mu, slope_of(s, out), out, scores + r * s.vocabulary);
       }
     clock.lap(SCORES);
+  });
+}
+
+// See `superres_propose`.
+void recur(const Session& s, const int64_t* index, const int64_t* first, int64_t count, const float* hidden,
+           const float* temperature, const float* noise, float* scratch, int64_t* tokens) {
+  in_teams(s, [&](const Team& team, int64_t begin, int64_t end) {
+    static thread_local Own own;
+    const Recurrence heads{s, team, begin, end, scratch + begin * Recurrence::room(s), own};
+    if (team.rank == 0)
+      for (int64_t b = begin; b < end; b++)
+        std::memcpy(heads.state + (b - begin) * s.size_d, hidden + (b * s.width + index[b]) * s.size_d, s.size_d * sizeof(float));
+    team.meet();
+    for (int64_t h = 0; h < count; h++) {
+      int64_t* own_tokens = tokens + begin * count + h;
+      if (h) heads.advance(own_tokens - 1, count);
+      else heads.advance(first + begin, 1);
+      heads.choose(temperature ? temperature + begin * count + h : nullptr,
+                   noise ? noise + (begin * count + h) * s.vocabulary : nullptr, own_tokens, count);
+    }
   });
 }
 
@@ -142,6 +161,7 @@ void superres_step(const Session* session, const int64_t* tokens, const int64_t*
 // Floats of scratch that `superres_propose` needs for a row.
 int64_t superres_propose_room(const Session* session, int64_t count) {
   const Heads& heads = session->heads;
+  if (heads.recurrent) return Recurrence::room(*session);
   const int64_t adapted = heads.adapt.panels * PANEL;
   return session->size_d + heads.count * heads.size + count * (session->size_d + adapted + session->stride) + session->vocabulary;
 }
@@ -155,6 +175,10 @@ void superres_propose(const Session* session, const int64_t* position, const int
   const Heads& heads = s.heads;
   const int64_t D = s.size_d, wide = heads.count * heads.size, adapted = heads.adapt.panels * PANEL;
   const int64_t room = superres_propose_room(session, count);
+  if (heads.recurrent) {
+    recur(s, index, first, count, hidden, temperature, noise, scratch, tokens);
+    return;
+  }
   in_teams(s, [&](const Team& team, int64_t begin, int64_t end) {
     const int64_t rows = end - begin;
     float *here = scratch + begin * room, *inner = here + rows * D, *states = inner + rows * wide;
@@ -186,7 +210,7 @@ void superres_propose(const Session* session, const int64_t* position, const int
       }
     }
     if (s.screen.weight && !noise) {
-      winners(s, team, states, rows * count, projected, tokens + begin * count);
+      winners(s, team, states, rows * count, projected, tokens + begin * count, 1);
       return;
     }
     team.meet();

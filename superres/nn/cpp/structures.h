@@ -34,11 +34,13 @@ struct Layer {
 };
 
 struct Heads {
-  int64_t count, size, adaptive, earlier;
+  int64_t count, size, adaptive, earlier, recurrent;
   Linear expand, adapt;
-  const Linear* contract;                    // of each head, without bias
+  const Linear* contract;                    // of each head, without bias; one with bias where they are recurrent
   const float *bias, *norm_weight, *norm_bias;  // bias [count, D]
   const float *conditioning, *direct;        // [rows or 1, T, D]; [channels, count, N]
+  Linear cross_query, cross_output;          // of recurrent heads, as is
+  Cache cross;
 };
 
 // The decoder's loop: see `LoopState` in superres/scoring.py.

@@ -92,9 +92,10 @@ int64_t winner(const Session& s, const float* state, float scale, float norm, co
   return found;
 }
 
-// The argmax of the output projection of each of `count` states, the first of equals: just that of `project`. Products of
-// bytes tell every score to within an error that is bounded; only panels that may hold the largest are computed.
-void winners(const Session& s, const Team& team, const float* states, int64_t count, float* rough, int64_t* tokens) {
+// The argmax of the output projection of each of `count` states, the first of equals: just that of `project`, into
+// tokens[r * apart]. Products of bytes tell every score to within an error that is bounded; only panels that may hold the largest are computed.
+void winners(const Session& s, const Team& team, const float* states, int64_t count, float* rough, int64_t* tokens,
+             int64_t apart) {
   static thread_local Bytes bytes;
   team.meet();
   bytes.read(states, count, s.size_d);
@@ -117,11 +118,11 @@ void winners(const Session& s, const Team& team, const float* states, int64_t co
   team.meet();
   team.share(count, begin, end);
   for (int64_t r = begin; r < end; r++)
-    tokens[r] = winner(s, states + r * s.size_d, bytes.scale[r], bytes.norm[r], rough + r * s.stride);
+    tokens[r * apart] = winner(s, states + r * s.size_d, bytes.scale[r], bytes.norm[r], rough + r * s.stride);
   team.meet();
 }
 #else
-void winners(const Session&, const Team&, const float*, int64_t, float*, int64_t*) {}
+void winners(const Session&, const Team&, const float*, int64_t, float*, int64_t*, int64_t) {}
 #endif
 
 }  // namespace
