@@ -151,7 +151,8 @@ class ModelConfig(Config):
         require(self.head_layer in HEAD_LAYERS,
                 f"head_layer must be one of {', '.join(HEAD_LAYERS)}, not {self.head_layer!r}")
         aided = self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output
-        require(self.head_layer not in ("adaptive", "sequential") or (self.numeric_neighbourhood and self.ordinal_output),
+        numeric = self.numeric_neighbourhood and self.ordinal_output
+        require(self.head_layer not in ("adaptive", "sequential") or numeric,
                 f"head_layer {self.head_layer} needs numeric_neighbourhood and ordinal_output")
         is_text = len(self.target_shape) == 1
         require(self.head_layer != "recurrent" or (is_text and self.cross_attention and self.identity_p1),

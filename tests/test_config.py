@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 
 import pytest
-
 from fakes import VARIANTS
 
 from superres.config import PRESETS, DecodeConfig, ModelConfig

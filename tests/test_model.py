@@ -108,6 +108,8 @@ def test_block_scores_equal_the_scores_of_each_head(variant):
     for head in range(first, config.prediction_heads):
         single = model.head_scores(decoded, position, head)
         torch.testing.assert_close(together[:, :, head - first], single, rtol=1e-9, atol=1e-9)
+    chosen = torch.rand(together.shape[:3], generator=torch.Generator().manual_seed(1)) < 0.5
+    torch.testing.assert_close(model.block_scores(decoded, position, chosen), together[chosen], rtol=1e-9, atol=1e-9)
 
 
 # Causality

@@ -98,7 +98,8 @@ def test_exact_blocks_are_greedy_tokens_bit_for_bit_at_any_width(variant, rows, 
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("variant", ["base aids", "adaptive heads", "sequential heads", "no free scores", "recurrent heads"])
+@pytest.mark.parametrize("variant", ["base aids", "adaptive heads", "sequential heads", "no free scores",
+                                     "recurrent heads"])
 def test_the_same_is_proposed_as_by_the_plain_step(variant, way):
     config = KNOWN[variant]
     source = random_tokens(config, 3)[0]

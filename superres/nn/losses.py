@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.nn.model import Decoded, EncoderDecoder, take
+from superres.nn.model import Decoded, EncoderDecoder
 from superres.train_config import TrainConfig
 
 IGNORED = -100
@@ -74,7 +74,8 @@ class TeacherForcingLoss(nn.Module):
             with torch.no_grad():
                 wanted = teacher.scores(teacher(source, target, padding))
             position = torch.arange(target.shape[1], device=target.device).expand(len(target), -1)
-            return masked_loss(scores, position, wanted, lengths=lengths)
+            inside = is_inside(position, target.shape[1], lengths)
+            return mean_loss(scores[inside], position, inside, wanted)
         wanted = target if lengths is None else mark_padding(target, lengths)
         return F.cross_entropy(scores.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED,
                                label_smoothing=self.settings.label_smoothing)
@@ -82,35 +83,40 @@ class TeacherForcingLoss(nn.Module):
     def _all_heads(
         self, decoded: Decoded, wanted: Tensor, generator: torch.Generator, lengths: Tensor | None
     ) -> Tensor:
-        """Mean loss of all proposal heads on a random subset of positions; `wanted` as in `masked_loss`."""
+        """Mean loss of all proposal heads on a random subset of positions; `wanted` as in `mean_loss`."""
         batch, length = wanted.shape[:2]
         count = min(self.settings.head_positions, length)
         position = torch.arange(length, device=wanted.device)
         if count < length:
             position = torch.randperm(length, generator=generator)[:count].to(wanted.device)
         position = position.expand(batch, -1)
-        scores = self.model.block_scores(decoded, position)
-        first = self.model.config.prediction_heads - scores.shape[2]
-        offsets = torch.arange(first, self.model.config.prediction_heads, device=wanted.device)
-        weight = self._head_weights(wanted.device)
-        return masked_loss(scores, position.unsqueeze(-1) + offsets, wanted, weight, lengths)
+        heads = torch.arange(self._first_head, self.model.config.prediction_heads, device=wanted.device)
+        target = position.unsqueeze(-1) + heads
+        inside = is_inside(target, length, lengths)
+        scores = self.model.block_scores(decoded, position, inside)
+        return mean_loss(scores, target, inside, wanted, self._head_weights(wanted.device))
 
     def _one_head(
         self, decoded: Decoded, wanted: Tensor, generator: torch.Generator, lengths: Tensor | None
     ) -> Tensor:
         """Loss of one random head at all positions (section 6 of the paper)."""
-        first = 1 if self.model.config.identity_p1 else 0
+        first = self._first_head
         head = int(torch.randint(first, self.model.config.prediction_heads, (), generator=generator))
         position = torch.arange(wanted.shape[1], device=wanted.device).expand(len(wanted), -1)
         weight = self._head_weights(wanted.device)[head - first]
+        inside = is_inside(position + head, wanted.shape[1], lengths)
         scores = self.model.head_scores(decoded, position, head)
-        return weight * masked_loss(scores, position + head, wanted, lengths=lengths)
+        return weight * mean_loss(scores[inside], position + head, inside, wanted)
+
+    @property
+    def _first_head(self) -> int:
+        """The first head that has a layer, 0-based."""
+        return 1 if self.model.config.identity_p1 else 0
 
     def _head_weights(self, device: torch.device) -> Tensor:
         """Return what each head in the layer counts: decay**(i - 2) for head i, p1 in it as p2; the mean is 1."""
-        first = 1 if self.model.config.identity_p1 else 0
-        distance = torch.arange(first - 1, self.model.config.prediction_heads - 1, device=device).clamp(min=0)
-        weights = self.settings.head_decay**distance
+        distance = torch.arange(self._first_head - 1, self.model.config.prediction_heads - 1, device=device)
+        weights = self.settings.head_decay ** distance.clamp(min=0)
         return weights / weights.mean()
 
 
@@ -119,27 +125,29 @@ def mark_padding(target: Tensor, lengths: Tensor) -> Tensor:
     return target.masked_fill(torch.arange(target.shape[1], device=target.device) >= lengths.unsqueeze(1), IGNORED)
 
 
-def masked_loss(
-    scores: Tensor, position: Tensor, wanted: Tensor, weight: Tensor | None = None, lengths: Tensor | None = None
+def is_inside(position: Tensor, length: int, lengths: Tensor | None = None) -> Tensor:
+    """Tell which target positions [B, ...] come before the ends of their rows, `lengths` [B], or `length` if None."""
+    return position < (length if lengths is None else lengths.view(-1, *[1] * (position.dim() - 1)))
+
+
+def mean_loss(
+    scores: Tensor, position: Tensor, inside: Tensor, wanted: Tensor, weight: Tensor | None = None
 ) -> Tensor:
-    """Return the mean loss of `scores` [..., V] at `position` [B, ...], of which those past the end do not count.
+    """Return the mean loss of the scores of targets; 0 where there are none.
 
     Args:
-        scores: of the tokens at `position`.
-        position: target positions.
+        scores: of the N targets that are inside, in order, [N, V].
+        position: target positions [B, ...].
+        inside: those that are scored, bool [B, ...].
         wanted: tokens [B, T], for the cross-entropy; or scores [B, T, V] of the distributions to learn, for the
             Kullback-Leibler divergence from them.
         weight: how much each counts in the mean, broadcastable to `position`; alike if None.
-        lengths: where each row of `wanted` ends [B]; T if None.
     """
-    length = wanted.shape[1]
-    end = length if lengths is None else lengths.view(-1, *[1] * (position.dim() - 1))
-    inside = (position < end) * (1 if weight is None else weight)
-    place = position.clamp(max=length - 1).flatten(1)
+    row = torch.arange(len(wanted), device=wanted.device).view(-1, *[1] * (position.dim() - 1)).expand_as(position)
+    found = wanted[row[inside], position[inside]]
     if wanted.dim() == 2:
-        tokens = wanted.gather(1, place).flatten()
-        loss = F.cross_entropy(scores.flatten(0, -2), tokens, reduction="none").view(position.shape)
+        loss = F.cross_entropy(scores, found, reduction="none")
     else:
-        expected = take(wanted, place).view(scores.shape).log_softmax(-1)
-        loss = F.kl_div(scores.log_softmax(-1), expected, reduction="none", log_target=True).sum(-1)
-    return (loss * inside).sum() / inside.sum().clamp(min=torch.finfo(loss.dtype).tiny)
+        loss = F.kl_div(scores.log_softmax(-1), found.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+    counts = torch.ones_like(loss) if weight is None else weight.expand_as(position)[inside].to(loss.dtype)
+    return (loss * counts).sum() / counts.sum().clamp(min=torch.finfo(loss.dtype).tiny)

@@ -209,41 +209,45 @@ class EncoderDecoder(nn.Module):
             deviation = extrapolate(self.neighbourhood.direct, near, position)
         return self._finish(hidden, decoded.memory, position, deviation)
 
-    def block_scores(self, decoded: Decoded, position: Tensor) -> Tensor:
+    def block_scores(self, decoded: Decoded, position: Tensor, chosen: Tensor | None = None) -> Tensor:
         """Return the scores of all heads in the head layer: p2..pk, and p1 where it is not the identity.
 
         Args:
             decoded: output of `forward`.
             position: [B, P], positions t of p1's targets.
+            chosen: which are wanted, bool [B, P, heads]; all if None.
 
         Returns:
-            Scores [B, P, heads, V], as `head_scores` of each.
+            Scores [B, P, heads, V], as `head_scores` of each; or [N, V], of the N chosen ones in order.
         """
         if self.heads is None:
             raise ValueError("a model of one prediction head has no head layer")
         if isinstance(self.heads, RecurrentHeads):
-            return self._recurrent_scores(self.heads, decoded, position, self.heads.count)
+            return self._recurrent_scores(self.heads, decoded, position, self.heads.count, chosen)
         hidden = take(decoded.hidden, position)
         offset = torch.arange(self.heads.first, self.config.prediction_heads, device=position.device)
         target = position.unsqueeze(-1) + offset
         vectors = self._head_conditioning(decoded.memory, target)
         vectors = None if vectors is None else vectors.flatten(0, 1)
         states = self.heads(hidden.flatten(0, 1), vectors).view(*target.shape, -1)
-        return self._layer_scores(self.heads, states, decoded, position, self.heads.first)
+        return self._layer_scores(self.heads, states, decoded, position, self.heads.first, chosen)
 
-    def _recurrent_scores(self, heads: RecurrentHeads, decoded: Decoded, position: Tensor, count: int) -> Tensor:
-        """Return the scores [B, P, count, V] of the first `count` of recurrent heads."""
+    def _recurrent_scores(
+        self, heads: RecurrentHeads, decoded: Decoded, position: Tensor, count: int, chosen: Tensor | None = None,
+    ) -> Tensor:
+        """Return the scores [B, P, count, V] of the first `count` of recurrent heads, or of the chosen ones."""
         place = position.unsqueeze(-1) + torch.arange(count, device=position.device)
         place = place.clamp(max=decoded.tokens.shape[1] - 1)
         tokens = decoded.tokens.gather(1, place.flatten(1)).view(place.shape)
         hidden, memory = take(decoded.hidden, position), decoded.memory
         states = heads(hidden, self.target_embedding(tokens, place), memory.states, memory.mask)
-        return self._finish(states, memory, place, None)
+        return self._finish(states, memory, place, None, chosen)
 
     def _layer_scores(
-        self, heads: PredictionHeads, states: Tensor, decoded: Decoded, position: Tensor, head: int
+        self, heads: PredictionHeads, states: Tensor, decoded: Decoded, position: Tensor, head: int,
+        chosen: Tensor | None = None,
     ) -> Tensor:
-        """Return the scores [B, P, n, V] of n heads from `head` on, from their states [B, P, n, D]."""
+        """Return the scores [B, P, n, V] of n heads from `head` on, or the chosen, from their states [B, P, n, D]."""
         target = position.unsqueeze(-1) + torch.arange(head, head + states.shape[2], device=position.device)
         deviation: Tensor | None = None
         if decoded.neighbours is not None and decoded.deviation is not None:
@@ -254,19 +258,24 @@ class EncoderDecoder(nn.Module):
                 place = place.clamp(max=self.config.target_length)
                 earlier = decoded.deviation.gather(1, place.flatten(1)).view(place.shape)
                 deviation = deviation + (weights * earlier.unsqueeze(2)).sum(-1)
-        return self._finish(states, decoded.memory, target, deviation)
+        return self._finish(states, decoded.memory, target, deviation, chosen)
 
     def _head_conditioning(self, memory: Memory, target: Tensor) -> Tensor | None:
         """Return the conditioning of `target` [B, ...] as the head layer takes it, [B, ..., D]."""
-        if memory.conditioning is None or not isinstance(self.heads, PredictionHeads) or self.heads.conditioning is None:
+        if memory.conditioning is None or self.heads is None or self.heads.conditioning is None:
             return None
         index = target.clamp(max=self.config.target_length - 1).flatten(1)
         vectors: Tensor = self.heads.conditioning(take(memory.conditioning, index))
         return vectors.view(*target.shape, -1)
 
-    def _finish(self, states: Tensor, memory: Memory, target: Tensor, deviation: Tensor | None) -> Tensor:
-        """Project states [B, ..., D] that score `target` [B, ...]; the ordinal term is centred `deviation` off."""
-        projected: Tensor = self.project(states)
+    def _finish(
+        self, states: Tensor, memory: Memory, target: Tensor, deviation: Tensor | None, chosen: Tensor | None = None,
+    ) -> Tensor:
+        """Project states [B, ..., D] that score `target` [B, ...]; the ordinal term is centred `deviation` off.
+
+        Only those at `chosen`, bool [B, ...], if it is given.
+        """
+        projected: Tensor = self.project(states if chosen is None else states[chosen])
         projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
         if not self.config.ordinal_output or memory.estimate is None:
             return projected
@@ -274,6 +283,7 @@ class EncoderDecoder(nn.Module):
         centre = memory.estimate.gather(1, target.flatten(1)).view(target.shape)
         if deviation is not None:
             centre = centre + deviation * RESIDUAL_SCALE
+        centre = centre if chosen is None else centre[chosen]
         return ordinal_scores(projected, centre, self.config.vocabulary)
 
 

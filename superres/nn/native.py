@@ -66,9 +66,7 @@ class NativeSession(ProposingSession):
         if self.head_table is not None:
             self.session.heads.conditioning = self._keep(self.head_table, by_row=True)
         if self.recurrence is not None:
-            self.session.heads.cross = CCache(*(
-                self._keep(part.unflatten(0, (self.batch, -1)), by_row=True)
-                for part in (self.recurrence.key, self.recurrence.value)))
+            self.session.heads.cross = CCache(self._keep(self.recurrence.key), self._keep(self.recurrence.value))
         if self.estimate is not None:
             self.session.estimate = self._keep(self.estimate, by_row=True)
         self._neighbourhood()

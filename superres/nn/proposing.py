@@ -90,9 +90,8 @@ class ProposingSession:
         self.row_start = rows * self.config.target_length if self.conditioned and self.batch > 1 else None
         self.position_table = self.position_table.flatten(0, 1)
         self.head_table: Tensor | None = None
-        if isinstance(self.heads, PredictionHeads) and self.heads.conditioning is not None:
-            if memory.conditioning is not None:
-                self.head_table = self.heads.conditioning(memory.conditioning).flatten(0, 1)
+        if memory.conditioning is not None and self.heads is not None and self.heads.conditioning is not None:
+            self.head_table = self.heads.conditioning(memory.conditioning).flatten(0, 1)
         self.recurrence = None if folded.recurrence is None else Recurrence(folded.recurrence, memory)
         self.ahead = torch.arange(self.config.prediction_heads, device=memory.states.device)
 

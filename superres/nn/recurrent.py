@@ -22,6 +22,8 @@ class RecurrentHeads(nn.Module):
     """
 
     first = 1
+    conditioning: nn.Linear | None = None
+    """Recurrent heads know none: see `superres.nn.heads.PredictionHeads`."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Build the layer for `config.prediction_heads` heads."""
