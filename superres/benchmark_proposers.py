@@ -295,9 +295,8 @@ class Comparison:
         if draft is not None:
             parts = (*draft.model.decoder.parameters(), *draft.model.project.parameters())
             return float(sum(weight.numel() for weight in parts) / own)
-        heads = self.pipeline.model_config.prediction_heads - 1
         if PROPOSERS[way.options.proposer].uses_heads and model.heads is not None:
-            return sum(weight.numel() for weight in model.heads.parameters()) / heads / own
+            return model.heads.weights_per_head / own
         return 0.0
 
     def extra_bytes(self, way: Way) -> int:

@@ -57,6 +57,11 @@ class PredictionHeads(nn.Module):
             self.register_buffer("visible", visible, persistent=False)
         nn.init.normal_(self.contract, std=0.5 * self.contract.shape[-2] ** -0.5)
 
+    @property
+    def weights_per_head(self) -> float:
+        """Weights that a proposal is computed with, on average."""
+        return sum(weight.numel() for weight in self.parameters()) / self.count
+
     def forward(self, hidden: Tensor, vectors: Tensor | None = None, count: int | None = None) -> Tensor:
         """Map decoder outputs to the states of the layer's heads.
 

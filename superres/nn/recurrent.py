@@ -38,6 +38,11 @@ class RecurrentHeads(nn.Module):
         self.attention = Attention(width, config.attention_heads)
         self.norm = nn.LayerNorm(width)
 
+    @property
+    def weights_per_head(self) -> float:
+        """Weights that a proposal is computed with: all."""
+        return float(sum(weight.numel() for weight in self.parameters()))
+
     def forward(self, hidden: Tensor, tokens: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map decoder outputs to the states of the first n heads p2..p(n+1).
 
