@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from fakes import SMALL, random_model, random_tokens
+from fakes import SMALL, VARIANTS, random_model, random_tokens
 
 from superres.nn.losses import TeacherForcingLoss, is_inside, mean_loss
 from superres.train_config import TrainConfig
@@ -172,6 +172,15 @@ def test_frozen_base_gets_no_gradient():
     with_gradient = {name for name, weight in model.named_parameters() if weight.grad is not None}
     assert with_gradient
     assert all(name.startswith("heads.") for name in with_gradient)
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_a_frozen_base_drops_nothing(freeze):
+    settings = replace(HEADS, freeze_base=freeze)
+    model = build_model(replace(VARIANTS["recurrent heads"], dropout=0.5), settings)
+    loss, tokens = TeacherForcingLoss(model, settings), random_tokens(model.config, 2)
+    calm = float(loss.eval()(*tokens, 0)["heads"])
+    assert (float(loss.train()(*tokens, 0)["heads"]) == calm) == freeze
 
 
 def test_fine_tuned_base_gets_a_gradient():

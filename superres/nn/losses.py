@@ -26,6 +26,12 @@ class TeacherForcingLoss(nn.Module):
         self.settings = settings
         self.teachers = (teacher,)  # in a tuple it is no part of the module
 
+    def train(self, mode: bool = True) -> TeacherForcingLoss:
+        """Switch to training, in which a frozen base drops nothing: heads learn from what they will see in decoding."""
+        super().train(mode)
+        self.model.train(mode and self.settings.trains_base)
+        return self
+
     def forward(
         self, source: Tensor, target: Tensor, draw: int, true_count: int | None = None,
         padding: Tensor | None = None, lengths: Tensor | None = None,
