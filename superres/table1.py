@@ -296,7 +296,7 @@ def _scatter(series: dict[str, Any]) -> bytes:
     for axes, title in ((ours, "ours"), (paper, "paper, newstest2013")):
         axes.set(xlabel="BLEU", title=title)
         axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend(fontsize="small")
+    lines = {line.get_label(): line for axes in (paper, ours) for line in axes.lines}
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4, fontsize="small")
     ours.set_ylabel("mean accepted block size (k beside each point)")
     return figure_png(figure)

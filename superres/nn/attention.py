@@ -111,10 +111,14 @@ class Attention(nn.Module):
         self.key_value = nn.Linear(width, 2 * width)
         self.output = nn.Linear(width, width)
 
+    def keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values [B, H, S, size] of `source` [B, S, D]."""
+        key, value = self.key_value(source).chunk(2, dim=-1)
+        return split_heads(key, self.heads), split_heads(value, self.heads)
+
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query [B, H, T, size] of `x` and key, value [B, H, S, size] of `source`."""
-        key, value = self.key_value(source).chunk(2, dim=-1)
-        return split_heads(self.query(x), self.heads), split_heads(key, self.heads), split_heads(value, self.heads)
+        return split_heads(self.query(x), self.heads), *self.keys_and_values(source)
 
     def full(self, x: Tensor, source: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend from `x` [B, T, D] to all of `source` [B, S, D] under `mask` [B, 1, 1, S]."""

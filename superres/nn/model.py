@@ -43,6 +43,11 @@ class Memory:
     estimate: Tensor | None = None
     budget: Tensor | None = None
 
+    def hidden(self, dtype: torch.dtype) -> Tensor:
+        """Return what is added to cross-attention scores [B, 1, S] as `dtype`, whether a source is padded or not."""
+        added = self.states.new_zeros(len(self.states), 1, self.states.shape[1], dtype=dtype)
+        return added if self.mask is None else added.copy_(self.mask.squeeze(1))
+
     def repeat(self, copies: int) -> Memory:
         """Return a memory with every row `copies` times, one after another."""
         if copies == 1:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from superres.nn.attention import Attention, split_heads
+from superres.nn.attention import Attention
 from superres.nn.cache import slot_count
 from superres.nn.compiled import LANES, PANEL, CCache, CLayer, CLoop, CSession, NativeUnavailable, library
 from superres.nn.image_aids import INITIAL_SHARPNESS, RESIDUAL_SCALE
@@ -244,8 +244,8 @@ def _address(tensor: Tensor | None) -> c_void_p:
 
 def _cross_cache(attention: Attention, states: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys [B, H, size, slots] and values [B, H, slots, size] of the memory."""
-    key, value = attention.key_value(states).chunk(2, dim=-1)
-    return split_heads(key, attention.heads).transpose(2, 3), split_heads(value, attention.heads)
+    key, value = attention.keys_and_values(states)
+    return key.transpose(2, 3), value
 
 
 class NativeModel(StepModel):

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from superres.config import ModelConfig
-from superres.nn.attention import split_heads
 from superres.nn.folded import Folded, FoldedRecurrence
 from superres.nn.heads import PredictionHeads
 from superres.nn.image_aids import RESIDUAL_SCALE
@@ -46,14 +45,10 @@ class Recurrence:
     def __init__(self, folded: FoldedRecurrence, memory: Memory) -> None:
         """Project `memory`."""
         self.folded, self.batch = folded, len(memory.states)
-        attention = folded.attention
-        key, value = (split_heads(part, attention.heads).flatten(0, 1)
-                      for part in attention.key_value(memory.states).chunk(2, dim=-1))
-        self.key, self.value = key.transpose(1, 2).contiguous(), value.contiguous()
-        mask = memory.states.new_zeros(self.batch, 1, memory.states.shape[1])
-        if memory.mask is not None:
-            mask.copy_(memory.mask.squeeze(1))
-        self.mask = mask.repeat_interleave(attention.heads, dim=0)
+        key, value = folded.attention.keys_and_values(memory.states)
+        self.key = key.flatten(0, 1).transpose(1, 2).contiguous()
+        self.value = value.flatten(0, 1).contiguous()
+        self.mask = memory.hidden(key.dtype).repeat_interleave(folded.attention.heads, dim=0)
 
     def row_state(self) -> list[Tensor]:
         """See `ProposingSession.row_state`."""

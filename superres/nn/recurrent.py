@@ -56,7 +56,7 @@ class RecurrentHeads(nn.Module):
             [B, P, n, D].
         """
         attention = self.attention
-        key, value = (split_heads(part, attention.heads) for part in attention.key_value(memory).chunk(2, dim=-1))
+        key, value = attention.keys_and_values(memory)
         state, states = hidden, []
         for read in self.read(tokens).unbind(2):
             state = state + self.contract(F.relu(read + self.expand(self.state_norm(state))))

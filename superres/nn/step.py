@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from superres.nn.attention import Attention, split_heads
+from superres.nn.attention import Attention
 from superres.nn.cache import KeyValueCache
 from superres.nn.folded import Folded, FoldedLayer, FoldedNeighbourhood
 from superres.nn.heads import PredictionHeads
@@ -117,12 +117,10 @@ class CrossStep:
         """Project `memory`; it is attended to as in `layer`."""
         self.folded, self.layer = folded, layer
         dtype = folded.cross_query.weight.dtype
-        key, value = attention.key_value(memory.states).to(dtype).chunk(2, dim=-1)
-        self.key = split_heads(key, attention.heads).flatten(0, 1).transpose(1, 2).contiguous()
-        self.value = split_heads(value, attention.heads).flatten(0, 1).contiguous()
-        mask = memory.states.new_zeros(len(memory.states), 1, memory.states.shape[1], dtype=dtype)
-        if memory.mask is not None:
-            mask.copy_(memory.mask.squeeze(1))
+        key, value = attention.keys_and_values(memory.states)
+        self.key = key.flatten(0, 1).transpose(1, 2).to(dtype).contiguous()
+        self.value = value.flatten(0, 1).to(dtype).contiguous()
+        mask = memory.hidden(dtype)
         # Of one form for any number of rows, which may come from another session.
         self.mask = mask.unsqueeze(1) if layer.fused else mask.repeat_interleave(folded.heads, dim=0)
 
