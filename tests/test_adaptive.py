@@ -108,13 +108,13 @@ def test_costs_that_were_measured_wrongly_are_corrected_by_those_seen(seed, shar
     sizes = AdaptiveBlockSize(wrong)
     truth = np.cumsum(share ** np.arange(10)) / costs
     spent = gained = 0.0
-    for look in range(3000):
+    for look in range(1200):
         size = sizes.choose()
         accepted = np.minimum(rng.geometric(1 - share, DONE_CHECK_INTERVAL), size)
         tried = np.full(DONE_CHECK_INTERVAL, size)
         sizes.observe(accepted, tried)
         sizes.time(tried, DONE_CHECK_INTERVAL * costs[size - 1] * rng.uniform(0.9, 1.1))
-        if look >= 1500:
+        if look >= 600:
             spent, gained = spent + costs[size - 1], gained + truth[size - 1] * costs[size - 1]
     assert gained / spent >= 0.96 * truth.max()
 
