@@ -76,11 +76,14 @@ def train_variant(
 
 
 def measure(name: str, folder: Path, pairs: FacePairs, heads: int, batch_size: int, device: str) -> list[Row]:
-    """Decode with each proposer that needs the heads, or that needs nothing if there are none; a row a way."""
+    """Decode with each proposer that needs the heads, or that needs nothing if there are none; a row a way.
+
+    For those that verify several continuations at once, `compare_lookahead.py` is the place.
+    """
     upscaler = Upscaler.load(folder, device)
     layer = upscaler.model.heads
     proposers = [name for name, kind in PROPOSERS.items()
-                 if kind.uses_heads == (layer is not None) and kind.resource is None]
+                 if kind.uses_heads == (layer is not None) and kind.resource is None and not kind.branching]
     ways = {
         f"{proposer} {criterion}": dataclasses.replace(options, block_size=heads, proposer=proposer)
         for proposer in proposers for criterion, options in CRITERIA.items()
