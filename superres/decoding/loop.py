@@ -140,6 +140,7 @@ class BlockwiseLoop:
                 turns = count if self.wanted == self.block_size else 1
                 # If fewer were made, all rows are complete.
                 self.recorder.extend(whole(turns, self.wanted), self.block_size)
+                self.block_size = self.wanted
                 self._fit()
             elif self.replays is None:
                 self._iterate()
@@ -155,7 +156,6 @@ class BlockwiseLoop:
 
     def _fit(self) -> None:
         """Let the session's steps, where they are fitted, be as wide as the proposals now are."""
-        self.block_size = self.wanted
         if self.fitted and self.session.width != self.block_size:
             self.session.resize(self.block_size)
             self.pending = self.proposals[:, : self.block_size]

@@ -111,6 +111,11 @@ class Attention(nn.Module):
         self.key_value = nn.Linear(width, 2 * width)
         self.output = nn.Linear(width, width)
 
+    @property
+    def scale(self) -> float:
+        """Factor on queries: one over the square root of an attention head's width."""
+        return float((self.query.in_features // self.heads) ** -0.5)
+
     def keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values [B, H, S, size] of `source` [B, S, D]."""
         key, value = self.key_value(source).chunk(2, dim=-1)

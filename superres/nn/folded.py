@@ -75,7 +75,7 @@ class FoldedLayer:
         self.norms = [layer.attention_residual.norm, layer.feed_forward_residual.norm]
         attention, feed_forward = layer.attention, layer.feed_forward
         attention_norm, feed_norm = self.norms if self.pre else (None, None)
-        scale = (attention.query.in_features // self.heads) ** -0.5
+        scale = attention.scale
         self.projection = fold([attention.query, attention.key_value], attention_norm, scale)
         self.output = fold([attention.output])
         self.expand = fold([feed_forward[0]], feed_norm)  # type: ignore[list-item]
@@ -97,11 +97,10 @@ class FoldedRecurrence:
     def __init__(self, heads: RecurrentHeads) -> None:
         """Fold the weights of `heads`."""
         self.attention, self.norm = heads.attention, heads.norm
-        size = self.attention.query.in_features // self.attention.heads
         expand = fold([heads.expand], heads.state_norm)
         self.expand = Affine(torch.cat([expand.weight, heads.read.weight.detach().t()]), expand.bias)
         self.contract = fold([heads.contract])
-        self.query = fold([self.attention.query], heads.attention_norm, size**-0.5)
+        self.query = fold([self.attention.query], heads.attention_norm, self.attention.scale)
         self.output = fold([self.attention.output])
 
 

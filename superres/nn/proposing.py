@@ -13,7 +13,6 @@ from superres.nn.folded import Folded, FoldedRecurrence
 from superres.nn.heads import PredictionHeads
 from superres.nn.image_aids import RESIDUAL_SCALE
 from superres.nn.model import Memory
-from superres.nn.recurrent import RecurrentHeads
 from superres.scoring import Choose, StepOutput
 
 
@@ -109,11 +108,11 @@ class ProposingSession:
 
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
         """See `superres.scoring.Session.propose`."""
-        if self.heads is None:
-            raise ValueError("a model of one prediction head makes no proposals")
         count, here = len(offsets), output.state.at(index)
-        if isinstance(self.heads, RecurrentHeads):
-            return self._recur(here.hidden, first, offsets, choose)
+        if self.recurrence is not None:
+            return self._recur(self.recurrence, here.hidden, first, offsets, choose)
+        if not isinstance(self.heads, PredictionHeads):
+            raise ValueError("a model of one prediction head makes no proposals")
         # The target of p1 comes first.
         target = (here.position.unsqueeze(1) + self.ahead[: count + 1]).clamp_(max=self.config.target_length - 1)
         states = self._head_states(self.heads, here, target)
@@ -137,14 +136,14 @@ class ProposingSession:
             tokens.append(choose(self.scores_around(mu[:, own], projected[:, own]), offsets[own]))
         return torch.cat(tokens[1:], dim=1)
 
-    def _recur(self, state: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
+    def _recur(
+        self, recurrence: Recurrence, state: Tensor, first: Tensor, offsets: Tensor, choose: Choose,
+    ) -> Tensor:
         """Propose with recurrent heads from decoder outputs `state` [B, D]; else as `propose`."""
-        if self.recurrence is None:
-            raise ValueError("the heads of this model are not recurrent")
         tokens = [first.unsqueeze(1)]
         for head in range(len(offsets)):
-            state = self.recurrence.advance(state, self.folded.token_table.index_select(0, tokens[head][:, 0]))
-            scores = self.folded.project(self.recurrence.folded.norm(state))
+            state = recurrence.advance(state, self.folded.token_table.index_select(0, tokens[head][:, 0]))
+            scores = self.folded.project(recurrence.folded.norm(state))
             tokens.append(choose(scores.unsqueeze(1), offsets[head : head + 1]))
         return torch.cat(tokens[1:], dim=1)
 

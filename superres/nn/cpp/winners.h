@@ -93,7 +93,8 @@ int64_t winner(const Session& s, const float* state, float scale, float norm, co
 }
 
 // The argmax of the output projection of each of `count` states, the first of equals: just that of `project`, into
-// tokens[r * apart]. Products of bytes tell every score to within an error that is bounded; only panels that may hold the largest are computed.
+// tokens[r * apart]. Products of bytes tell every score to within an error that is bounded; only panels that may hold the
+// largest are computed.
 void winners(const Session& s, const Team& team, const float* states, int64_t count, float* rough, int64_t* tokens,
              int64_t apart) {
   static thread_local Bytes bytes;
