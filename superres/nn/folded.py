@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.nn.attention import reach
-from superres.nn.image_aids import INITIAL_SHARPNESS, RESIDUAL_SCALE, NumericNeighbourhood
+from superres.nn.heads import PredictionHeads
+from superres.nn.image_aids import INITIAL_SHARPNESS, RESIDUAL_SCALE, NumericNeighbourhood, number_count
 from superres.nn.layers import DecoderLayer, TiedProjection
 from superres.nn.model import EncoderDecoder
 from superres.nn.recurrent import RecurrentHeads
@@ -91,6 +93,68 @@ class FoldedLayer:
                     setattr(self, name, value.half())
 
 
+class FoldedHeads:
+    """Heads p2..pK; their output projection and the weights on numbers that they choose are one product.
+
+    Numbers are the numeric neighbourhood and, of sequential heads, the estimates of the targets from p1's on.
+
+    Attributes:
+        outputs: from states that are normalised without an affine part: what `Folded.project` gives, then the weights.
+    """
+
+    def __init__(self, heads: PredictionHeads, outputs: Affine) -> None:
+        """Fold the weights of `heads` but for those after their norm, which are folded into `outputs`."""
+        own = 1 - heads.first  # where p2 is in the layer
+        self.dense, self.outputs = heads.dense, outputs
+        expand, contract = heads.expand.weight.detach(), heads.contract.detach()
+        self.bias = heads.bias.detach()[own:]
+        if heads.dense:
+            self.expand = fold([heads.expand])
+            self.contract = contract[:, own * expand.shape[1] :]
+        else:
+            size = contract.shape[1]
+            self.expand = Affine(expand[own * size :].t().contiguous(), heads.expand.bias.detach()[own * size :])
+            self.contract = contract[own:].transpose(1, 2).contiguous()
+        self.earlier = 0 if heads.adapt is None else heads.visible.shape[1]
+        if heads.direct is not None:
+            self.direct = F.pad(heads.direct.detach()[:, own:] * RESIDUAL_SCALE, (0, self.earlier))
+            self.adapted = torch.ones_like(self.direct[0])
+            if self.earlier:
+                self.adapted[:, -self.earlier :] = heads.visible[own:]
+        self.adaptive = heads.adapt is not None
+
+    def states(self, hidden: Tensor, vectors: Tensor | None, count: int) -> Tensor:
+        """Return the states [B, count, D] of the first `count` heads from decoder outputs [B, D].
+
+        They are normalised but for the norm's affine part; `vectors` [B, count, D] as in `PredictionHeads`.
+        """
+        states = hidden.unsqueeze(1) + self.bias[:count]
+        if vectors is not None:
+            states = states.add_(vectors)
+        if self.dense:
+            inner = self.expand(hidden).relu_()
+            product = inner @ self.contract[:, : count * hidden.shape[1]]
+            states = states.add_(product.view(states.shape))
+        else:
+            # A vector is multiplied fastest by weights that lie [in, out] where they are joined, [out, in] where not.
+            size = self.contract.shape[2]
+            inner = torch.addmm(self.expand.bias[: count * size], hidden, self.expand.weight[:, : count * size]).relu_()
+            inner = inner.view(-1, count, size).permute(1, 2, 0)
+            states = torch.baddbmm(states.permute(1, 2, 0), self.contract[:count], inner).permute(2, 0, 1)
+        return F.layer_norm(states, states.shape[2:])
+
+    def weights(self, chosen: Tensor, channel: Tensor) -> Tensor:
+        """Return the weights [B, count, N] on numbers, in grey levels.
+
+        Args:
+            chosen: what the heads choose of them, [B, count, N], N = 0 where they do not.
+            channel: of p1's target, [B].
+        """
+        count = chosen.shape[1]
+        direct = self.direct[:, :count].index_select(0, channel)
+        return torch.addcmul(direct, chosen, self.adapted[:count]) if self.adaptive else direct
+
+
 class FoldedRecurrence:
     """The layer of recurrent heads; the state and the embedding that it reads lie side by side."""
 
@@ -160,11 +224,25 @@ class Folded:
     def project(self) -> Affine:
         """The output projection. Of ordinal outputs, the shift is in grey levels, and the sharpness is complete."""
         project = fold([self.model.project])
-        if self.config.ordinal_output:
-            scale, shift = torch.ones_like(project.bias), torch.zeros_like(project.bias)
-            scale[-2], shift[-1] = RESIDUAL_SCALE, INITIAL_SHARPNESS
-            project = Affine(project.weight * scale, project.bias * scale + shift)
-        return project
+        return self._complete(project) if self.config.ordinal_output else project
+
+    @cached_property
+    def heads(self) -> FoldedHeads | None:
+        """The layer of prediction heads, where there is one that is not recurrent."""
+        heads = self.model.heads
+        if not isinstance(heads, PredictionHeads):
+            return None
+        outputs = fold([self.model.project, *([] if heads.adapt is None else [heads.adapt])], heads.norm)
+        return FoldedHeads(heads, self._complete(outputs) if self.config.ordinal_output else outputs)
+
+    def _complete(self, outputs: Affine) -> Affine:
+        """Return outputs of which the first are the ordinal projection's and others weights on numbers, as needed."""
+        scale, shift = torch.ones_like(outputs.bias), torch.zeros_like(outputs.bias)
+        last = self.config.outputs - 1
+        scale[last - 1], shift[last] = RESIDUAL_SCALE, INITIAL_SHARPNESS
+        # What is known of earlier tokens is in grey levels already.
+        scale[last + 1 : last + 1 + number_count(self.config)] = RESIDUAL_SCALE
+        return Affine(outputs.weight * scale, outputs.bias * scale + shift)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from superres.config import ModelConfig
 from superres.nn.folded import Folded, FoldedRecurrence
-from superres.nn.heads import PredictionHeads
-from superres.nn.image_aids import RESIDUAL_SCALE
 from superres.nn.model import Memory
 from superres.scoring import Choose, StepOutput
 
@@ -111,27 +109,37 @@ class ProposingSession:
         count, here = len(offsets), output.state.at(index)
         if self.recurrence is not None:
             return self._recur(self.recurrence, here.hidden, first, offsets, choose)
-        if not isinstance(self.heads, PredictionHeads):
+        heads = self.folded.heads
+        if heads is None:
             raise ValueError("a model of one prediction head makes no proposals")
         # The target of p1 comes first.
         target = (here.position.unsqueeze(1) + self.ahead[: count + 1]).clamp_(max=self.config.target_length - 1)
-        states = self._head_states(self.heads, here, target)
-        projected = self.folded.project(states.flatten(0, 1)).view(*states.shape[:2], -1)
+        vectors = None
+        if self.head_table is not None:
+            vectors = self.look_up(self.head_table, target[:, 1:]).view(self.batch, count, -1)
+        states = heads.states(here.hidden, vectors, count)
+        outputs = heads.outputs(states.flatten(0, 1)).view(self.batch, count, -1)
+        projected = outputs[..., : self.config.outputs]
         if not self.config.ordinal_output or self.estimate is None:
             return choose(projected, offsets)
         known = self.estimate.gather(1, target)
         mu, weights = known[:, 1:] + projected[..., -2], None
         if here.neighbours is not None:
-            deviation, weights = self.heads.linear_part(states, here.neighbours, here.position, 1)
-            mu = torch.add(mu, deviation, alpha=RESIDUAL_SCALE)
+            numbers = here.neighbours
+            weights = heads.weights(outputs[..., self.config.outputs :], here.position % self.config.channels)
+            if heads.earlier:
+                numbers = torch.cat([numbers, -known[:, :count]], dim=1)
+            used = weights[..., : numbers.shape[1]]
+            mu = torch.baddbmm(mu.unsqueeze(2), used, numbers.unsqueeze(2)).squeeze(2)
+            weights = used[..., here.neighbours.shape[1] :]
         if projected.shape[-1] == 2 and choose.additive(offsets) == (None, None):
-            return self._nearest(mu, weights, first, known)
-        if weights is None:
+            return nearest(mu, weights, first, self.config.vocabulary - 1)
+        if weights is None or not heads.earlier:
             return choose(self.scores_around(mu, projected), offsets)
         tokens = [first.unsqueeze(1)]
         for head in range(count):
             # A head chooses after those before it, whose tokens it reads.
-            mu = torch.addcmul(mu, weights[:, :, head], tokens[head] - known[:, head : head + 1])
+            mu = torch.addcmul(mu, weights[:, :, head], tokens[head].to(mu.dtype))
             own = slice(head, head + 1)
             tokens.append(choose(self.scores_around(mu[:, own], projected[:, own]), offsets[own]))
         return torch.cat(tokens[1:], dim=1)
@@ -158,31 +166,21 @@ class ProposingSession:
         scores = (self.folded.values - mu.unsqueeze(-1)).abs_().mul_(slope)
         return scores.add_(projected[..., :-2]) if projected.shape[-1] > 2 else scores
 
-    def _nearest(self, mu: Tensor, weights: Tensor | None, first: Tensor, known: Tensor) -> Tensor:
-        """Return the tokens [B, N] nearest to `mu` [B, N]: those of the largest scores, where all are ordinal.
 
-        Args:
-            mu: what the heads expect, but for what they read of the tokens before their own.
-            weights: on how far these are from what was known of them, [B, N, K - 1], or None.
-            first: p1's token [B].
-            known: estimates from p1's target on, [B, N + 1].
-        """
-        most, below = self.config.vocabulary - 1, mu - 0.5  # of two as near the lower one, as argmax takes the first
-        if weights is None:
-            return below.ceil_().clamp_(0, most).long()
-        count = mu.shape[1]
-        below = torch.baddbmm(below.unsqueeze(2), weights[:, :, :count], known[:, :count].unsqueeze(2), alpha=-1)
-        below, tokens = below.squeeze(2), [first.unsqueeze(1).to(mu.dtype)]
-        for head, weight in enumerate(weights.unbind(2)[:count]):
-            below.addcmul_(weight, tokens[head])
-            tokens.append(below[:, head : head + 1].ceil().clamp_(0, most))
-        return torch.cat(tokens[1:], dim=1).long()
+def nearest(mu: Tensor, weights: Tensor | None, first: Tensor, most: int) -> Tensor:
+    """Return the tokens [B, N] nearest to `mu` [B, N]: those of the largest scores, where all are ordinal.
 
-    def _head_states(self, heads: PredictionHeads, here: StepState, target: Tensor) -> Tensor:
-        """Return the states [B, N, D] of heads p2..p(N+1) at one position a row; p1's comes first in `target`."""
-        own = target[:, heads.first :]  # where p1 has a layer of its own, it comes along
-        vectors = None
-        if self.head_table is not None:
-            vectors = self.look_up(self.head_table, own).view(*own.shape, -1)
-        states: Tensor = heads(here.hidden, vectors, own.shape[1])
-        return states[:, 1 - heads.first :]
+    Args:
+        mu: what the heads expect, but for what they read of the tokens before their own.
+        weights: on these, from p1's on, [B, N, N], or None.
+        first: p1's token [B].
+        most: the largest token.
+    """
+    below = mu - 0.5  # of two as near the lower one, as argmax takes the first
+    if weights is None or not weights.shape[2]:
+        return below.ceil_().clamp_(0, most).long()
+    tokens = [first.unsqueeze(1).to(mu.dtype)]
+    for head, weight in enumerate(weights.unbind(2)):
+        below = below.addcmul_(weight, tokens[head])
+        tokens.append(below[:, head : head + 1].ceil().clamp_(0, most))
+    return torch.cat(tokens[1:], dim=1).long()
