@@ -80,8 +80,8 @@ class GraphModel(StepModel):
         Args:
             model: the network.
             end_token: as in `StepModel`.
-            half: keep the weights of the decoder's layers, keys and values as bfloat16; norms, sums and scores stay in
-                float32.
+            half: keep the weights of the decoder's layers, keys and values as bfloat16, and compute the aligned
+                conditioning so; norms, sums and scores stay in float32.
             fused: attend by torch's one kernel instead of three operations.
             compiled: let torch.compile fuse the operations of a step, which takes it up to a minute for each shape.
             capture: turns work into what replays it; if None, CUDA graphs.
@@ -93,7 +93,7 @@ class GraphModel(StepModel):
         if capture is None and device != "cuda":
             raise ConfigError(f"engine graph runs on a GPU, not on {device}; choose plain or native")
         super().__init__(model, end_token)
-        self.engine = "graph-bf16" if half else "graph"
+        self.engine, self.half = "graph-bf16" if half else "graph", half
         self.fused, self.compiled = fused, compiled
         self.folded = Folded(model, half)
         self.replaying = Replaying(capture or Captured)

@@ -80,6 +80,8 @@ class AlignedConditioning(nn.Module):
         self.blocks = nn.Sequential(*(ConvolutionBlock(maps) for _ in range(config.conditioning_blocks)))
         self.vectors = nn.Conv2d(maps, channels * config.width, 1)
         self.refinement = zeroed(nn.Conv2d(maps, channels, 3, padding=1))
+        # Convolutions are faster so.
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, memory: Tensor, large: Tensor) -> tuple[Tensor, Tensor]:
         """Enlarge the memory.
@@ -93,9 +95,10 @@ class AlignedConditioning(nn.Module):
         """
         batch, (rows, columns, channels) = memory.shape[0], self.config.source_shape
         cells = self.shuffle(memory.view(batch, rows, columns, channels * self.config.width))
-        maps = cells.view(batch, rows, columns, *self.factors, -1).permute(0, 5, 1, 3, 2, 4)
-        maps = maps.reshape(batch, -1, *self.config.target_shape[:2])
-        x = self.blocks(self.mix(torch.cat([maps, (large / 128 - 1).to(maps.dtype)], dim=1)))
+        maps = cells.view(batch, rows, columns, *self.factors, -1).transpose(2, 3)
+        maps = maps.reshape(batch, *self.config.target_shape[:2], -1)
+        known = (large / 128 - 1).permute(0, 2, 3, 1).to(maps.dtype)
+        x = self.blocks(self.mix(torch.cat([maps, known], dim=3).permute(0, 3, 1, 2)))
         vectors = self.vectors(F.relu(x)).permute(0, 2, 3, 1).reshape(batch, self.config.target_length, -1)
         estimate = large + self.refinement(x).float() * RESIDUAL_SCALE
         return vectors, to_raster(estimate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -126,12 +127,13 @@ class EncoderDecoder(nn.Module):
         source, target = self.config.source_shape, self.config.target_shape
         return len(source) == len(target) == 3 and source[-1] == target[-1]
 
-    def encode(self, source: Tensor, padding: Tensor | None = None) -> Memory:
+    def encode(self, source: Tensor, padding: Tensor | None = None, half: bool = False) -> Memory:
         """Encode sources.
 
         Args:
             source: tokens [B, S], int64 in [0, V).
             padding: bool [B, S], True where the source is padding; None where nothing is.
+            half: compute the aligned conditioning, which is most of the work, in bfloat16.
 
         Returns:
             The memory.
@@ -147,7 +149,11 @@ class EncoderDecoder(nn.Module):
             large = enlarge_source(source, self.config).to(self.signal.dtype)
             memory.estimate = to_raster(large)
             if self.conditioning is not None:
-                memory.conditioning, memory.estimate = self.conditioning(memory.states, large)
+                # Not disabled where it is not asked for: training may have it on.
+                with torch.autocast(source.device.type, torch.bfloat16) if half else nullcontext():
+                    memory.conditioning, memory.estimate = self.conditioning(memory.states, large)
+                if half:
+                    memory.conditioning = memory.conditioning.to(memory.states.dtype)
             if self.neighbourhood is not None:
                 memory.budget = self.neighbourhood.budget(source, memory.estimate)
         return memory

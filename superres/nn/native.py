@@ -264,12 +264,13 @@ class NativeModel(StepModel):
             threads: of a step; None measures how many serve best, up to as many as torch has.
             half: keep weights as bfloat16, which halves what a step reads; sums stay in float32. A processor that
                 multiplies pairs of bfloat16 (AVX-512 BF16) gets both factors as such, and does it twice as fast.
+                The aligned conditioning is computed in bfloat16, too.
 
         Raises:
             NativeUnavailable: the code cannot be built here, or does not know such a network.
         """
         super().__init__(model, end_token)
-        self.engine = "native-bf16" if half else "native"
+        self.engine, self.half = "native-bf16" if half else "native", half
         config = model.config
         if model.signal.device.type != "cpu":
             raise NativeUnavailable(f"the native step runs on the CPU, not on {model.signal.device.type}; choose plain")

@@ -281,6 +281,7 @@ class StepModel:
     """`EncoderDecoder` as a `superres.scoring.ScoringModel`."""
 
     engine = "plain"
+    half = False  # whether it is one of the engines that compute in bfloat16
     replaying: Replaying | None = None
 
     def __init__(self, model: EncoderDecoder, end_token: int | None = None) -> None:
@@ -297,7 +298,7 @@ class StepModel:
 
     def encode(self, source: Tensor, padding: Tensor | None, copies: int = 1) -> Memory:
         """Encode sources for a session; arguments as for `superres.scoring.ScoringModel.session`."""
-        return self.model.encode(source, padding).repeat(copies).rounded_up(PLACES)
+        return self.model.encode(source, padding, self.half).repeat(copies).rounded_up(PLACES)
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.scoring.ScoringModel.session`."""
