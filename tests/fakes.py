@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from superres.config import DecodeConfig, ModelConfig
+from superres.decoding.adaptive import AdaptiveBlockSize
 from superres.decoding.ngrams import Numbering, count_ngrams
 from superres.decoding.proposal import PROPOSERS
 from superres.nn.model import EncoderDecoder
@@ -242,12 +243,16 @@ CHAINS = [name for name, kind in PROPOSERS.items() if not kind.branching]
 """Proposers of one continuation a step."""
 
 
-class Restless:
-    """Chooses block sizes at random."""
+class Restless(AdaptiveBlockSize):
+    """Chooses block sizes at random, as often as it can."""
 
     def __init__(self, largest, seed=0):
+        super().__init__([1.0] * largest)
         self.largest, self.rng = largest, np.random.default_rng(seed)
         self.chosen, self.seen = [], []
+
+    def is_due(self, seconds):
+        return True
 
     def time(self, block_size, seconds):
         assert seconds > 0

@@ -16,7 +16,7 @@ from stepping import check_steps
 from superres import block_sizes
 from superres.block_sizes import BlockSizes
 from superres.config import DecodeConfig
-from superres.decoding.adaptive import AdaptiveBlockSize
+from superres.decoding.adaptive import PATIENCE, AdaptiveBlockSize
 from superres.decoding.blockwise import DONE_CHECK_INTERVAL, decode
 from superres.decoding.cost import measured_costs
 from superres.decoding.reference import sequential_reference
@@ -52,7 +52,6 @@ def test_native_steps_of_changing_width_equal_the_uncached_network(name, seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_exact_blocks_of_changing_size_are_what_one_token_at_a_time_gives(seed, options, monkeypatch):
     monkeypatch.setattr("superres.decoding.blockwise.DONE_CHECK_INTERVAL", 2)
-    monkeypatch.setattr("superres.decoding.blockwise.PATIENCE", 0.0)
     model = StepModel(random_model(SMALL, seed))
     source = random_tokens(SMALL, 2, seed)[0]
     sizes = Restless(HEADS, seed)
@@ -141,6 +140,18 @@ def test_costs_are_of_every_size_and_never_fall():
     assert len(costs) == HEADS
     assert costs == sorted(costs)
     assert costs[0] > 0
+
+
+def test_looks_are_as_rare_as_they_are_slow():
+    sizes = AdaptiveBlockSize([1.0, 1.2])
+    assert sizes.is_due(0.0)
+    sizes.looked(0.002)
+    assert not sizes.is_due(0.002 * PATIENCE - 0.01)
+    sizes.waited = 0.06  # of an earlier decode
+    assert sizes.is_due(0.002 * PATIENCE - 0.05)
+    sizes.looked(5.0)  # something else kept the machine busy
+    assert not sizes.is_due(0.004 * PATIENCE - 0.01)
+    assert sizes.is_due(0.004 * PATIENCE + 0.01)
 
 
 @pytest.fixture

@@ -97,7 +97,6 @@ def test_rows_end_at_their_end_tokens(variant, end_token):
 ])
 def test_block_sizes_change_between_captures(seed, sampling, monkeypatch):
     monkeypatch.setattr("superres.decoding.blockwise.DONE_CHECK_INTERVAL", 3)
-    monkeypatch.setattr("superres.decoding.blockwise.PATIENCE", 0.0)
     plain, graph = pair()
     # A loop that begins anew changes its block size an iteration later, and with it what speculative sampling draws.
     for turn in range(1 if "sampling" in sampling else 2):

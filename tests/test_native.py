@@ -147,7 +147,6 @@ def test_whole_iterations_do_what_the_loop_does(variant, way, monkeypatch):
 @pytest.mark.parametrize("variant", ["base aids", "text"])
 def test_whole_iterations_change_the_block_size_as_the_loop_does(variant, end_token, monkeypatch):
     monkeypatch.setattr("superres.decoding.blockwise.DONE_CHECK_INTERVAL", 3)
-    monkeypatch.setattr("superres.decoding.blockwise.PATIENCE", 0.0)
     model, source = model_of(KNOWN[variant], end_token=end_token), random_tokens(KNOWN[variant], 3)[0]
     for seed in range(3):
         sizes = [Restless(5, seed) for _ in range(2)]
@@ -225,7 +224,28 @@ def test_as_many_threads_are_taken_as_were_seen_to_pay(monkeypatch, costs, threa
     model = model_of(config)
     sessions = [model.session(random_tokens(config, 1)[0], 3) for _ in range(2)]
     assert [session.session.threads for session in sessions] == [threads, threads]
-    assert next(clock) == 4 * native.TRIALS
+    assert next(clock) == 4 * (native.FIRST_ROUNDS + 1) * native.IN_A_ROW
+
+
+def test_threads_that_were_slow_while_the_machine_was_busy_are_taken_later(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    seconds = {1: 1.0, 2: 3.0}
+    spent = [0.0]
+    monkeypatch.setattr(native.time, "perf_counter", lambda: spent[0])
+
+    def counted(self, tokens, position):
+        spent[0] += seconds[self.session.threads]
+
+    monkeypatch.setattr(native.NativeSession, "step", counted)
+    config = KNOWN["sequential heads"]
+    model, source = model_of(config), random_tokens(config, 1)[0]
+    assert model.session(source, 3).session.threads == 1
+    seconds[2] = 0.5
+    assert model.session(source, 3).session.threads == 2
+    seconds[2] = 3.0
+    for _ in range(2 * native.ROUNDS):
+        assert model.session(source, 3).session.threads == 2
+    assert model.trials[1, 3].rounds == native.ROUNDS
 
 
 @pytest.mark.parametrize(("change", "message"), [

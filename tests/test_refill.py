@@ -76,7 +76,6 @@ def test_what_is_decoded_does_not_depend_on_neighbours_or_entry(way, rows):
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_are_refilled_while_the_block_size_changes(seed, monkeypatch):
     monkeypatch.setattr("superres.decoding.refill.DONE_CHECK_INTERVAL", 2)
-    monkeypatch.setattr("superres.decoding.refill.PATIENCE", 0.0)
     config = VARIANTS["sequential heads"]
     model, source = StepModel(random_model(config, seed)), random_tokens(config, 7, seed)[0]
     sizes = Restless(config.prediction_heads, seed)

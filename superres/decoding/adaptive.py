@@ -25,8 +25,8 @@ SURE_OF_COST = 3
 
 EXPLORE_EARLY = 4
 
-PATIENCE = 0.01
-"""Seconds of decoding between two looks, at least: a look costs up to a fifth of a millisecond."""
+PATIENCE = 50
+"""Decoding takes so many times as long as a look, at least: to see what blocks did and choose anew is not for free."""
 
 LOOKS = 20
 """So many looks at a block size tell its cost; older ones fade."""
@@ -49,6 +49,8 @@ class AdaptiveBlockSize:
         """Choose among block sizes `minimum`..K by their `costs`; the largest comes first."""
         self.costs = self.measured = np.array(costs, np.float64)
         self.minimum, self.looks, self.upward = minimum, 0, True
+        # Seconds of decoding, in earlier decodes, that nothing was learned from, and what the last look took.
+        self.waited, self.took = 0.0, 0.0
         # Looks that told the cost of each size, and the sum of the logarithms of what they saw over what was measured.
         self.timed, self.slower = np.zeros(len(self.costs)), np.zeros(len(self.costs))
         # Of the blocks that got as far as token i (from 1), how many got further. Hopeful before anything was seen.
@@ -59,6 +61,15 @@ class AdaptiveBlockSize:
         """S_1..S_K as far as known, float64 [K]."""
         share = self.passed[1:] / self.reached[1:]
         return np.concatenate([[1.0], np.cumprod(share)])
+
+    def is_due(self, seconds: float) -> bool:
+        """Tell whether to learn now, `seconds` of this decode after the last time."""
+        return self.waited + seconds >= PATIENCE * self.took
+
+    def looked(self, seconds: float) -> None:
+        """Say how long it took to learn and to choose."""
+        # Something else may have kept the machine busy for a moment.
+        self.waited, self.took = 0.0, min(seconds, 2 * self.took) if self.took else seconds
 
     def observe(self, accepted: np.ndarray, block_size: np.ndarray) -> None:
         """Learn from blocks that were not cut short by a target's end.

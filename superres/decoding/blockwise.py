@@ -11,7 +11,7 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.adaptive import PATIENCE, AdaptiveBlockSize
+from superres.decoding.adaptive import AdaptiveBlockSize
 from superres.decoding.lookahead import LookaheadLoop
 from superres.decoding.loop import BlockwiseLoop, Decoded, is_ordinary
 from superres.decoding.noise import NOISES
@@ -126,11 +126,12 @@ def iterations(
         while not loop.complete:
             loop.run(interval)
             if adaptive is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 0:
-                loop.adapt(adaptive, PATIENCE)
+                loop.adapt(adaptive)
             loop.done()
             yield loop
         if adaptive is not None:
             loop.adapt(adaptive)
+            adaptive.waited += loop.spent
     except GeneratorExit:
         release()
         raise

@@ -209,26 +209,29 @@ class BlockwiseLoop:
         """
         self.wanted = block_size
 
-    def adapt(self, adaptive: AdaptiveBlockSize, patience: float = 0.0) -> None:
+    def adapt(self, adaptive: AdaptiveBlockSize) -> None:
         """Let `adaptive` learn from the iterations since the last time, and take the block size that it chooses.
 
-        Nothing is done before they have taken `patience` seconds.
+        Nothing is done before that is due.
         """
-        if self.spent < patience:
+        if not adaptive.is_due(self.spent):
             return
         before, self.learned = self.learned, len(self.recorder)
         seen = max(before, self.recorder.forgotten)
         if seen == self.learned:
             return
         started = time.perf_counter()
-        position, accepted, sizes = self.recorder.since(seen)  # which waits for the device
-        seconds, self.spent = self.spent + time.perf_counter() - started, 0.0
+        limit = self.limit.cpu().numpy()  # which waits for the device
+        looked = time.perf_counter()
+        seconds, self.spent = self.spent + looked - started, 0.0
+        position, accepted, sizes = self.recorder.since(seen)
         if seen == before:
             adaptive.time(sizes, seconds)
         # A block that the end cut short says nothing of its proposals.
-        whole = (position >= 0) & (accepted > 0) & (position + accepted < self.limit.cpu().numpy())
+        whole = (position >= 0) & (accepted > 0) & (position + accepted < limit)
         adaptive.observe(accepted[whole], np.broadcast_to(sizes[:, None], accepted.shape)[whole])
         self.resize(adaptive.choose())
+        adaptive.looked(time.perf_counter() - looked)
 
     def restart(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
         """Begin new sequences in `rows` [R], in the middle of the others' decoding.

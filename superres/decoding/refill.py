@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
-from superres.decoding.adaptive import PATIENCE, AdaptiveBlockSize
+from superres.decoding.adaptive import AdaptiveBlockSize
 from superres.decoding.blockwise import DONE_CHECK_INTERVAL, check_options, loop_type
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposal import PROPOSERS
@@ -138,7 +138,7 @@ class RefilledDecoder:
         while True:
             loop.run(interval)
             if sizes is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 0:
-                loop.adapt(sizes, PATIENCE)
+                loop.adapt(sizes)
             self._share(time.perf_counter() - started)
             started = time.perf_counter()
             finished = self._harvest(loop)

@@ -82,21 +82,32 @@ class TraceRecorder:
 
     def __init__(self) -> None:
         """Start empty."""
-        # Of each iteration its `entry` and its block size.
-        self._steps: list[tuple[Tensor, int]] = []
-        self.forgotten = 0
+        # Of iterations in a row their entries [n, B, 2 + W], of one block size, and that.
+        self._parts: list[tuple[Tensor, int]] = []
+        self._count = self.forgotten = 0
 
     def __len__(self) -> int:
         """Return how many iterations have been recorded, those that are forgotten counted."""
-        return self.forgotten + len(self._steps)
+        return self._count
 
     def record(self, position: Tensor, proposed: Tensor, accepted: Tensor) -> None:
         """Keep one iteration: `position` [B] (negative before the first token), `proposed` [B, k], `accepted` [B]."""
-        self._steps.append((entry(position, proposed, accepted), proposed.shape[1]))
+        self.extend(entry(position, proposed, accepted).unsqueeze(0), proposed.shape[1])
 
     def extend(self, steps: Tensor, block_size: int) -> None:
         """Keep entries [n, B, 2 + W], of whose proposals only `block_size` count."""
-        self._steps += [(step, block_size) for step in steps.unbind()]
+        self._parts.append((steps, block_size))
+        self._count += len(steps)
+
+    def _from(self, first: int) -> list[tuple[Tensor, int]]:
+        """Return what is kept of the iterations from number `first` on."""
+        parts, number = list[tuple[Tensor, int]](), self._count
+        for steps, size in reversed(self._parts):  # mostly it is the last few that are asked for
+            number -= len(steps)
+            if number + len(steps) <= first:
+                break
+            parts.append((steps[first - number :] if number < first else steps, size))
+        return parts[::-1]
 
     def since(self, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return what the iterations from number `first` on did, at least one, none of them forgotten.
@@ -104,18 +115,18 @@ class TraceRecorder:
         Returns:
             Positions and accepted tokens, int64 [n, B] each, and block sizes, int64 [n].
         """
-        steps, sizes = zip(*self._steps[first - self.forgotten :], strict=True)
-        read = torch.stack([step[:, :2] for step in steps]).cpu().numpy()
-        return read[..., 0], read[..., 1], np.array(sizes)
+        steps, sizes = zip(*self._from(first), strict=True)
+        read = torch.cat([part[..., :2] for part in steps]).cpu().numpy()
+        return read[..., 0], read[..., 1], np.repeat(sizes, [len(part) for part in steps])
 
     def forget(self, until: int) -> None:
         """Drop the iterations before number `until`, which no row will be asked for any more."""
-        del self._steps[: max(until - self.forgotten, 0)]
+        self._parts = self._from(until)
         self.forgotten = max(until, self.forgotten)
 
     def shrink(self, kept: Tensor) -> None:
         """Keep rows `kept` [R] alone."""
-        self._steps = [(step[kept], size) for step, size in self._steps]
+        self._parts = [(steps[:, kept], size) for steps, size in self._parts]
 
     def rows(self, chosen: Sequence[int] | None = None, since: Sequence[int] | None = None) -> list[RowTrace]:
         """Return one trace a sequence.
@@ -124,13 +135,13 @@ class TraceRecorder:
             chosen: numbers of the rows; all if None.
             since: for each of them, the iteration with which its sequence began; the first if None.
         """
-        steps = self._steps[max(min(since) - self.forgotten, 0) :] if since else self._steps
-        if not steps:
+        parts = self._from(min(since) if since else 0)
+        if not parts:
             return []
-        first, widest = len(self) - len(steps), max(size for _, size in steps)
-        read = _stacked([step[:, : 2 + widest] for step, _ in steps]).cpu().numpy()
-        positions, accepted, proposed = read[..., 0], read[..., 1], read[..., 2 : 2 + widest]
-        sizes = np.array([size for _, size in steps])
+        sizes = np.repeat([size for _, size in parts], [len(steps) for steps, _ in parts])
+        first, widest = len(self) - len(sizes), sizes.max()
+        read = _joined([steps[..., : 2 + widest] for steps, _ in parts]).cpu().numpy()
+        positions, accepted, proposed = read[..., 0], read[..., 1], read[..., 2:]
         proposed = np.where(np.arange(widest) < sizes[:, None, None], proposed, -1)
         chosen = range(positions.shape[1]) if chosen is None else chosen
         rows = []
@@ -142,7 +153,7 @@ class TraceRecorder:
         return rows
 
 
-def _stacked(steps: Sequence[Tensor]) -> Tensor:
-    """Stack tensors [B, N] of different N, the narrower filled up."""
-    widest = max(step.shape[1] for step in steps)
-    return torch.stack([F.pad(step, (0, widest - step.shape[1])) if step.shape[1] < widest else step for step in steps])
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Join tensors [n, B, N] of different N, the narrower filled up."""
+    widest = max(part.shape[2] for part in parts)
+    return torch.cat([F.pad(part, (0, widest - part.shape[2])) if part.shape[2] < widest else part for part in parts])

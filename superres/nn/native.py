@@ -26,9 +26,10 @@ from superres.nn.proposing import ProposingSession, StepState
 from superres.nn.step import PARTS, StepModel
 from superres.scoring import Choose, LoopState, StepOutput
 
-TRIALS, TRIAL_SECONDS = 8, 0.005
-"""Steps with each number of threads, of which the fastest counts, and the time given to them: threads that were asleep
-are slow at first."""
+FIRST_ROUNDS, ROUNDS, IN_A_ROW = 4, 16, 4
+"""Steps with each number of threads, of which the fastest counts: in turns, so that a machine that is busy for a moment
+slows all alike; some in a row, since threads that were asleep are slow at first; and a few in each of the sessions
+after the first, since it may have been busy for all of that."""
 
 
 @dataclass
@@ -139,22 +140,6 @@ class NativeSession(ProposingSession):
             self.session.seconds = None
         return dict(zip(PARTS, (seconds / repeats).tolist(), strict=True))
 
-    def fastest_threads(self) -> int:
-        """Return how many threads do a step fastest, by trying; to be called before the first step."""
-        tokens = torch.zeros(self.batch, self.width, dtype=torch.int64)
-        position = torch.zeros(self.batch, dtype=torch.int64)
-        most, best, least = self.session.threads, 1, math.inf
-        for threads in (*(2**power for power in range((most - 1).bit_length())), most):
-            self.session.threads = threads
-            seconds: list[float] = []
-            while len(seconds) < TRIALS or sum(seconds) < TRIAL_SECONDS:
-                started = time.perf_counter()
-                self.step(tokens, position)
-                seconds.append(time.perf_counter() - started)
-            if min(seconds) < 0.95 * least:  # a thread more has to be worth it
-                best, least = threads, min(seconds)
-        return best
-
     def resize(self, width: int) -> None:
         """See `superres.scoring.Session.resize`."""
         self.width = self.session.width = width
@@ -238,6 +223,33 @@ class NativeSession(ProposingSession):
             self.room = torch.empty(self.batch * count)
 
 
+class ThreadTrials:
+    """How fast a step is with each number of threads, as far as was seen."""
+
+    def __init__(self, most: int) -> None:
+        """Compare powers of two up to `most`, and that."""
+        self.rounds = 0
+        self.least = {2**power: math.inf for power in range((most - 1).bit_length())} | {most: math.inf}
+
+    def fastest(self, session: NativeSession) -> int:
+        """Return how many threads do a step fastest, after some trials by `session` before its first step."""
+        tokens = torch.zeros(session.batch, session.width, dtype=torch.int64)
+        position = torch.zeros(session.batch, dtype=torch.int64)
+        more = FIRST_ROUNDS if not self.rounds else int(self.rounds < ROUNDS)
+        self.rounds += more
+        for threads in (*self.least,) * more:
+            session.session.threads = threads
+            for _ in range(IN_A_ROW):
+                started = time.perf_counter()
+                session.step(tokens, position)
+                self.least[threads] = min(self.least[threads], time.perf_counter() - started)
+        best = 1
+        for threads, seconds in self.least.items():
+            if seconds < 0.95 * self.least[best]:  # a thread more has to be worth it
+                best = threads
+        return best
+
+
 def _address(tensor: Tensor | None) -> c_void_p:
     return c_void_p(None if tensor is None else tensor.data_ptr())
 
@@ -282,7 +294,7 @@ class NativeModel(StepModel):
             raise NativeUnavailable(f"the width of an attention head must be a multiple of {LANES}")
         library()
         self.threads = threads
-        self.measured: dict[tuple[int, int], int] = {}
+        self.trials: dict[tuple[int, int], ThreadTrials] = {}
         with torch.inference_mode():
             self.packed = Packed(self.folded, half)
 
@@ -294,8 +306,6 @@ class NativeModel(StepModel):
         session = NativeSession(self.packed, self.encode(source, padding, copies), width, most)
         if self.threads is None:
             # With a thread a row there is nothing to wait for; how the threads of a team get on, only trying tells.
-            key = min(session.batch, most), width
-            if key not in self.measured:
-                self.measured[key] = session.fastest_threads()
-            session.session.threads = self.measured[key]
+            trials = self.trials.setdefault((min(session.batch, most), width), ThreadTrials(most))
+            session.session.threads = trials.fastest(session)
         return session
