@@ -6,6 +6,7 @@ least i tokens are accepted (the survival curve). The block size with the most t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,13 +30,11 @@ PATIENCE = 50
 """Decoding takes so many times as long as a look, at least: to see what blocks did and choose anew is not for free."""
 
 LOOKS = 20
-"""So many looks at a block size tell its cost; older ones fade."""
+"""So many of the latest looks at a block size tell its cost: by their lower quartile, since what else a machine does
+makes a step slower for a moment, never faster."""
 
 PRIOR = 2
 """So many more tell that it is as far off as the others are."""
-
-FARTHEST = 1.4
-"""How far a look's logarithm counts, at most: something else may have kept the machine busy for a moment."""
 
 
 class AdaptiveBlockSize:
@@ -51,8 +50,9 @@ class AdaptiveBlockSize:
         self.minimum, self.looks, self.upward = minimum, 0, True
         # Seconds of decoding, in earlier decodes, that nothing was learned from, and what the last look took.
         self.waited, self.took = 0.0, 0.0
-        # Looks that told the cost of each size, and the sum of the logarithms of what they saw over what was measured.
-        self.timed, self.slower = np.zeros(len(self.costs)), np.zeros(len(self.costs))
+        # Logarithms of what looks at each size saw over what was measured, and their lower quartiles.
+        self.seen = [deque[float](maxlen=LOOKS) for _ in costs]
+        self.slower = np.zeros(len(self.costs))
         # Of the blocks that got as far as token i (from 1), how many got further. Hopeful before anything was seen.
         self.reached, self.passed = np.ones(len(self.costs)), np.ones(len(self.costs))
 
@@ -95,14 +95,12 @@ class AdaptiveBlockSize:
             block_size: of each iteration, int64 [n], n at least 1.
             seconds: that they took together.
         """
-        expected = np.log(self.costs[block_size - 1].sum() / self.measured[block_size - 1].sum())
-        seen = np.log(seconds / self.measured[block_size - 1].sum())
-        seen = np.clip(seen, expected - FARTHEST, expected + FARTHEST)
-        share = np.bincount(block_size - 1, minlength=len(self.costs)) / len(block_size)
-        keep = LOOKS / np.maximum(LOOKS, self.timed + share)
-        self.timed, self.slower = keep * (self.timed + share), keep * (self.slower + share * seen)
-        everywhere = self.slower.sum() / self.timed.sum()
-        self.costs = self.measured * np.exp((self.slower + PRIOR * everywhere) / (self.timed + PRIOR))
+        size = int(np.bincount(block_size).argmax()) - 1  # that of most of them
+        self.seen[size].append(float(np.log(seconds / self.measured[block_size - 1].sum())))
+        self.slower[size] = sorted(self.seen[size])[len(self.seen[size]) // 4]
+        looks = np.array([len(seen) for seen in self.seen])
+        everywhere = (looks * self.slower).sum() / looks.sum()
+        self.costs = self.measured * np.exp((looks * self.slower + PRIOR * everywhere) / (looks + PRIOR))
 
     def choose(self) -> int:
         """Return the block size for the next iterations."""
@@ -110,7 +108,7 @@ class AdaptiveBlockSize:
         gain = np.cumsum(self.survival) / self.costs
         best = self.minimum + int(gain[self.minimum - 1 :].argmax())
         other = min(max(best + (1 if self.upward else -1), self.minimum), len(self.costs))
-        unsure = self.timed[other - 1] < SURE_OF_COST or (other > best and self.reached[best] < UNSURE)
+        unsure = len(self.seen[other - 1]) < SURE_OF_COST or (other > best and self.reached[best] < UNSURE)
         if self.looks % (EXPLORE_EARLY if unsure else EXPLORE):
             return best
         self.upward = not self.upward
