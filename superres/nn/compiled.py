@@ -84,7 +84,7 @@ class CSession(Structure):
     _fields_ = [
         *((name, c_int64) for name in (
             "batch", "width", "length", "size_d", "attention_heads", "filter", "layers", "vocabulary", "channels",
-            "outputs", "slots", "block_length", "cross_slots", "pre", "threads", "stride")),
+            "outputs", "slots", "block_length", "cross_slots", "pre", "threads", "stride", "together")),
         ("layer", POINTER(CLayer)), ("final_weight", c_void_p), ("final_bias", c_void_p), ("project", CLinear),
         ("screen", CScreen), ("token_table", c_void_p), ("position_table", c_void_p), ("conditioned", c_int64),
         ("cross_mask", c_void_p),

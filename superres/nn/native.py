@@ -59,6 +59,7 @@ class NativeSession(ProposingSession):
             # Causal attention is local attention whose block nobody ever leaves.
             block_length=config.attention_block_length if config.attention == "local_1d" else slots,
             pre=packed.pre, threads=threads, stride=max(3 * config.width, packed.project.panels * PANEL),
+            together=rows_together(packed, slots),
             final_weight=packed.final[0], final_bias=packed.final[1], project=packed.project, screen=packed.screen,
             token_table=packed.token_table, position_table=self._keep(self.position_table, by_row=self.conditioned),
             conditioned=memory.conditioning is not None, ordinal=config.ordinal_output,
@@ -221,6 +222,17 @@ class NativeSession(ProposingSession):
         if self.heads is not None:
             count = library().superres_propose_room(byref(session), c_int64(self.heads.count))
             self.room = torch.empty(self.batch * count)
+
+
+def rows_together(packed: Packed, slots: int) -> int:
+    """Return how many rows of a thread, with caches of `slots`, do some iterations before others have their turn.
+
+    Weights are read once for all of them; but caches of many rows do not fit near the processor, where they are wanted
+    again and again. Where they are small beside the weights, more rows pay.
+    """
+    config = packed.model.config
+    cache = 2 * config.decoder_layers * config.width * slots * torch.float32.itemsize
+    return max(2, packed.bytes // (2 * cache))
 
 
 class ThreadTrials:

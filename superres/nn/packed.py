@@ -44,6 +44,7 @@ class Packed:
         model = folded.model
         self.model, self.half, self.folded = model, half, folded
         self.kept: list[Any] = []
+        self.bytes = 0  # of all products' weights
         self.pre = model.config.norm == "pre"
         project = fold([model.project])
         self.project = self.pack(project)
@@ -76,6 +77,7 @@ class Packed:
     def pack(self, affine: Affine) -> CLinear:
         """Pack a product and keep it."""
         linear, tensors = pack(affine, self.half)
+        self.bytes += tensors[0].nbytes
         self.kept += tensors
         return linear
 

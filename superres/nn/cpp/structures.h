@@ -56,7 +56,8 @@ struct Loop {
 struct Session {
   int64_t batch, width, length, size_d, attention_heads, filter, layers, vocabulary, channels, outputs;
   int64_t slots, block_length, cross_slots, pre, threads;
-  int64_t stride;  // of a row of `projected`: 3 * D, or the outputs if they are more
+  int64_t stride;    // of a row of `projected`: 3 * D, or the outputs if they are more
+  int64_t together;  // rows that do some iterations before others have their turn
   const Layer* layer;
   const float *final_weight, *final_bias;    // null where there is no final norm
   Linear project;
