@@ -143,6 +143,24 @@ def test_whole_iterations_do_what_the_loop_does(variant, way, monkeypatch):
     assert len(made) == 6
 
 
+@pytest.mark.parametrize("together", [1, 2, 5])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("variant", ["sequential heads", "text", "recurrent heads"])
+def test_rows_that_do_their_iterations_apart_do_what_they_do_together(variant, threads, together, monkeypatch):
+    monkeypatch.setattr(native, "rows_together", lambda *arguments: together)
+    config = KNOWN[variant]
+    source = random_tokens(config, 5)[0]
+    for end_token in (None, 0, 3):
+        model = model_of(config, end_token=end_token, threads=threads)
+        for options in (DecodeConfig(), DecodeConfig(accept="top-k", top_k=2)):
+            with monkeypatch.context() as patch:  # rows end in the midst of a call
+                patch.setattr("superres.decoding.blockwise.check_interval", lambda *arguments: 5)
+                apart = decode(model, source, options)
+            with monkeypatch.context() as patch:
+                patch.setattr(native.NativeSession, "iterations", lambda *arguments: None)
+                assert_same_decode(apart, decode(model, source, options))
+
+
 @pytest.mark.parametrize("end_token", [None, 3])
 @pytest.mark.parametrize("variant", ["base aids", "text"])
 def test_whole_iterations_change_the_block_size_as_the_loop_does(variant, end_token, monkeypatch):
