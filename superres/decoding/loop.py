@@ -194,13 +194,13 @@ class BlockwiseLoop:
     def burst(self, position: int) -> int:
         """Do some iterations from `position` on in all rows, whatever was there, to time them, and return how many.
 
-        They are as many as are replayed at a time; one where they are not.
+        They are as many as are replayed, or made whole, at a time, less where all rows end; one where they are neither.
         """
         self.position.fill_(position)
         self.limit.fill_(self.length)
-        turns = 1 if self.replays is None else BURST
-        self.run(turns)
-        return turns
+        before = len(self.recorder)
+        self.run(1 if self.replays is None and self._whole() is None else BURST)
+        return len(self.recorder) - before
 
     def resize(self, block_size: int) -> None:
         """Propose blocks of `block_size`, at most the session's first width, from the end of the next iteration on.
