@@ -80,8 +80,9 @@ class AlignedConditioning(nn.Module):
         self.blocks = nn.Sequential(*(ConvolutionBlock(maps) for _ in range(config.conditioning_blocks)))
         self.vectors = nn.Conv2d(maps, channels * config.width, 1)
         self.refinement = zeroed(nn.Conv2d(maps, channels, 3, padding=1))
-        # Convolutions are faster so.
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for weights in self.parameters():
+            if weights.dim() == 4:  # convolutions are faster so
+                weights.data = weights.data.contiguous(memory_format=torch.channels_last)
 
     def forward(self, memory: Tensor, large: Tensor) -> tuple[Tensor, Tensor]:
         """Enlarge the memory.
