@@ -17,7 +17,7 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.adaptive import AdaptiveBlockSize
-from superres.decoding.blockwise import DONE_CHECK_INTERVAL, check_options, loop_type
+from superres.decoding.blockwise import DONE_CHECK_INTERVAL, check_interval, check_options, loop_type
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.proposer import Proposer, accompany
@@ -29,7 +29,7 @@ GROUP = {"cpu": 1, "cuda": 16}
 
 LONG = 384
 """On a CPU, iterations in a row for so many tokens of a target: compiled ones keep a row's cache at hand meanwhile, and
-a complete row waits for hardly more than a hundredth of its time. Where rows end anywhere, it is one."""
+a complete row waits for hardly more than a hundredth of its time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +156,7 @@ class RefilledDecoder:
         """Return the iterations between two looks at which rows are complete."""
         if device.type != "cpu":
             return DONE_CHECK_INTERVAL
-        return 1 if self.model.end_token is not None else max(1, self.model.length // LONG)
+        return min(check_interval(self.model.end_token, device.type), max(1, self.model.length // LONG))
 
     def _begin(self, first: list[Waiting], proposer: Proposer, sizes: AdaptiveBlockSize | None) -> BlockwiseLoop:
         """Return a loop over the first sequences."""

@@ -62,25 +62,22 @@ class PredictionHeads(nn.Module):
         """Weights that a proposal is computed with, on average."""
         return sum(weight.numel() for weight in self.parameters()) / self.count
 
-    def forward(self, hidden: Tensor, vectors: Tensor | None = None, count: int | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, vectors: Tensor | None = None) -> Tensor:
         """Map decoder outputs to the states of the layer's heads.
 
         Args:
             hidden: [N, D].
             vectors: conditioning of each head's target after `self.conditioning`, [N, count, D]; None without it.
-            count: only the layer's first `count` heads; all if None.
 
         Returns:
             [N, count, D]; the first is head `first + 1` (1-based).
         """
-        count = self.count if count is None else count
+        inner = F.relu(self.expand(hidden))
         if self.dense:
-            states = (F.relu(self.expand(hidden)) @ self.contract).view(len(hidden), self.count, -1) + self.bias
-            return self._finish(hidden, states[:, :count], vectors)
-        size = self.contract.shape[1]
-        inner = F.linear(hidden, self.expand.weight[: count * size], self.expand.bias[: count * size])
-        grouped = F.relu(inner).view(len(hidden), count, size).transpose(0, 1)
-        states = torch.baddbmm(self.bias[:count].unsqueeze(1), grouped, self.contract[:count]).transpose(0, 1)
+            states = (inner @ self.contract).view(len(hidden), self.count, -1) + self.bias
+        else:
+            grouped = inner.view(len(hidden), self.count, -1).transpose(0, 1)
+            states = torch.baddbmm(self.bias.unsqueeze(1), grouped, self.contract).transpose(0, 1)
         return self._finish(hidden, states, vectors)
 
     def _finish(self, hidden: Tensor, states: Tensor, vectors: Tensor | None) -> Tensor:

@@ -131,10 +131,10 @@ class ProposingSession:
                 numbers = torch.cat([numbers, -known[:, :count]], dim=1)
             used = weights[..., : numbers.shape[1]]
             mu = torch.baddbmm(mu.unsqueeze(2), used, numbers.unsqueeze(2)).squeeze(2)
-            weights = used[..., here.neighbours.shape[1] :]
+            weights = used[..., here.neighbours.shape[1] :] if heads.earlier else None
         if projected.shape[-1] == 2 and choose.additive(offsets) == (None, None):
             return nearest(mu, weights, first, self.config.vocabulary - 1)
-        if weights is None or not heads.earlier:
+        if weights is None:
             return choose(self.scores_around(mu, projected), offsets)
         tokens = [first.unsqueeze(1)]
         for head in range(count):
@@ -144,9 +144,7 @@ class ProposingSession:
             tokens.append(choose(self.scores_around(mu[:, own], projected[:, own]), offsets[own]))
         return torch.cat(tokens[1:], dim=1)
 
-    def _recur(
-        self, recurrence: Recurrence, state: Tensor, first: Tensor, offsets: Tensor, choose: Choose,
-    ) -> Tensor:
+    def _recur(self, recurrence: Recurrence, state: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
         """Propose with recurrent heads from decoder outputs `state` [B, D]; else as `propose`."""
         tokens = [first.unsqueeze(1)]
         for head in range(len(offsets)):
@@ -177,10 +175,10 @@ def nearest(mu: Tensor, weights: Tensor | None, first: Tensor, most: int) -> Ten
         most: the largest token.
     """
     below = mu - 0.5  # of two as near the lower one, as argmax takes the first
-    if weights is None or not weights.shape[2]:
+    if weights is None:
         return below.ceil_().clamp_(0, most).long()
     tokens = [first.unsqueeze(1).to(mu.dtype)]
     for head, weight in enumerate(weights.unbind(2)):
-        below = below.addcmul_(weight, tokens[head])
+        below.addcmul_(weight, tokens[head])
         tokens.append(below[:, head : head + 1].ceil().clamp_(0, most))
     return torch.cat(tokens[1:], dim=1).long()

@@ -207,7 +207,7 @@ void propose(const Session& s, const Team& team, int64_t begin, int64_t end, con
   }
 }
 
-// Iterations of a team's rows, until all of them are complete; see `superres_iterate`.
+// Iterations of a team's rows, nothing more once all of them are complete; see `superres_iterate`.
 void iterate(const Session& s, const Loop& l, const Team& team, int64_t begin, int64_t end, int64_t count, int64_t following,
              int64_t* record) {
   for (int64_t n = 0; n < count; n++, record += s.batch * (2 + l.room)) {
@@ -215,12 +215,11 @@ void iterate(const Session& s, const Loop& l, const Team& team, int64_t begin, i
     for (int64_t b = begin; b < end; b++) complete = complete && l.position[b] >= l.limit[b];
     if (team.rank == 0)
       for (int64_t b = begin; b < end; b++) {
+        if (complete) note(l, b, 0, record + b * (2 + l.room));  // other rows may go on
         l.place[b] = l.position[b] + 1;
         std::memcpy(l.tokens + b * s.width, l.proposals + b * l.room, s.width * sizeof(int64_t));
-        if (!complete) continue;
-        for (int64_t m = 0; m < count - n; m++) note(l, b, 0, record + (m * s.batch + b) * (2 + l.room));
       }
-    if (complete) return;
+    if (complete) continue;
     team.meet();
     step(s, team, begin, end, l.tokens, l.place, l.hidden, l.scores, screened(s, l) ? l.winners : nullptr);
     team.meet();
