@@ -189,7 +189,7 @@ def test_heads_stage_takes_its_head_layer_from_the_stage_or_else_from_the_start(
     stage = Stage(replace(SETTINGS, stage="heads"), base, base, start=base, prediction_heads=3)
     assert stage.network() == replace(TINY, prediction_heads=3)
     assert replace(stage, head_layer="sequential").network().head_layer == "sequential"
-    with pytest.raises(ConfigError, match="sequential, recurrent, not 'wide'"):
+    with pytest.raises(ConfigError, match="per-head, dense, adaptive, sequential, recurrent, not 'wide'"):
         replace(stage, head_layer="wide").network()
 
 
