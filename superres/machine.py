@@ -1,10 +1,13 @@
-"""What a machine is and can do: its name, whether it is busy, how fast it reads and multiplies, what memory is used."""
+"""What a machine is and can do: name, usable cores, whether it is busy, speeds of reading and multiplying, memory."""
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import platform
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -43,6 +46,97 @@ def cpu_name() -> str:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: by its affinity mask, and by the CPU quotas of its control groups."""
+    # Not every system has affinity masks.
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, int(min(cores, core_quota())))
+
+
+@functools.cache
+def core_quota(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+    """Return the cores' worth of time that the control groups of this process allow at most; infinite without a limit.
+
+    Args:
+        groups: where control groups are mounted, of version 1 or 2.
+        own: the file that names those of this process.
+    """
+    least = math.inf
+    with suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                least = min(least, _quota(groups, path, lambda folder: (folder / "cpu.max").read_text().split()))
+            elif "cpu" in controllers.split(","):
+                least = min(least, _quota(groups / controllers, path, lambda folder: [
+                    (folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")]))
+    return least
+
+
+def _quota(root: Path, path: str, read: Callable[[Path], list[str]]) -> float:
+    """Return the cores that a control group and those around it allow at most; `read` gives a group's quota and period.
+
+    In a container, the mounted folder often is the process's own group, whatever path it goes by outside.
+    """
+    least = math.inf
+    inner = root / path.lstrip("/")
+    for folder in {root, inner, *(parent for parent in inner.parents if root in parent.parents)}:
+        with suppress(OSError, ValueError):  # "max" is no number: no limit
+            quota, period = (int(number) for number in read(folder))
+            if quota > 0:  # version 1 has -1 for no limit
+                least = min(least, quota / period)
+    return least
+
+
+class TorchThreads:
+    """Let torch use fewer threads for a while: a context manager.
+
+    Torch's threads wait for one another after every operation, so that beside a busy process, whichever of them is
+    not running holds up all. Work of many small operations is faster with one thread, even on an idle machine.
+    """
+
+    _lock = threading.Lock()
+    _depth = 0
+    _before = 1
+    _forked = False
+
+    def __init__(self, most: int | None = None) -> None:
+        """Allow `most` threads, or else as many as there are usable cores; never more than torch has already."""
+        self.most = most or usable_cores()
+
+    def __enter__(self) -> None:
+        """Lower the number."""
+        kind = TorchThreads
+        with kind._lock:
+            if not kind._depth:  # a thread started meanwhile would find the lowered number
+                kind._before = torch.get_num_threads()
+            kind._depth += 1
+            torch.set_num_threads(1 if kind._forked else min(kind._before, self.most))
+
+    def __exit__(self, *_: object) -> None:
+        """Set it to what it was."""
+        kind = TorchThreads
+        with kind._lock:
+            kind._depth -= 1
+            torch.set_num_threads(kind._before)
+
+    @classmethod
+    def limit(cls) -> int:
+        """Return how many threads torch may use outside of any such context."""
+        with cls._lock:
+            return cls._before if cls._depth else torch.get_num_threads()
+
+    @classmethod
+    def _in_child(cls) -> None:
+        # Torch's threads do not survive a fork, and operations that ask for them would wait forever.
+        cls._lock, cls._depth, cls._forked = threading.Lock(), 0, True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=TorchThreads._in_child)
 
 
 def busyness(rounds: int = 20) -> float:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from superres.errors import ScoresError
+from superres.machine import TorchThreads, usable_cores
 from superres.nn.attention import Attention
 from superres.nn.cache import slot_count
 from superres.nn.compiled import LANES, PANEL, CCache, CLayer, CLoop, CSession, NativeUnavailable, library
@@ -24,7 +26,11 @@ from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.packed import Packed
 from superres.nn.proposing import ProposingSession, StepState
 from superres.nn.step import PARTS, StepModel
-from superres.scoring import Choose, LoopState, StepOutput
+from superres.scoring import Choose, LoopState, Sources, StepOutput
+
+SOURCES_FOR_THREADS = 8
+"""Sources that torch encodes with several threads. With fewer it would save 5 ms, and lose a second beside a busy
+process, since its threads wait for one another after every operation."""
 
 FIRST_ROUNDS, ROUNDS, IN_A_ROW = 4, 16, 4
 """Steps with each number of threads, of which the fastest counts: in turns, so that a machine that is busy for a moment
@@ -48,6 +54,7 @@ class NativeSession(ProposingSession):
         config = packed.model.config
         super().__init__(packed.folded, memory, width)
         self.packed, self.kept = packed, list[Any]()
+        self.flawed = torch.zeros(1, dtype=torch.int64)
         self.by_row: list[Tensor] = []
         # Whole groups of keys are read, and no two of them may share slots.
         slots = slot_count(config, width) + 2 * LANES - 1
@@ -58,19 +65,22 @@ class NativeSession(ProposingSession):
             vocabulary=config.vocabulary, channels=config.channels, outputs=config.outputs, slots=slots,
             # Causal attention is local attention whose block nobody ever leaves.
             block_length=config.attention_block_length if config.attention == "local_1d" else slots,
-            pre=packed.pre, threads=threads, stride=max(3 * config.width, packed.project.panels * PANEL),
+            pre=packed.pre, threads=threads, patient=False, stride=max(3 * config.width, packed.project.panels * PANEL),
             together=rows_together(packed, slots),
             final_weight=packed.final[0], final_bias=packed.final[1], project=packed.project, screen=packed.screen,
-            token_table=packed.token_table, position_table=self._keep(self.position_table, by_row=self.conditioned),
+            token_table=packed.token_table, flawed=self.flawed.data_ptr(),
+            position_table=self._keep(self.position_table, *self._table_shape(), by_row=self.conditioned),
             conditioned=memory.conditioning is not None, ordinal=config.ordinal_output,
             residual_scale=RESIDUAL_SCALE, initial_sharpness=INITIAL_SHARPNESS, heads=packed.heads,
         )
         if self.head_table is not None:
-            self.session.heads.conditioning = self._keep(self.head_table, by_row=True)
+            self.session.heads.conditioning = self._keep(self.head_table, *self._table_shape(), by_row=True)
         if self.recurrence is not None:
-            self.session.heads.cross = CCache(self._keep(self.recurrence.key), self._keep(self.recurrence.value))
+            size = self.batch, memory.states.shape[1], config.width
+            self.session.heads.cross = CCache(*(self._keep(part, *size) for part in (
+                self.recurrence.key, self.recurrence.value)))
         if self.estimate is not None:
-            self.session.estimate = self._keep(self.estimate, by_row=True)
+            self.session.estimate = self._keep(self.estimate, self.batch, config.target_length, by_row=True)
         self._neighbourhood()
         self._caches(memory)
         self._scratch()
@@ -80,7 +90,10 @@ class NativeSession(ProposingSession):
         tokens, position = tokens.contiguous(), position.contiguous()
         scores = torch.empty(self.batch, self.width, self.config.vocabulary)
         hidden = torch.empty(self.batch, self.width, self.config.width)
-        library().superres_step(byref(self.session), *map(_address, (tokens, position, hidden, scores)))
+        library().superres_step(
+            byref(self.session), _address(tokens, torch.int64, self.batch, self.width),
+            _address(position, torch.int64, self.batch), c_void_p(hidden.data_ptr()), c_void_p(scores.data_ptr()),
+        )
         return StepOutput(scores, NativeState(hidden, position))
 
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
@@ -89,12 +102,18 @@ class NativeSession(ProposingSession):
         rule = choose.additive(offsets)
         if rule is None:
             return super().propose(StepOutput(output.scores, self._plain(state)), index, first, offsets, choose)
-        temperature, noise = (None if part is None else part.float().contiguous() for part in rule)
+        temperature, noise = (None if part is None else part.float().flatten() for part in rule)
         index, first, count = index.contiguous(), first.contiguous(), len(offsets)
+        if count > self.session.heads.count:
+            raise ValueError(f"{count} proposals are asked of {self.session.heads.count} heads")
         tokens = torch.empty(self.batch, count, dtype=torch.int64)
+        rows = (_address(tensor, torch.int64, self.batch) for tensor in (state.position, index, first))
         library().superres_propose(
-            byref(self.session), *map(_address, (state.position, index, first)), c_int64(count),
-            *map(_address, (state.hidden, temperature, noise, self.room, tokens)),
+            byref(self.session), *rows, c_int64(count),
+            _address(state.hidden, torch.float32, self.batch, self.width, self.config.width),
+            _address(temperature, torch.float32, self.batch * count),
+            _address(noise, torch.float32, self.batch * count * self.config.vocabulary),
+            c_void_p(self.room.data_ptr()), c_void_p(tokens.data_ptr()),
         )
         return tokens
 
@@ -106,8 +125,16 @@ class NativeSession(ProposingSession):
         if options.is_sampling or options.proposer != "heads" or not one_bound:
             return None
         numbers = torch.empty(2 * width + room + 3, self.batch, dtype=torch.int64)
+        stride = state.store.shape[1]
+        if room < width or stride < 1 + self.config.target_length + width:
+            raise ValueError(f"{room} proposals and {stride} tokens of memory are too few for steps of {width}")
+        shared = {
+            "position": _address(state.position, torch.int64, self.batch),
+            "limit": _address(state.limit, torch.int64, self.batch),
+            "store": _address(state.store, torch.int64, self.batch, stride),
+            "proposals": _address(state.proposals, torch.int64, self.batch, room),
+        }
         kept = {
-            "position": state.position, "limit": state.limit, "store": state.store, "proposals": state.proposals,
             "tokens": numbers[:width], "winners": numbers[width : 2 * width], "next": numbers[2 * width :],
             "place": numbers[-3], "index": numbers[-2], "first": numbers[-1],
             "hidden": torch.empty(self.batch, width, self.config.width),
@@ -115,17 +142,20 @@ class NativeSession(ProposingSession):
             "scratch": self.room if self.heads is not None else None,
         }
         loop = CLoop(
-            block_size=state.block_size, room=room, stride=state.store.shape[1],
+            block_size=state.block_size, room=room, stride=stride,
             minimum=options.min_block, best=options.accept == "top-k", bound=bounds[options.accept],
             end_token=-1 if state.end_token is None else state.end_token,
-            **{name: _address(tensor) for name, tensor in kept.items()},
+            **shared, **{name: None if tensor is None else tensor.data_ptr() for name, tensor in kept.items()},
         )
-        loop.kept = kept  # as long as there are addresses of it
+        loop.kept = kept, state  # as long as there are addresses of it
 
         def iterate(count: int, following: int) -> Tensor:
             record = numbers.new_empty(count, self.batch, room + 2)
             counts = c_int64(count), c_int64(following)
-            made: int = library().superres_iterate(byref(self.session), byref(loop), *counts, _address(record))
+            address = c_void_p(record.data_ptr())
+            made: int = library().superres_iterate(byref(self.session), byref(loop), *counts, address)
+            if self.flawed:
+                raise ScoresError
             return record[:made]
 
         return iterate
@@ -165,8 +195,18 @@ class NativeSession(ProposingSession):
         """See `superres.nn.step.ProposingSession.row_state`; what native.cpp reads comes along."""
         return [*super().row_state(), *(tensor.view(self.batch, -1) for tensor in self.by_row)]
 
-    def _keep(self, tensor: Tensor, by_row: bool = False) -> int:
-        """Keep a contiguous float32 form of `tensor`, perhaps one of single rows, and return its address."""
+    def _table_shape(self) -> tuple[int, int, int]:
+        """Return the shape of what is looked up by position."""
+        return self.batch if self.conditioned else 1, self.config.target_length, self.config.width
+
+    def _keep(self, tensor: Tensor, *shape: int, by_row: bool = False) -> int:
+        """Keep a contiguous float32 form of `tensor`, perhaps one of single rows, and return its address.
+
+        Raises:
+            ValueError: it has another number of values than `shape` says.
+        """
+        if tensor.numel() != math.prod(shape):
+            raise ValueError(f"the native step wants {list(shape)}, not {list(tensor.shape)}")
         self.kept.append(tensor.float().contiguous())
         if by_row:
             self.by_row.append(self.kept[-1])
@@ -182,10 +222,11 @@ class NativeSession(ProposingSession):
         session.numbers, session.near = near.first.in_features, near.table.shape[1]
         session.cell_size = near.cell_positions.shape[1] if near.remainder else 0
         session.near_table, session.cell, session.cell_positions = packed.tables
-        session.source_length, session.budget = self.budget.shape[1], self._keep(self.budget, by_row=True)
+        session.source_length = self.budget.shape[1]
+        session.budget = self._keep(self.budget, *self.budget.shape, by_row=True)
         # Entry T is the "absent" neighbour and stays 0.
         self.deviation = torch.zeros(self.batch, self.config.target_length + 2)
-        session.deviation = self._keep(self.deviation, by_row=True)
+        session.deviation = self._keep(self.deviation, *self.deviation.shape, by_row=True)
         session.first, session.second = packed.first, packed.second
         session.channel_bias, session.direct = packed.channel_bias, packed.direct
 
@@ -198,14 +239,16 @@ class NativeSession(ProposingSession):
             (torch.zeros(*rows, size, session.slots), torch.zeros(*rows, session.slots, size)) for _ in layers
         ]
         for number, layer in enumerate(layers):
-            layer.self = CCache(*(self._keep(part, by_row=True) for part in self.caches[number]))
+            layer.self = CCache(*(self._keep(part, *part.shape, by_row=True) for part in self.caches[number]))
             cross = self.packed.model.decoder[number].cross_attention
             if isinstance(cross, Attention):
-                layer.cross = CCache(*(self._keep(part, by_row=True) for part in _cross_cache(cross, memory.states)))
+                parts = _cross_cache(cross, memory.states)
+                whole = self.batch, memory.states.shape[1], config.width
+                layer.cross = CCache(*(self._keep(part, *whole, by_row=True) for part in parts))
         if config.cross_attention:
             session.cross_slots = memory.states.shape[1]
             mask = torch.zeros(self.batch, session.cross_slots) if memory.mask is None else memory.mask[:, 0, 0]
-            session.cross_mask = self._keep(mask, by_row=True)
+            session.cross_mask = self._keep(mask, self.batch, session.cross_slots, by_row=True)
         self.layers = session.layer = layers
 
     def _scratch(self) -> None:
@@ -213,10 +256,10 @@ class NativeSession(ProposingSession):
         session, config = self.session, self.config
         rows = self.batch * self.width
         slots = max(session.slots, session.cross_slots) * config.attention_heads
-        sizes = {"x": config.width, "normed": config.width * session.threads, "wide": config.filter_size,
+        sizes = {"x": config.width, "wide": config.filter_size,
                  "attended": config.width, "weights": slots, "projected": session.stride}
         for name, size in sizes.items():
-            setattr(session, name, self._keep(torch.zeros(rows * size)))
+            setattr(session, name, self._keep(torch.zeros(rows * size), rows * size))
         self.gathered = torch.zeros(self.batch, self.width, session.numbers)
         session.gathered = self.gathered.data_ptr()
         if self.heads is not None:
@@ -249,12 +292,15 @@ class ThreadTrials:
         position = torch.zeros(session.batch, dtype=torch.int64)
         more = FIRST_ROUNDS if not self.rounds else int(self.rounds < ROUNDS)
         self.rounds += more
+        # Each number of threads is to be timed as it is, even if the machine is busy for a moment.
+        session.session.patient = True
         for threads in (*self.least,) * more:
             session.session.threads = threads
             for _ in range(IN_A_ROW):
                 started = time.perf_counter()
                 session.step(tokens, position)
                 self.least[threads] = min(self.least[threads], time.perf_counter() - started)
+        session.session.patient = False
         best = 1
         for threads, seconds in self.least.items():
             if seconds < 0.95 * self.least[best]:  # a thread more has to be worth it
@@ -262,8 +308,18 @@ class ThreadTrials:
         return best
 
 
-def _address(tensor: Tensor | None) -> c_void_p:
-    return c_void_p(None if tensor is None else tensor.data_ptr())
+def _address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> c_void_p:
+    """Return the address of a contiguous tensor, null for None.
+
+    Raises:
+        ValueError: it has not the type or shape with which native.cpp reads it.
+    """
+    if tensor is None:
+        return c_void_p(None)
+    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(f"the native step wants contiguous {dtype} {list(shape)} on the CPU, not {tensor.dtype} "
+                         f"{list(tensor.shape)} on {tensor.device.type}")
+    return c_void_p(tensor.data_ptr())
 
 
 def _cross_cache(attention: Attention, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -276,6 +332,7 @@ class NativeModel(StepModel):
     """`EncoderDecoder` as a `superres.scoring.ScoringModel`, its step in native.cpp."""
 
     engine = "native"
+    own_threads = True
 
     def __init__(
         self, model: EncoderDecoder, end_token: int | None = None, *, threads: int | None = None, half: bool = False,
@@ -306,18 +363,30 @@ class NativeModel(StepModel):
             raise NativeUnavailable(f"the width of an attention head must be a multiple of {LANES}")
         library()
         self.threads = threads
-        self.trials: dict[tuple[int, int], ThreadTrials] = {}
+        self.trials: dict[tuple[int, int, int], ThreadTrials] = {}
         with torch.inference_mode():
             self.packed = Packed(self.folded, half)
 
+    def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
+        """See `StepModel.encode`."""
+        with _threads_for(len(source.states if isinstance(source, Memory) else source)):
+            return super().encode(source, padding, copies)
+
     def session(  # type: ignore[override]
-        self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1,
+        self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1,
     ) -> NativeSession:
         """See `superres.scoring.ScoringModel.session`."""
-        most = self.threads or torch.get_num_threads()
-        session = NativeSession(self.packed, self.encode(source, padding, copies), width, most)
+        most = self.threads or min(TorchThreads.limit(), usable_cores())
+        memory = self.encode(source, padding, copies)
+        with _threads_for(len(memory.states)):
+            session = NativeSession(self.packed, memory, width, most)
         if self.threads is None:
             # With a thread a row there is nothing to wait for; how the threads of a team get on, only trying tells.
-            trials = self.trials.setdefault((min(session.batch, most), width), ThreadTrials(most))
+            trials = self.trials.setdefault((min(session.batch, most), width, most), ThreadTrials(most))
             session.session.threads = trials.fastest(session)
         return session
+
+
+def _threads_for(sources: int) -> TorchThreads:
+    """Let torch prepare so many sources with one thread, or with all that it has."""
+    return TorchThreads(1 if sources < SOURCES_FOR_THREADS or library().superres_busy() else None)

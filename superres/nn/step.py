@@ -24,7 +24,7 @@ from superres.nn.heads import PredictionHeads
 from superres.nn.image_aids import RESIDUAL_SCALE
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.proposing import ProposingSession, StepState
-from superres.scoring import Peers, Replaying, StepOutput, Tree
+from superres.scoring import Peers, Replaying, Sources, StepOutput, Tree
 
 if TYPE_CHECKING:
     from superres.nn.branches import TreeSession
@@ -283,6 +283,7 @@ class StepModel:
     engine = "plain"
     half = False  # whether it is one of the engines that compute in bfloat16
     replaying: Replaying | None = None
+    own_threads = False
 
     def __init__(self, model: EncoderDecoder, end_token: int | None = None) -> None:
         """Wrap `model`, which must be in evaluation mode."""
@@ -296,15 +297,16 @@ class StepModel:
         self.folded = Folded(model)
         self.told = False
 
-    def encode(self, source: Tensor, padding: Tensor | None, copies: int = 1) -> Memory:
-        """Encode sources for a session; arguments as for `superres.scoring.ScoringModel.session`."""
-        return self.model.encode(source, padding, self.half).repeat(copies).rounded_up(PLACES)
+    def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
+        """See `superres.scoring.ScoringModel.encode`; `copies` as for `superres.scoring.ScoringModel.session`."""
+        memory = source if isinstance(source, Memory) else self.model.encode(source, padding, self.half)
+        return memory.repeat(copies).rounded_up(PLACES)
 
-    def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
+    def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.scoring.ScoringModel.session`."""
         return StepSession(self.folded, self.encode(source, padding, copies), width)
 
-    def tree_session(self, source: Tensor, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
+    def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
         """See `superres.scoring.ScoringModel.tree_session`: by the plain step, which the log of other engines says."""
         from superres.nn.branches import TreeSession  # which builds on this module
 

@@ -6,8 +6,28 @@
 
 namespace {
 
+// V vectors of what R queries read of the values, by weights of which each query's are to be multiplied by its scale.
+template <int R, int V>
+ALWAYS_INLINE void attend_values(const float* value, int64_t slots, int64_t size, int64_t first, int64_t groups,
+                                 const float* weights, int64_t ws, const float* scale, float* out, int64_t os) {
+  vec total[V][R] = {};
+  for (int64_t g = 0; g < groups; g++) {
+    const int64_t slot = (first + g * LANES) % slots;
+    for (int i = 0; i < LANES; i++)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) {
+        const vec x = load(value + (slot + i) * size + v * LANES);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) total[v][r] += weights[r * ws + g * LANES + i] * x;
+      }
+  }
+  for (int v = 0; v < V; v++)
+    for (int r = 0; r < R; r++) store(out + r * os + v * LANES, total[v][r] * scale[r]);
+}
+
 // What R queries of one attention head see. Keys are taken in groups of LANES at absolute positions, the first of which
-// holds `begin`; a query q sees those from from[q] to last[q].
+// holds `begin`; a query q sees those from from[q] to last[q]. Every sum has one order; but where there are few queries,
+// several are under way at a time, since each addition waits for the one before.
 template <int R>
 void attend(const float* query, int64_t qs, const float* key, const float* value, int64_t slots, int64_t size,
             int64_t begin, int64_t end, const int64_t* from, const int64_t* last, const float* mask, float* weights,
@@ -18,21 +38,29 @@ void attend(const float* query, int64_t qs, const float* key, const float* value
   for (int i = 0; i < LANES; i++) lanes[i] = i;
   vec most[R];
   for (int r = 0; r < R; r++) most[r] = fill(-INFINITY);
-  for (int64_t g = 0; g < groups; g++) {
-    const int64_t position = first + g * LANES, slot = position % slots;
-    vec score[R] = {};
-    for (int64_t d = 0; d < size; d++) {
-      const vec k = load(key + d * slots + slot);
+  constexpr int G = R == 1 ? 4 : R <= 3 ? 2 : 1;
+  for (int64_t g = 0; g < groups; g += G) {
+    int64_t slot[G];
+    // Past the last group, it is computed again.
+    for (int i = 0; i < G; i++) slot[i] = (first + (g + i < groups ? g + i : groups - 1) * LANES) % slots;
+    vec score[G][R] = {};
+    for (int64_t d = 0; d < size; d++)
+#pragma GCC unroll 4
+      for (int i = 0; i < G; i++) {
+        const vec k = load(key + d * slots + slot[i]);
 #pragma GCC unroll 12
-      for (int r = 0; r < R; r++) score[r] += query[r * qs + d] * k;
-    }
-    const ivec place = lanes + (int32_t)position;
-    for (int r = 0; r < R; r++) {
-      if (mask) score[r] += load(mask + slot);
-      const ivec visible = (place >= (int32_t)from[r]) & (place <= (int32_t)last[r]);
-      score[r] = pick(visible, score[r], fill(-INFINITY));
-      most[r] = pick(score[r] > most[r], score[r], most[r]);
-      store(weights + r * ws + g * LANES, score[r]);
+        for (int r = 0; r < R; r++) score[i][r] += query[r * qs + d] * k;
+      }
+    for (int i = 0; i < G && g + i < groups; i++) {
+      const ivec place = lanes + (int32_t)(first + (g + i) * LANES);
+      for (int r = 0; r < R; r++) {
+        vec v = score[i][r];
+        if (mask) v += load(mask + slot[i]);
+        const ivec visible = (place >= (int32_t)from[r]) & (place <= (int32_t)last[r]);
+        v = pick(visible, v, fill(-INFINITY));
+        most[r] = pick(v > most[r], v, most[r]);
+        store(weights + r * ws + (g + i) * LANES, v);
+      }
     }
   }
   float scale[R];
@@ -48,18 +76,12 @@ void attend(const float* query, int64_t qs, const float* key, const float* value
     }
     scale[r] = 1.0f / sum(total);
   }
-  for (int64_t d = 0; d < size; d += LANES) {
-    vec total[R] = {};
-    for (int64_t g = 0; g < groups; g++) {
-      const int64_t slot = (first + g * LANES) % slots;
-      for (int i = 0; i < LANES; i++) {
-        const vec v = load(value + (slot + i) * size + d);
-#pragma GCC unroll 12
-        for (int r = 0; r < R; r++) total[r] += weights[r * ws + g * LANES + i] * v;
-      }
-    }
-    for (int r = 0; r < R; r++) store(out + r * os + d, total[r] * scale[r]);
-  }
+  int64_t d = 0;
+  if (R <= 6)
+    for (; d + 2 * LANES <= size; d += 2 * LANES)
+      attend_values<R, 2>(value + d, slots, size, first, groups, weights, ws, scale, out + d, os);
+  for (; d < size; d += LANES)
+    attend_values<R, 1>(value + d, slots, size, first, groups, weights, ws, scale, out + d, os);
 }
 
 void attend_rows(int64_t rows, const float* query, int64_t qs, const float* key, const float* value, int64_t slots,

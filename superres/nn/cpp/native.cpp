@@ -4,15 +4,12 @@
 // Every sum runs in an order that depends on the position alone, never on the step width, the batch or the number of
 // threads. So a block of k tokens is scored bit for bit as the same tokens would be one at a time.
 //
-// A session's rows are dealt to teams of threads. A team of one needs no synchronisation; with fewer rows than threads,
-// the threads of a team share the outputs of each product and meet at a barrier after it.
+// Where there is a row for each thread, groups of rows are dealt to the threads of a team; with fewer rows, the threads
+// share the outputs of each product.
 
 #include <cstdlib>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
+#include "layout.h"
 #include "recurrent.h"
 
 namespace {
@@ -63,41 +60,38 @@ void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   for (int64_t i = 0; i < s.width; i++) l.proposals[b * l.room + i] = l.first[b];
 }
 
+// Calls body(team, begin, end) for all rows, in groups of `together` at most if rows are dealt to threads.
 template <typename Body>
-void in_teams(const Session& s, Body body) {
-  volatile int arrived[MAX_TEAMS][16] = {};  // a cache line each
-  const auto work = [&](int thread, int threads) {
-    const int most = s.batch < MAX_TEAMS ? (int)s.batch : MAX_TEAMS;
-    const int teams = most < threads ? most : threads, size = threads / teams, number = thread / size;
-    if (number >= teams) return;  // the threads do not come out even
-    const Team team{thread % size, size, arrived[number]};
-    body(team, s.batch * number / teams, s.batch * (number + 1) / teams);
-  };
-#ifdef _OPENMP
-#pragma omp parallel num_threads((int)s.threads)
-  work(omp_get_thread_num(), omp_get_num_threads());  // there may be fewer than asked for
-#else
-  work(0, 1);
-#endif
+void in_groups(const Session& s, int64_t together, const Body& body) {
+  with_team((int)s.threads, s.patient, [&](Team& team) {
+    if (team.size > 1 && s.batch < team.size) {
+      body(team, (int64_t)0, s.batch);
+      return;
+    }
+    const int64_t share = (s.batch + team.size - 1) / team.size, group = together < share ? together : share;
+    team.deal(s.batch, (s.batch + group - 1) / group, [=, body = &body](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; b += group) {
+        Team alone;
+        (*body)(alone, b, b + group < end ? b + group : end);
+      }
+    });
+  });
 }
 
 // A step of a team's rows; see `superres_step`. Writes the argmax of each column's scores in place of them where `winning`
 // [B, W] is not null.
-void step(const Session& s, const Team& team, int64_t begin, int64_t end, const int64_t* tokens, const int64_t* position,
+void step(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* tokens, const int64_t* position,
           float* hidden, float* scores, int64_t* winning) {
   const Rows rows{s, team, begin, end, tokens, position};
-  Clock clock(team.rank || begin ? nullptr : s.seconds);
+  Clock clock(begin ? nullptr : s.seconds);
   float* x = rows.of(s.x, s.size_d);
-  if (team.rank == 0) rows.embed(x);
+  rows.embed(x);
   if (s.numbers) rows.neighbourhood(x);
-  else team.meet();
   clock.lap(INPUT);
   for (int64_t l = 0; l < s.layers; l++) rows.run(s.layer[l], x, clock);
   float* states = rows.of(hidden, s.size_d);
-  if (team.rank == 0) {
-    if (s.final_weight) rows.normed(x, states, s.final_weight, s.final_bias);
-    else std::memcpy(states, x, rows.count() * s.size_d * sizeof(float));
-  }
+  if (s.final_weight) rows.normalise_all(x, s.final_weight, s.final_bias, states);
+  else std::memcpy(states, x, rows.count() * s.size_d * sizeof(float));
   float* projected = rows.of(s.projected, s.stride);
   if (winning) {
     winners(s, team, states, rows.count(), projected, winning + begin * s.width, 1);
@@ -105,12 +99,12 @@ void step(const Session& s, const Team& team, int64_t begin, int64_t end, const 
     return;
   }
   project(s, team, states, rows.count(), projected);
-  if (team.rank != 0) return;  // what is left is small
   for (int64_t b = begin, r = begin * s.width; b < end; b++)
     for (int64_t w = 0; w < s.width; w++, r++) {
       const float* out = projected + (r - begin * s.width) * s.stride;
       if (!s.ordinal) {
         std::memcpy(scores + r * s.vocabulary, out, s.vocabulary * sizeof(float));
+        refuse_unless(s, all_finite(out, s.vocabulary));
         continue;
       }
       const int64_t target = rows.inside(b, w);
@@ -118,19 +112,17 @@ void step(const Session& s, const Team& team, int64_t begin, int64_t end, const 
       if (s.numbers)
         mu += dot(s.gathered + r * s.numbers, s.direct + target % s.channels * s.numbers, s.numbers) * s.residual_scale;
       scores_around(s, mu, slope_of(s, out), out, scores + r * s.vocabulary);
+      refuse_unless(s, all_finite(scores + r * s.vocabulary, s.vocabulary));
     }
   clock.lap(SCORES);
 }
 
 // Proposals of recurrent heads; see `propose`.
-void recur(const Session& s, const Team& team, int64_t begin, int64_t end, const int64_t* index, const int64_t* first,
+void recur(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* index, const int64_t* first,
            int64_t count, const float* hidden, const float* temperature, const float* noise, float* scratch, int64_t* tokens) {
-  static thread_local Own own;
-  const Recurrence heads{s, team, begin, end, scratch + begin * Recurrence::room(s), own};
-  if (team.rank == 0)
-    for (int64_t b = begin; b < end; b++)
-      std::memcpy(heads.state + (b - begin) * s.size_d, hidden + (b * s.width + index[b]) * s.size_d, s.size_d * sizeof(float));
-  team.meet();
+  const Recurrence heads{s, team, begin, end, scratch + begin * Recurrence::room(s)};
+  for (int64_t b = begin; b < end; b++)
+    std::memcpy(heads.state + (b - begin) * s.size_d, hidden + (b * s.width + index[b]) * s.size_d, s.size_d * sizeof(float));
   for (int64_t h = 0; h < count; h++) {
     int64_t* own_tokens = tokens + begin * count + h;
     if (h) heads.advance(own_tokens - 1, count);
@@ -149,7 +141,7 @@ int64_t propose_room(const Session& s, int64_t count) {
 }
 
 // Proposals for a team's rows; see `superres_propose`.
-void propose(const Session& s, const Team& team, int64_t begin, int64_t end, const int64_t* position, const int64_t* index,
+void propose(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* position, const int64_t* index,
              const int64_t* first, int64_t count, const float* hidden, const float* temperature, const float* noise,
              float* scratch, int64_t* tokens) {
   const Heads& heads = s.heads;
@@ -162,39 +154,37 @@ void propose(const Session& s, const Team& team, int64_t begin, int64_t end, con
   const int64_t rows = end - begin;
   float *here = scratch + begin * room, *inner = here + rows * D, *states = inner + rows * wide;
   float *linear = states + rows * count * D, *projected = linear + rows * count * adapted, *scores = projected + rows * count * s.stride;
-  if (team.rank == 0)
-    for (int64_t b = begin; b < end; b++)
-      std::memcpy(here + (b - begin) * D, hidden + (b * s.width + index[b]) * D, D * sizeof(float));
-  team.meet();
+  for (int64_t b = begin; b < end; b++)
+    std::memcpy(here + (b - begin) * D, hidden + (b * s.width + index[b]) * D, D * sizeof(float));
   Linear expand = heads.expand;
   expand.panels = (count * heads.size + PANEL - 1) / PANEL;
   apply(expand, team, here, D, rows, inner, wide, RELU);
-  team.meet();
-  int64_t from, to;
-  team.share(count, from, to);
-  const Team alone{0, 1, nullptr};
-  for (int64_t h = from; h < to; h++) {
-    for (int64_t r = 0; r < rows; r++) std::memcpy(states + (r * count + h) * D, heads.bias + h * D, D * sizeof(float));
-    apply(heads.contract[h], alone, inner + h * heads.size, wide, rows, states + h * D, count * D, ADD);
-    for (int64_t b = begin; b < end; b++) {
-      float* state = states + ((b - begin) * count + h) * D;
-      const float* vectors = heads.conditioning;
-      const int64_t target = within(s, position[b] + index[b] + h + 1);
-      if (vectors) vectors += ((s.conditioned ? b * s.length : 0) + target) * D;
-      for (int64_t i = 0; i < D; i += LANES) {
-        const vec v = load(state + i) + load(here + (b - begin) * D + i);
-        store(state + i, vectors ? v + load(vectors + i) : v);
+  team.share(count, [=, &s](int64_t from, int64_t to) {
+    const Heads& heads = s.heads;
+    const int64_t D = s.size_d;
+    Team alone;
+    for (int64_t h = from; h < to; h++) {
+      for (int64_t r = 0; r < rows; r++) std::memcpy(states + (r * count + h) * D, heads.bias + h * D, D * sizeof(float));
+      apply(heads.contract[h], alone, inner + h * heads.size, wide, rows, states + h * D, count * D, ADD);
+      for (int64_t b = begin; b < end; b++) {
+        float* state = states + ((b - begin) * count + h) * D;
+        const float* vectors = heads.conditioning;
+        const int64_t target = within(s, position[b] + index[b] + h + 1);
+        if (vectors) vectors += ((s.conditioned ? b * s.length : 0) + target) * D;
+        for (int64_t i = 0; i < D; i += LANES) {
+          const vec v = load(state + i) + load(here + (b - begin) * D + i);
+          store(state + i, vectors ? v + load(vectors + i) : v);
+        }
+        normalise(state, D, heads.norm_weight, heads.norm_bias, state);
       }
-      normalise(state, D, heads.norm_weight, heads.norm_bias, state);
     }
-  }
+  });
   if (s.screen.weight && !noise) {
     winners(s, team, states, rows * count, projected, tokens + begin * count, 1);
     return;
   }
-  team.meet();
   project(s, team, states, rows * count, projected);
-  if (team.rank != 0) return;  // what is left is small
+  Team alone;
   if (heads.adaptive) apply(heads.adapt, alone, states, D, rows * count, linear, adapted, STORE);
   for (int64_t b = begin; b < end; b++) {
     const Row row{s, b, within(s, position[b] + index[b]), s.gathered + (b * s.width + index[b]) * s.numbers};
@@ -208,37 +198,36 @@ void propose(const Session& s, const Team& team, int64_t begin, int64_t end, con
 }
 
 // Iterations of a team's rows, nothing more once all of them are complete; see `superres_iterate`.
-void iterate(const Session& s, const Loop& l, const Team& team, int64_t begin, int64_t end, int64_t count, int64_t following,
+void iterate(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t end, int64_t count, int64_t following,
              int64_t* record) {
   for (int64_t n = 0; n < count; n++, record += s.batch * (2 + l.room)) {
     bool complete = true;
     for (int64_t b = begin; b < end; b++) complete = complete && l.position[b] >= l.limit[b];
-    if (team.rank == 0)
-      for (int64_t b = begin; b < end; b++) {
-        if (complete) note(l, b, 0, record + b * (2 + l.room));  // other rows may go on
-        l.place[b] = l.position[b] + 1;
-        std::memcpy(l.tokens + b * s.width, l.proposals + b * l.room, s.width * sizeof(int64_t));
-      }
+    for (int64_t b = begin; b < end; b++) {
+      if (complete) note(l, b, 0, record + b * (2 + l.room));  // other rows may go on
+      l.place[b] = l.position[b] + 1;
+      std::memcpy(l.tokens + b * s.width, l.proposals + b * l.room, s.width * sizeof(int64_t));
+    }
     if (complete) continue;
-    team.meet();
     step(s, team, begin, end, l.tokens, l.place, l.hidden, l.scores, screened(s, l) ? l.winners : nullptr);
-    team.meet();
-    if (team.rank == 0)
-      for (int64_t b = begin; b < end; b++) advance(s, l, b, record + b * (2 + l.room));
-    team.meet();
+    for (int64_t b = begin; b < end; b++) advance(s, l, b, record + b * (2 + l.room));
     const int64_t more = (n + 1 < count ? l.block_size : following) - 1;
     if (!more) continue;
     propose(s, team, begin, end, l.place, l.index, l.first, more, l.hidden, nullptr, nullptr, l.scratch, l.next);
-    team.meet();
-    if (team.rank == 0)
-      for (int64_t b = begin; b < end; b++)
-        std::memcpy(l.proposals + b * l.room + 1, l.next + b * more, more * sizeof(int64_t));
+    for (int64_t b = begin; b < end; b++)
+      std::memcpy(l.proposals + b * l.room + 1, l.next + b * more, more * sizeof(int64_t));
   }
 }
 
 }  // namespace
 
 extern "C" {
+
+// The sizes of the structures and the offsets of their fields.
+const char* superres_layout() {
+  static const std::string text = layout();
+  return text.c_str();
+}
 
 // Whether the processor has what a `Screen` needs.
 int64_t superres_screens() {
@@ -249,10 +238,13 @@ int64_t superres_screens() {
 #endif
 }
 
+// Whether the machine has lately been too busy for several threads.
+int64_t superres_busy() { return pool()->is_busy(); }
+
 // Reads tokens [B, W] at positions [B] + 0..W-1; writes p1's scores [B, W, V] and the hidden states [B, W, D], and where
 // there is a numeric neighbourhood its numbers into `gathered` [B, W, N].
 void superres_step(const Session* session, const int64_t* tokens, const int64_t* position, float* hidden, float* scores) {
-  in_teams(*session, [&](const Team& team, int64_t begin, int64_t end) {
+  in_groups(*session, session->batch, [&](Team& team, int64_t begin, int64_t end) {
     step(*session, team, begin, end, tokens, position, hidden, scores, nullptr);
   });
 }
@@ -265,7 +257,7 @@ int64_t superres_propose_room(const Session* session, int64_t count) { return pr
 void superres_propose(const Session* session, const int64_t* position, const int64_t* index, const int64_t* first,
                       int64_t count, const float* hidden, const float* temperature, const float* noise, float* scratch,
                       int64_t* tokens) {
-  in_teams(*session, [&](const Team& team, int64_t begin, int64_t end) {
+  in_groups(*session, session->batch, [&](Team& team, int64_t begin, int64_t end) {
     propose(*session, team, begin, end, position, index, first, count, hidden, temperature, noise, scratch, tokens);
   });
 }
@@ -277,9 +269,8 @@ void superres_propose(const Session* session, const int64_t* position, const int
 // No row waits for another: a few at a time do all their iterations, so that their caches stay near the processor.
 int64_t superres_iterate(const Session* session, const Loop* loop, int64_t count, int64_t following, int64_t* record) {
   const Session& s = *session;
-  in_teams(s, [&](const Team& team, int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; b += s.together)
-      iterate(s, *loop, team, b, b + s.together < end ? b + s.together : end, count, following, record);
+  in_groups(s, s.together, [&](Team& team, int64_t begin, int64_t end) {
+    iterate(s, *loop, team, begin, end, count, following, record);
   });
   const int64_t size = 2 + loop->room;
   for (int64_t n = count; n > 0; n--)

@@ -1,9 +1,7 @@
-// Teams of threads, and the product of rows and a packed weight.
+// The product of rows and a packed weight.
 
 #pragma once
 
-#include <ctime>
-#include <sched.h>
 #include <vector>
 
 #if defined(__AVX512BF16__) || defined(__AVX512VNNI__)
@@ -11,28 +9,9 @@
 #endif
 
 #include "structures.h"
+#include "threads.h"
 
 namespace {
-
-struct Team {
-  int rank, size;
-  volatile int* arrived;  // [2]: threads at the barrier, and its generation
-  void meet() const {
-    if (size == 1) return;
-    const int generation = __atomic_load_n(&arrived[1], __ATOMIC_ACQUIRE);
-    if (__atomic_add_fetch(&arrived[0], 1, __ATOMIC_ACQ_REL) == size) {
-      __atomic_store_n(&arrived[0], 0, __ATOMIC_RELAXED);
-      __atomic_store_n(&arrived[1], generation + 1, __ATOMIC_RELEASE);
-      return;
-    }
-    for (int spins = 0; __atomic_load_n(&arrived[1], __ATOMIC_ACQUIRE) == generation; spins++)
-      if (spins > 2000) sched_yield();  // somebody else needs the core
-  }
-  void share(int64_t count, int64_t& begin, int64_t& end) const {
-    begin = count * rank / size;
-    end = count * (rank + 1) / size;
-  }
-};
 
 enum Part { INPUT, ATTENTION, FEED_FORWARD, SCORES };
 
@@ -40,11 +19,6 @@ enum Part { INPUT, ATTENTION, FEED_FORWARD, SCORES };
 struct Clock {
   double* seconds;
   double last;
-  static double now() {
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-  }
   explicit Clock(double* seconds) : seconds(seconds), last(seconds ? now() : 0) {}
   void lap(Part part) {
     if (!seconds) return;
@@ -140,6 +114,10 @@ void rows_tile(const typename K::weight* weight, int64_t steps, int64_t panels, 
   int64_t p = 0;
   for (; p + P <= panels; p += P)
     tile<K, R, P>(weight + p * steps * PANEL, steps, bias ? bias + p * PANEL : bias, x, xs, y + p * PANEL, ys, mode);
+  if (P > 2 && p + 2 <= panels) {
+    tile<K, R, 2>(weight + p * steps * PANEL, steps, bias ? bias + p * PANEL : bias, x, xs, y + p * PANEL, ys, mode);
+    p += 2;
+  }
   for (; p < panels; p++)
     tile<K, R, 1>(weight + p * steps * PANEL, steps, bias ? bias + p * PANEL : bias, x, xs, y + p * PANEL, ys, mode);
 }
@@ -168,12 +146,9 @@ void product(const typename K::weight* weight, int64_t steps, int64_t panels, co
   }
 }
 
-// Rows [rows, inputs] at distance xs to rows at distance ys; the team's threads share the outputs.
-void apply(const Linear& linear, const Team& team, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys,
-           Mode mode) {
-  int64_t begin, end;
-  team.share(linear.panels, begin, end);
-  if (begin == end) return;
+// Panels [begin, end) of rows [rows, inputs] at distance xs times a weight, to rows at distance ys.
+void apply_panels(const Linear& linear, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode,
+                  int64_t begin, int64_t end) {
   const int64_t steps = linear.half ? linear.inputs / 2 : linear.inputs, start = begin * steps * PANEL;
   const float* bias = linear.bias ? linear.bias + begin * PANEL : nullptr;
   y += begin * PANEL;
@@ -187,6 +162,13 @@ void apply(const Linear& linear, const Team& team, const float* x, int64_t xs, i
 #else
   product<Paired>(weight, steps, end - begin, bias, x, xs, rows, y, ys, mode);
 #endif
+}
+
+// All panels; the team's threads share them.
+void apply(const Linear& linear, Team& team, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode) {
+  team.share(linear.panels, [=, linear = &linear](int64_t begin, int64_t end) {
+    apply_panels(*linear, x, xs, rows, y, ys, mode, begin, end);
+  });
 }
 
 // Layer norm of a row; without weight and bias where these are folded into the next product.

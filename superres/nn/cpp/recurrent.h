@@ -7,39 +7,34 @@
 
 namespace {
 
-// Room of a thread of its own: what all threads of a team compute alike, which spares a barrier.
-struct Own {
-  std::vector<float> read, normed, out;
-};
-
 struct Recurrence {
   const Session& s;
-  const Team& team;
+  Team& team;
   int64_t begin, end;
-  float *state, *inner, *query, *attended, *projected, *scores;  // of the team's rows, shared
-  Own& own;
+  float *state, *read, *normed, *inner, *query, *attended, *projected, *scores;  // of the team's rows
 
-  static int64_t room(const Session& s) { return 3 * s.size_d + s.heads.size + s.stride + s.vocabulary; }
+  static int64_t room(const Session& s) { return 6 * s.size_d + s.heads.size + s.stride + s.vocabulary; }
 
-  Recurrence(const Session& s, const Team& team, int64_t begin, int64_t end, float* scratch, Own& own)
-      : s(s), team(team), begin(begin), end(end), own(own) {
+  Recurrence(const Session& s, Team& team, int64_t begin, int64_t end, float* scratch)
+      : s(s), team(team), begin(begin), end(end) {
     const int64_t rows = end - begin;
     state = scratch;
-    query = state + rows * s.size_d;
+    read = state + rows * s.size_d;
+    normed = read + rows * 2 * s.size_d;
+    query = normed + rows * s.size_d;
     attended = query + rows * s.size_d;
     inner = attended + rows * s.size_d;
     projected = inner + rows * s.heads.size;
     scores = projected + rows * s.stride;
-    own.read.resize(rows * 2 * s.size_d);
-    own.normed.resize(rows * s.size_d);
-    own.out.resize(rows * s.size_d);
   }
 
   void attend() const {
+    team.share(s.attention_heads, [me = *this](int64_t first, int64_t past) { me.attend_heads(first, past); });
+  }
+
+  void attend_heads(int64_t first, int64_t past) const {
     const int64_t D = s.size_d, size = D / s.attention_heads, from = 0, last = s.cross_slots - 1;
     const int64_t stride = s.slots > s.cross_slots ? s.slots : s.cross_slots;
-    int64_t first, past;
-    team.share(s.attention_heads, first, past);
     for (int64_t b = begin; b < end; b++)
       for (int64_t h = first; h < past; h++) {
         const int64_t head = b * s.attention_heads + h, start = head * s.cross_slots * size, row = (b - begin) * D + h * size;
@@ -53,40 +48,32 @@ struct Recurrence {
     const Heads& heads = s.heads;
     const int64_t D = s.size_d, rows = end - begin;
     for (int64_t r = 0; r < rows; r++) {
-      normalise(state + r * D, D, nullptr, nullptr, own.read.data() + 2 * r * D);
-      std::memcpy(own.read.data() + (2 * r + 1) * D, s.token_table + tokens[r * apart] * D, D * sizeof(float));
+      normalise(state + r * D, D, nullptr, nullptr, read + 2 * r * D);
+      std::memcpy(read + (2 * r + 1) * D, s.token_table + tokens[r * apart] * D, D * sizeof(float));
     }
-    apply(heads.expand, team, own.read.data(), 2 * D, rows, inner, heads.size, RELU);
-    team.meet();
+    apply(heads.expand, team, read, 2 * D, rows, inner, heads.size, RELU);
     apply(heads.contract[0], team, inner, heads.size, rows, state, D, ADD);
-    team.meet();
-    for (int64_t r = 0; r < rows; r++) normalise(state + r * D, D, nullptr, nullptr, own.normed.data() + r * D);
-    apply(heads.cross_query, team, own.normed.data(), D, rows, query, D, STORE);
-    team.meet();
+    for (int64_t r = 0; r < rows; r++) normalise(state + r * D, D, nullptr, nullptr, normed + r * D);
+    apply(heads.cross_query, team, normed, D, rows, query, D, STORE);
     attend();
-    team.meet();
     apply(heads.cross_output, team, attended, D, rows, state, D, ADD);
-    team.meet();
     for (int64_t r = 0; r < rows; r++)
-      normalise(state + r * D, D, heads.norm_weight, heads.norm_bias, own.out.data() + r * D);
+      normalise(state + r * D, D, heads.norm_weight, heads.norm_bias, normed + r * D);
   }
 
   // The head's choice of each row, into tokens[r * apart]; noise and temperature as for `best`, at distances of `apart`.
   void choose(const float* temperature, const float* noise, int64_t* tokens, int64_t apart) const {
     const int64_t rows = end - begin;
     if (s.screen.weight && !noise) {
-      winners(s, team, own.out.data(), rows, projected, tokens, apart);
+      winners(s, team, normed, rows, projected, tokens, apart);
       return;
     }
-    team.meet();
-    project(s, team, own.out.data(), rows, projected);
-    if (team.rank == 0)
-      for (int64_t r = 0; r < rows; r++) {
-        std::memcpy(scores, projected + r * s.stride, s.vocabulary * sizeof(float));
-        tokens[r * apart] = best(s, scores, temperature ? temperature + r * apart : nullptr,
-                                 noise ? noise + r * apart * s.vocabulary : nullptr);
-      }
-    team.meet();
+    project(s, team, normed, rows, projected);
+    for (int64_t r = 0; r < rows; r++) {
+      std::memcpy(scores, projected + r * s.stride, s.vocabulary * sizeof(float));
+      tokens[r * apart] = best(s, scores, temperature ? temperature + r * apart : nullptr,
+                               noise ? noise + r * apart * s.vocabulary : nullptr);
+    }
   }
 };
 

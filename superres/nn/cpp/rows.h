@@ -9,7 +9,7 @@ namespace {
 // The rows of one team: batch rows [begin, end), their W columns each.
 struct Rows {
   const Session& s;
-  const Team& team;
+  Team& team;
   int64_t begin, end;
   const int64_t *tokens, *position;
 
@@ -18,10 +18,17 @@ struct Rows {
   int64_t place(int64_t b, int64_t w) const { return position[b] + w; }
   int64_t inside(int64_t b, int64_t w) const { return place(b, w) < s.length ? place(b, w) : s.length - 1; }
 
-  // Normalises all rows of the team into `normed`; every thread does so for itself, which spares a barrier.
-  const float* normed(const float* x, float* scratch, const float* weight, const float* bias) const {
-    for (int64_t r = 0; r < count(); r++) normalise(x + r * s.size_d, s.size_d, weight, bias, scratch + r * s.size_d);
-    return scratch;
+  void normalise_all(const float* x, const float* weight, const float* bias, float* out) const {
+    for (int64_t r = 0; r < count(); r++) normalise(x + r * s.size_d, s.size_d, weight, bias, out + r * s.size_d);
+  }
+
+  // What a sub-layer reads. Every thread normalises all rows for itself, which is faster than to pass them on.
+  const float* before(const float* x) const {
+    static thread_local std::vector<float> own;
+    if (!s.pre) return x;
+    if ((int64_t)own.size() < count() * s.size_d) own.resize(count() * s.size_d);
+    normalise_all(x, nullptr, nullptr, own.data());
+    return own.data();
   }
 
   void embed(float* x) const {
@@ -57,30 +64,26 @@ struct Rows {
   void neighbourhood(float* x) const {
     float* numbers = of(s.gathered, s.numbers);
     float* wide = of(s.wide, s.filter);
-    if (team.rank == 0)
-      for (int64_t b = begin; b < end; b++)
-        for (int64_t w = 0; w < s.width; w++) gather(b, inside(b, w), numbers + ((b - begin) * s.width + w) * s.numbers);
-    team.meet();
-    apply(s.first, team, numbers, s.numbers, count(), wide, s.filter, STORE);
-    int64_t from, to;
-    team.share(s.first.panels, from, to);
-    for (int64_t b = begin, r = 0; b < end; b++)
-      for (int64_t w = 0; w < s.width; w++, r++) {
-        const float* bias = s.channel_bias + inside(b, w) % s.channels * s.filter;
-        for (int64_t i = from * PANEL; i < to * PANEL; i += LANES) {
-          const vec v = load(wide + r * s.filter + i) + load(bias + i);
-          store(wide + r * s.filter + i, pick(v > 0.0f, v, vec{}));
+    for (int64_t b = begin; b < end; b++)
+      for (int64_t w = 0; w < s.width; w++) gather(b, inside(b, w), numbers + ((b - begin) * s.width + w) * s.numbers);
+    team.share(s.first.panels, [me = *this, numbers, wide](int64_t first, int64_t past) {
+      const Session& s = me.s;
+      apply_panels(s.first, numbers, s.numbers, me.count(), wide, s.filter, STORE, first, past);
+      for (int64_t b = me.begin, r = 0; b < me.end; b++)
+        for (int64_t w = 0; w < s.width; w++, r++) {
+          const float* bias = s.channel_bias + me.inside(b, w) % s.channels * s.filter;
+          for (int64_t i = first * PANEL; i < past * PANEL; i += LANES) {
+            const vec v = load(wide + r * s.filter + i) + load(bias + i);
+            store(wide + r * s.filter + i, pick(v > 0.0f, v, vec{}));
+          }
         }
-      }
-    team.meet();
+    });
     apply(s.second, team, wide, s.filter, count(), x, s.size_d, ADD);
-    team.meet();
   }
 
-  void write(const Cache& cache, const float* projected) const {
+  // Keys and values of attention heads [first, last).
+  void write(const Cache& cache, const float* projected, int64_t first, int64_t last) const {
     const int64_t D = s.size_d, size = D / s.attention_heads;
-    int64_t first, last;
-    team.share(s.attention_heads, first, last);
     for (int64_t b = begin; b < end; b++)
       for (int64_t w = 0; w < s.width; w++) {
         const float* row = projected + ((b - begin) * s.width + w) * s.stride;
@@ -93,13 +96,12 @@ struct Rows {
       }
   }
 
-  // Each thread writes and reads the cache of its own attention heads.
-  void self_attention(const Layer& layer, const float* projected, float* out) const {
+  // Attention heads [first, last) of self-attention: writes their cache, too.
+  void self_attention(const Layer& layer, const float* projected, float* out, int64_t first, int64_t last) const {
     const int64_t D = s.size_d, size = D / s.attention_heads;
-    write(layer.self, projected);
-    int64_t first, last, *from = (int64_t*)__builtin_alloca(2 * s.width * sizeof(int64_t)), *to = from + s.width;
-    team.share(s.attention_heads, first, last);
     const int64_t stride = s.slots > s.cross_slots ? s.slots : s.cross_slots;
+    write(layer.self, projected, first, last);
+    int64_t *from = (int64_t*)__builtin_alloca(2 * s.width * sizeof(int64_t)), *to = from + s.width;
     for (int64_t b = begin; b < end; b++) {
       for (int64_t w = 0; w < s.width; w++) {
         to[w] = place(b, w);
@@ -115,58 +117,71 @@ struct Rows {
     }
   }
 
-  void cross_attention(const Layer& layer, const float* query, float* out) const {
+  void cross_attention(const Layer& layer, const float* query, float* out, int64_t first, int64_t last) const {
     const int64_t D = s.size_d, size = D / s.attention_heads;
-    int64_t first, last, *from = (int64_t*)__builtin_alloca(2 * s.width * sizeof(int64_t)), *to = from + s.width;
-    team.share(s.attention_heads, first, last);
     const int64_t stride = s.slots > s.cross_slots ? s.slots : s.cross_slots;
+    int64_t *from = (int64_t*)__builtin_alloca(2 * s.width * sizeof(int64_t)), *to = from + s.width;
     for (int64_t w = 0; w < s.width; w++) from[w] = 0, to[w] = s.cross_slots - 1;
     for (int64_t b = begin; b < end; b++)
       for (int64_t h = first; h < last; h++) {
         const int64_t start = (b * s.attention_heads + h) * s.cross_slots * size, row = (b - begin) * s.width;
-        attend_rows(s.width, query + row * D + h * size, D, layer.cross.key + start, layer.cross.value + start,
-                    s.cross_slots, size, from, to, s.cross_mask + b * s.cross_slots,
+        attend_rows(s.width, query + row * D + h * size, D, layer.cross.key + start, layer.cross.value + start, s.cross_slots,
+                    size, from, to, s.cross_mask + b * s.cross_slots,
                     s.weights + (b * s.attention_heads + h) * s.width * stride, stride, out + row * D + h * size, D);
       }
   }
 
-  // The norm after a sub-layer, where norm is "post".
-  void after(const Layer& layer, int sublayer, float* x) const {
-    if (s.pre) return;
-    if (team.rank == 0) normed(x, x, layer.norm_weight[sublayer], layer.norm_bias[sublayer]);
-    team.meet();
+  // Projects x to `parts` (queries, keys, values) of D each, at distance ys, and calls attend(first, last) for attention
+  // heads. A thread attends by heads that it has projected, where their outputs are whole panels.
+  template <typename Attend>
+  void by_heads(const Linear& linear, int64_t parts, const float* x, float* y, int64_t ys, const Attend& attend) const {
+    const int64_t D = s.size_d, heads = s.attention_heads, size = D / heads;
+    if (size % PANEL) {
+      project(linear, x, y, ys, STORE);
+      team.share(heads, attend);
+      return;
+    }
+    team.share(heads, [=, me = *this, linear = &linear](int64_t first, int64_t last) {
+      const int64_t D = me.s.size_d, size = D / me.s.attention_heads;
+      const float* read = me.before(x);
+      for (int64_t part = 0; part < parts; part++)
+        apply_panels(*linear, read, D, me.count(), y, ys, STORE, (part * D + first * size) / PANEL, (part * D + last * size) / PANEL);
+      attend(first, last);
+    });
   }
 
-  // Thread-private room for normalised rows: the barriers allow no thread to be a whole sub-layer ahead of another.
-  float* own() const { return s.normed + team.rank * s.batch * s.width * s.size_d + begin * s.width * s.size_d; }
+  // The product of what a sub-layer reads of x, [rows, D].
+  void project(const Linear& linear, const float* x, float* y, int64_t ys, Mode mode) const {
+    team.share(linear.panels, [=, me = *this, linear = &linear](int64_t begin, int64_t end) {
+      apply_panels(*linear, me.before(x), me.s.size_d, me.count(), y, ys, mode, begin, end);
+    });
+  }
 
-  const float* before(const float* x) const { return s.pre ? normed(x, own(), nullptr, nullptr) : x; }
+  // The norm after a sub-layer, where norm is "post".
+  void after(const Layer& layer, int sublayer, float* x) const {
+    if (!s.pre) normalise_all(x, layer.norm_weight[sublayer], layer.norm_bias[sublayer], x);
+  }
 
-  void run(const Layer& layer, float* x, Clock& clock) const {
+  void run(const Layer& l, float* x, Clock& clock) const {
     const int64_t D = s.size_d, n = count();
     float *wide = of(s.wide, s.filter), *projected = of(s.projected, s.stride), *attended = of(s.attended, D);
-    apply(layer.projection, team, before(x), D, n, projected, s.stride, STORE);
-    team.meet();
-    self_attention(layer, projected, attended);
-    team.meet();
-    apply(layer.output, team, attended, D, n, x, D, ADD);
-    team.meet();
-    after(layer, 0, x);
+    const Layer* layer = &l;
+    by_heads(l.projection, 3, x, projected, s.stride, [=, me = *this](int64_t first, int64_t last) {
+      me.self_attention(*layer, projected, attended, first, last);
+    });
+    apply(l.output, team, attended, D, n, x, D, ADD);
+    after(l, 0, x);
     if (s.cross_slots) {
-      apply(layer.cross_query, team, before(x), D, n, projected, D, STORE);
-      team.meet();
-      cross_attention(layer, projected, attended);
-      team.meet();
-      apply(layer.cross_output, team, attended, D, n, x, D, ADD);
-      team.meet();
-      after(layer, 1, x);
+      by_heads(l.cross_query, 1, x, projected, D, [=, me = *this](int64_t first, int64_t last) {
+        me.cross_attention(*layer, projected, attended, first, last);
+      });
+      apply(l.cross_output, team, attended, D, n, x, D, ADD);
+      after(l, 1, x);
     }
     clock.lap(ATTENTION);
-    apply(layer.expand, team, before(x), D, n, wide, s.filter, RELU);
-    team.meet();
-    apply(layer.contract, team, wide, s.filter, n, x, D, ADD);
-    team.meet();
-    after(layer, 2, x);
+    project(l.expand, x, wide, s.filter, RELU);
+    apply(l.contract, team, wide, s.filter, n, x, D, ADD);
+    after(l, 2, x);
     clock.lap(FEED_FORWARD);
   }
 };

@@ -12,6 +12,20 @@ ALWAYS_INLINE float dot(const float* a, const float* b, int64_t count) {
   return total;
 }
 
+// Notes scores that are not finite; any thread may.
+ALWAYS_INLINE void refuse_unless(const Session& s, bool finite) {
+  if (!finite) __atomic_store_n(s.flawed, 1, __ATOMIC_RELAXED);
+}
+
+ALWAYS_INLINE bool all_finite(const float* scores, int64_t count) {
+  vec zero{};
+  int64_t v = 0;
+  for (; v + LANES <= count; v += LANES) zero += load(scores + v) - load(scores + v);
+  float rest = sum(zero);
+  for (; v < count; v++) rest += scores[v] - scores[v];
+  return rest == 0;
+}
+
 ALWAYS_INLINE float slope_of(const Session& s, const float* projected) {
   float sharpness = projected[s.outputs - 1] + s.initial_sharpness;
   sharpness = sharpness < -7.0f ? -7.0f : sharpness > 3.0f ? 3.0f : sharpness;
@@ -63,14 +77,11 @@ ALWAYS_INLINE int64_t best(const Session& s, float* scores, const float* tempera
   return largest_of(scores, s.vocabulary);
 }
 
-// The output projection of `count` states: by the team where the vocabulary is large, by its first thread where meeting
-// would take longer than a few hundred outputs.
-void project(const Session& s, const Team& team, const float* states, int64_t count, float* projected) {
-  const bool together = s.project.panels >= 64;
-  if (together) team.meet();
-  if (together || team.rank == 0)
-    apply(s.project, together ? team : Team{0, 1, nullptr}, states, s.size_d, count, projected, s.stride, STORE);
-  if (together) team.meet();
+// The output projection of `count` states: by the team where the vocabulary is large, alone where handing it out would
+// take longer than a few hundred outputs.
+void project(const Session& s, Team& team, const float* states, int64_t count, float* projected) {
+  Team alone;
+  apply(s.project, s.project.panels < 64 ? alone : team, states, s.size_d, count, projected, s.stride, STORE);
 }
 
 }  // namespace

@@ -55,7 +55,8 @@ struct Loop {
 
 struct Session {
   int64_t batch, width, length, size_d, attention_heads, filter, layers, vocabulary, channels, outputs;
-  int64_t slots, block_length, cross_slots, pre, threads;
+  int64_t slots, block_length, cross_slots, pre;
+  int64_t threads, patient;  // of a call at most; patient: it uses them even if the machine is busy
   int64_t stride;    // of a row of `projected`: 3 * D, or the outputs if they are more
   int64_t together;  // rows that do some iterations before others have their turn
   const Layer* layer;
@@ -76,9 +77,10 @@ struct Session {
   const float *channel_bias, *direct;                 // [channels, filter], [channels, numbers]
   float residual_scale, initial_sharpness;
   Heads heads;
+  int64_t* flawed;  // [1], set where scores are not finite
   double* seconds;  // [PARTS] to which the parts' times are added, or null
   // Scratch, a slice a row of the batch
-  float *x, *normed, *wide, *attended, *weights, *gathered, *projected;
+  float *x, *wide, *attended, *weights, *gathered, *projected;
 };
 
 }  // extern "C"

@@ -13,7 +13,6 @@ namespace {
 constexpr int LANES = 16;
 constexpr int PANEL = 2 * LANES;  // outputs that lie side by side in a packed weight
 constexpr int MAX_ROWS = 12;      // rows of one register tile: 12 x 2 accumulators, and the registers are full
-constexpr int MAX_TEAMS = 64;
 constexpr float EPSILON = 1e-5f;  // of layer norm, as in torch
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
@@ -26,15 +25,36 @@ ALWAYS_INLINE void store(float* p, vec v) { std::memcpy(p, &v, sizeof v); }
 ALWAYS_INLINE vec fill(float x) { return x - vec{}; }
 ALWAYS_INLINE vec pick(ivec mask, vec yes, vec no) { return mask ? yes : no; }
 
+// The vector with its upper half, or the upper half of its first 2 * HALF lanes, in front.
+template <int HALF>
+ALWAYS_INLINE vec upper(vec v) {
+  ivec from;
+  for (int i = 0; i < LANES; i++) from[i] = (i + HALF) % LANES;
+#ifdef __clang__
+  vec out;
+  for (int i = 0; i < LANES; i++) out[i] = v[from[i]];
+  return out;
+#else
+  return __builtin_shuffle(v, from);
+#endif
+}
+
+ALWAYS_INLINE vec larger(vec a, vec b) { return pick(a > b, a, b); }
+
+// The sum of all lanes, the upper half added to the lower one again and again.
 ALWAYS_INLINE float sum(vec v) {
-  for (int half = LANES / 2; half; half /= 2)
-    for (int i = 0; i < half; i++) v[i] += v[i + half];
+  v += upper<8>(v);
+  v += upper<4>(v);
+  v += upper<2>(v);
+  v += upper<1>(v);
   return v[0];
 }
 ALWAYS_INLINE float largest(vec v) {
-  float m = v[0];
-  for (int i = 1; i < LANES; i++) m = v[i] > m ? v[i] : m;
-  return m;
+  v = larger(v, upper<8>(v));
+  v = larger(v, upper<4>(v));
+  v = larger(v, upper<2>(v));
+  v = larger(v, upper<1>(v));
+  return v[0];
 }
 
 // exp(x) for x <= 0 to within 2e-7 relative: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes expf).

@@ -6,6 +6,9 @@
 
 namespace {
 
+// The nearest whole number in [-127, 127]; -127 for what is none, whose scores are refused.
+ALWAYS_INLINE int rounded(float x) { return (int)std::nearbyint(x > 127 ? 127.0f : x >= -127 ? x : -127.0f); }
+
 #ifdef __AVX512VNNI__
 // States as bytes, four inputs a word, 128 added; for each state what 1 stands for, and the sum of magnitudes.
 struct Bytes {
@@ -28,7 +31,7 @@ struct Bytes {
       const float by = scale[r] > 0 ? 1 / scale[r] : 0;
       int64_t total = 0;
       for (int64_t i = 0; i < size; i++) {
-        const int x = (int)std::nearbyint(states[i] * by);
+        const int x = rounded(states[i] * by);
         out[i] = (uint8_t)(x + 128);
         total += x < 0 ? -x : x;
       }
@@ -85,45 +88,46 @@ int64_t winner(const Session& s, const float* state, float scale, float norm, co
     one.panels = 1;
     one.weight = (const char*)one.weight + p * bytes;
     one.bias += v;
-    apply(one, Team{0, 1, nullptr}, state, s.size_d, 1, scores, PANEL, STORE);
+    Team alone;
+    apply(one, alone, state, s.size_d, 1, scores, PANEL, STORE);
     for (int64_t i = 0; i < PANEL && v + i < s.vocabulary; i++)
       if (scores[i] > top) top = scores[i], found = v + i;
   }
+  refuse_unless(s, std::isfinite(top));
   return found;
 }
 
 // The argmax of the output projection of each of `count` states, the first of equals: just that of `project`, into
 // tokens[r * apart]. Products of bytes tell every score to within an error that is bounded; only panels that may hold the
 // largest are computed.
-void winners(const Session& s, const Team& team, const float* states, int64_t count, float* rough, int64_t* tokens,
+void winners(const Session& s, Team& team, const float* states, int64_t count, float* rough, int64_t* tokens,
              int64_t apart) {
-  static thread_local Bytes bytes;
-  team.meet();
-  bytes.read(states, count, s.size_d);
-  const int64_t steps = s.size_d / 4;
-  int64_t begin, end;
-  team.share(s.project.panels, begin, end);
-  for (int64_t p = begin; p < end; p++)
-    for (int64_t done = 0; done < count;) {
-      const int64_t take = count - done < MAX_ROWS ? count - done : MAX_ROWS;
-      const uint32_t* x = bytes.words.data() + done * steps;
-      const float* scale = bytes.scale.data() + done;
-      float* y = rough + done * s.stride;
-      switch (take) {
+  static thread_local Bytes own;
+  const Bytes& bytes = own;  // which helpers read, too
+  own.read(states, count, s.size_d);
+  team.share(s.project.panels, [=, &s, &bytes](int64_t begin, int64_t end) {
+    const int64_t steps = s.size_d / 4;
+    for (int64_t p = begin; p < end; p++)
+      for (int64_t done = 0; done < count;) {
+        const int64_t take = count - done < MAX_ROWS ? count - done : MAX_ROWS;
+        const uint32_t* x = bytes.words.data() + done * steps;
+        const float* scale = bytes.scale.data() + done;
+        float* y = rough + done * s.stride;
+        switch (take) {
 #define CASE(R) case R: screen_tile<R>(s.screen, steps, p, x, scale, y, s.stride); break;
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+          CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
+        }
+        done += take;
       }
-      done += take;
-    }
-  team.meet();
-  team.share(count, begin, end);
-  for (int64_t r = begin; r < end; r++)
-    tokens[r * apart] = winner(s, states + r * s.size_d, bytes.scale[r], bytes.norm[r], rough + r * s.stride);
-  team.meet();
+  });
+  team.share(count, [=, &s, &bytes](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; r++)
+      tokens[r * apart] = winner(s, states + r * s.size_d, bytes.scale[r], bytes.norm[r], rough + r * s.stride);
+  });
 }
 #else
-void winners(const Session&, const Team&, const float*, int64_t, float*, int64_t*, int64_t) {}
+void winners(const Session&, Team&, const float*, int64_t, float*, int64_t*, int64_t) {}
 #endif
 
 }  // namespace

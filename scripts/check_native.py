@@ -1,0 +1,71 @@
+"""Run the engine's tests on the compiled code with sanitizers in it: bad reads and writes, undefined results, races.
+
+    python scripts/check_native.py                           # AddressSanitizer and UndefinedBehaviorSanitizer
+    python scripts/check_native.py --thread                  # ThreadSanitizer: data races
+    python scripts/check_native.py tests/test_native.py -k recurrent  # words for pytest; files replace the usual ones
+
+The code is built into the user's cache beside the usual one (`SUPERRES_NATIVE_FLAGS`). The first finding ends the run;
+it is printed, with file and line, and the exit code is 1. This needs g++ and its sanitizers, and takes minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from superres.nn.compiled import EXTRA_FLAGS, compiler
+
+ROOT = Path(__file__).resolve().parent.parent
+
+TESTS = [f"tests/test_{name}.py" for name in (
+    "native", "adaptive", "beam", "contracts", "graph", "lookahead", "refill", "rollback", "speculative", "translator")]
+"""Those that decode with the compiled step."""
+
+# Flags, and the library. What UndefinedBehaviorSanitizer leaves out of `undefined` is NaN to an integer, and the like.
+ADDRESS = "address,undefined,float-cast-overflow", "libasan.so"
+THREAD = "thread", "libtsan.so"
+
+FLAGS = "-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all"
+
+# Python holds memory to the end.
+OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=1"}
+
+
+def library(name: str) -> str:
+    """Return the path of one of the compiler's libraries.
+
+    Raises:
+        SystemExit: there is no compiler, or it has no such library.
+    """
+    found = compiler()
+    if found is None:
+        raise SystemExit("no C++ compiler is installed")
+    words = [found, f"-print-file-name={name}"]
+    path = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    if not Path(path).is_absolute():
+        raise SystemExit(f"{found} has no {name}; g++ with its sanitizers is needed")
+    return path
+
+
+def main() -> None:
+    """Run the tests; a sanitizer prints what it finds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--thread", action="store_true", help="look for data races")
+    arguments, others = parser.parse_known_args()
+    kinds, first = THREAD if arguments.thread else ADDRESS
+    # A sanitizer comes before everything else, and must find the C++ library to follow its exceptions.
+    environment = {
+        **os.environ, **OPTIONS, EXTRA_FLAGS: f"{FLAGS} -fsanitize={kinds}", "OMP_NUM_THREADS": "1",
+        "LD_PRELOAD": f"{library(first)} {library('libstdc++.so.6')}",
+    }
+    tests = [] if any(Path(word.split("::")[0]).exists() for word in others) else TESTS
+    # pytest would hold a report back, and lose it with the process: hence --capture=no.
+    words = [sys.executable, "-m", "pytest", "-q", "--capture=no", "-p", "no:cacheprovider", *others, *tests]
+    raise SystemExit(1 if subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode else 0)
+
+
+if __name__ == "__main__":
+    main()

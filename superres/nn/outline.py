@@ -1,0 +1,39 @@
+"""A network whose weights take no memory: what a checkpoint's names and shapes are compared with, and then fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from superres.config import ModelConfig
+from superres.nn.model import EncoderDecoder
+
+
+class _NoWeights(TorchFunctionMode):
+    """Puts new weights on the meta device, and leaves out their random start.
+
+    Other tensors are as ever. On the meta device, too, the arithmetic of position tables would import torch's compiler,
+    which takes seconds.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (),  # noqa: ANN401 -- torch's own
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """See `TorchFunctionMode`."""
+        kwargs = kwargs or {}
+        if func in (torch.empty, torch.zeros):
+            kwargs = {**kwargs, "device": "meta"}
+        if func in (nn.init.normal_, Tensor.normal_):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def outline(config: ModelConfig) -> EncoderDecoder:
+    """Return the network of `config` with its weights on the meta device; its other tensors are on the CPU."""
+    with _NoWeights():
+        return EncoderDecoder(config)
