@@ -132,7 +132,9 @@ def main(
     # Before torch is imported: its threads wait for one another at each step, so a core is left to the page.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
     from superres.web.files import Workspace
+    from superres.web.memory import return_large_blocks
 
+    return_large_blocks()
     with logging_as_json(), Workspace() as workspace, ExitStack() as until_the_end:
         pages = None
         if survey is not None:

@@ -21,6 +21,7 @@ import time
 import zipfile
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -143,15 +144,20 @@ def call(url: str, endpoint: str, arguments: dict[str, Any]) -> tuple[list[Any],
     started = httpx.post(f"{url}/gradio_api/call/v2/{endpoint}", json=arguments, timeout=PATIENCE)
     started.raise_for_status()
     path = f"{url}/gradio_api/call/{endpoint}/{started.json()['event_id']}"
-    kind = ""
     with httpx.stream("GET", path, timeout=PATIENCE) as answers:
-        for line in answers.iter_lines():
-            if line.startswith("event: "):
-                kind = line.removeprefix("event: ")
-            elif line.startswith("data: ") and kind == "complete":
-                return json.loads(line.removeprefix("data: ")), ""
-            elif line.startswith("data: ") and kind == "error":
-                return [], json.loads(line.removeprefix("data: "))["error"]
+        return outcome(answers.iter_lines())
+
+
+def outcome(lines: Iterable[str]) -> tuple[list[Any], str]:
+    """Return the last outputs of an endpoint's answer, or no outputs and the error."""
+    kind = ""
+    for line in lines:
+        if line.startswith("event: "):
+            kind = line.removeprefix("event: ")
+        elif line.startswith("data: ") and kind == "complete":
+            return json.loads(line.removeprefix("data: ")), ""
+        elif line.startswith("data: ") and kind == "error":
+            return [], json.loads(line.removeprefix("data: "))["error"]
     return [], "the answer ended too early"
 
 

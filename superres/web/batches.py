@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,7 @@ from superres.errors import InvalidInputError
 from superres.manifest import Row
 from superres.web.decoding import Decoder, StoppedError
 from superres.web.files import Picture, Workspace
-from superres.web.photos import file_name, read_upload, take
+from superres.web.photos import file_name, reduce_upload, take
 from superres.web.views import record_of
 
 Pixels = npt.NDArray[np.uint8]
@@ -28,8 +30,16 @@ MAX_FILES = 100
 """Files of a batch, those inside zip files counted."""
 MAX_MEMBER_BYTES = 10_000_000
 """Unpacked size of a file inside a zip file."""
+MAX_BATCH_MEMBER_BYTES = 200_000_000
+"""Unpacked size of all files inside zip files."""
+MAX_ENTRIES = 10 * MAX_FILES
+"""Entries of a zip file, folders and metadata among them."""
+MAX_BATCH_PIXELS = 600_000_000
+"""Pixels of all pictures of a batch but the last: reading them takes half a minute or so."""
 GROUP_SIZE = 8
 """Images decoded together."""
+_BATCH_LIMIT = (f"upload at most {MAX_BATCH_PIXELS // 1_000_000} megapixels at once, and in zip files at most "
+                f"{MAX_BATCH_MEMBER_BYTES // 1_000_000} MB")
 _ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 _UNPACKING_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, NotImplementedError, ValueError, EOFError)
 
@@ -83,10 +93,20 @@ def upscale_batch(
     """
     options = resolve_options(options, decoder.upscaler)
     deadline = decoder.deadline()
-    progress = Progress(count_files(uploads))
+    files = find_files(uploads)
+    progress = Progress(len(files))
     waiting: list[_Waiting] = []
-    for name, content in unpack(uploads, workspace):
-        read = _read(name, content, {item.output for item in waiting})
+    budget = _Budget(MAX_BATCH_MEMBER_BYTES, MAX_BATCH_PIXELS)
+    for number, file in enumerate(files):
+        taken = {item.output for item in waiting}
+        try:
+            decoder.check_time(deadline)
+        except StoppedError as error:
+            if decoder.is_closing:
+                raise
+            progress.rows += [_failed(late.name, str(error), taken) for late in files[number:]]
+            break
+        read = _read(file, workspace, budget, taken)
         if isinstance(read, Row):
             progress.rows.append(read)
         else:
@@ -104,41 +124,80 @@ def upscale_batch(
     yield progress
 
 
-def count_files(uploads: Sequence[str]) -> int:
-    """Return the number of files, those in zip files counted, before any is read.
+@dataclass(frozen=True)
+class _File:
+    """A file of a batch.
+
+    Attributes:
+        upload: the upload that it is, or is in.
+        member: where it is in a zip file; None for an upload that is no zip file.
+    """
+
+    upload: Path
+    member: zipfile.ZipInfo | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name, without folders."""
+        return file_name(self.upload.name if self.member is None else self.member.filename)
+
+
+@dataclass
+class _Budget:
+    """What may still be read of a batch: bytes out of zip files, and pixels, both counted once they are known."""
+
+    member_bytes: int
+    pixels: int
+
+
+def find_files(uploads: Sequence[str]) -> list[_File]:
+    """Return the files, those in zip files among them, before any is read.
 
     Raises:
-        InvalidInputError: there is none, or there are more than MAX_FILES.
+        InvalidInputError: there is none, there are more than MAX_FILES, or a zip file is damaged.
     """
-    total = sum(len(_members(Path(upload))) if _is_zip(Path(upload)) else 1 for upload in uploads)
-    if not total:
-        raise InvalidInputError("there is no file yet; upload images, or a zip file of images")
-    if total > MAX_FILES:
-        raise InvalidInputError(f"{total} files are too many at once; upload at most {MAX_FILES}, or use the command "
-                                "superres upscale")
-    return total
-
-
-def unpack(uploads: Sequence[str], workspace: Workspace) -> Iterator[tuple[str, Path | str]]:
-    """Yield each file's name and either its path, which holds until the next is asked for, or what is wrong with it."""
+    files: list[_File] = []
     for upload in map(Path, uploads):
-        if not _is_zip(upload):
-            yield file_name(upload.name), upload
-            continue
-        for member in _members(upload):
-            unpacked = workspace.new_folder() / "member"  # never the name from inside the zip file
-            try:
-                with zipfile.ZipFile(upload) as archive, archive.open(member) as file:
-                    content = file.read(MAX_MEMBER_BYTES + 1)
-                unpacked.write_bytes(content[:MAX_MEMBER_BYTES])
-                too_large = len(content) > MAX_MEMBER_BYTES
-                yield file_name(member.filename), _TOO_LARGE if too_large else unpacked
-            except _UNPACKING_ERRORS as error:
-                reason = " ".join(str(error).split()) or type(error).__name__
-                yield file_name(member.filename), f"cannot be unpacked ({reason}); pack it again without a password"
-            finally:
-                unpacked.unlink(missing_ok=True)
-                unpacked.parent.rmdir()
+        files += [_File(upload, member) for member in _members(upload)] if _is_zip(upload) else [_File(upload)]
+        if len(files) > MAX_FILES:
+            raise InvalidInputError(f"{len(files)} files are too many at once; upload at most {MAX_FILES}, or use the "
+                                    "command superres upscale")
+    if not files:
+        raise InvalidInputError("there is no file yet; upload images, or a zip file of images")
+    return files
+
+
+@contextlib.contextmanager
+def _opened(file: _File, workspace: Workspace, budget: _Budget) -> Iterator[Path]:
+    """Give the path of a file; that of a member of a zip file holds until the end.
+
+    Raises:
+        InvalidInputError: it cannot be unpacked, or is too large.
+    """
+    if file.member is None:
+        yield file.upload
+        return
+    folder = workspace.new_folder()
+    try:
+        path = folder / "member"  # never the name from inside the zip file
+        path.write_bytes(_content(file, file.member, budget))
+        yield path
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _content(file: _File, member: zipfile.ZipInfo, budget: _Budget) -> bytes:
+    try:
+        with zipfile.ZipFile(file.upload) as archive, archive.open(member) as opened:
+            content = opened.read(MAX_MEMBER_BYTES + 1)
+    except _UNPACKING_ERRORS as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        told = f"{file.name} cannot be unpacked ({reason}); pack it again without a password"
+        raise InvalidInputError(told) from None
+    budget.member_bytes -= len(content)
+    if len(content) > MAX_MEMBER_BYTES:
+        raise InvalidInputError(f"{file.name} {_TOO_LARGE}")
+    return content
 
 
 _TOO_LARGE = f"is over {MAX_MEMBER_BYTES // 1_000_000} MB once unpacked; reduce it first"
@@ -148,7 +207,7 @@ def _is_zip(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(4) in _ZIP_STARTS
-    except FileNotFoundError:
+    except (OSError, ValueError):
         return False  # deleted as too old: its own row says so
 
 
@@ -159,18 +218,31 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
             found = archive.infolist()
     except _UNPACKING_ERRORS as error:
         raise InvalidInputError(f"{file_name(path.name)} is a damaged zip file; pack it again") from error
+    if len(found) > MAX_ENTRIES:
+        raise InvalidInputError(f"{file_name(path.name)} has {len(found)} entries, which are too many at once; upload "
+                                f"at most {MAX_FILES} files, or use the command superres upscale")
     return [info for info in found if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
 
 
-def _read(name: str, content: Path | str, taken: set[str]) -> _Waiting | Row:
+def _read(file: _File, workspace: Workspace, budget: _Budget, taken: set[str]) -> _Waiting | Row:
     """Read and reduce a file, or return the row that tells why not."""
-    output = _output_name(name, taken)
+    if min(budget.pixels, budget.member_bytes) < 0:
+        return _failed(file.name, f"{file.name} is too much for one batch; {_BATCH_LIMIT}", taken)
     try:
-        if isinstance(content, str):
-            raise InvalidInputError(f"{name} {content}")
-        return _Waiting(name, output, take(read_upload(content, name)).source)
+        with _opened(file, workspace, budget) as path:
+            source = reduce_upload(path, lambda image: _reduced(image, budget), file.name)
     except InvalidInputError as error:
-        return Row(name, output, "failed", str(error))
+        return _failed(file.name, str(error), taken)
+    return _Waiting(file.name, _output_name(file.name, taken), source)
+
+
+def _reduced(image: Pixels, budget: _Budget) -> Pixels:
+    budget.pixels -= image.shape[0] * image.shape[1]
+    return take(image).source
+
+
+def _failed(name: str, reason: str, taken: set[str]) -> Row:
+    return Row(name, _output_name(name, taken), "failed", reason)
 
 
 def _output_name(name: str, taken: set[str]) -> str:

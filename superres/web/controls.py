@@ -10,9 +10,9 @@ from typing import Any
 
 import gradio as gr
 
-from superres.config import DecodeConfig, parse_epsilon, parse_temperature, require
+from superres.config import DecodeConfig, is_number, parse_epsilon, parse_temperature, require
 from superres.decoding.acceptance import CRITERIA
-from superres.errors import InvalidInputError, SuperresError
+from superres.errors import InvalidInputError, SuperresError, shown
 from superres.web.logs import log, log_bug
 
 SUGGESTED = DecodeConfig(accept="distance")
@@ -82,11 +82,11 @@ def settings_of(
     Raises:
         ConfigError: a value is missing or out of range, or two contradict one another.
     """
-    require(isinstance(accept, str), f"acceptance must be a name, not {accept!r}")
+    require(isinstance(accept, str), f"acceptance must be a name, not {shown(accept)}")
     numbers = {"block_size": block_size, "top_k": top_k, "budget": budget, "seed": seed}
     return default.changed({
         **{name: whole_number(name.replace("_", " "), value) for name, value in numbers.items()}, "accept": accept,
-        "epsilon": parse_epsilon(str(epsilon)), "temperature": parse_temperature(str(temperature)),
+        "epsilon": parse_epsilon(as_text(epsilon)), "temperature": parse_temperature(as_text(temperature)),
     })
 
 
@@ -96,8 +96,14 @@ def whole_number(name: str, value: Setting) -> int:
     Raises:
         ConfigError: it is something else.
     """
-    require(isinstance(value, (int, float)) and value % 1 == 0, f"{name} must be a whole number, not {value!r}")
+    is_whole = is_number(value) and value % 1 == 0
+    require(is_whole and abs(value) < 2**63, f"{name} must be a whole number, and not so large, not {shown(value)}")
     return int(value)
+
+
+def as_text(value: Setting) -> str:
+    """Return what a visitor sent, a number or text, as text; anything else as it is shown, which is no number."""
+    return value if isinstance(value, str) else shown(value)
 
 
 def greedy_like(options: DecodeConfig) -> DecodeConfig:
@@ -111,8 +117,8 @@ def samples_of(value: float) -> int:
     Raises:
         ConfigError: it is not a whole number from 1 to MAX_SAMPLES.
     """
-    require(isinstance(value, (int, float)) and value % 1 == 0 and 1 <= value <= MAX_SAMPLES,
-            f"samples must be a whole number from 1 to {MAX_SAMPLES}, not {value!r}")
+    require(is_number(value) and value % 1 == 0 and 1 <= value <= MAX_SAMPLES,
+            f"samples must be a whole number from 1 to {MAX_SAMPLES}, not {shown(value)}")
     return int(value)
 
 

@@ -148,7 +148,7 @@ class Decoder:
         outcome, self.is_busy = "stopped", True
         try:
             for lane, result in take_turns({lane: self._on_thread(stream) for lane, stream in streams.items()}):
-                self._check_time(deadline)
+                self.check_time(deadline)
                 shown[lane] = result
                 if len(shown) == len(streams):
                     yield dict(shown)
@@ -167,7 +167,8 @@ class Decoder:
         while (result := self._thread.submit(next, stream, None).result()) is not None:
             yield result
 
-    def _check_time(self, deadline: float) -> None:
+    def check_time(self, deadline: float) -> None:
+        """Raise StoppedError if `deadline` is past, or the server is about to stop."""
         if self.is_closing:
             raise StoppedError("the server is about to stop; try again in a minute")
         if time.monotonic() > deadline:

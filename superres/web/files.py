@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
+import secrets
 import shutil
+import stat
 import tempfile
 import time
 import zipfile
@@ -19,11 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from superres.encoding import encode_png
+from superres.errors import InvalidInputError
+from superres.web.visitors import Identities, current
 
 Pixels = npt.NDArray[np.uint8]
 Picture = tuple[str, Pixels, dict[str, Any]]
 """A file's name, its picture, and what its metadata tells."""
 
+NOT_UPLOADED = "was not uploaded by a user of this page, or is deleted; upload it again"
+"""The one answer to whoever names a file that is not theirs: it tells nothing about what there is on the server."""
 KEEP_SECONDS = 600
 """How long an upload or a result stays on the server after its last use."""
 KEEP_BYTES = 2_000_000_000
@@ -41,6 +48,7 @@ class Workspace:
         """Make the folder, which only the server's user can read."""
         self.folder = Path(tempfile.mkdtemp(prefix="superres-web-")).resolve()
         self._kept: set[Path] = set()
+        self._key = secrets.token_bytes(32)
         self._before = os.environ.get("GRADIO_TEMP_DIR")
 
     def __enter__(self) -> Workspace:
@@ -57,9 +65,45 @@ class Workspace:
             os.environ["GRADIO_TEMP_DIR"] = self._before
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def new_folder(self) -> Path:
-        """Return a new folder with a name that cannot be guessed."""
-        return Path(tempfile.mkdtemp(dir=self.folder))
+    def new_folder(self, visitor: Identities | None = None) -> Path:
+        """Make a folder with a name that cannot be guessed, and return it.
+
+        Args:
+            visitor: whose folder it is; by default that of the visitor who is being served, if there is one.
+        """
+        owner = (current.get() if visitor is None else visitor)[:1]
+        path = (self._folder_of(owner[0]) if owner else self.folder) / secrets.token_hex(16)
+        path.mkdir(0o700, parents=True)
+        return path
+
+    def check(self, path: object, visitor: Identities) -> None:
+        """Refuse a path that a visitor named, unless it lies in a folder of that visitor or is one of the page's files.
+
+        Args:
+            path: what the visitor sent. Nothing outside of the visitor's folders is looked at.
+            visitor: who sent it.
+
+        Raises:
+            InvalidInputError: it is not the visitor's; the message is always the same.
+        """
+        if not isinstance(path, str) or "\0" in path or not self._belongs(path, visitor):
+            raise InvalidInputError(f"the file {NOT_UPLOADED}")
+
+    def _belongs(self, name: str, visitor: Identities) -> bool:
+        path = Path(os.path.normpath(name))
+        if path in self._kept:
+            return True
+        folders = [folder for folder in map(self._folder_of, visitor) if path.is_relative_to(folder)]
+        try:
+            return bool(folders) and path.resolve().is_relative_to(folders[0]) and stat.S_ISREG(path.stat().st_mode)
+        except FileNotFoundError:
+            return True  # an upload that is deleted, as its reader will say
+        except (OSError, RuntimeError, ValueError):  # a loop of links, or a name that no file can have
+            return False
+
+    def _folder_of(self, identity: str) -> Path:
+        """Return the folder of a visitor; its name tells nothing about the visitor."""
+        return self.folder / hashlib.blake2b(identity.encode(), key=self._key, digest_size=16).hexdigest()
 
     def save_pictures(self, pictures: Sequence[Picture]) -> list[str]:
         """Write pictures as PNG into a new folder and return their paths."""

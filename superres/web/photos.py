@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +16,15 @@ import numpy.typing as npt
 from superres.config import require
 from superres.errors import InvalidInputError
 from superres.tasks.faces import HIGH_SIZE, LOW_SIZE, area_reduce, crop_square, read_image
+from superres.web.files import NOT_UPLOADED
 
 Pixels = npt.NDArray[np.uint8]
+Result = TypeVar("Result")
 
 MAX_PIXELS = 24_000_000
 """Larger pictures are refused from their header: about 72 MB each once decoded."""
-READERS = threading.BoundedSemaphore(2)
-"""Pictures decoded at once, whatever the number of visitors, to bound the memory that they take."""
+READING = threading.Lock()
+"""Held while a picture is in memory at its full size: one at a time, whatever the number of visitors."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +67,28 @@ class Subject:
     truth: Pixels | None = None
 
 
-def read_upload(path: str | os.PathLike[str], name: str = "the upload") -> Pixels:
-    """Read an upload, uint8 [H, W, 3], at least 8x8.
+def reduce_upload(path: str | os.PathLike[str], reduce: Callable[[Pixels], Result], name: str = "the file") -> Result:
+    """Read an upload and return what `reduce` makes of it, of which the picture itself must be no part.
 
     Args:
-        path: the temporary file.
+        path: the temporary file, of which is known that it belongs to the visitor.
+        reduce: a function of the picture, uint8 [H, W, 3], at least 8x8.
         name: what to call it in messages, which never show the server's own paths.
 
     Raises:
         InvalidInputError: it is no picture, damaged, too small or too large, or was deleted meanwhile.
     """
     try:
-        os.utime(path)  # in use: the sweep of old files leaves it alone for a while
-        with READERS:
-            return read_image(path, MAX_PIXELS)
-    except FileNotFoundError:
-        raise InvalidInputError(f"{name} was uploaded too long ago and is deleted; upload it again") from None
+        is_readable = stat.S_ISREG(os.lstat(path).st_mode) and os.access(path, os.R_OK)
+        if is_readable:
+            os.utime(path)  # in use: the sweep of old files leaves it alone for a while
+    except (OSError, ValueError):
+        is_readable = False
+    if not is_readable:
+        raise InvalidInputError(f"{name} {NOT_UPLOADED}")
+    try:
+        with READING:
+            return reduce(read_image(path, MAX_PIXELS))
     except InvalidInputError as error:
         raise InvalidInputError(str(error).replace(str(path), name)) from None
 

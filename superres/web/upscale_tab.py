@@ -26,7 +26,7 @@ from superres.web.controls import (
 )
 from superres.web.decoding import Decoder
 from superres.web.files import Workspace
-from superres.web.photos import Crop, Subject, default_crop, is_photo, read_upload, take
+from superres.web.photos import Crop, Pixels, Subject, default_crop, is_photo, reduce_upload, take
 from superres.web.views import live_html, preview_html, record_of, report_of, results_html
 
 HINT = '<p class="sr-hint">The picture will appear here, block by block.</p>'
@@ -97,9 +97,11 @@ def crop_controls(first: Path) -> tuple[gr.Group, list[gr.Slider], gr.HTML]:
 
 def crop_of(path: str) -> tuple[bool, str, float, float, float]:
     """Return whether a picture is cropped, the view of it, and the crop to start with."""
-    image = read_upload(path)
-    crop = default_crop(image) if is_photo(image) else Crop()
-    return is_photo(image), preview_html(image, crop), crop.x, crop.y, crop.size
+    def offer(image: Pixels) -> tuple[bool, str, float, float, float]:
+        crop = default_crop(image) if is_photo(image) else Crop()
+        return is_photo(image), preview_html(image, crop), crop.x, crop.y, crop.size
+
+    return reduce_upload(path, offer)
 
 
 def offer_crop(upload: Uploaded | None) -> list[Any]:
@@ -114,7 +116,8 @@ def offer_crop(upload: Uploaded | None) -> list[Any]:
 def show_crop(upload: Uploaded | None, x: float, y: float, size: float) -> str:
     """Return the view of an upload for a moved crop."""
     try:
-        return "" if upload is None else preview_html(read_upload(path_of(upload)), Crop(x, y, size))
+        crop = Crop(x, y, size)
+        return "" if upload is None else reduce_upload(path_of(upload), lambda image: preview_html(image, crop))
     except SuperresError as error:
         return drawing.message(str(error))
 
@@ -125,7 +128,8 @@ def upscale_for_page(
 ) -> Iterator[tuple[str, str]]:
     """Decode and yield what the page shows: the live view, and at the end the results."""
     options = settings_of(decoder.upscaler.default, *settings)
-    subject = take(read_upload(path_of(upload)), Crop(x, y, size))
+    crop = Crop(x, y, size)
+    subject = reduce_upload(path_of(upload), lambda image: take(image, crop))
     if race:
         yield from race_for_page(decoder, subject, options)
         return
@@ -157,7 +161,8 @@ def endpoint(
         seed: Setting,
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
         options = settings_of(decoder.upscaler.default, block_size, accept, epsilon, top_k, budget, temperature, seed)
-        subject = take(read_upload(path_of(image)), Crop(crop_x, crop_y, crop_size))
+        crop = Crop(crop_x, crop_y, crop_size)
+        subject = reduce_upload(path_of(image), lambda photo: take(photo, crop))
         for result in decoder.watch("upscale", subject.source[None], options, samples_of(samples)):
             frame = [(f"face-{row + 1}.png", drawing.unfinished(result, row),
                       record_of(decoder.upscaler, options, row + 1)) for row in range(len(result.images))]

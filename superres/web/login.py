@@ -1,0 +1,92 @@
+"""The page's door: all that those without a password get, and how a session begins and ends."""
+
+from __future__ import annotations
+
+from html import escape
+from urllib.parse import urlsplit
+
+import gradio as gr
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+from starlette.responses import HTMLResponse, JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+OPEN_PATHS = ("/health",)
+"""What is for everybody."""
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>superres: {title}</title>
+<style>body {{ font: 1rem system-ui, sans-serif; max-width: 20rem; margin: 4rem auto; padding: 0 1rem }}
+:root {{ color-scheme: light dark }} label, button {{ display: block; margin: 1rem 0 }}
+input {{ display: block; width: 100%; font: inherit }} button {{ font: inherit }}</style></head>
+<body><h1>{title}</h1>{content}</body></html>"""
+_LOGIN = """<form method="post" action="{action}">
+<label>User name <input name="username" autocomplete="username" required autofocus></label>
+<label>Password <input name="password" type="password" autocomplete="current-password" required></label>
+<button>Log in</button><p role="alert"></p></form>
+<script>document.forms[0].onsubmit = async event => {{
+  event.preventDefault();
+  const form = event.target, told = form.querySelector("[role=alert]");
+  told.textContent = "";
+  try {{
+    const answer = await fetch(form.action, {{method: "POST", body: new FormData(form)}});
+    if (answer.ok) return location.reload();
+    told.textContent = answer.status === 400 ? "The name or the password is wrong." : (await answer.json()).detail;
+  }} catch {{ told.textContent = "The server does not answer; try again."; }}
+}};</script>"""
+_LOGOUT = '<form method="post" action="{action}"><button>Log out of all sessions of this user</button></form>'
+
+
+class Login:
+    """Decides what a visitor gets before anything else of a page with passwords."""
+
+    def __init__(self, page: gr.routes.App, root_path: str = "", open_paths: tuple[str, ...] = ()) -> None:
+        """Guard the mounted `page`, offered under `root_path`; whatever is below `open_paths` is for everybody, too."""
+        self._page, self._root = page, escape(root_path.rstrip("/"))
+        self._open = open_paths
+
+    def has_entered(self, scope: Scope) -> bool:
+        """Tell whether a request belongs to a session that a password began."""
+        cookies, name = HTTPConnection(scope).cookies, self._page.cookie_id
+        tokens = (cookies.get(f"access-token-{name}"), cookies.get(f"access-token-unsecure-{name}"))
+        return any(token in self._page.tokens for token in tokens)
+
+    def answer(self, scope: Scope) -> ASGIApp | None:
+        """Return what a request gets in place of what it asks for; None if it gets that."""
+        path, method = scope["path"].rstrip("/") or "/", scope["method"]
+        if path in ("/login", "/logout") and method == "POST" and _is_from_another_site(scope):
+            return JSONResponse({"detail": "this can only be asked for by the page itself"}, 403)
+        if path in OPEN_PATHS or path.startswith(tuple(f"{each}/" for each in self._open)) or path in self._open:
+            return None
+        if path == "/login" and method == "POST":
+            return None
+        if self.has_entered(scope):
+            return self._logout(method) if path == "/logout" else None
+        if path == "/" and method in ("GET", "HEAD"):
+            form = _LOGIN.format(action=f"{self._root}/login")
+            return HTMLResponse(_PAGE.format(title="Log in", content=form), headers={"cache-control": "no-store"})
+        return JSONResponse({"detail": "log in first"}, 401)
+
+    def _logout(self, method: str) -> ASGIApp:
+        """Ask before a session is ended: a mere GET may come from another site's picture."""
+        if method == "POST":
+            return self._end
+        form = _LOGOUT.format(action=f"{self._root}/logout")
+        # With the server's usual policy the browser would not tell where the form comes from.
+        return HTMLResponse(_PAGE.format(title="Log out", content=form),
+                            headers={"cache-control": "no-store", "referrer-policy": "same-origin"})
+
+    async def _end(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """End the sessions of the request's user, as Gradio does upon GET."""
+        await self._page({**scope, "method": "GET", "path": "/logout"}, receive, send)
+
+
+def _is_from_another_site(scope: Scope) -> bool:
+    """Tell whether a page of another site sent a request, by what browsers say; programs say nothing."""
+    headers = Headers(scope=scope)
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = headers.get("origin")
+    hosts = (headers.get("host"), headers.get("x-forwarded-host"))
+    return origin is not None and urlsplit(origin).netloc not in hosts
