@@ -60,7 +60,8 @@ class Server:
             self.port = listening.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}/"
         code = "from superres.cli import main; main()"
-        self._words = [sys.executable, "-c", code, "survey", "serve", study, "--store", store, "--port", str(self.port)]
+        self._words = [sys.executable, "-c", code, "survey", "serve", study, "--store", store, "--port", str(self.port),
+                       "--enrolments-per-address", "0", "--enrolments", "0"]
         self.start()
 
     def start(self) -> None:

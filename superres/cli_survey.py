@@ -13,7 +13,9 @@ from superres.batch_plan import require_choice
 from superres.cli_options import DEVICES, BatchSize, Device, choices
 from superres.config import require
 from superres.errors import ConfigError, InvalidInputError
+from superres.survey.limits import IN_ALL, PER_ADDRESS, EnrolmentLimit
 from superres.survey.study import INTERPOLATIONS, StudySettings
+from superres.terminal import echo
 
 if TYPE_CHECKING:
     from superres.survey.store import Store
@@ -56,6 +58,13 @@ Host = Annotated[str, typer.Option(metavar="ADDRESS", help="0.0.0.0 is all of th
 Port = Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 picks a free one.")]
 RootPath = Annotated[str, typer.Option(metavar="PATH", help="Path under which a proxy passes requests on.",
                                        show_default=False)]
+PerAddress = Annotated[int, typer.Option(min=0, metavar="N", help="Raters per client address that may enrol in 10 "
+                                         "minutes; 0 is no limit. Raise it for a large group behind one address. For "
+                                         "a proxy on another machine, set FORWARDED_ALLOW_IPS to its address.")]
+InAll = Annotated[int, typer.Option("--enrolments", min=0, metavar="N", help="Raters in all that may enrol in 10 "
+                                    "minutes; 0 is no limit.")]
+LinkIds = Annotated[list[str], typer.Argument(metavar="ID...", help="Participant ids.")]
+PageAddress = Annotated[str, typer.Option(metavar="URL", help="Address of the voting page, as raters reach it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")]
 ReportFolder = Annotated[Path | None, typer.Option("--output", metavar="DIR", help="Write report.json, report.md and "
                                                    "report.png there.", show_default=False)]
@@ -151,7 +160,7 @@ def _settings(context: typer.Context) -> StudySettings:
 @survey_app.command()
 def serve(
     study: StudyName, store: StorePlace = PLAIN_STORE, host: Host = "127.0.0.1", port: Port = 8000,
-    root_path: RootPath = "",
+    root_path: RootPath = "", enrolments_per_address: PerAddress = PER_ADDRESS, enrolments: InAll = IN_ALL,
 ) -> None:
     """Let raters vote in a browser; the owner's live results are under results/."""
     import socket
@@ -161,7 +170,7 @@ def serve(
     from superres.survey.results import study_app
 
     opened, found = _study(store, study)
-    app = study_app(opened, found, root_path)
+    app = study_app(opened, found, root_path, EnrolmentLimit(enrolments_per_address, enrolments))
     try:
         listening = socket.create_server((host, port), backlog=2048)
     except OSError as error:
@@ -173,6 +182,29 @@ def serve(
     # No access log: its lines would join network addresses with participant ids.
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
     server.run(sockets=[listening])
+
+
+@survey_app.command()
+def link(
+    study: StudyName, rater_ids: LinkIds, address: PageAddress = "http://127.0.0.1:8000/",
+    store: StorePlace = PLAIN_STORE,
+) -> None:
+    """Print personal links, one per participant id: by one, a rater enrols, and resumes from any browser.
+
+    A participant id alone enrols once; after that, only the browser that enrolled or the personal link continues.
+    Whoever has a link votes as its rater: send each to that rater alone.
+    """
+    from urllib.parse import urlencode
+
+    from superres.survey.secrecy import link_key
+
+    _, found = _study(store, study)
+    names = found.settings.id_params
+    require(bool(names), f"the study {study} has no --id-param, so that no link can name a rater")
+    require(address.startswith(("https://", "http://")), f"--address must be http(s), not {address!r}")
+    queries = [urlencode({names[-1]: rater, "link_key": link_key(found.salt, rater)}) for rater in rater_ids]
+    for query in queries:
+        typer.echo(f"{address}{'&' if '?' in address else '?'}{query}")
 
 
 @survey_app.command()
@@ -193,7 +225,10 @@ def report(
         for name, data in (("report.json", f"{document}\n".encode()), ("report.md", report_markdown(found).encode()),
                            ("report.png", report_plot(found))):
             write_result(output / name, data)
-    typer.echo(document if as_json else report_markdown(found))
+    if as_json:
+        typer.echo(document)
+    else:
+        echo(report_markdown(found))
 
 
 @survey_app.command()
@@ -299,4 +334,4 @@ def _study(store: str, name: str) -> tuple[Store, Study]:
 
 
 def _say(message: str) -> None:
-    typer.echo(f"superres: {message}", err=True)
+    echo(f"superres: {message}", err=True)

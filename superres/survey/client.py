@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from superres.survey.secrecy import new_token
+
 SIGHT: dict[str, Any] = {
     "display_px": 256.0, "pixel_ratio": 1.0, "viewport_width": 1280, "viewport_height": 800, "input": "key",
 }
@@ -35,7 +37,7 @@ class RaterClient:
 
     Attributes:
         address: URL of the voting page, such as "http://127.0.0.1:8000/".
-        session: of the rater, once enrolled.
+        session: of the rater; one is drawn for the first enrolment, so that it can be repeated if its answer is lost.
     """
 
     address: str
@@ -71,10 +73,11 @@ class RaterClient:
             self._connection.close()
             self._connection = None
 
-    def enrol(self, rater_id: str) -> Answer:
-        """Agree to the consent text as `rater_id`."""
+    def enrol(self, rater_id: str, key: str = "") -> Answer:
+        """Agree to the consent text as `rater_id`, with the key of a personal link if there is one."""
         version = self.ask("api/study").json()["consent_version"]
-        answer = self.ask("api/raters", {"rater": rater_id, "consent": version})
+        self.session = self.session or new_token()
+        answer = self.ask("api/raters", {"rater": rater_id, "consent": version, "key": key})
         if answer.status == 200:
             self.session = answer.json()["session"]
         return answer

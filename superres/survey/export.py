@@ -19,7 +19,7 @@ from superres.errors import ConfigError, InvalidInputError
 from superres.output import markdown_table, write_result
 from superres.survey import schema
 from superres.survey.exclusions import Exclusion, check_rule, excluded_raters, read_exclusions
-from superres.survey.records import COLUMNS, Record, chosen_picture, read_votes
+from superres.survey.records import COLUMNS, Record, chosen_picture, elapsed_ms, read_votes
 from superres.survey.store import Store, number_of
 from superres.survey.study import KINDS, Comparison, Study, StudySettings
 
@@ -180,10 +180,13 @@ def _read_document(path: Path) -> dict[str, Any]:
 
 def _row(row: Record) -> Record:
     """Return an imported row with every column in its type, checked as a vote of ours would be."""
+    if "page_ms" not in row:  # an older export, where response_ms was the browser's
+        row = {**row, "page_ms": row["response_ms"]}
     cleaned = {name: kind(row[name] if row[name] is not None else "") for name, (kind, _) in COLUMNS.items()}
     if cleaned["choice"] not in ("left", "right", "unsure") or cleaned["left"] not in ("a", "b") \
             or cleaned["kind"] not in KINDS or cleaned["chosen"] != chosen_picture(cleaned["choice"], cleaned["left"]):
         raise ValueError(f"row of rater {cleaned['rater']!r}, position {cleaned['position']}")
+    elapsed_ms(cleaned["issued"], cleaned["voted"])  # raises ValueError if there is none
     return cleaned
 
 
@@ -209,8 +212,9 @@ def _add_votes(connection: Connection, study: int, rows: Sequence[Record]) -> No
         trial = number_of(connection.execute(insert(schema.trial).values(
             rater_id=raters[row["rater"]], pair_id=pairs[row["pair"]], position=row["position"], kind=row["kind"],
             left_side=row["left"], token_hash=None, issued=row["issued"])))
-        columns = (c.name for c in schema.vote.c if c.name not in ("id", "trial_id"))
-        connection.execute(insert(schema.vote).values(trial_id=trial, **{name: row[name] for name in columns}))
+        columns = (c.name for c in schema.vote.c if c.name not in ("id", "trial_id", "response_ms"))
+        connection.execute(insert(schema.vote).values(trial_id=trial, response_ms=row["page_ms"],
+                                                      **{name: row[name] for name in columns}))
 
 
 def _add_exclusions(connection: Connection, study: int, exclusions: Sequence[Exclusion]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import select
@@ -27,7 +28,8 @@ COLUMNS: dict[str, tuple[type, str]] = {
     "choice": (str, "side that was chosen: left, right or unsure"),
     "chosen": (str, "picture that was chosen: a, b, or empty for unsure"),
     "chosen_method": (str, "its method, or empty"),
-    "response_ms": (float, "milliseconds from both pictures being on the page to the choice, measured in the browser"),
+    "response_ms": (float, "milliseconds from the pair being last shown to its vote, both by the server's clock"),
+    "page_ms": (float, "milliseconds from both pictures being on the page to the choice, as the browser reports them"),
     "display_px": (float, "width of a picture on the page, CSS pixels"),
     "pixel_ratio": (float, "device pixels a CSS pixel"),
     "viewport_width": (int, "width of the window, CSS pixels"),
@@ -54,8 +56,8 @@ def read_votes(store: Store, study: Study) -> list[Record]:
         rater.c.pseudonym.label("rater"), trial.c.position, trial.c.kind, pair.c.comparison,
         pair.c.number.label("pair"), pair.c.image, a.c.method.label("method_a"), b.c.method.label("method_b"),
         a.c.sha256.label("sha256_a"), b.c.sha256.label("sha256_b"), trial.c.left_side.label("left"), vote.c.choice,
-        vote.c.response_ms, vote.c.display_px, vote.c.pixel_ratio, vote.c.viewport_width, vote.c.viewport_height,
-        vote.c.input, rater.c.consent_version, rater.c.consented, trial.c.issued, vote.c.voted,
+        vote.c.response_ms.label("page_ms"), vote.c.display_px, vote.c.pixel_ratio, vote.c.viewport_width,
+        vote.c.viewport_height, vote.c.input, rater.c.consent_version, rater.c.consented, trial.c.issued, vote.c.voted,
     ).select_from(
         vote.join(trial, trial.c.id == vote.c.trial_id).join(rater, rater.c.id == trial.c.rater_id)
         .join(pair, pair.c.id == trial.c.pair_id)
@@ -64,11 +66,22 @@ def read_votes(store: Store, study: Study) -> list[Record]:
     with store.reading() as connection:
         records = [dict(row) for row in connection.execute(query).mappings()]
     for record in records:
+        record["response_ms"] = elapsed_ms(record["issued"], record["voted"])
         chosen = chosen_picture(record["choice"], record["left"])
         record["chosen"] = chosen
         record["chosen_method"] = record[f"method_{chosen}"] if chosen else ""
     # Sorted here: databases order text differently.
     return sorted(records, key=lambda record: (record["rater"], record["position"]))
+
+
+def elapsed_ms(issued: str, voted: str) -> float:
+    """Return the milliseconds between two times of `superres.survey.store.utc_now`, 0 if the clock was set back.
+
+    Raises:
+        ValueError: one is not such a time.
+    """
+    start, end = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (issued, voted))
+    return max((end - start) / timedelta(milliseconds=1), 0.0)
 
 
 def chosen_picture(choice: str, left: str) -> str:

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Header, Response
 from fastapi.responses import RedirectResponse
 
 from superres.survey.export import export_study
+from superres.survey.limits import EnrolmentLimit
 from superres.survey.presentation import report_markdown, report_plot, sections
 from superres.survey.report import study_report
 from superres.survey.server import add_pages, guarded_app, survey_app
@@ -21,7 +22,7 @@ from superres.survey.voting import RefusedError
 Owner = Annotated[str, Header(alias="X-Owner", max_length=100)]
 
 
-def study_app(store: Store, study: Study, root_path: str = "") -> FastAPI:
+def study_app(store: Store, study: Study, root_path: str = "", limit: EnrolmentLimit | None = None) -> FastAPI:
     """Return the application of a whole study: the voting page, and the owner's page under `results/`.
 
     Args:
@@ -29,6 +30,7 @@ def study_app(store: Store, study: Study, root_path: str = "") -> FastAPI:
         study: which.
         root_path: path under which a proxy passes requests on, such as "/survey". A proxy that takes the path away
             needs none, since all links are relative.
+        limit: how fast raters may enrol; the usual limits if None.
 
     Raises:
         StoreError: the study was imported without its pictures.
@@ -37,7 +39,7 @@ def study_app(store: Store, study: Study, root_path: str = "") -> FastAPI:
     root = root_path.strip("/") and f"/{root_path.strip('/')}"
     app.get(f"{root}/results")(lambda: RedirectResponse("results/"))
     app.mount(f"{root}/results", results_app(store, study))
-    app.mount(root, survey_app(store, study))
+    app.mount(root, survey_app(store, study, limit))
     return app
 
 

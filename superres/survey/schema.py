@@ -92,7 +92,7 @@ vote = Table(
     Column("id", Integer, primary_key=True),
     Column("trial_id", ForeignKey("survey_trial.id"), nullable=False, unique=True),
     Column("choice", String(6), CheckConstraint("choice IN ('left', 'right', 'unsure')"), nullable=False),
-    Column("response_ms", Float, nullable=False),
+    Column("response_ms", Float, nullable=False),  # as the page reports it; `page_ms` in exports
     Column("display_px", Float, nullable=False),
     Column("pixel_ratio", Float, nullable=False),
     Column("viewport_width", Integer, nullable=False),

@@ -2,6 +2,7 @@
 
 All that a browser receives is the page, its wording, opaque tokens and pictures of one and the same length; which
 method made a picture stays on the server. Requests name the rater by a session token in a header, never by a cookie.
+A rater who has enrolled comes back by that token, which the browser keeps, or by a personal link with a key.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from superres.errors import StoreError
 from superres.headers import with_headers
 from superres.survey import voting
+from superres.survey.limits import EnrolmentLimit
 from superres.survey.secrecy import digest
 from superres.survey.store import Store
 from superres.survey.study import Study
@@ -48,10 +50,11 @@ class Strict(BaseModel):
 
 
 class Enrolment(Strict):
-    """A rater who agrees to the consent text of that version."""
+    """A rater who agrees to the consent text of that version; `key` is that of a personal link."""
 
     rater: str = Field(max_length=200)
     consent: str = Field(max_length=64)
+    key: str = Field("", max_length=64)
 
 
 class Ballot(Strict):
@@ -104,7 +107,8 @@ def guarded_app(title: str) -> FastAPI:
 
     @app.exception_handler(RefusedError)
     def refuse(_: Request, error: RefusedError) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, error.status)
+        headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+        return JSONResponse({"error": str(error)}, error.status, headers)
 
     @app.exception_handler(StoreError)
     def unavailable(_: Request, error: StoreError) -> JSONResponse:
@@ -133,7 +137,7 @@ def add_pages(app: FastAPI, index: str, *others: str) -> None:
         app.get(f"/{name}")(partial(page, name))
 
 
-def survey_app(store: Store, study: Study | str) -> FastAPI:
+def survey_app(store: Store, study: Study | str, limit: EnrolmentLimit | None = None) -> FastAPI:
     """Return the application that lets raters vote in a study.
 
     It serves the page at its root and works under any path, by `parent.mount("/survey", survey_app(...))` or behind a
@@ -142,6 +146,7 @@ def survey_app(store: Store, study: Study | str) -> FastAPI:
     Args:
         store: where the votes go; it stays the caller's to close.
         study: the study, or its name.
+        limit: how fast raters may enrol; the usual limits if None.
 
     Raises:
         StoreError: the store holds no study of that name, or the study was imported without its pictures.
@@ -152,14 +157,19 @@ def survey_app(store: Store, study: Study | str) -> FastAPI:
     app = guarded_app("superres survey")
     add_pages(app, "survey.html", "survey.js", "survey.css")
     wording = _wording(study)
+    enrolments = limit or EnrolmentLimit()
 
     @app.get("/api/study")
     def get_study() -> dict[str, Any]:
         return wording
 
     @app.post("/api/raters")
-    def post_rater(enrolment: Enrolment) -> dict[str, Any]:
-        session, resumed = voting.enrol(store, study, enrolment.rater, enrolment.consent)
+    def post_rater(request: Request, enrolment: Enrolment, session: Session = "") -> dict[str, Any]:
+        seconds = enrolments.take(request.client.host if request.client else "")
+        if seconds:
+            raise RefusedError(429, "many people are starting this survey at the moment; please try again in "
+                                    f"{seconds} s", seconds)
+        session, resumed = voting.enrol(store, study, enrolment.rater, enrolment.consent, session, enrolment.key)
         return {"session": session, "resumed": resumed}
 
     @app.get("/api/trial")

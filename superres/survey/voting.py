@@ -12,7 +12,7 @@ from superres.errors import InvalidInputError, SuperresError
 from superres.survey import schema
 from superres.survey.assignment import assign, available_pairs, generator, schedule
 from superres.survey.pairs import display_png
-from superres.survey.secrecy import digest, new_token, pseudonym
+from superres.survey.secrecy import TOKEN_LENGTH, digest, link_key, new_token, pseudonym, same_secret
 from superres.survey.store import Store, utc_now
 from superres.survey.study import PRACTICE, Study
 
@@ -24,11 +24,12 @@ class RefusedError(SuperresError):
 
     Attributes:
         status: HTTP status code of the answer.
+        retry_after: seconds after which the request may be sent again; None if that is of no use.
     """
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.retry_after = status, retry_after
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Vote:
 
     Attributes:
         choice: "left", "right" or "unsure".
-        response_ms: milliseconds from the moment when both pictures were on the page, measured there.
+        response_ms: milliseconds from the moment when both pictures were on the page, measured there. It is stored and
+            exported as `page_ms`; reports and exclusions go by the server's clock.
         display_px: width of a picture on the page, in CSS pixels.
         pixel_ratio: device pixels a CSS pixel.
         viewport_width: of the window, in CSS pixels.
@@ -71,13 +73,26 @@ class Vote:
     input: str
 
 
-def enrol(store: Store, study: Study, rater_id: str, consent_version: str) -> tuple[str, bool]:
+def enrol(
+    store: Store, study: Study, rater_id: str, consent_version: str, session: str = "", key: str = "",
+) -> tuple[str, bool]:
     """Note a rater's consent and return (session, whether the rater has been here before).
 
-    The session names the rater in all other requests; an earlier one of the same rater is void.
+    The session names the rater in all other requests; an earlier one of the same rater is void. A rater who has been
+    here before is let in by the session of then, or by the key of the personal link: the id alone is no secret.
+
+    Args:
+        store: where the rater is stored.
+        study: what the rater votes in.
+        rater_id: the participant id.
+        consent_version: of the text that the rater agreed to.
+        session: that of an earlier enrolment, or one that the rater's page has drawn. The page sends it again when an
+            answer was lost, and so gets into the enrolment that it began. Empty, or not 32 characters: one is made.
+        key: of the rater's personal link, see `superres.survey.secrecy.link_key`; empty without one.
 
     Raises:
-        RefusedError: the id cannot be used, the consent is to another text, or the study has no pictures.
+        RefusedError: the id cannot be used, the consent is to another text, the study has no pictures, the key is
+            wrong, or the rater has been here before and shows neither session nor key.
         StoreError: the store cannot be written.
     """
     if not study.has_pictures:
@@ -86,19 +101,30 @@ def enrol(store: Store, study: Study, rater_id: str, consent_version: str) -> tu
         raise RefusedError(409, "the consent text has changed; reload the page")
     try:
         name = pseudonym(study.salt, rater_id)
+        if key and not same_secret(key, link_key(study.salt, rater_id)):
+            raise RefusedError(403, "this link is not valid; open it exactly as it was sent to you")
     except InvalidInputError as error:
         raise RefusedError(422, str(error)) from None
-    session = new_token()
+    if len(session) != TOKEN_LENGTH:
+        session = new_token()
     rater = schema.rater
     with store.writing() as connection:
         _take_turn(connection, study)
-        known = connection.scalar(select(rater.c.id).where(rater.c.study_id == study.id, rater.c.pseudonym == name))
+        known = connection.execute(select(rater.c.id, rater.c.session_hash).where(
+            rater.c.study_id == study.id, rater.c.pseudonym == name)).one_or_none()
+        if known is not None and known.session_hash == digest(session):
+            return session, True
+        if known is not None and not key:
+            raise RefusedError(403, "this participant id has started already; continue in the same browser, or ask "
+                                    "those who sent you for your personal link")
+        if connection.scalar(select(rater.c.id).where(rater.c.session_hash == digest(session))) is not None:
+            session = new_token()  # another rater's, as in a browser that several people share
         if known is None:
             connection.execute(insert(rater).values(
                 study_id=study.id, pseudonym=name, consent_version=consent_version, consented=utc_now(),
                 session_hash=digest(session)))
         else:
-            connection.execute(update(rater).where(rater.c.id == known).values(session_hash=digest(session)))
+            connection.execute(update(rater).where(rater.c.id == known.id).values(session_hash=digest(session)))
     return session, known is not None
 
 
@@ -201,5 +227,6 @@ def _rater(connection: Connection, study: Study, session: str) -> Row[Any]:
                                        schema.rater.c.study_id == study.id)
     row = connection.execute(query).one_or_none()
     if row is None:
-        raise RefusedError(401, "this session is over or was opened elsewhere; start again with your participant id")
+        raise RefusedError(401, "this session is over or was opened elsewhere; continue there, or start again by your "
+                                "personal link")
     return row

@@ -8,6 +8,7 @@ const RETRY_MS = [500, 1000, 2000, 4000];
 let study = null;
 let session = null;
 let raterFromUrl = null;
+let key = "";          // of a personal link, which lets its rater come back from any browser
 let trial = null;      // the pair on the page; null while none can be voted on
 let shownAt = 0;       // performance.now() when both pictures were on the page
 let section = "loading";
@@ -36,7 +37,7 @@ function keep(value) {
   try {
     if (value) localStorage.setItem(study.key, JSON.stringify(value));
     else localStorage.removeItem(study.key);
-  } catch (error) { /* a browser without storage cannot resume by itself; the participant id still does */ }
+  } catch (error) { /* a browser without storage cannot resume by itself; a personal link still does */ }
 }
 
 function kept() {
@@ -60,7 +61,7 @@ async function ask(path, body) {
       if (answer.status < 500) {
         const value = await answer.json();
         if (attempt) say("");
-        return {status: answer.status, value};
+        return {status: answer.status, value, retryAfter: Number(answer.headers.get("Retry-After"))};
       }
     } catch (error) { /* tried again below */ }
     say("The server does not answer. Nothing is lost; trying again…");
@@ -76,14 +77,32 @@ function startOver(text) {
   say(text || "");
 }
 
+// As `ask`, but wait for as long as the server asks to when too many people start at one time.
+async function askInTurn(path, body) {
+  for (;;) {
+    const answer = await ask(path, body);
+    if (answer.status !== 429) return answer;
+    say(answer.value.error);
+    await wait(1000 * answer.retryAfter);
+  }
+}
+
+// 24 random bytes as 32 characters for a header.
+function newSession() {
+  const bytes = crypto.getRandomValues(new Uint8Array(24));
+  return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_");
+}
+
 async function enrol(event) {
   event.preventDefault();
   const rater = raterFromUrl || byId("rater").value.trim();
   if (!rater) return say("Please type your participant id.");
   byId("begin").disabled = true;
-  const {status, value} = await ask("api/raters", {rater, consent: study.consent_version});
+  // Drawn here: if the answer is lost, the same session asks again and is known.
+  session = session || newSession();
+  const {status, value} = await askInTurn("api/raters", {rater, consent: study.consent_version, key});
   byId("begin").disabled = false;
-  if (status !== 200) return say(value.error);
+  if (status !== 200) return startOver(value.error);
   session = value.session;
   keep({session, rater: raterFromUrl});
   return next("");
@@ -153,7 +172,7 @@ async function vote(choice, input) {
 }
 
 function finish(value) {
-  keep(null);
+  if (!raterFromUrl) keep(null);  // the next person at this browser; a link's own rater may come back to this page
   byId("thanks").textContent = value.thanks;
   byId("code").textContent = value.completion_code;
   byId("code-row").hidden = !value.completion_code;
@@ -184,6 +203,7 @@ async function main() {
   byId("size").textContent = `The survey needs ${study.minimum_viewport.join(" × ")} pixels. Enlarge the window, zoom out, or use a bigger screen.`;
   const parameters = new URLSearchParams(window.location.search);
   raterFromUrl = study.id_params.map((name) => parameters.get(name)).find(Boolean) || null;
+  key = parameters.get("link_key") || "";
   byId("id-row").hidden = Boolean(raterFromUrl);
   byId("enrol").addEventListener("submit", enrol);
   byId("continue").addEventListener("click", () => next(""));
