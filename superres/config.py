@@ -5,45 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from superres.errors import ConfigError
-
-ConfigT = TypeVar("ConfigT", bound="Config")
+from superres.errors import ConfigError, shown
+from superres.settings import LARGEST as LARGEST  # these five can be had from here, too
+from superres.settings import Config as Config
+from superres.settings import is_number as is_number
+from superres.settings import is_whole, require_text, require_truth
+from superres.settings import require as require
+from superres.settings import require_whole as require_whole
 
 FORMAT_VERSION = 1
 """Version of the checkpoint folder's layout; raised when an older reader could misread a newer folder."""
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise ConfigError with `message` unless `condition` holds."""
-    if not condition:
-        raise ConfigError(message)
-
-
-@dataclass(frozen=True)
-class Config:
-    """Base of the settings classes: a dictionary form that refuses unknown and mistyped fields."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON-ready values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls: type[ConfigT], values: dict[str, Any]) -> ConfigT:
-        """Build the settings from `values`.
-
-        Raises:
-            ConfigError: a field is unknown, has the wrong type or is out of range.
-        """
-        known = {field.name: field for field in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - set(known))
-        require(not unknown, f"unknown setting {', '.join(unknown)} in {cls.__name__}; known: {', '.join(known)}")
-        cleaned = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-        try:
-            return cls(**cleaned)
-        except TypeError as error:
-            raise ConfigError(f"{cls.__name__} cannot be built from {values}: {error}") from error
 
 
 DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR = "celeba-8to32", "multi30k-en-de"
@@ -53,8 +26,28 @@ ENGINES = ("auto", "plain", "native", "native-bf16", "graph", "graph-bf16")
 """Ways to compute the decoding step: with torch; in compiled code, for CPUs; as a captured CUDA graph, for GPUs. "auto"
 takes the last two where it can. With bf16 weights are rounded, and tokens may differ from those of the others."""
 
+LEAST_TEMPERATURE = 1e-9
+"""Smallest temperature above 0. Scores are divided by it in float32, which overflows above 3e38: so scores up to 3e29,
+far more than any network gives, stay finite. Sampling there takes what greedy decoding takes, but where two scores
+are less than 1e-7 apart."""
+
 SAMPLINGS = ("coupled", "speculative")
 """Ways to sample in blocks."""
+
+SIZES: dict[str, tuple[int, int]] = {
+    "vocabulary": (1, 2**20), "width": (1, 2**14), "filter_size": (1, 2**16), "attention_heads": (1, 2**10),
+    "encoder_layers": (0, 2**8), "decoder_layers": (1, 2**8), "attention_block_length": (1, 2**20),
+    "prediction_heads": (1, 2**10), "head_filter_size": (1, 2**16), "conditioning_blocks": (0, 2**8),
+    "conditioning_width": (1, 2**14),
+}
+"""Least and largest value of each size of a network. The largest are far above what a picture or a sentence needs, and
+keep a checkpoint from elsewhere from asking for more than a machine can build."""
+
+MOST_SOURCE, MOST_TARGET, MOST_CHANNELS = 2**14, 256 * 256 * 3, 4
+"""Largest number of source and of target positions, and of colour channels."""
+
+MOST_TABLE = 2**26
+"""Most entries of a table that has a row for each position and is not stored in a checkpoint; 256 MiB in float32."""
 
 HEAD_LAYERS = ("per-head", "dense", "adaptive", "sequential", "recurrent")
 
@@ -87,7 +80,10 @@ class ModelConfig(Config):
             proposed before its own, and the memory). Adaptive and sequential ones need `numeric_neighbourhood` and
             `ordinal_output`; recurrent ones need text, `cross_attention` and `identity_p1`.
         head_filter_size: hidden size of one prediction head's layer.
-        identity_p1: head 1 is the base model's own output; False sends it through the head layer, as published.
+        identity_p1: head 1 is the base model's own output; False sends it through the head layer, as published, so
+            that inserting the layer changes p1 even where the base is frozen.
+        one_head_layer: with one prediction head and without `identity_p1`, whether there is a head layer. False is a
+            base into which the layer is still to be inserted: p1 is then the base model's own output.
         aligned_conditioning: add an enlargement of the memory to the decoder input, position by position.
         conditioning_blocks: residual convolution blocks that refine the aligned conditioning at target resolution.
         conditioning_width: channels of those blocks.
@@ -117,6 +113,7 @@ class ModelConfig(Config):
     head_layer: Literal["per-head", "dense", "adaptive", "sequential", "recurrent"] = "per-head"
     head_filter_size: int = 64
     identity_p1: bool = True
+    one_head_layer: bool = True
     aligned_conditioning: bool = True
     conditioning_blocks: int = 1
     conditioning_width: int = 32
@@ -128,43 +125,54 @@ class ModelConfig(Config):
     tied_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        sizes = ("vocabulary", "width", "filter_size", "attention_heads", "decoder_layers", "attention_block_length",
-                 "prediction_heads", "head_filter_size", "conditioning_width")
-        for name in sizes:
-            value = getattr(self, name)
-            require(isinstance(value, int) and value >= 1,
-                    f"{name} must be a whole number of at least 1, not {value!r}")
-        for name in ("encoder_layers", "conditioning_blocks"):
-            value = getattr(self, name)
-            require(isinstance(value, int) and value >= 0,
-                    f"{name} must be a whole number of at least 0, not {value!r}")
-        for name in ("source_shape", "target_shape"):
-            shape = getattr(self, name)
-            valid = isinstance(shape, tuple) and shape and all(isinstance(n, int) and n >= 1 for n in shape)
-            require(bool(valid), f"{name} must be a list of positive whole numbers, not {shape!r}")
+        for name, (least, most) in SIZES.items():
+            require_whole(name, getattr(self, name), least, most)
+        require_text("task", self.task)
+        for name in ("cross_attention", "identity_p1", "aligned_conditioning", "numeric_neighbourhood",
+                     "cell_remainder", "ordinal_output", "free_scores", "tied_embeddings"):
+            require_truth(name, getattr(self, name))
+        self._check_shapes()
         require(self.width % self.attention_heads == 0,
                 f"attention_heads {self.attention_heads} must divide width {self.width}")
         require(self.width % 4 == 0, f"width must be a multiple of 4 for the position signal, not {self.width}")
         require(self.attention in ("local_1d", "causal"),
-                f"attention must be local_1d or causal, not {self.attention!r}")
-        require(self.norm in ("pre", "post"), f"norm must be pre or post, not {self.norm!r}")
+                f"attention must be local_1d or causal, not {shown(self.attention)}")
+        require(self.norm in ("pre", "post"), f"norm must be pre or post, not {shown(self.norm)}")
+        require(is_number(self.dropout) and 0.0 <= self.dropout < 1.0,
+                f"dropout must be in [0, 1), not {shown(self.dropout)}")
+        self._check_heads()
+        require(self.free_scores or self.ordinal_output, "a model without free_scores needs ordinal_output")
+        require(self.numeric_neighbourhood or not self.cell_remainder, "cell_remainder needs numeric_neighbourhood")
+        if self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output:
+            self._check_image_aids()
+        self._check_text()
+
+    def _check_shapes(self) -> None:
+        for name, most in (("source_shape", MOST_SOURCE), ("target_shape", MOST_TARGET)):
+            shape = getattr(self, name)
+            valid = isinstance(shape, tuple) and len(shape) in (1, 3) and all(is_whole(n) and n >= 1 for n in shape)
+            require(valid, f"{name} must be a list of positive whole numbers, one or three, not {shown(shape)}")
+            require(max(shape) <= most and math.prod(shape) <= most,
+                    f"{name} must have at most {most} positions, not {shown(shape)}")
+            require(math.prod(shape) * self.width <= MOST_TABLE, f"positions of {name} times width must be at most "
+                    f"{MOST_TABLE}, not {math.prod(shape)} * {self.width}")
+
+    def _check_heads(self) -> None:
         require(self.head_layer in HEAD_LAYERS,
-                f"head_layer must be one of {', '.join(HEAD_LAYERS)}, not {self.head_layer!r}")
-        aided = self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output
+                f"head_layer must be one of {', '.join(HEAD_LAYERS)}, not {shown(self.head_layer)}")
         numeric = self.numeric_neighbourhood and self.ordinal_output
         require(self.head_layer not in ("adaptive", "sequential") or numeric,
                 f"head_layer {self.head_layer} needs numeric_neighbourhood and ordinal_output")
         is_text = len(self.target_shape) == 1
         require(self.head_layer != "recurrent" or (is_text and self.cross_attention and self.identity_p1),
                 "head_layer recurrent needs a target_shape of one number, cross_attention and identity_p1")
-        require(0.0 <= self.dropout < 1.0, f"dropout must be in [0, 1), not {self.dropout!r}")
-        require(self.free_scores or self.ordinal_output, "a model without free_scores needs ordinal_output")
-        require(self.numeric_neighbourhood or not self.cell_remainder, "cell_remainder needs numeric_neighbourhood")
-        if aided:
-            self._check_image_aids()
-        require(len(self.languages) == (2 if self.task == "translation" else 0),
-                f"a translation, and nothing else, has two languages, not {self.languages!r}")
+
+    def _check_text(self) -> None:
+        named = isinstance(self.languages, tuple) and all(isinstance(name, str) for name in self.languages)
+        require(named and len(self.languages) == (2 if self.task == "translation" else 0),
+                f"a translation, and nothing else, has two languages, not {shown(self.languages)}")
         same = len(self.source_shape) == len(self.target_shape) == 1
+        require(same or self.task != "translation", "a translation needs source_shape and target_shape of one number")
         require(same or not self.tied_embeddings, "tied_embeddings need source_shape and target_shape of one number")
 
     def _check_image_aids(self) -> None:
@@ -175,6 +183,11 @@ class ModelConfig(Config):
         source_rows, source_columns, source_channels = self.source_shape
         require(rows % source_rows == columns % source_columns == 0 and channels == source_channels,
                 f"{aids} need a target {self.target_shape} that is a whole multiple of the source {self.source_shape}")
+        require(channels <= MOST_CHANNELS, f"{aids} need at most {MOST_CHANNELS} colour channels, not {channels}")
+        covered = math.prod(self.enlargement)
+        require(self.target_length * covered <= MOST_TABLE,
+                f"{aids} need target positions times those over a source pixel of at most {MOST_TABLE}, "
+                f"not {self.target_length} * {covered}")
 
     @property
     def source_length(self) -> int:
@@ -251,8 +264,8 @@ class DecodeConfig(Config):
             criterion says how it reads them.
         top_k: rank within which "top-k" accepts.
         min_block: l, tokens accepted a step whatever the criterion says (section 5.3 of the paper); 1 is off.
-        temperature: T; 0 is greedy, T > 0 samples from softmax(scores / T). Three numbers are those of red, green and
-            blue.
+        temperature: T; 0 is greedy, T >= `LEAST_TEMPERATURE` samples from softmax(scores / T). Three numbers are those
+            of red, green and blue.
         seed: key of the sampling noise.
         budget: largest sum of |proposal - verified token| along a block that "drift-budget" accepts, in grey levels.
         noise: how samples are drawn, a name in `superres.decoding.noise.NOISES`: "gumbel" for any tokens, "quantile"
@@ -294,31 +307,41 @@ class DecodeConfig(Config):
 
     def __post_init__(self) -> None:
         k = self.block_size
-        require(k is None or (isinstance(k, int) and k >= 1), f"block size must be at least 1, not {k!r}")
-        valid = isinstance(self.epsilons, tuple) and all(isinstance(e, int) and e >= 0 for e in self.epsilons)
-        require(valid and bool(self.epsilons), f"epsilon must be at least 0, not {self.epsilon!r}; "
-                                               "give a whole number or a tuple of them")
-        require(isinstance(self.budget, int) and self.budget >= 0, f"budget must be at least 0, not {self.budget!r}")
-        require(isinstance(self.top_k, int) and self.top_k >= 1, f"top-k must be at least 1, not {self.top_k!r}")
-        require(isinstance(self.min_block, int) and self.min_block >= 1,
-                f"min-block must be at least 1, not {self.min_block!r}")
+        require_whole("block size", 1 if k is None else k)
+        require_whole("budget", self.budget, 0)
+        require_whole("top-k", self.top_k)
+        require_whole("min-block", self.min_block)
+        require_whole("sample-top-k", 1 if self.sample_top_k is None else self.sample_top_k)
+        self._check_epsilon()
         require(k is None or self.min_block <= k, f"min-block {self.min_block} is larger than the block size {k}")
-        require(self.temperature == 0 or (len(self.temperatures) in (1, 3) and all(
-            isinstance(t, (int, float)) and math.isfinite(t) and t > 0 for t in self.temperatures)),
-                f"temperature must be 0 (greedy) or positive, one number or one a colour, not {self.temperature!r}")
-        require(isinstance(self.seed, int) and 0 <= self.seed < 2**63, f"seed must be in [0, 2**63), not {self.seed!r}")
+        require(all(map(is_number, self.temperatures)) and (self.temperature == 0 or (
+            len(self.temperatures) in (1, 3) and all(t >= LEAST_TEMPERATURE for t in self.temperatures))),
+                f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}, one number or one a colour, "
+                f"not {shown(self.temperature)}")
+        require(is_whole(self.seed) and 0 <= self.seed < 2**63, f"seed must be in [0, 2**63), not {shown(self.seed)}")
         for name in ("window", "candidates"):
             value = getattr(self, name)
-            require(isinstance(value, int) and 1 <= value <= LARGEST_BRANCHING,
-                    f"{name} must be in 1..{LARGEST_BRANCHING}, not {value!r}")
+            require(is_whole(value) and 1 <= value <= LARGEST_BRANCHING,
+                    f"{name} must be in 1..{LARGEST_BRANCHING}, not {shown(value)}")
+        require_truth("adaptive", self.adaptive)
+        for name in ("accept", "noise", "proposer", "sampling"):
+            require_text(name, getattr(self, name))
+        for name in ("draft", "ngrams"):
+            value = getattr(self, name)
+            require_text(name, "" if value is None else value)
         self._check_sampling()
 
+    def _check_epsilon(self) -> None:
+        valid = isinstance(self.epsilons, tuple) and all(is_whole(e) and e >= 0 for e in self.epsilons)
+        require(valid and bool(self.epsilons), f"epsilon must be at least 0, not {shown(self.epsilon)}; "
+                                               "give a whole number or a tuple of them")
+        require(max(self.epsilons) <= LARGEST, f"epsilon must be at most {LARGEST}, not {shown(self.epsilon)}")
+
     def _check_sampling(self) -> None:
-        require(isinstance(self.nucleus, (int, float)) and 0 < self.nucleus <= 1,
-                f"nucleus must be above 0 and at most 1, not {self.nucleus!r}")
-        require(self.sample_top_k is None or (isinstance(self.sample_top_k, int) and self.sample_top_k >= 1),
-                f"sample-top-k must be at least 1, not {self.sample_top_k!r}")
-        require(self.sampling in SAMPLINGS, f"unknown sampling {self.sampling!r}; choose one of {', '.join(SAMPLINGS)}")
+        require(is_number(self.nucleus) and 0 < self.nucleus <= 1,
+                f"nucleus must be above 0 and at most 1, not {shown(self.nucleus)}")
+        require(self.sampling in SAMPLINGS,
+                f"unknown sampling {shown(self.sampling)}; choose one of {', '.join(SAMPLINGS)}")
         if self.sampling == "speculative":
             require(self.is_sampling, "speculative sampling needs a temperature above 0; give one such as 0.9")
             require(self.accept == "exact" and self.min_block == 1 and self.noise == "gumbel",
@@ -343,16 +366,22 @@ class DecodeConfig(Config):
     def changed(self, given: dict[str, Any]) -> DecodeConfig:
         """Return these settings with those in `given` instead, as a user's options change a checkpoint's default.
 
-        What was set for another criterion than the given one returns to its plain default, and the minimum block gives
-        way to a smaller block size.
+        What was set for another criterion than the given one returns to its plain default, and so does what a given way
+        of sampling, a given proposer or a smaller block size could not go with.
 
         Raises:
             ConfigError: the result contradicts itself.
         """
+        plain = DecodeConfig()
         changes: dict[str, Any] = {"min_block": min(self.min_block, given.get("block_size") or self.min_block)}
         if given.get("accept", self.accept) != self.accept:
-            plain = DecodeConfig()
             changes.update(epsilon=plain.epsilon, top_k=plain.top_k, budget=plain.budget)
+        if given.get("sampling") == "speculative":
+            changes.update(accept=plain.accept, min_block=plain.min_block, noise=plain.noise)
+        if given.get("temperature") == 0:
+            changes.update(sampling=plain.sampling)
+        if given.get("proposer", "heads") != "heads":
+            changes.update(adaptive=plain.adaptive)
         return dataclasses.replace(self, **{**changes, **given})
 
 
@@ -365,7 +394,7 @@ def parse_epsilon(text: str) -> int | tuple[int, ...]:
     try:
         values = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"--epsilon must be a whole number, or several such as 4,3,2, not {text!r}") from None
+        raise ConfigError(f"--epsilon must be a whole number, or several such as 4,3,2, not {shown(text)}") from None
     return values if len(values) > 1 else values[0]
 
 
@@ -379,8 +408,12 @@ def parse_temperature(text: str) -> float | tuple[float, ...]:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
         raise ConfigError("--temperature must be a number, or three with commas between such as 0.9,0.7,0.7, "
-                          f"not {text!r}") from None
+                          f"not {shown(text)}") from None
     return values if len(values) > 1 else values[0]
+
+
+LARGEST_BEAM, LARGEST_PENALTY = 1024, 10
+"""Most hypotheses of a sequence, and largest exponent of the length penalty, of which powers are taken."""
 
 
 @dataclass(frozen=True)
@@ -396,9 +429,9 @@ class BeamConfig(Config):
     length_penalty: float = 0.6
 
     def __post_init__(self) -> None:
-        require(isinstance(self.size, int) and self.size >= 1, f"beam must be at least 1, not {self.size!r}")
-        require(math.isfinite(self.length_penalty) and self.length_penalty >= 0,
-                f"length-penalty must be at least 0, not {self.length_penalty!r}")
+        require_whole("beam", self.size, 1, LARGEST_BEAM)
+        require(is_number(self.length_penalty) and 0 <= self.length_penalty <= LARGEST_PENALTY,
+                f"length-penalty must be at least 0, not {shown(self.length_penalty)}, and at most {LARGEST_PENALTY}")
 
 
 @dataclass(frozen=True)
@@ -417,5 +450,7 @@ class QualityBound(Config):
         psnr, bits = self.min_psnr_to_greedy, self.max_bits_loss
         require((psnr is None) != (bits is None), "give the bound on quality as either --min-psnr-to-greedy (dB) or "
                                                   "--max-bits-loss (bits/dim)")
-        require(psnr is None or (math.isfinite(psnr) and psnr > 0), f"min-psnr-to-greedy must be positive, not {psnr}")
-        require(bits is None or (math.isfinite(bits) and bits >= 0), f"max-bits-loss must be at least 0, not {bits}")
+        require(psnr is None or (is_number(psnr) and psnr > 0),
+                f"min-psnr-to-greedy must be positive, not {shown(psnr)}")
+        require(bits is None or (is_number(bits) and bits >= 0),
+                f"max-bits-loss must be at least 0, not {shown(bits)}")

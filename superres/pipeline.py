@@ -17,6 +17,7 @@ from superres.checkpoint import find_checkpoint, load_checkpoint, read_decode_de
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
 from superres.decoding.blockwise import check_options, decode, iterations, loop_type
 from superres.decoding.loop import Decoded
+from superres.decoding.noise import noise_keys
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.proposer import accompany
 from superres.decoding.refill import RefilledDecoder, Waiting
@@ -127,7 +128,8 @@ class Refilled(Generic[KeyedT]):
         items = self._feed.take(most, wait)
         if not items:
             return None if items is None else []
-        tokens, _ = self._upscaler._prepare(np.stack([item.source for item in items]), DecodeConfig(block_size=1), None)
+        sources, keys = np.stack([item.source for item in items]), [item.key for item in items]
+        tokens, _ = self._upscaler._prepare(sources, DecodeConfig(block_size=1), keys)
         return [Waiting(source, item.key, item) for source, item in zip(tokens, items, strict=True)]
 
     def __iter__(self) -> Iterator[list[Drawn[KeyedT]]]:
@@ -270,6 +272,13 @@ class Upscaler(Pipeline):
     task = faces.name
     bundled = DEFAULT_CHECKPOINT
 
+    @classmethod
+    def _of_task(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
+        if model.config.vocabulary < faces.INTENSITIES:
+            raise CheckpointError(f"checkpoint {folder} knows {model.config.vocabulary} intensities, pictures have "
+                                  f"{faces.INTENSITIES}; choose another")
+        return {}
+
     def __call__(
         self, sources: np.ndarray, options: DecodeConfig | None = None, *, keys: Sequence[int] | None = None,
         width: int | None = None, progress: Callable[[int, int], None] | None = None,
@@ -288,7 +297,7 @@ class Upscaler(Pipeline):
             Images, traces and time.
 
         Raises:
-            InvalidInputError: `sources` has another shape or type.
+            InvalidInputError: `sources` has another shape or type; there is not one key in range per image.
             ConfigError: options do not fit the checkpoint.
         """
         options = options or self.default
@@ -317,7 +326,8 @@ class Upscaler(Pipeline):
             time between two requests.
 
         Raises:
-            InvalidInputError: `sources` has another shape or type, or is empty.
+            InvalidInputError: `sources` has another shape or type, or is empty; there is not one key in range per
+                image.
             ConfigError: options do not fit the checkpoint.
         """
         options = options or self.default
@@ -366,14 +376,14 @@ class Upscaler(Pipeline):
 
     def _prepare(
         self, sources: np.ndarray, options: DecodeConfig, keys: Sequence[int] | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Check the arguments of a call, and return source tokens [N, 192] and keys [N] on the device."""
         self.block_size(options)
         expected = self.model_config.source_shape
         if sources.dtype != np.uint8 or sources.shape[1:] != expected:
             raise InvalidInputError(f"sources are {sources.dtype} {sources.shape}; give uint8 (N, *{expected})")
         tokens = torch.from_numpy(faces.encode(sources)).to(self.device)
-        return tokens, None if keys is None else torch.tensor(list(keys), dtype=torch.int64, device=self.device)
+        return tokens, noise_keys(keys, len(sources), self.device)
 
     def bits_per_dim(self, sources: np.ndarray, targets: np.ndarray, batch_size: int = 8) -> np.ndarray:
         """Return the bits a token that p1 needs for each target image.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -83,6 +83,10 @@ class Tree:
     def visible(self) -> Tensor:
         """The visibility mask: whether a column (rows) sees another one (columns), bool [M, M]."""
         return (self.ancestors.unsqueeze(2) == torch.arange(self.size)).any(1)
+
+
+Sources: TypeAlias = Any
+"""Source tokens [B, S], or what `ScoringModel.encode` has made of them; `sources[rows]` are those of rows int64 [R]."""
 
 
 class Session(Protocol):
@@ -242,6 +246,8 @@ class ScoringModel(Protocol):
     """Token that ends a sequence early, or None where sequences have a fixed length."""
     replaying: Replaying | None
     """How an iteration on its sessions is captured, whose steps keep to the same memory; None where it is called."""
+    own_threads: bool
+    """Whether its steps have threads of their own, beside which torch's would only be in the way."""
 
     @property
     def peers(self) -> Peers | None:
@@ -251,14 +257,18 @@ class ScoringModel(Protocol):
     def held_bytes(self) -> int:
         """Bytes of its weights."""
 
-    def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
-        """Encode `source` [B, S] (padding True in `padding` [B, S]) and make an empty session of step width `width`.
+    def encode(self, source: Sources, padding: Tensor | None = None) -> Sources:
+        """Encode `source` [B, S] (padding True in `padding` [B, S]), once for any number of sessions."""
+        ...
+
+    def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
+        """Encode `source` unless it is encoded, and make an empty session of step width `width`.
 
         The session has `copies` rows for each source, one after another.
         """
         ...
 
-    def tree_session(self, source: Tensor, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
+    def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
         """Make an empty session whose steps read `tree`, and of each at most a path of `kept` columns is kept.
 
         Arguments else as for `session`.

@@ -7,7 +7,7 @@ from typing import Literal
 
 from superres.config import Config, require
 
-HEAD_LOSSES = ("all-heads", "random-head")
+HEAD_LOSSES = ("all-heads", "random-head", "p1-and-random-head")
 HEAD_TARGETS = ("p1", "tokens")
 STAGES = ("base", "heads", "distil")
 
@@ -32,12 +32,15 @@ class TrainConfig(Config):
         flip: mirror half of the images.
         estimate_weight: weight of the estimate's absolute error, nats a grey level.
         freeze_base: not in "base": train the head layer alone, so that p1 stays exactly the base.
-        head_loss: "all-heads" on a random subset of positions, or "random-head" (one head a minibatch, section 6
-            of the paper).
+        head_loss: what is minimised in a minibatch. "all-heads": p1's loss plus the mean loss of all heads in the layer
+            on a random subset of positions. "random-head": the loss of one of p1..pk, drawn uniformly, which is an
+            unbiased estimate of their mean (section 6 of the paper); where p1 is frozen, of p2..pk.
+            "p1-and-random-head": p1's loss in every minibatch plus that of one head in the layer, which weighs p1 as
+            much as all other heads together. Both sums lack p1's loss on a frozen base.
         head_positions: size of that subset.
         head_target: what heads learn at a position: "p1", the distribution that p1 itself has there once it knows all
             tokens before (what they are verified against), or "tokens", the true token (as published).
-        head_weight: weight of the proposal heads' mean loss beside p1's.
+        head_weight: weight of the proposal heads' loss beside p1's.
         head_decay: head i counts head_decay**(i - 2) in that mean: a far head matters only if all nearer ones are
             right. 1 weighs all alike.
         precision: "bf16" autocast or "no".
@@ -61,7 +64,7 @@ class TrainConfig(Config):
     flip: bool = True
     estimate_weight: float = 0.02
     freeze_base: bool = False
-    head_loss: Literal["all-heads", "random-head"] = "all-heads"
+    head_loss: Literal["all-heads", "random-head", "p1-and-random-head"] = "all-heads"
     head_positions: int = 192
     head_target: Literal["p1", "tokens"] = "p1"
     head_weight: float = 1.0

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast
+from accelerate.utils import DistributedDataParallelKwargs, broadcast
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -28,9 +28,10 @@ from superres.checkpoint import (
     replaced_folder,
     save_checkpoint,
 )
-from superres.config import ModelConfig
+from superres.config import ModelConfig, require
 from superres.data import Batches
 from superres.errors import CheckpointError, ConfigError
+from superres.nn.heads import PredictionHeads
 from superres.nn.losses import TeacherForcingLoss
 from superres.nn.model import EncoderDecoder
 from superres.train_config import TrainConfig
@@ -65,7 +66,8 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
     """Build the network to train, warm-started from a checkpoint folder if one is named.
 
     Args:
-        config: the network. The warm start may lack the prediction heads, nothing else.
+        config: the network. The warm start may lack the head layer, nothing else. A head layer that it has for p1
+            alone becomes p1's part of the new one.
         settings: the stage and seed.
         start: checkpoint folder.
 
@@ -83,12 +85,25 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
     model = EncoderDecoder(config)
     model.gradient_checkpointing = settings.gradient_checkpointing
     if start is not None:
-        load_weights(model, load_checkpoint(start).state_dict(), str(start), optional="heads.")
+        _warm_start(model, load_checkpoint(start), str(start))
     if not settings.trains_base:
         model.requires_grad_(False)
         if model.heads is not None:
             model.heads.requires_grad_(True)
     return model
+
+
+def _warm_start(model: EncoderDecoder, base: EncoderDecoder, origin: str) -> None:
+    """Copy the weights of `base`, read from `origin`, into `model`, whose head layer may be new."""
+    weights, single, layer = base.state_dict(), base.heads, model.heads
+    widened = base.config.prediction_heads == 1 < model.config.prediction_heads and not model.config.identity_p1
+    if widened and isinstance(single, PredictionHeads) and isinstance(layer, PredictionHeads):
+        kind = base.config.head_layer
+        require(model.config.head_layer == kind, f"{origin} has a head layer {kind} for p1, which the other heads have "
+                                                 f"to share, not {model.config.head_layer}; leave --head-layer out")
+        layer.take_p1(single)
+        weights = {name: weight for name, weight in weights.items() if not name.startswith("heads.")}
+    load_weights(model, weights, origin, optional="heads.")
 
 
 def learning_rate_factor(settings: TrainConfig, progress: Progress) -> float:
@@ -150,7 +165,9 @@ class Trainer:
         self.evaluate, self.evaluate_seconds = evaluate, evaluate_seconds
         self.earlier, self.files = earlier, files or {}
         # Its own mixed precision is one choice for a whole process, which may train several stages.
-        self.accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available())
+        parallel = DistributedDataParallelKwargs(find_unused_parameters=settings.head_loss == "random-head")
+        self.accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available(),
+                                       kwargs_handlers=[parallel])
         self.progress = Progress(0, 0.0, [])
         self.model = model.to(self.accelerator.device)
         self.averaged = copy.deepcopy(self.model)

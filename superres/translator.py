@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from superres.decoding.acceptance import UNORDERED
 from superres.decoding.beam import BeamLoop, Beams, beam_steps
 from superres.decoding.blockwise import iterations
 from superres.decoding.loop import BlockwiseLoop, Decoded
+from superres.decoding.noise import noise_keys, part_keys
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError
@@ -51,10 +53,11 @@ class Translated:
 
 @dataclass(frozen=True)
 class _Segment:
-    """A line, or a part of one that is too long: the line's number and its source tokens."""
+    """A line, or a part of one that is too long: the line's number, its source tokens and the key of its noise."""
 
     line: int
     tokens: list[int]
+    key: int
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,9 @@ class Translator(Pipeline):
         return {"codec": translation.Codec.read(folder, model.config.source_length)}
 
     def __call__(
-        self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *, batch_size: int = 64,
-        width: int | None = None, progress: Callable[[int, int], None] | None = None,
+        self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *,
+        keys: Sequence[int] | None = None, batch_size: int = 64, width: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Translated:
         """Translate lines, in batches of like length.
 
@@ -113,21 +117,23 @@ class Translator(Pipeline):
         between words, and its parts are translated separately.
 
         Args:
-            lines: text, a line each; at a temperature, the noise is keyed by a line's number.
+            lines: text, a line each.
             options: blockwise decoding, or beam search; if None as for `Upscaler`.
+            keys: a number per line in [0, 2**63) that keys its sampling noise; its place among the lines if None.
+                Every part of a long line has noise of its own.
             batch_size: segments decoded together.
             width: step width of blockwise decoding; see `superres.decoding.blockwise.decode`.
             progress: called after every batch with (segments done, segments).
 
         Raises:
-            InvalidInputError: a word is too long for the model.
+            InvalidInputError: a word is too long for the model; there is not one key in range per line.
             ConfigError: options do not fit the checkpoint or text.
         """
         options = options or self.default
         self.check(options)
         require(batch_size >= 1, f"batch-size must be at least 1, not {batch_size}")
         started = time.perf_counter()
-        segments = self._segments(lines)
+        segments = self._segments(lines, keys)
         done: dict[int, _Made] = {}
         calls = 0
         order = sorted(range(len(segments)), key=lambda place: (len(segments[place].tokens), place))
@@ -143,13 +149,15 @@ class Translator(Pipeline):
         return _joined(lines, segments, made, calls, time.perf_counter() - started)
 
     def stream(
-        self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *, interval: float = 0.125,
+        self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *,
+        keys: Sequence[int] | None = None, interval: float = 0.125,
     ) -> Iterator[Translated]:
         """Translate lines in one batch and show how far it is, now and then; it stops when nobody asks for more.
 
         Args:
             lines: as for a call.
             options: as for a call.
+            keys: as for a call.
             interval: seconds of decoding between two looks, at the least; 0 shows every step.
 
         Yields:
@@ -157,12 +165,12 @@ class Translator(Pipeline):
             out the time between two requests.
 
         Raises:
-            InvalidInputError: a word is too long for the model.
+            InvalidInputError: a word is too long for the model; there is not one key in range per line.
             ConfigError: options do not fit the checkpoint or text.
         """
         options = options or self.default
         self.check(options)
-        segments = self._segments(lines)
+        segments = self._segments(lines, keys)
         if not segments:
             yield _joined(lines, [], [], 0, 0.0)
             return
@@ -185,15 +193,17 @@ class Translator(Pipeline):
         require(len(options.temperatures) == 1 and options.noise == "gumbel",
                 "text has no colours and no order of its tokens; give one temperature, and noise gumbel")
 
-    def _segments(self, lines: Sequence[str]) -> list[_Segment]:
-        """Cut lines into segments, none for an empty line."""
-        segments = []
+    def _segments(self, lines: Sequence[str], keys: Sequence[int] | None) -> list[_Segment]:
+        """Cut lines into segments, none for an empty line; `keys` as for a call."""
+        keyed = noise_keys(keys, len(lines), torch.device("cpu"))
+        segments = list[_Segment]()
         for number, line in enumerate(lines):
             try:
                 parts = self.codec.segments(line)
             except InvalidInputError as error:
                 raise InvalidInputError(f"line {number + 1}: {error}") from error
-            segments += [_Segment(number, tokens) for tokens in self.codec.split(parts)]
+            own = part_keys(keyed[number].expand(len(parts)), torch.arange(len(parts))).tolist()
+            segments += map(_Segment, repeat(number), self.codec.split(parts), own)
         return segments
 
     def _loops(
@@ -205,7 +215,7 @@ class Translator(Pipeline):
         hidden = padding if bool(padding.any()) else None
         if isinstance(options, BeamConfig):
             return beam_steps(self.scoring, source, options, padding=hidden)
-        keys = torch.tensor([segment.line for segment in segments], dtype=torch.int64, device=self.device)
+        keys = [segment.key for segment in segments]
         return iterations(self.scoring, source, options, padding=hidden, keys=keys, width=width,
                           proposer=self.proposers.get(options), adaptive=self.block_sizes.get(options, source, hidden))
 

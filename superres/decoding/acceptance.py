@@ -2,6 +2,7 @@
 
 A criterion judges each token in the light of the block before it. The loop in `superres.decoding.loop` owns the
 longest prefix, the minimum block, the end token and clipping, and it always commits the verifier's own token first.
+No criterion accepts a token of probability 0 (score -inf), such as one that a filter of sampling leaves out.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Criterion(Protocol):
             position: target positions [B, N] of the proposals; verdicts past the end of a target are ignored.
 
         Returns:
-            bool [B, N]. A verdict may depend on the columns to its left, not on those to its right.
+            bool [B, N], False where a proposal's score is -inf. A verdict may depend on the columns to its left, not on
+            those to its right.
         """
         ...
 
@@ -45,6 +47,11 @@ class Criterion(Protocol):
 def difference(proposed: Tensor, scores: Tensor) -> Tensor:
     """Return |proposal - verifier's choice| [B, N], in grey levels, of proposals [B, N] under scores [B, N, V]."""
     return (proposed - scores.argmax(-1)).abs()
+
+
+def possible(proposed: Tensor, scores: Tensor) -> Tensor:
+    """Return whether proposals [B, N] have a probability above 0 under scores [B, N, V], bool [B, N]."""
+    return ~scores.gather(-1, proposed.unsqueeze(-1)).squeeze(-1).isneginf()
 
 
 def one_epsilon(options: DecodeConfig, name: str) -> int:
@@ -87,7 +94,7 @@ class Distance:
 
     def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
         """See `Criterion.accept`."""
-        return difference(proposed, scores) <= self.epsilon
+        return (difference(proposed, scores) <= self.epsilon) & possible(proposed, scores)
 
 
 class DistanceByOffset:
@@ -105,7 +112,7 @@ class DistanceByOffset:
         limit = proposed.new_full(proposed.shape, self.epsilons[-1])
         for column, epsilon in enumerate(self.epsilons[: proposed.shape[1]]):
             limit[:, column].fill_(epsilon)
-        return difference(proposed, scores) <= limit
+        return (difference(proposed, scores) <= limit) & possible(proposed, scores)
 
 
 class DistanceByChannel:
@@ -125,7 +132,7 @@ class DistanceByChannel:
         limit = channel
         for number, epsilon in enumerate(self.epsilons):
             limit = limit.masked_fill(channel == number, epsilon)
-        return difference(proposed, scores) <= limit
+        return (difference(proposed, scores) <= limit) & possible(proposed, scores)
 
 
 class DriftBudget:
@@ -140,7 +147,8 @@ class DriftBudget:
     def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
         """See `Criterion.accept`."""
         differences = difference(proposed, scores)
-        return (differences <= self.epsilon) & (differences.cumsum(1) <= self.budget)
+        within = (differences <= self.epsilon) & (differences.cumsum(1) <= self.budget)
+        return within & possible(proposed, scores)
 
 
 class TopK:
@@ -156,7 +164,8 @@ class TopK:
         """See `Criterion.accept`."""
         own = scores.gather(-1, proposed.unsqueeze(-1))
         worst = scores.topk(min(self.k, scores.shape[-1]), dim=-1).values[..., -1:]
-        return (own >= worst).squeeze(-1)
+        # Where fewer than k tokens are possible, the k-th best score is -inf.
+        return (own >= worst).squeeze(-1) & possible(proposed, scores)
 
 
 CRITERIA: dict[str, type[Criterion]] = {

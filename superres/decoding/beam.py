@@ -1,6 +1,9 @@
-"""Beam search, one token a step, for models with an end token: what teachers of distillation translate with.
+"""Beam search, one token per step, for models with an end token: what teachers of distillation translate with.
 
-Hypotheses are ranked by log p / ((5 + length) / 6)**alpha (Wu et al. 2016, section 7, without coverage).
+Every step keeps the N best continuations by log p. Those with an end token are finished and leave the beam; the others
+live on. Finished hypotheses are ranked by log p / ((5 + length) / 6)**alpha (Wu et al. 2016, section 7, without
+coverage). A row's search ends when no living hypothesis can reach the score of the best finished one. A beam of one is
+greedy decoding.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import torch
 from torch import Tensor
 
 from superres.config import BeamConfig
+from superres.decoding.finite import FiniteScores
 from superres.errors import ConfigError
+from superres.machine import TorchThreads
 from superres.scoring import ScoringModel, Session
 
 
@@ -41,12 +46,12 @@ def length_penalty(length: int, alpha: float) -> float:
 
 @dataclass
 class Hypotheses:
-    """N hypotheses of each row, the best first.
+    """Hypotheses of each row, M of them.
 
     Attributes:
-        tokens: [B, N, T].
-        scores: [B, N]; -inf where there is none yet.
-        lengths: [B, N].
+        tokens: [B, M, T].
+        scores: [B, M]; -inf where there is no hypothesis.
+        lengths: [B, M].
     """
 
     tokens: Tensor
@@ -61,18 +66,11 @@ class Hypotheses:
         return cls(tokens, scores, torch.zeros(batch, size, dtype=torch.int64, device=like.device))
 
     def best_with(self, other: Hypotheses) -> Hypotheses:
-        """Return the best N of these N and the others."""
+        """Return the best M of these M and the others."""
         scores, place = torch.cat([self.scores.to(other.scores), other.scores], 1).topk(self.scores.shape[1], 1)
         tokens = torch.cat([self.tokens, other.tokens], 1)
         lengths = torch.cat([self.lengths, other.lengths], 1).gather(1, place)
         return Hypotheses(_rows(tokens, place), scores, lengths)
-
-    def where(self, rows: Tensor, other: Hypotheses) -> Hypotheses:
-        """Return these in the rows that `rows` (bool [B]) marks, the others elsewhere."""
-        rows = rows.unsqueeze(1)
-        return Hypotheses(self.tokens.where(rows.unsqueeze(2), other.tokens),
-                          self.scores.to(other.scores).where(rows, other.scores),
-                          self.lengths.where(rows, other.lengths))
 
 
 def _rows(tokens: Tensor, place: Tensor) -> Tensor:
@@ -81,7 +79,7 @@ def _rows(tokens: Tensor, place: Tensor) -> Tensor:
 
 
 class BeamLoop:
-    """The state of one search: living hypotheses, each a row of the session, and finished ones."""
+    """The state of one search: living hypotheses, each a row of the session, and the best finished one of each row."""
 
     def __init__(self, model: ScoringModel, session: Session, options: BeamConfig, batch: int, like: Tensor) -> None:
         """Start with empty hypotheses; `session` has `options.size` rows for each of `batch` sources."""
@@ -90,57 +88,63 @@ class BeamLoop:
         self.alive = Hypotheses.none(batch, options.size, model.length, like)
         # All start equal: but for one they must not count, or the beam would hold copies.
         self.alive.scores[:, 0] = 0
-        self.finished = Hypotheses.none(batch, options.size, model.length, like)
+        self.finished = Hypotheses.none(batch, 1, model.length, like)
         self.first_rows = torch.arange(batch, device=like.device).unsqueeze(1) * options.size
         self.last = torch.zeros(batch * options.size, 1, dtype=torch.int64, device=like.device)
         self.calls = 0
+        self.finite = FiniteScores(len(self.last), 1, like.device)
 
     def iterate(self) -> None:
-        """Grow every living hypothesis by a token: one model call."""
+        """Extend every living hypothesis by one token: one model call."""
         place = self.calls
         output = self.session.step(self.last, torch.full_like(self.last[:, 0], place))
+        self.finite.note(output.scores)
         self.calls += 1
         grown, parent = self._grow(output.scores[:, 0], place)
         ended = torch.eq(grown.tokens[:, :, place], self.end_token)
-        self._finish(grown, ended, place + 1)
-        scores, kept = grown.scores.masked_fill(ended, float("-inf")).topk(self.options.size, 1)
-        self.alive = Hypotheses(_rows(grown.tokens, kept), scores, grown.lengths.gather(1, kept))
-        self.session.select((self.first_rows + parent.gather(1, kept)).flatten(), self.calls)
+        scores = self._normalised(grown.scores, self.calls).masked_fill(~ended, float("-inf"))
+        # A row whose search is over keeps its best hypothesis: nothing that still ends there can be better.
+        self.finished = self.finished.best_with(Hypotheses(grown.tokens, scores, grown.lengths))
+        self.alive = Hypotheses(grown.tokens, grown.scores.masked_fill(ended, float("-inf")), grown.lengths)
+        self.session.select((self.first_rows + parent).flatten(), self.calls)
         self.last = self.alive.tokens[:, :, place].reshape(-1, 1)
 
     def _grow(self, scores: Tensor, place: int) -> tuple[Hypotheses, Tensor]:
-        """Return the 2N best continuations [B, 2N] by log p, and the hypotheses [B, 2N] that they continue.
-
-        2N, because N of them may end: N others then live on.
-        """
+        """Return the N best continuations [B, N] by log p, and the hypotheses [B, N] that they continue."""
         size, vocabulary = self.options.size, scores.shape[-1]
         total = scores.log_softmax(-1).view(-1, size, vocabulary) + self.alive.scores.unsqueeze(2).to(scores.dtype)
-        best, index = total.flatten(1).topk(min(2 * size, size * vocabulary), 1)
+        best, index = total.flatten(1).topk(size, 1)
         parent, token = index // vocabulary, index % vocabulary
         tokens = _rows(self.alive.tokens, parent)
         tokens[:, :, place] = token
         return Hypotheses(tokens, best, torch.full_like(parent, place + 1)), parent
 
-    def _finish(self, grown: Hypotheses, ended: Tensor, length: int) -> None:
-        """Keep the best of those that `ended` marks [B, 2N], except in rows whose search is over."""
-        scores = grown.scores / length_penalty(length, self.options.length_penalty)
-        new = Hypotheses(grown.tokens, scores.masked_fill(~ended, float("-inf")), grown.lengths)
-        self.finished = self.finished.where(self.over(), self.finished.best_with(new))
+    def _normalised(self, scores: Tensor, length: int) -> Tensor:
+        """Return log p `scores` over the length penalty of `length` tokens."""
+        return scores / length_penalty(length, self.options.length_penalty)
 
     def over(self) -> Tensor:
-        """Tell which rows [B] have as many finished hypotheses as the beam is wide."""
-        return ~self.finished.scores.isneginf().any(1)
+        """Return bool [B]: the rows where no living hypothesis can still beat the best finished one.
+
+        Log p is at most 0 and only falls, and the penalty grows with the length, so a living hypothesis can reach at
+        most its log p over the penalty of the largest length.
+        """
+        reachable = self._normalised(self.alive.scores.amax(1), self.length)
+        return ~self.finished.scores[:, 0].isneginf() & (reachable <= self.finished.scores[:, 0])
 
     def done(self) -> bool:
         """Tell whether every row is over, or the largest length is reached."""
+        self.finite.check()
         return self.calls >= self.length or bool(self.over().all())
 
     def result(self) -> Beams:
         """Return each row's best finished hypothesis, or the best living one where none has ended (yet, or in time)."""
-        penalty = length_penalty(self.calls, self.options.length_penalty)
-        alive = Hypotheses(self.alive.tokens, self.alive.scores / penalty, self.alive.lengths)
-        best = alive.where(self.finished.scores[:, 0].isneginf(), self.finished)
-        return Beams(best.tokens[:, 0], best.lengths[:, 0], best.scores[:, 0], self.calls)
+        ended = ~self.finished.scores[:, 0].isneginf()
+        # Where none has ended, the first living hypothesis is the best one.
+        alive = self._normalised(self.alive.scores[:, 0], self.calls)
+        return Beams(self.finished.tokens[:, 0].where(ended.unsqueeze(1), self.alive.tokens[:, 0]),
+                     self.finished.lengths[:, 0].where(ended, self.alive.lengths[:, 0]),
+                     self.finished.scores[:, 0].to(alive).where(ended, alive), self.calls)
 
 
 @torch.inference_mode()
@@ -149,8 +153,8 @@ def beam_steps(
 ) -> Iterator[BeamLoop]:
     """Search the best target of each source, and hand out the loop before every step, to be looked at.
 
-    A row's search ends with as many finished hypotheses as the beam is wide. The loop is one and the same object, last
-    handed out when every row is over; whoever stops asking has stopped the search.
+    The loop is one and the same object, last handed out when every row is over; whoever stops asking has stopped the
+    search.
 
     Args:
         model: the model, with an end token.
@@ -160,14 +164,17 @@ def beam_steps(
 
     Raises:
         ConfigError: the model has no end token.
+        ScoresError: the model's scores are not finite.
     """
     if model.end_token is None:
         raise ConfigError("beam search needs a model with an end token; decode without --beam")
     session = model.session(source, 1, padding, copies=options.size)
     loop = BeamLoop(model, session, options, len(source), source)
     yield loop
+    threads = TorchThreads(1 if model.own_threads else None)
     while not loop.done():
-        loop.iterate()
+        with threads:
+            loop.iterate()
         yield loop
 
 

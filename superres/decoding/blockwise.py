@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +14,7 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.adaptive import AdaptiveBlockSize
 from superres.decoding.lookahead import LookaheadLoop
 from superres.decoding.loop import BlockwiseLoop, Decoded, is_ordinary
-from superres.decoding.noise import NOISES
+from superres.decoding.noise import NOISES, noise_keys
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.proposer import Proposer, accompany
 from superres.decoding.replay import keep, take
@@ -83,7 +83,7 @@ def check_interval(end_token: int | None, kind: str) -> int:
 @torch.inference_mode()
 def iterations(
     model: ScoringModel, source: Tensor, options: DecodeConfig, *, padding: Tensor | None = None,
-    keys: Tensor | None = None, width: int | None = None, proposer: Proposer | None = None,
+    keys: Sequence[int] | Tensor | None = None, width: int | None = None, proposer: Proposer | None = None,
     adaptive: AdaptiveBlockSize | None = None,
 ) -> Iterator[BlockwiseLoop]:
     """Decode a batch blockwise, and hand out the loop now and then, to be looked at.
@@ -97,7 +97,7 @@ def iterations(
         source: source tokens [B, S].
         options: block size, proposer, acceptance, sampling.
         padding: bool [B, S], True where a source is padding.
-        keys: key of each row's sampling noise, int64 [B]; the row's number if None.
+        keys: key of each row's sampling noise in [0, 2**63), B of them; the row's number if None.
         width: step width W, at least the block size, which it is by default. A larger one runs the same kernels
             as a larger block.
         proposer: source of proposals, with which any block size goes; by `options.proposer` if None.
@@ -105,6 +105,8 @@ def iterations(
 
     Raises:
         ConfigError: options do not fit the model, or both a width and an adaptive block size are asked for.
+        InvalidInputError: there is not one key in range per row.
+        ScoresError: the model's scores are not finite.
     """
     heads = model.prediction_heads if proposer is None else options.block_size or model.prediction_heads
     block_size = check_options(options, heads, model.length)
@@ -112,8 +114,7 @@ def iterations(
         raise ConfigError(f"width {width} is smaller than the block size {block_size}")
     if width is not None and adaptive is not None:
         raise ConfigError(f"an adaptive block size has no fixed width; leave out the width {width}")
-    if keys is None:
-        keys = torch.arange(len(source), device=source.device)
+    keys = noise_keys(keys, len(source), source.device)
     proposer = proposer or PROPOSERS[options.proposer]()
     model = accompany(model, proposer)
     kind = loop_type(proposer, block_size)
@@ -164,7 +165,7 @@ def _loop(
 
 def decode(
     model: ScoringModel, source: Tensor, options: DecodeConfig, *, padding: Tensor | None = None,
-    keys: Tensor | None = None, width: int | None = None, proposer: Proposer | None = None,
+    keys: Sequence[int] | Tensor | None = None, width: int | None = None, proposer: Proposer | None = None,
     adaptive: AdaptiveBlockSize | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> Decoded:
     """Decode a batch blockwise.
@@ -178,7 +179,7 @@ def decode(
         source: source tokens [B, S].
         options: block size, proposer, acceptance, sampling.
         padding: bool [B, S].
-        keys: int64 [B].
+        keys: B of them.
         width: step width W.
         proposer: source of proposals.
         adaptive: chooses the block size.
@@ -189,6 +190,8 @@ def decode(
 
     Raises:
         ConfigError: options do not fit the model.
+        InvalidInputError: there is not one key in range per row.
+        ScoresError: the model's scores are not finite.
     """
     for loop in iterations(
         model, source, options, padding=padding, keys=keys, width=width, proposer=proposer, adaptive=adaptive,

@@ -238,7 +238,9 @@ def draw(probability: Tensor, uniform: Tensor) -> Tensor:
     The weights need not add up to 1; a token of weight 0 is never drawn.
     """
     sums = probability.cumsum(-1)
-    return torch.searchsorted(sums, uniform * sums[..., -1:], right=True).squeeze(-1)
+    tokens = torch.searchsorted(sums, uniform * sums[..., -1:], right=True).squeeze(-1)
+    # Weights that are NaN are refused later (`superres.decoding.finite`); until then no token may be out of range.
+    return tokens.clamp(max=probability.shape[-1] - 1)
 
 
 class Chooser:

@@ -67,22 +67,25 @@ def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0, 
     return expected_tokens(alpha, gamma, branches) / (gamma * c + verify)
 
 
-def operations_factor(alpha: float, gamma: int, c: float) -> float:
-    """Return how many times as many arithmetic operations a token takes: (gamma * c + gamma + 1) / expected tokens.
+def operations_factor(alpha: float, gamma: int, c: float, columns: int | None = None, branches: int = 1) -> float:
+    """Return how many times as many arithmetic operations a token takes: (gamma * c + columns) / expected tokens.
 
     Args:
         alpha: acceptance rate.
         gamma: proposals a step.
         c: operations of a proposal over those of the verifier for a token.
+        columns: tokens that the verifier reads per step; gamma + 1 if None, as in the paper.
+        branches: see `expected_tokens`.
 
     Raises:
         ConfigError: a number is out of range.
     """
     require(c >= 0, f"the cost of a proposal must be at least 0, not {c}")
-    return (gamma * c + gamma + 1) / expected_tokens(alpha, gamma)
+    read = gamma + 1 if columns is None else columns
+    return (gamma * c + read) / expected_tokens(alpha, gamma, branches)
 
 
-def best_gamma(alpha: float, c: float, most: int, more: float = 0.0) -> int:
+def best_gamma(alpha: float, c: float, most: int, more: float = 0.0, branches: int = 1) -> int:
     """Return the proposals a step, 0..`most`, that make decoding fastest; the fewest of several.
 
     Args:
@@ -90,42 +93,44 @@ def best_gamma(alpha: float, c: float, most: int, more: float = 0.0) -> int:
         c: cost of a proposal, in verifier calls for one token.
         most: the largest gamma.
         more: how much more a verifier call costs for each proposal, in the same unit; 0 in the paper.
+        branches: see `expected_tokens`.
 
     Raises:
         ConfigError: a number is out of range.
     """
-    return max(range(most + 1), key=lambda gamma: improvement_factor(alpha, gamma, c, 1 + more * gamma))
+    return max(range(most + 1), key=lambda gamma: improvement_factor(alpha, gamma, c, 1 + more * gamma, branches))
 
 
-def step_compression(alpha: float, window: int, ngram: int, good: float = 1.0) -> float:
-    """Return Lookahead's step compression ratio S: autoregressive steps over its own (Fu et al., equation 7).
+def acceptance_rate(traces: list[RowTrace], block_size: int, branches: int = 1) -> float:
+    """Return the acceptance rate alpha that decoding with `block_size` k has seen.
 
-    S = (f - 1 + E) / f, E being the expected tokens of b = W branches of gamma = N - 1 proposals.
+    For one sequence of proposals it is the share of verified proposals that were accepted: proposals of a block are
+    verified until one fails; in the last block of a sequence, the end comes before that. Of several sequences, only the
+    best one of each step is recorded: alpha is then the value in steps of 0.001 that makes the record most likely, the
+    best one of b reaching i proposals with probability 1 - (1 - alpha**i)**b, as in `expected_tokens`.
 
     Args:
-        alpha: acceptance rate of the n-grams' tokens.
-        window: W, as many n-grams are verified at once.
-        ngram: N.
-        good: f; one step in so many has good proposals, the others yield one token.
+        traces: acceptance trace of each sequence.
+        block_size: k.
+        branches: b, sequences of proposals verified at once.
 
-    Raises:
-        ConfigError: a number is out of range.
+    Returns:
+        alpha in [0, 1]; 0.0 where nothing was verified.
     """
-    require(window >= 1, f"the window W must be at least 1, not {window}")
-    require(ngram >= 2, f"the n-grams' size N must be at least 2, not {ngram}")
-    require(good >= 1, f"f must be at least 1, not {good}")
-    return (good - 1 + expected_tokens(alpha, ngram - 1, window)) / good
-
-
-def acceptance_rate(traces: list[RowTrace], block_size: int) -> float:
-    """Return the share of verified proposals that were accepted: alpha as decoding with `block_size` k has seen it.
-
-    Of a block, proposals are verified until one fails; in the last one of a sequence, the end comes before that. 0.0
-    where nothing was verified.
-    """
-    passed = sum(count - 1 for trace in traces for count in trace.accepted)
-    failed = sum(count < block_size for trace in traces for count in trace.accepted[:-1])
-    return passed / (passed + failed) if passed else 0.0
+    passed = [count - 1 for trace in traces for count in trace.accepted]
+    failed = [count - 1 for trace in traces for count in trace.accepted[:-1] if count < block_size]
+    if branches == 1:
+        return sum(passed) / (sum(passed) + len(failed)) if any(passed) else 0.0
+    reached, stopped = (np.bincount(counts, minlength=block_size) for counts in (passed, failed))
+    alphas = np.linspace(0, 1, 1001)
+    survival = 1 - (1 - alphas[:, None] ** np.arange(block_size + 1)) ** branches
+    ends = survival[:, :-1] - survival[:, 1:]
+    likelihood = np.zeros(len(alphas))
+    for counts, probability in ((stopped, ends), (reached - stopped, survival[:, :-1])):
+        seen = counts > 0
+        with np.errstate(divide="ignore"):  # what cannot happen has log probability -inf
+            likelihood += np.log(probability[:, seen]) @ counts[seen]
+    return float(alphas[likelihood.argmax()])
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ from superres.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from superres.scoring import ScoringModel, Session
+    from superres.scoring import ScoringModel, Session, Sources
 
 READ = 2
 """Tokens a step of the draft: the next block's first, and the one before, which was proposed last and may be unread."""
@@ -43,7 +43,11 @@ class DraftProposer(Proposer):
             require(mine == theirs, f"the draft model has {mine} {what}, the verifier {theirs}; choose a draft that "
                                     "was trained for it")
 
-    def companion(self, source: Tensor, width: int, padding: Tensor | None, copies: int) -> Session:
+    def encode(self, source: Sources, padding: Tensor | None) -> Sources:
+        """See `Proposer.encode`."""
+        return self.draft.encode(source, padding)
+
+    def companion(self, source: Sources, width: int, padding: Tensor | None, copies: int) -> Session:
         """See `Proposer.companion`."""
         # The cache must reach back over a whole block that is rejected, though a step reads little of it.
         session = self.draft.session(source, max(width, READ), padding, copies)

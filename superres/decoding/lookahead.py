@@ -26,7 +26,7 @@ from superres.decoding.lookahead_sampling import verify_candidates
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.pool import NgramPool
 from superres.decoding.proposer import Proposer
-from superres.scoring import Peers, ScoringModel, Session, StepOutput, Tree, TreeSession
+from superres.scoring import Peers, ScoringModel, Session, Sources, StepOutput, Tree, TreeSession
 
 CAPACITY = 1024
 """N-grams a row that the pool holds."""
@@ -139,7 +139,7 @@ class LookaheadLoop(BlockwiseLoop):
 
     @classmethod
     def open_session(
-        cls, model: ScoringModel, source: Tensor, options: DecodeConfig, block_size: int, width: int | None = None,
+        cls, model: ScoringModel, source: Sources, options: DecodeConfig, block_size: int, width: int | None = None,
         padding: Tensor | None = None,
     ) -> Session:
         """See `BlockwiseLoop.open_session`; also raised where several processes cannot share the branches."""
@@ -148,7 +148,7 @@ class LookaheadLoop(BlockwiseLoop):
 
     def _iterate(self) -> None:
         """See `BlockwiseLoop._iterate`."""
-        told = self._read(self.session.step(self.pending, self.position + 1), self.position)
+        told = self._read(self._step(self.position + 1), self.position)
         accepted = self._stop_at_end_token(torch.minimum(told.accepted, self._room()), told.block)
         self.store.scatter_(1, self.place + self.places[1:], told.block)
         self.recorder.record(self.position, told.block, accepted)

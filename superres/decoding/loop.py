@@ -15,11 +15,13 @@ from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.adaptive import AdaptiveBlockSize
 from superres.decoding.choice import GREEDY, Choice, Chooser
+from superres.decoding.finite import FiniteScores
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.proposer import Context, Proposer
 from superres.decoding.replay import BURST, Replays
 from superres.decoding.trace import RowTrace, TraceRecorder
-from superres.scoring import IteratingSession, LoopState, ScoringModel, Session, StepOutput
+from superres.machine import TorchThreads
+from superres.scoring import IteratingSession, LoopState, ScoringModel, Session, Sources, StepOutput
 
 
 @dataclass
@@ -85,6 +87,7 @@ class BlockwiseLoop:
         self.end_token = model.end_token
         self.criterion = criterion or CRITERIA[options.accept](options)
         self.proposer = proposer or PROPOSERS[options.proposer]()
+        self.torch_threads = TorchThreads(1 if model.own_threads else None)
         self.seed, self.keys = options.seed, keys.clone()
         self.make_chooser = partial(Chooser, options, vocabulary=model.vocabulary)
         self.chooser = self.make_chooser(self.keys)
@@ -101,6 +104,7 @@ class BlockwiseLoop:
         self.columns = torch.arange(session.width, device=device)
         self.next_columns = self.columns + 1
         self.recorder = TraceRecorder()
+        self.finite = FiniteScores(batch, session.width, device)
         replaying = model.replaying if criterion is None and getattr(self.proposer, "stateless", False) else None
         self.replays = Replays(replaying.capture, self.proposals) if replaying is not None else None
         # What a session may take over whole: nobody else's proposer or criterion.
@@ -108,9 +112,10 @@ class BlockwiseLoop:
         self.starting = False
         self._see()
         self.held: Choice | None = None
-        self.choice = self._next_choice()
-        output = session.step(self.pending, self.position)
-        torch.cat(self._predict(output, torch.zeros_like(self.position)), dim=1, out=self.pending)
+        with self.torch_threads:
+            self.choice = self._next_choice()
+            output = self._step(self.position)
+            torch.cat(self._predict(output, torch.zeros_like(self.position)), dim=1, out=self.pending)
         self.starting = self.replays is not None  # any row may start whenever it is replayed
 
     def _see(self) -> None:
@@ -121,7 +126,7 @@ class BlockwiseLoop:
 
     @classmethod
     def open_session(
-        cls, model: ScoringModel, source: Tensor, options: DecodeConfig, block_size: int, width: int | None = None,
+        cls, model: ScoringModel, source: Sources, options: DecodeConfig, block_size: int, width: int | None = None,
         padding: Tensor | None = None,
     ) -> Session:
         """Make an empty session for a loop of this kind and `block_size`; other arguments as for `iterations`.
@@ -134,6 +139,11 @@ class BlockwiseLoop:
     def run(self, count: int) -> None:
         """Do `count` iterations."""
         started = time.perf_counter()
+        with self.torch_threads:
+            self._run(count)
+        self.spent += time.perf_counter() - started
+
+    def _run(self, count: int) -> None:
         while count > 0:
             turns, whole = 1, self._whole()
             if whole is not None:
@@ -152,7 +162,6 @@ class BlockwiseLoop:
                 turns = min(count, BURST)
                 self.replays.run(self._iterate, self.block_size, turns, self.recorder)
             count -= turns
-        self.spent += time.perf_counter() - started
 
     def _fit(self) -> None:
         """Let the session's steps, where they are fitted, be as wide as the proposals now are."""
@@ -174,10 +183,16 @@ class BlockwiseLoop:
         """Do one iteration."""
         self.run(1)
 
+    def _step(self, position: Tensor) -> StepOutput:
+        """Let the model read the pending proposals at decoder positions `position` [B] and score the tokens there."""
+        output = self.session.step(self.pending, position)
+        self.finite.note(output.scores)
+        return output
+
     def _iterate(self) -> None:
         """Verify the pending proposals, accept, and make the next ones: one model call."""
         place = self.place + self.next_columns[: self.session.width]
-        output = self.session.step(self.pending, place[:, 0])
+        output = self._step(place[:, 0])
         accepted = self._stop_at_end_token(self._accept(output.scores, place), self.pending)
         # All columns are written; those that were not accepted are overwritten before anyone reads them.
         self.store.scatter_(1, place, self.pending)
@@ -252,6 +267,7 @@ class BlockwiseLoop:
         self.limit.index_fill_(0, rows, self.length)
         self.proposals.index_fill_(0, rows, self.filler)
         self.choice.clear(rows)
+        self.finite.clear(rows)
         self.starting, self.complete = True, False
 
     def begin_anew(self, fresh: Session, keys: Tensor, seed: int) -> None:
@@ -272,9 +288,24 @@ class BlockwiseLoop:
         before, self.choice = self.choice, self._next_choice()
         self.choice.inherit(before, kept)
         self.recorder.shrink(kept)
+        self.finite.shrink(kept)
+
+    def check_scores(self) -> None:
+        """Refuse scores that are not finite (reads from the device).
+
+        Raises:
+            ScoresError: a step had some.
+        """
+        self.finite.is_noted |= self.replays is not None  # what is replayed notes on the device alone
+        self.finite.check()
 
     def done(self) -> bool:
-        """Tell whether every row is complete (reads from the device)."""
+        """Tell whether every row is complete (reads from the device).
+
+        Raises:
+            ScoresError: scores were not finite.
+        """
+        self.check_scores()
         self.complete = bool((self.position >= self.limit).all())
         return self.complete
 

@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from superres.config import require
+from superres.config import require, require_whole
 from superres.decoding.proposer import Context, Proposer
-from superres.errors import CheckpointError, ConfigError
+from superres.errors import CheckpointError, ConfigError, plain
+from superres.reading import require_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from superres.scoring import ScoringModel
+
+MOST_ORDER = 63
+"""Most tokens of an n-gram, however few values a token has."""
 
 Int64 = npt.NDArray[np.int64]
 NumbersT = TypeVar("NumbersT", "Int64", "Tensor")
@@ -33,7 +37,7 @@ class Numbering:
         channels: positions modulo this are counted apart: 3 for intensities of pixels, 1 for text.
 
     Raises:
-        ConfigError: there are more contexts than 64 bits can number.
+        ConfigError: one is below 1, or there are more contexts than 64 bits can number.
     """
 
     order: int
@@ -41,7 +45,12 @@ class Numbering:
     channels: int
 
     def __post_init__(self) -> None:
-        require(self.order >= 1, f"the order of n-grams must be at least 1, not {self.order}")
+        require_whole("the order of n-grams", self.order)
+        for name in ("vocabulary", "channels"):
+            require_whole(name, getattr(self, name))
+        # A context of n - 1 tokens has more than 2**(n - 1) numbers, and where there is one token, one says it all.
+        require(self.order <= MOST_ORDER, f"n-grams of order {self.order} are too many to number; "
+                                          "use a smaller --order")
         count = self.order * self.channels * self.vocabulary ** (self.order - 1)
         require(count < 2**63, f"n-grams of order {self.order} over {self.vocabulary} tokens are too many to number; "
                                "use a smaller --order")
@@ -87,21 +96,22 @@ class NgramTable:
         from safetensors.numpy import load_file
 
         try:
+            require_regular(path)
             arrays = load_file(path)
             settings, keys, tokens = arrays["settings"], arrays["keys"], arrays["tokens"]
-            order, vocabulary, channels = map(int, settings)
+            numbering = Numbering(*settings.tolist())
             whole = (keys.dtype == np.int64 and tokens.dtype == np.int32 and keys.shape == tokens.shape
-                     and len(keys) >= 1 and bool((np.diff(keys) > 0).all()) and channels >= 1
-                     and 0 <= tokens.min() <= tokens.max() < vocabulary)
+                     and keys.ndim == 1 and len(keys) >= 1 and bool((keys[1:] > keys[:-1]).all())
+                     and 0 <= tokens.min() <= tokens.max() < numbering.vocabulary)
         except FileNotFoundError as error:
             raise CheckpointError(f"no n-grams at {path}; count them with 'superres train ngrams'") from error
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} holds no n-grams ({error!r}); count them with 'superres train ngrams'"
-                                  ) from error
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+            raise CheckpointError(f"{path} holds no n-grams ({plain(str(error))}); count them with "
+                                  "'superres train ngrams'") from error
         if not whole:
             raise CheckpointError(f"{path} holds no n-grams that belong together; count them again with "
                                   "'superres train ngrams'")
-        return cls(Numbering(order, vocabulary, channels), keys, tokens.astype(np.int64))
+        return cls(numbering, keys, tokens.astype(np.int64))
 
 
 def count_ngrams(rows: Iterable[Int64], numbering: Numbering, least: int = 2, most: int = 200_000) -> NgramTable:

@@ -7,10 +7,14 @@ differ in what happens where a proposer's scores are only close to the verifier'
 
 from __future__ import annotations
 
-from typing import Protocol
+import operator
+from collections.abc import Iterable
+from typing import Protocol, SupportsIndex
 
 import torch
 from torch import Tensor
+
+from superres.errors import InvalidInputError
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -27,6 +31,49 @@ def mix(x: Tensor) -> Tensor:
     x = _shift_xor(x, 30) * _FIRST
     x = _shift_xor(x, 27) * _SECOND
     return _shift_xor(x, 31)
+
+
+def noise_keys(keys: Iterable[int] | Tensor | None, count: int, device: torch.device) -> Tensor:
+    """Return keys of sampling noise, int64 [count], on `device`.
+
+    Args:
+        keys: whole numbers in [0, 2**63), one per sequence; 0, 1, 2, ... if None.
+        count: number of sequences.
+        device: of the result.
+
+    Raises:
+        InvalidInputError: there are more or fewer keys than sequences, or one is out of range or no whole number.
+    """
+    if keys is None:
+        return torch.arange(count, device=device)
+    try:
+        given = list(keys.tolist() if isinstance(keys, Tensor) else keys)
+    except TypeError:
+        raise InvalidInputError(f"keys must be a sequence, one key per input, not {keys!r}") from None
+    if len(given) != count:
+        raise InvalidInputError(f"there are {len(given)} keys for {count} inputs; give one per input")
+    return torch.tensor([_checked(key) for key in given], dtype=torch.int64, device=device)
+
+
+def _checked(key: SupportsIndex) -> int:
+    """Return a key as an int, if it is one in range."""
+    try:
+        number = operator.index(key)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**63:
+        raise InvalidInputError(f"keys must be whole numbers in [0, 2**63), not {key!r}")
+    return number
+
+
+def part_keys(keys: Tensor, parts: Tensor) -> Tensor:
+    """Return the keys of parts of sequences, int64 [B] in [0, 2**63).
+
+    Args:
+        keys: of the sequences, int64 [B].
+        parts: number of the part in its sequence, int64 [B]; part 0 keeps the key of the sequence.
+    """
+    return keys.where(parts == 0, mix(mix(keys + _GOLDEN) ^ parts) & (2**63 - 1))
 
 
 class Noise(Protocol):
@@ -55,7 +102,10 @@ class Noise(Protocol):
 
     @staticmethod
     def adjust(scores: Tensor, noise: Tensor) -> Tensor:
-        """Return scores [B, N, V] whose argmax is a sample of softmax(`scores`), given the noise of their positions."""
+        """Return scores [B, N, V] whose argmax is a sample of softmax(`scores`), given the noise of their positions.
+
+        Tokens whose score is -inf keep it.
+        """
         ...
 
 
@@ -128,11 +178,15 @@ class QuantileNoise:
 
     @staticmethod
     def adjust(scores: Tensor, noise: Tensor) -> Tensor:
-        """Return minus the distance of u from each token's part of the cumulative distribution; see `Noise.adjust`."""
+        """Return minus the distance of u from each token's part of the cumulative distribution; see `Noise.adjust`.
+
+        Tokens of probability 0 have no part of it: -inf.
+        """
         probability = scores.softmax(-1)
         upper = probability.cumsum(-1)
         u = noise.to(scores.dtype)
-        return -torch.maximum(upper - probability - u, u - upper).clamp(min=0)
+        distance = torch.maximum(upper - probability - u, u - upper).clamp(min=0)
+        return (-distance).masked_fill(probability == 0, float("-inf"))
 
 
 NOISES: dict[str, type[Noise]] = {"gumbel": GumbelNoise, "quantile": QuantileNoise}

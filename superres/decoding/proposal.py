@@ -157,6 +157,16 @@ class LookaheadProposer(Proposer):
         require(options.min_block == 1, f"min-block {options.min_block} needs a proposal in every step, and lookahead "
                                         "may have none; leave it out")
 
+    @classmethod
+    def branches(cls, options: DecodeConfig) -> int:
+        """See `Proposer.branches`: the candidates of the verification branch."""
+        return options.candidates
+
+    @classmethod
+    def columns(cls, options: DecodeConfig, block_size: int) -> int:
+        """See `Proposer.columns`: those of the lookahead branch and of the verification branch."""
+        return max(1, (options.window + options.candidates) * (block_size - 1))
+
 
 PROPOSERS: dict[str, type[Proposer]] = {
     "heads": HeadProposer, "stale": StaleProposer, "jacobi": JacobiProposer, "draft": DraftProposer,

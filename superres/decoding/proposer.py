@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
     from torch import Tensor
 
     from superres.config import DecodeConfig
-    from superres.scoring import Choose, Peers, ScoringModel, Session, StepOutput, Tree, TreeSession
+    from superres.scoring import Choose, Peers, ScoringModel, Session, Sources, StepOutput, Tree, TreeSession
 
 
 @dataclass
@@ -70,14 +70,16 @@ class Proposer:
     """Whether it proposes several branches a step, in a loop of its own (`superres.decoding.blockwise.loop_type`)."""
     training: ClassVar[str] = "none"
     """What has to be trained for it, for people."""
-    branches: int = 1
-    """Sequences of proposals that are verified at once, for the cost model."""
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """Return proposals [B, k - 1], int64, for the tokens at `context.position + offsets`; offsets are 1..k-1."""
         raise NotImplementedError
 
-    def companion(self, source: Tensor, width: int, padding: Tensor | None, copies: int) -> Companion | None:
+    def encode(self, source: Sources, padding: Tensor | None) -> Sources:
+        """Return what `companion` takes for `source`, as `superres.scoring.ScoringModel.encode` does for sessions."""
+        return source
+
+    def companion(self, source: Sources, width: int, padding: Tensor | None, copies: int) -> Companion | None:
         """Return what it keeps for a new batch; arguments as for `superres.scoring.ScoringModel.session`.
 
         A class that does not define this keeps nothing.
@@ -99,10 +101,37 @@ class Proposer:
             ConfigError: it cannot.
         """
 
+    @classmethod
+    def branches(cls, options: DecodeConfig) -> int:
+        """Return how many sequences of proposals are verified per step, for the cost model."""
+        return 1
+
+    @classmethod
+    def columns(cls, options: DecodeConfig, block_size: int) -> int:
+        """Return how many tokens of a row the model reads per step in blocks of `block_size`, for the cost model."""
+        return block_size
+
     @property
     def held_bytes(self) -> int:
         """Bytes that it holds whatever is decoded: weights, tables."""
         return 0
+
+
+@dataclass
+class AccompaniedSources:
+    """Sources as the model has encoded them, and as the proposer has: `superres.scoring.Sources`."""
+
+    model: Sources
+    proposer: Sources
+
+    def __getitem__(self, rows: Tensor) -> AccompaniedSources:
+        """Return the sources in `rows`, int64 [R]."""
+        return AccompaniedSources(self.model[rows], self.proposer[rows])
+
+    @classmethod
+    def of(cls, source: Sources) -> AccompaniedSources:
+        """Return what both take for `source`, encoded or not."""
+        return source if isinstance(source, cls) else cls(source, source)
 
 
 class AccompaniedSession:
@@ -145,7 +174,7 @@ class Accompanied:
         self.model, self.proposer = model, proposer
         self.vocabulary, self.length, self.end_token = model.vocabulary, model.length, model.end_token
         self.prediction_heads, self.uncached_scores = model.prediction_heads, model.uncached_scores
-        self.replaying = model.replaying
+        self.replaying, self.own_threads = model.replaying, model.own_threads
 
     @property
     def held_bytes(self) -> int:
@@ -157,14 +186,20 @@ class Accompanied:
         """See `superres.scoring.ScoringModel.peers`."""
         return self.model.peers
 
-    def tree_session(self, source: Tensor, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
-        """See `superres.scoring.ScoringModel.tree_session`: without a companion, as proposers of branches keep none."""
-        return self.model.tree_session(source, tree, kept, padding)
+    def encode(self, source: Sources, padding: Tensor | None = None) -> AccompaniedSources:
+        """See `superres.scoring.ScoringModel.encode`."""
+        own = AccompaniedSources.of(source)
+        return AccompaniedSources(self.model.encode(own.model, padding), self.proposer.encode(own.proposer, padding))
 
-    def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
+    def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
+        """See `superres.scoring.ScoringModel.tree_session`: without a companion, as proposers of branches keep none."""
+        return self.model.tree_session(AccompaniedSources.of(source).model, tree, kept, padding)
+
+    def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
         """See `superres.scoring.ScoringModel.session`."""
-        session = self.model.session(source, width, padding, copies)
-        companion = self.proposer.companion(source, width, padding, copies)
+        own = AccompaniedSources.of(source)
+        session = self.model.session(own.model, width, padding, copies)
+        companion = self.proposer.companion(own.proposer, width, padding, copies)
         return session if companion is None else AccompaniedSession(session, companion)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.choice import Chooser
+from superres.decoding.finite import require_finite
 from superres.scoring import ScoringModel
 
 
@@ -22,6 +23,9 @@ def sequential_reference(model: ScoringModel, source: Tensor, options: DecodeCon
 
     Returns:
         The tokens, up to and with the end token.
+
+    Raises:
+        ScoresError: the model's scores are not finite.
     """
     chooser = Chooser(options, torch.tensor([key], device=source.device), model.vocabulary)
     target = torch.zeros(1, model.length, dtype=torch.int64, device=source.device)
@@ -29,6 +33,7 @@ def sequential_reference(model: ScoringModel, source: Tensor, options: DecodeCon
     while len(tokens) < model.length and (not tokens or tokens[-1] != model.end_token):
         position = torch.tensor([len(tokens)], device=source.device)
         scores = model.uncached_scores(source, target, position)[:, :1]
+        require_finite(scores)
         tokens.append(int(chooser.at(position.unsqueeze(1))(scores)))
         target[0, len(tokens) - 1] = tokens[-1]
     return tokens
@@ -48,6 +53,9 @@ def separate_reference(
 
     Returns:
         The tokens, and how many were accepted in each iteration.
+
+    Raises:
+        ScoresError: the model's scores are not finite.
     """
     chooser = Chooser(options, torch.tensor([key], device=source.device), model.vocabulary)
     criterion = CRITERIA[options.accept](options)
@@ -58,11 +66,13 @@ def separate_reference(
         block: list[int] = []
         for head in range(block_size):
             heads = model.uncached_scores(source, _padded(model, source, tokens + block), place[:, 0])
+            require_finite(heads[:, :1])
             block.append(int(chooser.at(place[:, head : head + 1])(heads[:, head : head + 1])))
         length, failed, scored = 1, False, []
         while length < min(block_size, model.length - len(tokens)) and block[length - 1] != model.end_token:
             position = place[:, length]
             scores = model.uncached_scores(source, _padded(model, source, tokens + block[:length]), position)[:, :1]
+            require_finite(scores)
             scored.append(chooser.at(position.unsqueeze(1)).adjust(scores))
             proposed = torch.tensor([block[1 : length + 1]], device=source.device)
             # A criterion may remember the block, so it is handed all of it up to the token in question.

@@ -2,7 +2,7 @@
 
 Rows of a batch advance by different amounts, and a batch that waits for its slowest row leaves the others idle. What a
 sequence becomes depends neither on its neighbours nor on when it entered: its source is encoded in a group of one
-constant size, and the row it enters is replaced whole.
+constant size, once, and the row it enters is replaced whole.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -19,10 +20,11 @@ from superres.config import DecodeConfig
 from superres.decoding.adaptive import AdaptiveBlockSize
 from superres.decoding.blockwise import DONE_CHECK_INTERVAL, check_interval, check_options, loop_type
 from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.noise import noise_keys
 from superres.decoding.proposal import PROPOSERS
 from superres.decoding.proposer import Proposer, accompany
 from superres.decoding.trace import RowTrace
-from superres.scoring import ScoringModel, Session
+from superres.scoring import ScoringModel, Session, Sources
 
 GROUP = {"cpu": 1, "cuda": 16}
 """Sources encoded together by kind of device; a group that is not full is padded, since sums may depend on its size."""
@@ -112,6 +114,7 @@ class RefilledDecoder:
     _rows: list[_Row | None] = field(default_factory=list)
     _more: bool = True
     _kind: type[BlockwiseLoop] = BlockwiseLoop
+    _any_source: Sources = None  # one that is encoded, whichever: of what sessions are made that adopt all their rows
 
     @property
     def under_way(self) -> list[Waiting]:
@@ -124,6 +127,8 @@ class RefilledDecoder:
 
         Raises:
             ConfigError: options do not fit the model.
+            InvalidInputError: a key is out of range.
+            ScoresError: the model's scores are not finite.
         """
         self._block_size = check_options(self.options, self.model.prediction_heads, self.model.length)
         self.proposer = self.proposer or PROPOSERS[self.options.proposer]()
@@ -160,27 +165,34 @@ class RefilledDecoder:
 
     def _begin(self, first: list[Waiting], proposer: Proposer, sizes: AdaptiveBlockSize | None) -> BlockwiseLoop:
         """Return a loop over the first sequences."""
-        sources = torch.stack([waiting.source for waiting in first])
-        keys = torch.tensor([waiting.key for waiting in first], dtype=torch.int64, device=sources.device)
+        everyone = torch.arange(len(first), device=first[0].source.device)
+        keys = noise_keys([waiting.key for waiting in first], len(first), everyone.device)
         self._kind = loop_type(proposer, self._block_size)
-        session = self._session(sources)
-        everyone = torch.arange(len(first), device=sources.device)
-        for rows, fresh, chosen in self._encoded(first, everyone):
+        groups = self._encoded(first, everyone)
+        head = next(groups)
+        session = self._empty(everyone)
+        for rows, fresh, chosen in chain([head], groups):
             session.adopt(rows, fresh, chosen)
         block_size = self._block_size if sizes is None else sizes.choose()
         return self._kind(self.model, session, self.options, keys, block_size, proposer, fitted=sizes is not None)
 
-    def _session(self, sources: Tensor) -> Session:
+    def _session(self, sources: Sources) -> Session:
         return self._kind.open_session(self.model, sources, self.options, self._block_size)
+
+    def _empty(self, rows: Tensor) -> Session:
+        """Return a session of as many rows as `rows`, for each to adopt another. Nothing is encoded for it."""
+        return self._session(self._any_source[torch.zeros_like(rows)])
 
     def _encoded(self, waiting: list[Waiting], rows: Tensor) -> Iterator[tuple[Tensor, Session, Tensor]]:
         """Yield rows to fill, an empty session of a constant number of sources, and its rows that belong there."""
         size = GROUP.get(rows.device.type, 1)
         for start in range(0, len(waiting), size):
             group = [one.source for one in waiting[start : start + size]]
-            padded = torch.stack(group + [group[0]] * (size - len(group)))
+            sources = self.model.encode(torch.stack(group + [group[0]] * (size - len(group))))
             chosen = torch.arange(len(group), device=rows.device)
-            yield rows[start : start + size], self._session(padded), chosen
+            if self._any_source is None:
+                self._any_source = sources[chosen[:1]]
+            yield rows[start : start + size], self._session(sources), chosen
 
     def _share(self, seconds: float) -> None:
         busy = [row for row in self._rows if row is not None]
@@ -189,6 +201,7 @@ class RefilledDecoder:
 
     def _harvest(self, loop: BlockwiseLoop) -> list[Finished]:
         """Take out the rows that are complete, and count the tokens of the others."""
+        loop.check_scores()
         position = loop.position.tolist()
         complete = (loop.position >= loop.limit).tolist()
         self.tokens_under_way = sum(
@@ -224,7 +237,7 @@ class RefilledDecoder:
         loop.recorder.forget(min((row.since for row in self._rows if row is not None), default=len(loop.recorder)))
 
     def _restart(self, loop: BlockwiseLoop, rows: Tensor, waiting: list[Waiting]) -> None:
-        keys = torch.tensor([one.key for one in waiting], dtype=torch.int64, device=rows.device)
+        keys = noise_keys([one.key for one in waiting], len(waiting), rows.device)
         start = 0
         for places, fresh, chosen in self._encoded(waiting, rows):
             loop.restart(places, fresh, chosen, keys[start : start + len(places)])
@@ -232,7 +245,6 @@ class RefilledDecoder:
 
     def _shrink(self, loop: BlockwiseLoop) -> None:
         numbers = [number for number, row in enumerate(self._rows) if row is not None]
-        sources = torch.stack([waiting.source for waiting in self.under_way])
-        kept = torch.tensor(numbers, dtype=torch.int64, device=sources.device)
-        loop.shrink(self._session(sources), kept)
+        kept = torch.tensor(numbers, dtype=torch.int64, device=loop.position.device)
+        loop.shrink(self._empty(kept), kept)
         self._rows = [self._rows[number] for number in numbers]

@@ -62,6 +62,18 @@ class PredictionHeads(nn.Module):
         """Weights that a proposal is computed with, on average."""
         return sum(weight.numel() for weight in self.parameters()) / self.count
 
+    @torch.no_grad()
+    def take_p1(self, single: PredictionHeads) -> None:
+        """Copy the layer of a network of one head to p1's place in this one, so that p1 keeps its scores.
+
+        Both layers must be of the same kind and sizes, and hold p1.
+        """
+        for weight, given in zip(self.parameters(), single.parameters(), strict=True):
+            weight[tuple(slice(size) for size in given.shape)] = given
+        if self.dense:  # p1 reads no hidden unit of the other heads
+            size, width = single.contract.shape
+            self.contract[size:, :width] = 0
+
     def forward(self, hidden: Tensor, vectors: Tensor | None = None) -> Tensor:
         """Map decoder outputs to the states of the layer's heads.
 

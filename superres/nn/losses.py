@@ -41,35 +41,55 @@ class TeacherForcingLoss(nn.Module):
         Args:
             source: tokens [B, S].
             target: tokens [B, T].
-            draw: key of the random choice of positions or head.
+            draw: key of the random choice of positions or head; see `drawn_head`.
             true_count: the first so many targets are true pictures, the rest the model's own, from which p1 could learn
                 nothing but to be surer of itself. None: all are true.
             padding: bool [B, S], True where a source is padding; None where nothing is.
             lengths: tokens of each target [B], what follows being padding, which does not count; None where nothing is.
 
         Returns:
-            "total" (to minimise) and its parts: "p1", "heads", "estimate" (grey levels).
+            "total" (to minimise) and those of its parts that the minibatch has: "p1", "heads", "estimate" (grey
+            levels).
         """
         decoded = self.model(source, target, padding)
         settings, losses = self.settings, {}
         true = slice(true_count)
-        scores = None
-        if settings.trains_base or settings.head_target == "p1":
-            scores = self.model.scores(decoded)
-        if settings.trains_base and scores is not None:
+        head = self.drawn_head(draw)
+        with_p1, with_heads = self._parts(head)
+        from_p1 = with_heads and settings.head_target == "p1"
+        scores = self.model.scores(decoded) if with_p1 or from_p1 else None
+        if with_p1 and scores is not None:
             losses["p1"] = self._first(scores[true], source[true], target[true], *(
                 part if part is None else part[true] for part in (padding, lengths)))
         total = losses.get("p1", decoded.hidden.new_zeros(()))
-        if settings.trains_heads:
-            random_head = settings.head_loss == "random-head"
-            heads = self._one_head if random_head else self._all_heads
-            wanted = scores.detach() if scores is not None and settings.head_target == "p1" else target
-            losses["heads"] = heads(decoded, wanted, torch.Generator().manual_seed(draw), lengths)
+        if with_heads:
+            wanted = scores.detach() if from_p1 and scores is not None else target
+            losses["heads"] = self._all_heads(decoded, wanted, draw, lengths) if head is None else \
+                self._one_head(decoded, wanted, head, lengths)
             total = total + settings.head_weight * losses["heads"]
-        if decoded.memory.estimate is not None and self.model.conditioning is not None and "p1" in losses:
+        if decoded.memory.estimate is not None and self.model.conditioning is not None and settings.trains_base:
             losses["estimate"] = (decoded.memory.estimate - target)[true].abs().mean()
             total = total + settings.estimate_weight * losses["estimate"]
         return losses | {"total": total}
+
+    def drawn_head(self, draw: int) -> int | None:
+        """Return the head (0-based) that is drawn uniformly with the key `draw`; None where all heads are trained.
+
+        It is 0 only where p1 learns by being drawn.
+        """
+        settings, network = self.settings, self.model.config
+        if not settings.trains_heads or settings.head_loss == "all-heads":
+            return None
+        first = self._first_head
+        if settings.head_loss == "random-head" and (settings.trains_base or not network.identity_p1):
+            first = 0
+        return int(torch.randint(first, network.prediction_heads, (), generator=torch.Generator().manual_seed(draw)))
+
+    def _parts(self, head: int | None) -> tuple[bool, bool]:
+        """Tell whether p1's loss and whether that of other heads is minimised, where `head` is drawn."""
+        if self.settings.head_loss == "random-head" and head is not None:
+            return head == 0, head > 0
+        return self.settings.trains_base, self.settings.trains_heads
 
     def _first(
         self, scores: Tensor, source: Tensor, target: Tensor, padding: Tensor | None, lengths: Tensor | None
@@ -86,14 +106,13 @@ class TeacherForcingLoss(nn.Module):
         return F.cross_entropy(scores.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED,
                                label_smoothing=self.settings.label_smoothing)
 
-    def _all_heads(
-        self, decoded: Decoded, wanted: Tensor, generator: torch.Generator, lengths: Tensor | None
-    ) -> Tensor:
+    def _all_heads(self, decoded: Decoded, wanted: Tensor, draw: int, lengths: Tensor | None) -> Tensor:
         """Mean loss of all proposal heads on a random subset of positions; `wanted` as in `mean_loss`."""
         batch, length = wanted.shape[:2]
         count = min(self.settings.head_positions, length)
         position = torch.arange(length, device=wanted.device)
         if count < length:
+            generator = torch.Generator().manual_seed(draw)
             position = torch.randperm(length, generator=generator)[:count].to(wanted.device)
         position = position.expand(batch, -1)
         heads = torch.arange(self._first_head, self.model.config.prediction_heads, device=wanted.device)
@@ -102,25 +121,21 @@ class TeacherForcingLoss(nn.Module):
         scores = self.model.block_scores(decoded, position, inside)
         return mean_loss(scores, target, inside, wanted, self._head_weights(wanted.device))
 
-    def _one_head(
-        self, decoded: Decoded, wanted: Tensor, generator: torch.Generator, lengths: Tensor | None
-    ) -> Tensor:
-        """Loss of one random head at all positions (section 6 of the paper)."""
-        first = self._first_head
-        head = int(torch.randint(first, self.model.config.prediction_heads, (), generator=generator))
+    def _one_head(self, decoded: Decoded, wanted: Tensor, head: int, lengths: Tensor | None) -> Tensor:
+        """Loss of one head at all positions; `wanted` as in `mean_loss`."""
         position = torch.arange(wanted.shape[1], device=wanted.device).expand(len(wanted), -1)
-        weight = self._head_weights(wanted.device)[head - first]
+        weight = self._head_weights(wanted.device)[head - self._first_head]
         inside = is_inside(position + head, wanted.shape[1], lengths)
         scores = self.model.head_scores(decoded, position, head)
         return weight * mean_loss(scores[inside], position + head, inside, wanted)
 
     @property
     def _first_head(self) -> int:
-        """The first head that has a layer, 0-based."""
-        return 1 if self.model.config.identity_p1 else 0
+        """The first of the heads that learn as such, 0-based: p1 does if it is in the layer and not drawn by itself."""
+        return 1 if self.model.config.identity_p1 or self.settings.head_loss == "random-head" else 0
 
     def _head_weights(self, device: torch.device) -> Tensor:
-        """Return what each head in the layer counts: decay**(i - 2) for head i, p1 in it as p2; the mean is 1."""
+        """Return what each head from the first on counts: decay**(i - 2) for head i, p1 as p2; the mean is 1."""
         distance = torch.arange(self._first_head - 1, self.model.config.prediction_heads - 1, device=device)
         weights = self.settings.head_decay ** distance.clamp(min=0)
         return weights / weights.mean()

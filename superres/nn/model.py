@@ -49,13 +49,16 @@ class Memory:
         added = self.states.new_zeros(len(self.states), 1, self.states.shape[1], dtype=dtype)
         return added if self.mask is None else added.copy_(self.mask.squeeze(1))
 
+    def __getitem__(self, rows: Tensor) -> Memory:
+        """Return a memory of the rows `rows`, int64 [R], some of them perhaps several times."""
+        parts = (self.mask, self.conditioning, self.estimate, self.budget)
+        return Memory(self.states[rows], *(None if part is None else part[rows] for part in parts))
+
     def repeat(self, copies: int) -> Memory:
         """Return a memory with every row `copies` times, one after another."""
         if copies == 1:
             return self
-        parts = (self.mask, self.conditioning, self.estimate, self.budget)
-        more = (None if part is None else part.repeat_interleave(copies, dim=0) for part in parts)
-        return Memory(self.states.repeat_interleave(copies, dim=0), *more)
+        return self[torch.arange(len(self.states), device=self.states.device).repeat_interleave(copies)]
 
     def rounded_up(self, multiple: int) -> Memory:
         """Return a memory of a multiple of so many source places; those that are added are hidden."""
@@ -117,7 +120,7 @@ class EncoderDecoder(nn.Module):
         if config.ordinal_output:
             nn.init.zeros_(self.project.weight)
             nn.init.zeros_(self.project.bias)
-        has_layer = config.prediction_heads > 1 or not config.identity_p1
+        has_layer = config.prediction_heads > 1 or (config.one_head_layer and not config.identity_p1)
         layer = RecurrentHeads if config.head_layer == "recurrent" else PredictionHeads
         self.heads: PredictionHeads | RecurrentHeads | None = layer(config) if has_layer else None
 

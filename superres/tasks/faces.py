@@ -33,6 +33,7 @@ Split = Literal["train", "valid", "test"]
 name = "faces"
 LOW_SIZE = 8
 HIGH_SIZE = 32
+INTENSITIES = 256
 SOURCES: tuple[str, ...] = get_args(Source)
 SPLITS: tuple[str, ...] = get_args(Split)
 ENLARGEMENTS = {"nearest": Image.Resampling.NEAREST, "bicubic": Image.Resampling.BICUBIC}
@@ -207,6 +208,11 @@ class FacePairs:
         return len(self.ids)
 
 
+def is_celeba(path: Path) -> bool:
+    """Tell whether a folder is a CelebA root as torchvision has it; only such a one has splits."""
+    return (path / "celeba" / "img_align_celeba").is_dir()
+
+
 def read_faces(path: str | os.PathLike[str], split: Split = "train", limit: int | None = None) -> FacePairs:
     """Read a data set of faces.
 
@@ -225,7 +231,7 @@ def read_faces(path: str | os.PathLike[str], split: Split = "train", limit: int 
         raise InvalidInputError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
     if limit is not None and limit < 1:
         raise InvalidInputError(f"limit must be at least 1, not {limit}; leave it out to read all")
-    if (path / "celeba" / "img_align_celeba").is_dir():
+    if is_celeba(path):
         return _read_pictures(_celeba_files(path, split)[:limit])
     if path.is_dir():
         files = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in IMAGE_SUFFIXES and entry.is_file())

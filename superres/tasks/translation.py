@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
+from superres.reading import read_file
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -29,6 +30,8 @@ Int64 = npt.NDArray[np.int64]
 name = "translation"
 PADDING, END, UNKNOWN = 0, 1, 2
 VOCABULARY_FILE = "sentencepiece.model"
+MOST_BYTES = 2**26
+"""Largest SentencePiece model that is read; one of 8,000 pieces has 360 KiB."""
 MANY = 1000
 """Lines from which on several threads are worth starting."""
 
@@ -68,7 +71,8 @@ class Codec:
         self.model, self.length = model, length
         try:
             self.pieces: SentencePieceProcessor = _sentencepiece().SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
+            self.names(range(self.size))  # which are text, or are refused
+        except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"{origin} is not a SentencePiece model; fetch or train it again") from error
         special = self.pieces.pad_id(), self.pieces.eos_id(), self.pieces.unk_id()
         if special != (PADDING, END, UNKNOWN):
@@ -91,7 +95,13 @@ class Codec:
         return int(self.pieces.get_piece_size())
 
     def split(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each line, END last."""
+        """Return the tokens of each line, END last.
+
+        Raises:
+            InvalidInputError: a line cannot be written as UTF-8.
+        """
+        for line in lines:
+            _require_utf8(line)
         # Its threads take longer to start than a few sentences take.
         rows = cast("list[list[int]]", self.pieces.encode(list(lines), num_threads=1 if len(lines) < MANY else -1))
         return [[*row, END] for row in rows]
@@ -191,6 +201,15 @@ def excerpt(line: str) -> str:
     return repr(line if len(line) <= 40 else f"{line[:40]}...")
 
 
+def _require_utf8(line: str) -> None:
+    """Refuse half a surrogate pair, which stands for a byte of an argument that is not UTF-8."""
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(f"character {error.start + 1} of {excerpt(line)} is not UTF-8; convert the text, for "
+                                "example with iconv -t utf-8") from error
+
+
 def before_end(tokens: Sequence[int]) -> list[int]:
     """Return `tokens` up to their first END, without it and without PADDING."""
     row = list(tokens)
@@ -223,7 +242,7 @@ def read_vocabulary(path: Path) -> bytes:
         CheckpointError: it cannot be read.
     """
     try:
-        return path.read_bytes()
+        return read_file(path, MOST_BYTES)
     except OSError as error:
         raise CheckpointError(f"cannot read the vocabulary {path}: {error.strerror}; a translation checkpoint needs "
                               "it, name another with --vocabulary or fetch the checkpoint again") from error
