@@ -1,6 +1,7 @@
 """Tries batch upscaling hard: thousands of faces with broken files, strange names and loops; kills, shards, full discs.
 
     python scripts/check_batch.py kills  --faces 20000 --kills 20 --checkpoint tiny
+    python scripts/check_batch.py points --faces 20        # decoding replaced by enlarging
     python scripts/check_batch.py shards --faces 20000 --checkpoint tiny
     python scripts/check_batch.py ray    --faces 20000 --checkpoint tiny
     python scripts/check_batch.py disc                     # as root: mounts a small tmpfs
@@ -34,6 +35,7 @@ import numpy as np
 from PIL import Image
 
 RUN = [sys.executable, "-c", "from superres.cli import main; main()", "upscale"]
+TESTS = str(Path(__file__).resolve().parent.parent / "tests")
 BROKEN = ("empty", "text", "cut", "garbage", "header", "small", "huge", "link", "circle", "float")
 
 
@@ -327,8 +329,7 @@ print(upscale_files(plan([{faces!r}], options), FakeUpscaler(), options, DecodeC
 def memory(work: Path, arguments: argparse.Namespace) -> bool:
     """Upscale many faces, decoding replaced by enlarging, and see that memory stays flat."""
     inputs = make_faces(work / "faces", arguments.faces)
-    tests = str(Path(__file__).resolve().parent.parent / "tests")
-    program = MEMORY_RUN.format(tests=tests, output=str(work / "out"), faces=str(work / "faces"))
+    program = MEMORY_RUN.format(tests=TESTS, output=str(work / "out"), faces=str(work / "faces"))
     good = True
     for what in ("fresh", "all whole already"):
         started = time.monotonic()
@@ -361,8 +362,43 @@ def overhead(work: Path, arguments: argparse.Namespace) -> bool:
     return share < 0.1
 
 
-COMMANDS = {"kills": kills, "shards": shards, "ray": ray, "disc": disc, "readonly": readonly, "memory": memory,
-            "overhead": overhead}
+def points(work: Path, arguments: argparse.Namespace) -> bool:
+    """Kill a run before and after every call that touches a file, each time in a new folder; run again and compare."""
+    sys.path.insert(0, TESTS)
+    from fakes import FakeUpscaler
+    from killing import die_at
+
+    from superres.batch import upscale_files
+    from superres.batch_plan import BatchOptions, plan
+    from superres.config import DecodeConfig
+
+    def run(output: Path) -> None:
+        options = BatchOptions(output, recursive=True, keep_tree=True)
+        upscale_files(plan([work / "faces"], options), FakeUpscaler(), options, DecodeConfig())
+
+    make_faces(work / "faces", arguments.faces, broken=0)
+    run(work / "whole")
+    wanted, moment, left, differing = fingerprint(work / "whole"), 0, Counter(), 0
+    while True:
+        moment += 1
+        child = os.fork()
+        if child == 0:
+            die_at(moment)
+            run(work / "out")
+            os._exit(0)
+        if os.waitpid(child, 0)[1] == 0:
+            break
+        run(work / "out")
+        left.update("hidden folder" if path.is_dir() else "scratch file" for path in (work / "out").glob(".*"))
+        differing += fingerprint(work / "out") != wanted
+        shutil.rmtree(work / "out")
+    print(f"{moment - 1} kills, each followed by one run: {differing} ended otherwise than an undisturbed run, left "
+          f"beside the outputs: {dict(left) or 'nothing'}")
+    return differing == 0 and not left
+
+
+COMMANDS = {"kills": kills, "points": points, "shards": shards, "ray": ray, "disc": disc, "readonly": readonly,
+            "memory": memory, "overhead": overhead}
 
 
 def main() -> None:

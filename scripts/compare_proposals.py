@@ -55,7 +55,7 @@ def bare_base(start: Path, folder: Path, hidden: str = "head_filter_size") -> Pa
     trained = load_checkpoint(start)
     size = getattr(trained.config, hidden)
     base = EncoderDecoder(dataclasses.replace(
-        trained.config, prediction_heads=1, head_layer="per-head", head_filter_size=size))
+        trained.config, prediction_heads=1, one_head_layer=False, head_layer="per-head", head_filter_size=size))
     weights = {name: weight for name, weight in trained.state_dict().items() if not name.startswith("heads.")}
     load_weights(base, weights, str(start))
     save_checkpoint(base, folder)

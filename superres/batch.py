@@ -20,6 +20,7 @@ from superres.batch_record import Recipe, Summary, resolve_options, say
 from superres.batch_run import BatchRun
 from superres.batch_work import Failure, Item, Reader
 from superres.config import DecodeConfig
+from superres.errors import ScoresError
 
 if TYPE_CHECKING:
     from superres.pipeline import Drawn, ImageFeed, Refilled, Upscaler
@@ -199,7 +200,7 @@ class Decoding:
                 if self.sink.error is not None:
                     break
                 self.sink.progress(stream.images_under_way)
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, ScoresError) as error:
             # The traceback would keep the failed session alive, and with it the memory that is wanted back.
             return stream.under_way, error.with_traceback(None)
         return [], None

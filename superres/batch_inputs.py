@@ -6,7 +6,6 @@ import glob
 import io
 import itertools
 import os
-import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 
 from superres.errors import InvalidInputError
 from superres.tasks.pictures import IMAGE_SUFFIXES
+from superres.terminal import read_standard_input
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 _SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
@@ -62,7 +62,7 @@ def read_list(file: str) -> list[str]:
         InvalidInputError: it cannot be read.
     """
     try:
-        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        content = read_standard_input() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise InvalidInputError(f"cannot read the list {file}: {error.strerror}; give a text file, or - for standard "
                                 "input") from error

@@ -12,7 +12,7 @@ from typing import Any
 from PIL import ImageColor
 
 from superres.batch_inputs import Job, find_jobs
-from superres.config import require
+from superres.config import require, require_whole
 from superres.encoding import FORMATS
 from superres.errors import ConfigError, InvalidInputError
 from superres.tasks.faces import SOURCES
@@ -24,6 +24,8 @@ to go on where they were others; "redo" makes those anew, and files that the man
 any case ("overwrite"), or fail its row ("error")."""
 METADATA = ("strip", "keep")
 """What becomes of an input's EXIF and XMP, and whether the output names its colour space where the input did."""
+MOST_SAMPLES = 10_000
+"""Most pictures that are drawn from an input."""
 KEEP_ALPHA = "keep"
 MANIFEST = "manifest.jsonl"
 
@@ -63,9 +65,8 @@ class BatchOptions:
     metadata: str = "strip"
 
     def __post_init__(self) -> None:
-        require(self.batch_size is None or self.batch_size >= 1,
-                f"--batch-size must be at least 1, not {self.batch_size}")
-        require(self.samples >= 1, f"--samples must be at least 1, not {self.samples}")
+        require_whole("--batch-size", 1 if self.batch_size is None else self.batch_size)
+        require_whole("--samples", self.samples, 1, MOST_SAMPLES)
         require_choice("--source", self.source, SOURCES)
         require_choice("--on-existing", self.on_existing, ON_EXISTING)
         require_choice("--format", self.format, list(FORMATS))
@@ -79,6 +80,7 @@ class BatchOptions:
                                   ) from None
         index, count = self.shard
         require(0 <= index < count, f"--shard must be I/N with I from 0 to N - 1, such as 0/4, not {index}/{count}")
+        require_whole("--shard I/N: N", count)
 
     @property
     def manifest_path(self) -> Path:

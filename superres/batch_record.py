@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
+import threading
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,7 @@ from superres.batch_work import Item, encode
 from superres.config import DecodeConfig, require
 from superres.decoding.blockwise import check_options
 from superres.manifest import Row
+from superres.terminal import one_line
 
 if TYPE_CHECKING:
     from superres.pipeline import Drawn, Upscaler
@@ -100,13 +104,27 @@ def check_samples(decode: DecodeConfig, samples: int) -> None:
             f"{samples} times; add --temperature 0.9 or leave --samples at 1")
 
 
+class ProgressBar(tqdm):  # type: ignore[type-arg]  # generic for type checkers only
+    """A progress bar with a lock of this process alone.
+
+    tqdm's own lock is shared with forked processes: one that is killed while it holds the lock stops all the others.
+    """
+
+    @classmethod
+    def renew_lock(cls) -> None:
+        """Begin with a lock that nobody holds."""
+        cls.set_lock(threading.RLock())
+
+
+ProgressBar.renew_lock()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=ProgressBar.renew_lock)
+
+
 def say(message: str) -> None:
     """Print `message` as one line on standard error, above a progress bar if there is one."""
-    tqdm.write(f"superres: {_one_line(message)}", file=sys.stderr)
-
-
-def _one_line(message: str) -> str:
-    return " ".join(message.split())
+    with suppress(OSError):  # what cannot be told is no reason to stop
+        ProgressBar.write(f"superres: {one_line(message)}", file=sys.stderr)
 
 
 @dataclass(frozen=True)

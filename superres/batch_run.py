@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from superres.batch_inputs import Job
 from superres.batch_plan import BatchOptions
-from superres.batch_record import Made, Recipe, Summary, say
+from superres.batch_record import Made, ProgressBar, Recipe, Summary, say
 from superres.batch_work import Failure, Item
 from superres.errors import OutputError
 from superres.manifest import Manifest, Row
@@ -80,7 +78,7 @@ class BatchRun:
             self._refuse_changes()
             self._staging = Staging(output, self.manifest, self.options.shard, self._report)
             stack.callback(self._staging.close)
-            self.bar = stack.enter_context(tqdm(
+            self.bar = stack.enter_context(ProgressBar(
                 total=self.total, unit="image", disable=None, smoothing=0.05,
                 bar_format="{l_bar}{bar}| {n:.1f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"))
             self._stack = stack.pop_all()

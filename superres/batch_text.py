@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import OutputError
 from superres.output import prepare_folder, write_result
 from superres.tasks.translation import decode_lines, read_lines
+from superres.terminal import read_standard_input, write_output
 
 if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def input_lines(texts: Sequence[str], path: Path | None) -> list[str]:
-    """Return the lines to translate: `texts`, or those of the file `path`, or else of standard input.
+    """Return the lines to translate: `texts`, or those of the file `path`, or else (or for "-") of standard input.
 
     Raises:
         ConfigError: both are given.
@@ -32,9 +32,9 @@ def input_lines(texts: Sequence[str], path: Path | None) -> list[str]:
     require(not texts or path is None, f"give either text or --input {path}, not both")
     if texts:
         return [line for text in texts for line in text.split("\n")]
-    if path is not None:
+    if path is not None and str(path) != "-":
         return read_lines(path)
-    return decode_lines(sys.stdin.buffer.read(), "standard input")
+    return decode_lines(read_standard_input(), "standard input")
 
 
 def check_output(output: Path | None, path: Path | None) -> None:
@@ -91,14 +91,13 @@ def write_lines(texts: Sequence[str], output: Path | None) -> None:
     """Write one line a text, to the file `output` in one move, or to standard output.
 
     Raises:
-        OutputError: the file cannot be written.
+        OutputError: it cannot be written.
     """
     data = "".join(f"{text}\n" for text in texts).encode()
     if output is not None:
         write_result(output, data)
         return
-    sys.stdout.buffer.write(data)
-    sys.stdout.flush()
+    write_output(data)
 
 
 def accepted_tokens(traces: Sequence[RowTrace]) -> list[list[int]]:

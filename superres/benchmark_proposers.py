@@ -240,13 +240,13 @@ class Comparison:
         k = way.options.block_size or 1
         gamma, call = k - 1, baseline.seconds / max(baseline.iterations, 1)
         traces = [trace for decoded in way.decoded for trace in decoded.traces]
-        seen = acceptance_rate(traces, k)
-        branching = way.proposer is not None and getattr(way.proposer, "branching", False)
-        overlap = self.overlap(way) if way.mode == "speculative" and not branching else None
+        kind = PROPOSERS[way.options.proposer]
+        branches, columns = kind.branches(way.options), kind.columns(way.options, k)
+        seen = acceptance_rate(traces, k, branches)
+        overlap = self.overlap(way) if way.mode == "speculative" and not kind.branching else None
         alpha = seen if overlap is None else overlap
         c = way.proposing / max(way.iterations * gamma, 1) / call
         verify = (way.seconds - way.proposing) / max(way.iterations, 1) / call
-        branches = 1 if way.proposer is None else way.proposer.branches
         more = max(verify - 1, 0.0) / max(gamma, 1)
         return {
             "proposer": way.options.proposer, "mode": way.mode, "block_size": k,
@@ -259,8 +259,8 @@ class Comparison:
             "predicted_tokens": expected_tokens(alpha, gamma, branches),
             "predicted_speed_up": improvement_factor(alpha, gamma, c, branches=branches),
             "predicted_speed_up_here": improvement_factor(alpha, gamma, c, verify, branches),
-            "operations": operations_factor(alpha, gamma, self.operations(way)),
-            "best_block_size": 1 + best_gamma(alpha, c, self.largest(way.options.proposer) - 1, more),
+            "operations": operations_factor(alpha, gamma, self.operations(way), columns, branches),
+            "best_block_size": 1 + best_gamma(alpha, c, self.largest(way.options.proposer) - 1, more, branches),
             "extra_bytes": self.extra_bytes(way),
             "training": PROPOSERS[way.options.proposer].training,
         }
@@ -379,9 +379,10 @@ def proposers_markdown(report: Report) -> str:
         markdown_table(header, rows), *(["\n".join(lines)] if lines else []),
         "Greedy is exact greedy decoding; coupled and speculative are sampling. Speed-up is over one token a step, "
         "sampled in the faster of both ways. alpha is the share of verified proposals that were accepted, E[min(p, q)] "
-        "where speculative; c the cost of a proposal in calls for one token, and call that of an iteration but for "
-        "the proposals. Predicted are (1 - alpha^k) / (1 - alpha) tokens a step, and that over (k - 1) c + 1, or over "
-        "(k - 1) c + call. Operations are those of a token, by weights, over one token a step's.",
+        "where speculative, and of lookahead the likeliest rate of one candidate; c the cost of a proposal in calls "
+        "for one token, and call that of an iteration but for the proposals. Predicted are (1 - alpha^k) / (1 - alpha) "
+        "tokens a step (of lookahead with G candidates, k - sum of (1 - alpha^i)^G for i below k), and that over "
+        "(k - 1) c + 1, or over (k - 1) c + call. Operations are those of a token, by weights, over greedy ones.",
     ]) + "\n"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -13,15 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
+from huggingface_hub import PyTorchModelHubMixin, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from superres.config import FORMAT_VERSION, DecodeConfig, ModelConfig
-from superres.errors import CheckpointError, OutputError, SuperresError
+from superres.config import FORMAT_VERSION, DecodeConfig, ModelConfig, require
+from superres.errors import CheckpointError, OutputError, SuperresError, plain, shown
+from superres.hub import first_line, hub_problem
 from superres.nn.model import EncoderDecoder
+from superres.nn.outline import outline
+from superres.reading import parse_json, read_file, require_regular
 from superres.tasks import TASK_FILES
 
 WEIGHTS = "model.safetensors"
@@ -32,6 +37,10 @@ DECODE = "decode"
 """Entry of config.json with the default decoding settings by kind of device ("cpu", "cuda"), where there are any."""
 RETIRED = "-old"
 """Ending of a folder's name while another takes its place."""
+MOST_BYTES = 2**24
+"""Largest config.json, training.jsonl or file of a task that is read; they have kilobytes."""
+WEIGHT_TYPES = ("F64", "F32", "F16", "BF16")
+"""Types of the numbers in model.safetensors."""
 
 
 @contextmanager
@@ -116,11 +125,12 @@ def read_training(folder: str | Path) -> list[dict[str, Any]]:
     """
     path = Path(folder) / TRAINING
     try:
-        return [dict(json.loads(line)) for line in path.read_text().splitlines()]
+        return [dict(json.loads(line)) for line in read_file(path, MOST_BYTES).decode().splitlines()]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); fetch the checkpoint again, or remove it") from error
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged ({plain(str(error))}); fetch the checkpoint again, or remove it"
+                              ) from error
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -131,46 +141,84 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / CONFIG
     try:
-        document = json.loads(path.read_text())
+        document = parse_json(read_file(path, MOST_BYTES))
         version = document["format_version"]
     except FileNotFoundError as error:
         raise CheckpointError(f"no checkpoint at {folder}: {CONFIG} is missing; name a checkpoint's folder") from error
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path} is damaged ({error!r}); fetch the checkpoint again") from error
+        reason = f"{type(error).__name__}: {plain(str(error))}"
+        raise CheckpointError(f"{path} is damaged ({reason}); fetch the checkpoint again") from error
     if version != FORMAT_VERSION:
-        raise CheckpointError(f"{path} has format {version!r}, this release reads {FORMAT_VERSION}; update superres")
-    if not isinstance(document.get("model"), dict):
+        raise CheckpointError(f"{path} has format {shown(version)}, this release reads {FORMAT_VERSION}; "
+                              "update superres")
+    model = document.get("model")
+    if not isinstance(model, dict) or not isinstance(model.get("task", ""), str):
         raise CheckpointError(f"{path} has no settings of a model; fetch the checkpoint again")
     return dict(document)
+
+
+def read_network(folder: str | Path) -> ModelConfig:
+    """Return the settings of a checkpoint's network.
+
+    Raises:
+        CheckpointError: config.json is missing or damaged, or a setting is unknown or out of range.
+    """
+    document = read_config(folder)
+    try:
+        return ModelConfig.from_dict(document["model"])
+    except SuperresError as error:
+        raise CheckpointError(f"{Path(folder) / CONFIG}: {error}") from error
 
 
 def read_decode_default(folder: str | Path, kind: str) -> DecodeConfig:
     """Return the checkpoint's default decoding settings on devices of `kind` ("cpu", "cuda"), or else plain ones.
 
+    `draft` there is a bundled checkpoint or a folder in the checkpoint's own, `ngrams` a file in it: a checkpoint from
+    elsewhere has no say in what else is read.
+
     Raises:
-        CheckpointError: the entry in config.json is damaged.
+        CheckpointError: the entry in config.json is damaged, or names what is not there.
     """
+    folder = Path(folder)
     defaults = read_config(folder).get(DECODE, {})
     try:
-        return DecodeConfig.from_dict(defaults.get(kind, {}))
+        default = DecodeConfig.from_dict(defaults.get(kind, {}))
+        draft = default.draft if default.draft in bundled_checkpoints() else _inside(folder, default.draft)
+        return dataclasses.replace(default, draft=draft, ngrams=_inside(folder, default.ngrams))
     except (SuperresError, AttributeError, TypeError) as error:
-        path = Path(folder) / CONFIG
-        raise CheckpointError(f"{path}: {DECODE} for {kind} is damaged ({error}); run superres tune again") from error
+        raise CheckpointError(f"{folder / CONFIG}: {DECODE} for {kind} is damaged ({error}); run superres tune again"
+                              ) from error
+
+
+def _inside(folder: Path, name: str | None) -> str | None:
+    """Return the path of what a checkpoint calls `name` in its own folder.
+
+    Raises:
+        ConfigError: it is elsewhere, or missing.
+    """
+    if name is None:
+        return None
+    try:
+        path, home = (folder / name).resolve(), folder.resolve()
+        is_own = home in path.parents and path.exists()
+    except (OSError, ValueError, RuntimeError):  # too long a name, a zero byte, links in a circle
+        is_own = False
+    require(is_own, f"{shown(name)} is not in the checkpoint's folder; name what is, or leave it out and give an "
+                    "option of the command")
+    return str(path)
 
 
 def load_checkpoint(folder: str | Path) -> EncoderDecoder:
     """Read a checkpoint folder strictly: every tensor present, none extra, every shape right. Weights become float32.
 
+    Names and shapes are compared before memory is taken for the weights.
+
     Raises:
-        CheckpointError: the folder is missing, damaged, or does not fit.
+        CheckpointError: the folder is missing, damaged, or does not fit, or a weight is not finite.
     """
     folder = Path(folder)
-    document = read_config(folder)
-    try:
-        model = EncoderDecoder(ModelConfig.from_dict(document["model"]))
-    except SuperresError as error:
-        raise CheckpointError(f"{folder / CONFIG}: {error}") from error
-    load_weights(model, read_tensors(folder / WEIGHTS), str(folder / WEIGHTS))
+    model = outline(read_network(folder))
+    load_weights(model, read_tensors(folder / WEIGHTS, model), str(folder / WEIGHTS))
     return model.eval()
 
 
@@ -181,27 +229,53 @@ def read_task_files(folder: Path, task: str) -> dict[str, bytes]:
         CheckpointError: one is missing.
     """
     try:
-        return {name: (folder / name).read_bytes() for name in TASK_FILES.get(task, ())}
+        return {name: read_file(folder / name, MOST_BYTES) for name in TASK_FILES.get(task, ())}
     except OSError as error:
         raise CheckpointError(f"cannot read {error.filename}: {error.strerror}; fetch the checkpoint again") from error
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path, model: torch.nn.Module | None = None) -> dict[str, Tensor]:
     """Read a safetensors file.
 
+    Args:
+        path: the file.
+        model: the network whose weights they are to be; names, shapes and types are compared before any is read.
+
     Raises:
-        CheckpointError: it is missing or damaged.
+        CheckpointError: it is missing or damaged, or does not fit `model`.
     """
     try:
+        require_regular(path)
+        if model is not None:
+            _check_header(path, model)
         return load_file(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing; fetch the checkpoint again") from error
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); fetch the checkpoint again") from error
+        raise CheckpointError(f"{path} is damaged ({plain(str(error))}); fetch the checkpoint again") from error
+
+
+def _check_header(path: Path, model: torch.nn.Module) -> None:
+    """Compare what a safetensors file says that it holds with what `model` has.
+
+    Raises:
+        CheckpointError: it does not fit.
+        SafetensorError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    with safe_open(path, framework="pt") as file:
+        found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 -- not a dictionary
+        _compare({name: tuple(value.shape) for name, value in model.state_dict().items()},
+                 {name: tuple(value.get_shape()) for name, value in found.items()}, str(path))
+        types = {name: value.get_dtype() for name, value in found.items()}
+    for name, kind in types.items():
+        if kind not in WEIGHT_TYPES:
+            raise CheckpointError(f"{path}: tensor {name} is of type {kind}, not {', '.join(WEIGHT_TYPES)}; "
+                                  "fetch the checkpoint again")
 
 
 def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], origin: str, optional: str | None = None) -> None:
-    """Copy `weights` into `model`, each name and shape checked.
+    """Copy `weights` into `model`, each name and shape checked; weights on the meta device are replaced.
 
     Args:
         model: the network.
@@ -210,23 +284,49 @@ def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], origin: str
         optional: prefix of names that `weights` may lack (and the model then keeps its own).
 
     Raises:
-        CheckpointError: names or shapes differ.
+        CheckpointError: names or shapes differ, or a weight is not finite.
     """
     own = model.state_dict()
-    wanted = {name for name in own if optional is None or not name.startswith(optional) or name in weights}
-    missing, extra = sorted(wanted - set(weights)), sorted(set(weights) - set(own))
-    shapes = sorted(n for n in wanted & set(weights) if weights[n].shape != own[n].shape)
+    _compare({name: tuple(value.shape) for name, value in own.items()},
+             {name: tuple(value.shape) for name, value in weights.items()}, origin, optional)
+    values = {name: _as(own[name], weights[name]) if name in weights else own[name] for name in own}
+    for name, value in values.items():
+        if value.numel() and not all(math.isfinite(bound) for bound in torch.aminmax(value)):
+            raise CheckpointError(f"{origin}: tensor {name} holds numbers that are not finite; "
+                                  "fetch the checkpoint again")
+    model.load_state_dict(values, assign=any(value.is_meta for value in own.values()))
+
+
+def _as(own: Tensor, weight: Tensor) -> Tensor:
+    """Return `weight` with the type and the order in memory of `own`."""
+    if not own.is_meta:
+        return weight.to(own.dtype)
+    return torch.empty_strided(own.shape, own.stride(), dtype=own.dtype).copy_(weight)
+
+
+def _compare(
+    own: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], origin: str, optional: str | None = None,
+) -> None:
+    """Compare the shapes of a network's tensors with those that were found; arguments as for `load_weights`.
+
+    Raises:
+        CheckpointError: names or shapes differ.
+    """
+    wanted = {name for name in own if optional is None or not name.startswith(optional) or name in found}
+    missing, extra = sorted(wanted - set(found)), sorted(set(found) - set(own))
+    shapes = sorted(name for name in wanted & set(found) if found[name] != own[name])
     problems = {"lacks tensors": missing, "has extra tensors": extra, "has tensors of another shape": shapes}
     for problem, names in problems.items():
         if names:
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            raise CheckpointError(f"{origin} {problem}: {shown}; the weights do not belong to this config.json")
-    model.load_state_dict({name: weights.get(name, own[name]).to(own[name].dtype) for name in own})
+            listed = ", ".join(map(plain, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            raise CheckpointError(f"{origin} {problem}: {listed}; the weights do not belong to this config.json")
 
 
 def weights_digest(folder: str | Path) -> str:
     """Return the first 12 hexadecimal digits of the SHA-256 of a checkpoint's weights."""
-    return hashlib.sha256((Path(folder) / WEIGHTS).read_bytes()).hexdigest()[:12]
+    path = Path(folder) / WEIGHTS
+    require_regular(path)
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 class HubModel(torch.nn.Module, PyTorchModelHubMixin):
@@ -252,6 +352,18 @@ class HubModel(torch.nn.Module, PyTorchModelHubMixin):
         save_checkpoint(self.model, save_directory, files=self.files)
 
     @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> HubModel:  # noqa: ANN401
+        """See `PyTorchModelHubMixin.from_pretrained`, which reads a folder's config.json less strictly.
+
+        Raises:
+            CheckpointError: the checkpoint is missing, damaged, or does not fit.
+        """
+        if Path(pretrained_model_name_or_path).is_dir():
+            read_config(pretrained_model_name_or_path)
+        found: HubModel = super().from_pretrained(pretrained_model_name_or_path, **options)
+        return found
+
+    @classmethod
     def _from_pretrained(cls, *, model_id: str, revision: str | None, **_: object) -> HubModel:
         folder = Path(model_id) if Path(model_id).is_dir() else fetch_from_hub(model_id, revision)
         model = load_checkpoint(folder)
@@ -261,18 +373,30 @@ class HubModel(torch.nn.Module, PyTorchModelHubMixin):
 def fetch_from_hub(identifier: str, revision: str | None = None) -> Path:
     """Return the local folder of a hub checkpoint, downloading its files unless they are cached.
 
+    Without an answer from the hub within some seconds, only the cache is looked into.
+
     Raises:
         CheckpointError: there is no such checkpoint, or no network and nothing cached.
     """
+    problem = hub_problem(identifier, CONFIG, revision)
+
+    def fetch(name: str) -> Path:
+        if problem is None:
+            return Path(hf_hub_download(identifier, name, revision=revision))
+        cached = try_to_load_from_cache(identifier, name, revision=revision)
+        if not isinstance(cached, str):
+            raise FileNotFoundError(problem)
+        return Path(cached)
+
     try:
-        folder = Path(hf_hub_download(identifier, CONFIG, revision=revision)).parent
+        folder = fetch(CONFIG).parent
         task = read_config(folder)["model"].get("task")
         for name in (WEIGHTS, *TASK_FILES.get(task, ())):
-            hf_hub_download(identifier, name, revision=revision)
+            fetch(name)
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        message = f"cannot fetch {identifier!r} from the hub ({reason}); check the id, or give a folder"
-        raise CheckpointError(message) from error
+        raise CheckpointError(f"no checkpoint {identifier!r}: there is no such folder, and the hub gives none "
+                              f"({first_line(error)}); give a local folder or a bundled name ({_bundled_names()})"
+                              ) from error
     return folder
 
 
@@ -286,6 +410,10 @@ def bundled_folder() -> Path:
 def bundled_checkpoints() -> list[str]:
     """Return the names of the bundled checkpoints."""
     return sorted(path.parent.name for path in bundled_folder().glob("*/config.json"))
+
+
+def _bundled_names() -> str:
+    return ", ".join(bundled_checkpoints()) or "none"
 
 
 def find_checkpoint(name_or_folder: str | Path) -> Path:
@@ -304,5 +432,5 @@ def find_checkpoint(name_or_folder: str | Path) -> Path:
         return bundled_folder() / text
     if text.count("/") == 1 and not text.startswith((".", "/")) and not text.endswith("/"):
         return fetch_from_hub(text)
-    known = ", ".join(bundled_checkpoints()) or "none"
-    raise CheckpointError(f"no checkpoint {text!r}; give a folder, a hub id owner/name, or a bundled name ({known})")
+    raise CheckpointError(f"no checkpoint {text!r}; give a folder, a hub id owner/name, or a bundled name "
+                          f"({_bundled_names()})")

@@ -6,7 +6,8 @@ import (torch) is imported inside the commands, so that help and usage errors co
 
 from __future__ import annotations
 
-import json
+import logging
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Annotated, cast
 
 import typer
 
+from superres import __version__
 from superres.batch_inputs import read_list
-from superres.batch_plan import BatchOptions, parse_batch_size, parse_shard, plan, require_choice
+from superres.batch_plan import BatchOptions, parse_batch_size, parse_shard, plan
 from superres.cli_benchmark import benchmark_app
 from superres.cli_options import (
     DEFAULTS,
@@ -74,14 +76,20 @@ from superres.cli_options import (
     decode_config,
     given_options,
     load_upscaler,
+    refuse_idle,
+    refuse_idle_split,
 )
 from superres.cli_survey import survey_app
 from superres.cli_text import text, translate
 from superres.cli_train import train_app
 from superres.config import DEFAULT_CHECKPOINT, QualityBound, require
 from superres.errors import SuperresError
-from superres.tasks.faces import SPLITS
+from superres.given import combined
 from superres.tasks.faces import Split as SplitName
+from superres.terminal import PrintableFormatter, StandardOutputError, echo, echo_json, one_line, standard_output
+
+NOT_READ = 141
+"""Exit code where nobody reads standard output any more, as shells have it."""
 
 # The parser's own errors have no public base class, and live in click or in typer by typer's version.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -100,8 +108,18 @@ app.command(cls=TextDecodingCommand)(translate)
 evaluate_app.command(cls=TextDecodingCommand)(text)
 
 
+def print_version(asked: bool) -> None:
+    """Print the version and end, where it is asked for."""
+    if asked:
+        echo(f"superres {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")]
+
+
 @app.callback()
-def superres() -> None:
+def superres(version: Version = False) -> None:
     """Upscale 8x8 faces to 32x32, and translate, by blockwise parallel decoding."""
 
 
@@ -136,7 +154,10 @@ def upscale(
     )
     require(bool(inputs) or listed is not None, "Missing argument 'INPUT...'; give images, folders, archives or --list")
     require(workers is None or workers >= 1, f"--workers must be at least 1, not {workers}")
-    require(ray is not None or workers is None, "--workers needs --ray; one process decodes alone")
+    if ray is None:
+        refuse_idle(context, "without --ray, since one process decodes alone; leave it out, or give --ray", "workers")
+    if format_name == "npz" and metadata == "keep":
+        refuse_idle(context, "with --format npz, which holds none; leave it out, or give --format png", "metadata")
 
     from superres.batch import upscale_files
     from superres.batch_record import check_samples, say
@@ -144,7 +165,7 @@ def upscale(
     check_samples(decode, samples)
     jobs = plan(inputs, options, read_list(listed) if listed is not None else [])
     upscaler = load_upscaler(checkpoint, device, decode, engine)
-    decode = upscaler.default.changed(given_options(context, decode))
+    decode = combined(upscaler.default, given_options(context, decode), upscaler.model_config.prediction_heads)
     if ray is None:
         summary = upscale_files(jobs, upscaler, options, decode)
     else:
@@ -175,7 +196,7 @@ def merge(
 
     counts = merge_manifests(paths, output)
     numbers = ", ".join(f"{counts[status]} {status}" for status in ("ok", "skipped", "failed"))
-    typer.echo(f"superres: {output}: {numbers}", err=True)
+    echo(f"superres: {output}: {numbers}", err=True)
     raise typer.Exit(1 if counts["failed"] else 0)
 
 
@@ -200,7 +221,7 @@ def images(
 ) -> None:
     """Score decoding next to nearest, bicubic and greedy on the same images: quality, bits/dim, block size, speed."""
     decode = decode_config(context)
-    require_choice("--split", split, SPLITS)
+    refuse_idle_split(context, data)
 
     from superres.batch_record import check_samples
     from superres.encoding import encode_png
@@ -212,6 +233,7 @@ def images(
     check_samples(decode, samples)
     pairs = read_faces(data, cast(SplitName, split), limit)
     upscaler = load_upscaler(checkpoint, device, decode, engine)
+    decode = combined(DEFAULTS, given_options(context, decode), upscaler.model_config.prediction_heads)
     if sheet is not None:
         prepare_folder(sheet.parent, "--sheet")
     report, pictures = evaluate_images(pairs, upscaler, decode, batch_size, greedy)
@@ -222,16 +244,17 @@ def images(
         write_result(sheet, encode_png(contact_sheet(columns), {"checkpoint": report["checkpoint"]}), "--sheet")
     report["device"] = device
     if as_json:
-        typer.echo(json.dumps(report))
+        echo_json(report)
     else:
-        typer.echo(report_table(report), err=True)
+        echo(report_table(report), err=True)
         if samples > 1:
-            typer.echo(samples_table(report["sampling"]), err=True)
+            echo(samples_table(report["sampling"]), err=True)
 
 
 @app.command()
 def tune(
-    data: Data, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid", limit: Limit = 64,
+    context: typer.Context, data: Data, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid",
+    limit: Limit = 64,
     min_psnr_to_greedy: MinPsnr = None, max_bits_loss: MaxBits = None, batch_size: BatchSize = 16,
     device: Device = "auto", save: Save = True, as_json: AsJson = False, engine: Engine = "auto",
 ) -> None:
@@ -240,7 +263,7 @@ def tune(
     They hold for this machine's kind of device (cpu or cuda), and are the fastest for batches of the same size.
     """
     bound = QualityBound(min_psnr_to_greedy, max_bits_loss)
-    require_choice("--split", split, SPLITS)
+    refuse_idle_split(context, data)
 
     from superres.checkpoint import find_checkpoint
     from superres.comparison import label
@@ -260,11 +283,11 @@ def tune(
     report["device"] = upscaler.device.type
     report["saved"] = str(folder) if save else None
     if as_json:
-        typer.echo(json.dumps(report))
+        echo_json(report)
     else:
-        typer.echo(table, err=True)
+        echo(table, err=True)
         outcome = f"saved as its default on {upscaler.device.type} in {folder}" if save else "not saved"
-        typer.echo(f"superres: fastest for {report['checkpoint']}: {label(fastest)}; {outcome}", err=True)
+        echo(f"superres: fastest for {report['checkpoint']}: {label(fastest)}; {outcome}", err=True)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -273,13 +296,23 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: words after the program's name; those of the process by default.
     """
+    if logging.lastResort is not None:  # prints what libraries warn of
+        logging.lastResort.setFormatter(PrintableFormatter())
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
-        code = app(args=words, prog_name="superres", standalone_mode=False)
+        with standard_output():
+            code = app(args=words, prog_name="superres", standalone_mode=False)
     except USAGE_ERROR as error:
         return _refuse(f"{str(error.format_message()).rstrip('.')}; see superres --help")  # type: ignore[attr-defined]
+    except StandardOutputError as error:
+        return NOT_READ if isinstance(error.__cause__, BrokenPipeError) else _refuse(str(error), 1)
     except SuperresError as error:
         return _refuse(str(error))
+    except UnicodeEncodeError as error:
+        if not re.search("[\ud800-\udfff]", error.object):
+            raise
+        place = error.object[max(0, error.start - 20):error.end + 20]
+        return _refuse(f"{place!r} holds bytes that are not UTF-8; give text in UTF-8")
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:  # newer releases of typer turn the interrupt into this code themselves
@@ -287,9 +320,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _refuse(message: str) -> int:
-    typer.echo(f"superres: {' '.join(message.split())}", err=True)
-    return 2
+def _refuse(message: str, code: int = 2) -> int:
+    echo(f"superres: {one_line(message)}", err=True)
+    return code
 
 
 def main() -> None:

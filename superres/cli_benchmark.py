@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,9 +18,11 @@ from superres.cli_options import (
     Ngrams,
     load_translator,
     load_upscaler,
+    refuse_idle,
 )
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
 from superres.errors import ConfigError
+from superres.terminal import echo, echo_json
 
 if TYPE_CHECKING:
     from superres.benchmark import Workload
@@ -51,13 +52,14 @@ benchmark_app = typer.Typer(help="Measure how fast decoding is on this machine."
 
 @benchmark_app.command()
 def images(
-    data: Data = None, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, batches: Batches = None, repeats: Repeats = 3,
-    device: Device = "auto", engine: Engine = "auto", output: Folder = None, busy: Busy = False,
+    context: typer.Context, data: Data = None, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, batches: Batches = None,
+    repeats: Repeats = 3, device: Device = "auto", engine: Engine = "auto", output: Folder = None, busy: Busy = False,
     as_json: AsJson = False, proposers: Named = None, draft: Draft = None, ngrams: Ngrams = None,
     block_size: BlockSize = None, temperature: Hot = 0.9,
 ) -> None:
     """Time upscaling: greedy, exact blocks and epsilon 2 by block size and batch, the step's parts, and its floor."""
     sizes = parse_batches(batches or ("1" if proposers else DEFAULT_BATCHES))
+    refuse_idle_proposing(context, proposers)
 
     from superres.benchmark import image_workload
     from superres.examples import example_sources
@@ -75,13 +77,14 @@ def images(
 
 @benchmark_app.command()
 def text(
-    data: Pairs = None, checkpoint: Checkpoint = DEFAULT_TRANSLATOR, batches: Batches = None, repeats: Repeats = 3,
-    device: Device = "auto", engine: Engine = "auto", output: Folder = None, busy: Busy = False,
+    context: typer.Context, data: Pairs = None, checkpoint: Checkpoint = DEFAULT_TRANSLATOR, batches: Batches = None,
+    repeats: Repeats = 3, device: Device = "auto", engine: Engine = "auto", output: Folder = None, busy: Busy = False,
     as_json: AsJson = False, proposers: Named = None, draft: Draft = None, ngrams: Ngrams = None,
     block_size: BlockSize = None, temperature: Hot = 0.9,
 ) -> None:
     """Time translation: greedy, exact and top-2 blocks by block size and batch, beam search, the step and its floor."""
     sizes = parse_batches(batches or ("1" if proposers else DEFAULT_BATCHES))
+    refuse_idle_proposing(context, proposers)
 
     from superres.benchmark import text_workload
     from superres.examples import SENTENCES
@@ -97,6 +100,22 @@ def text(
         _compare(work, proposers, sizes, SENTENCE_ROUNDS * repeats, base, temperature, output, busy, as_json)
 
 
+def refuse_idle_proposing(context: typer.Context, proposers: str | None) -> None:
+    """Refuse options of the comparison of proposers where none is asked for, or not of the one that reads them.
+
+    Raises:
+        ConfigError: one was given.
+    """
+    if proposers is None:
+        refuse_idle(context, "without --proposers; leave it out, or give --proposers all", "block_size", "temperature",
+                    "draft", "ngrams")
+    elif proposers != "all":
+        named = [name.strip() for name in proposers.split(",")]
+        for option, proposer in (("draft", "draft"), ("ngrams", "ngram")):
+            if proposer not in named:
+                refuse_idle(context, f"with --proposers {proposers}; leave it out, or name {proposer} there", option)
+
+
 def _measure(
     work: Workload, batches: tuple[int, ...], repeats: int, output: Path | None, busy: bool, as_json: bool,
 ) -> None:
@@ -109,7 +128,7 @@ def _measure(
     report = run_benchmark(work, batches, repeats)
     if output is not None:
         write_benchmark(report, output)
-    typer.echo(json.dumps(report) if as_json else benchmark_markdown(report))
+    echo_json(report) if as_json else echo(benchmark_markdown(report))
 
 
 def _compare(
@@ -127,7 +146,7 @@ def _compare(
     report = compare_proposers(work, names, batch=batches[0], count=count, temperature=temperature, base=base)
     if output is not None:
         write_proposers(report, output)
-    typer.echo(json.dumps(report) if as_json else proposers_markdown(report))
+    echo_json(report) if as_json else echo(proposers_markdown(report))
 
 
 def parse_batches(text: str) -> tuple[int, ...]:

@@ -10,9 +10,19 @@ import typer
 from typer.core import TyperCommand
 
 from superres.batch_plan import METADATA, ON_EXISTING, require_choice
-from superres.config import ENGINES, SAMPLINGS, BeamConfig, DecodeConfig, parse_epsilon, parse_temperature, require
+from superres.config import (
+    ENGINES,
+    LEAST_TEMPERATURE,
+    SAMPLINGS,
+    BeamConfig,
+    DecodeConfig,
+    parse_epsilon,
+    parse_temperature,
+    require,
+)
 from superres.encoding import FORMATS
-from superres.tasks.faces import SOURCES, SPLITS
+from superres.given import as_option
+from superres.tasks.faces import SOURCES, SPLITS, is_celeba
 from superres.tasks.translation import parse_languages
 
 if TYPE_CHECKING:
@@ -68,7 +78,7 @@ Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Images, f
 InputList = Annotated[str | None, typer.Option("--list", metavar="FILE", help="Take inputs from FILE, too, one a line; "
                                                "- is standard input.", show_default=False)]
 Output = Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results, DIR/<name of the input>.png.")]
-Format = Annotated[str, typer.Option(metavar=choices(list(FORMATS)), help="Format of the results.")]
+Format = Annotated[str, typer.Option("--format", metavar=choices(list(FORMATS)), help="Format of the results.")]
 Suffix = Annotated[str, typer.Option(metavar="TEXT", help="Added to the names of the results.", show_default=False)]
 KeepTree = Annotated[bool, typer.Option("--keep-tree", help="Put results into sub-folders named as the inputs'.")]
 Alpha = Annotated[str, typer.Option(metavar="keep|COLOUR", help="Keep transparency, or lay COLOUR under it.")]
@@ -112,8 +122,8 @@ MinBlock = Annotated[int, typer.Option(metavar="L", help="Tokens accepted a step
 Samples = Annotated[int, typer.Option(metavar="N", help="Pictures an input; <name>-1.png and so on if more than 1.")]
 Draws = Annotated[int, typer.Option("--samples", min=1, metavar="N", help="Samples an input; several are scored "
                                     "together.")]
-Temperature = Annotated[str, typer.Option(metavar="T|R,G,B", help="0 is greedy (smooth); above, samples (try 0.9). "
-                                          "Three numbers: one a colour.")]
+Temperature = Annotated[str, typer.Option(metavar="T|R,G,B", help="0 is greedy (smooth); from "
+                                          f"{LEAST_TEMPERATURE:g} on, samples (try 0.9). Three numbers: one a colour.")]
 Seed = Annotated[int, typer.Option(metavar="S", help="Seed of the sampling noise.")]
 BatchSize = Annotated[int, typer.Option(metavar="N", help="Images decoded together.")]
 Device = Annotated[str, typer.Option(metavar=choices(DEVICES), help="Where to compute.")]
@@ -143,7 +153,8 @@ Beam = Annotated[int | None, typer.Option("--beam", metavar="N", help="Beam sear
                                           show_default=False)]
 LengthPenalty = Annotated[float, typer.Option(metavar="A", help="Beam search ranks by log p / ((5 + length) / 6)**A.")]
 Sentences = Annotated[int, typer.Option("--batch-size", metavar="N", help="Sentences decoded together.")]
-TextTemperature = Annotated[str, typer.Option("--temperature", metavar="T", help="0 is greedy; above, samples.")]
+TextTemperature = Annotated[str, typer.Option("--temperature", metavar="T",
+                                              help=f"0 is greedy; from {LEAST_TEMPERATURE:g} on, samples.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")]
 
 
@@ -160,11 +171,39 @@ def decode_config(context: typer.Context) -> DecodeConfig:
     return DecodeConfig(**values)
 
 
+def is_given(context: typer.Context, name: str) -> bool:
+    """Tell whether an option stands on the command line, whatever its value."""
+    source = context.get_parameter_source(name)
+    # The type of a source moves with typer, its name does not.
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def given_options(context: typer.Context, decode: DecodeConfig) -> dict[str, Any]:
     """Return those of the settings `decode` that stand on the command line, rather than being an option's default."""
-    sources = {name: context.get_parameter_source(name) for name in decode.to_dict()}
-    # The type of a source moves with typer, its name does not.
-    return {name: getattr(decode, name) for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    return {name: getattr(decode, name) for name in decode.to_dict() if is_given(context, name)}
+
+
+def refuse_idle(context: typer.Context, reason: str, *names: str) -> None:
+    """Refuse the options `names`, which have no effect for a `reason` that tells the remedy, too.
+
+    Raises:
+        ConfigError: one of them was given.
+    """
+    for name in names:
+        value = context.params[name]
+        shown = as_option(name, "" if value is True else str(value))
+        require(not is_given(context, name), f"{shown} has no effect {reason}")
+
+
+def refuse_idle_split(context: typer.Context, data: Path) -> None:
+    """Check --split: its name, and that the data has parts.
+
+    Raises:
+        ConfigError: the name is unknown, or it was given for data that is taken whole.
+    """
+    require_choice("--split", context.params["split"], SPLITS)
+    if data.exists() and not is_celeba(data):
+        refuse_idle(context, f"on {data}, which is no CelebA root and is taken whole; leave it out", "split")
 
 
 def load_upscaler(checkpoint: str, device: str, decode: DecodeConfig, engine: str = "auto") -> Upscaler:
@@ -213,7 +252,8 @@ def beam_config(context: typer.Context, beam: int | None, length_penalty: float)
         ConfigError: they are out of range, or stand beside options of blockwise decoding.
     """
     if beam is None:
+        refuse_idle(context, "without beam search; leave it out, or give --beam 4", "length_penalty")
         return None
-    given = [name for name in given_options(context, DEFAULTS) if name not in ("seed",)]
-    require(not given, f"--beam searches without blocks; leave out --{', --'.join(given)}".replace("_", "-"))
+    given = [as_option(name, str(context.params[name])) for name in given_options(context, DEFAULTS) if name != "seed"]
+    require(not given, f"--beam searches without blocks; leave out {', '.join(given)}")
     return BeamConfig(beam, length_penalty)

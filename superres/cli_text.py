@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -39,14 +38,18 @@ from superres.cli_options import (
     decode_config,
     given_options,
     load_translator,
+    refuse_idle,
 )
 from superres.config import DEFAULT_TRANSLATOR, BeamConfig
+from superres.given import combined
+from superres.terminal import echo, echo_json
 
 BEAM = BeamConfig()
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Lines to translate; without them and "
                                                    "--input, those of standard input.", show_default=False)]
-Input = Annotated[Path | None, typer.Option(metavar="FILE", help="Text file, a line each.", show_default=False)]
+Input = Annotated[Path | None, typer.Option(metavar="FILE", help="Text file, a line each; - is standard input.",
+                                            show_default=False)]
 Output = Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write the translations, a line a line. "
                                              "[default: standard output]", show_default=False)]
 Trace = Annotated[bool, typer.Option("--trace", help="Print the steps with their accepted tokens on standard error.")]
@@ -74,6 +77,8 @@ def translate(
     """
     decode = decode_config(context)
     search = beam_config(context, beam, length_penalty)
+    if search is not None:
+        refuse_idle(context, f"with --beam {beam}, which has no blocks to show; leave out one of the two", "trace")
 
     from superres.batch_record import say
     from superres.batch_text import check_output, input_lines, summary_line, trace_lines, translate_lines, write_lines
@@ -81,11 +86,12 @@ def translate(
     check_output(output, input)
     lines = input_lines(texts or [], input)
     translator = load_translator(checkpoint, device, decode, languages, engine)
-    options = search or translator.default.changed(given_options(context, decode))
+    given = given_options(context, decode)
+    options = search or combined(translator.default, given, translator.model_config.prediction_heads)
     result = translate_lines(lines, translator, options, batch_size)
     write_lines(result.texts, output)
     for traces in result.traces if trace else []:
-        typer.echo("\n".join([*trace_lines(translator, traces), ""]), err=True)
+        echo("\n".join([*trace_lines(translator, traces), ""]), err=True)
     if output is not None:
         say(summary_line(result))
 
@@ -104,16 +110,19 @@ def text(
 ) -> None:
     """Score blockwise translation next to greedy decoding and beam search: BLEU, chrF, block size, speed."""
     decode = decode_config(context)
+    if not beam:
+        refuse_idle(context, "with --beam 0; leave it out, or give --beam 4", "length_penalty")
     search = BeamConfig(beam, length_penalty) if beam else None
 
     from superres.evaluation_text import evaluate_text, report_lines
     from superres.tasks.translation import read_pairs
 
     translator = load_translator(checkpoint, device, decode, languages, engine)
+    decode = combined(DEFAULTS, given_options(context, decode), translator.model_config.prediction_heads)
     pairs = read_pairs(data, translator.languages, limit)
     report = evaluate_text(pairs, translator, decode, batch_size, greedy, search)
     report["device"] = translator.device.type
     if as_json:
-        typer.echo(json.dumps(report))
+        echo_json(report)
     else:
-        typer.echo(report_lines(report), err=True)
+        echo(report_lines(report), err=True)

@@ -25,6 +25,7 @@ from superres.cli_options import (
 )
 from superres.config import DEFAULT_CHECKPOINT, HEAD_LAYERS, PRESETS, BeamConfig, DecodeConfig
 from superres.tasks.translation import parse_languages
+from superres.terminal import echo, printable
 from superres.train_config import HEAD_LOSSES, HEAD_TARGETS, TrainConfig
 
 if TYPE_CHECKING:
@@ -49,9 +50,11 @@ More = Annotated[Path | None, typer.Option(metavar="PATH", help="Text: further p
                                            "rungs that read some.", show_default=False)]
 Piece = Annotated[float | None, typer.Option("--piece-minutes", metavar="M", help="Save and stop after M minutes; the "
                                              "same command goes on.", show_default=False)]
-Freeze = Annotated[bool, typer.Option("--freeze-base", help="Train the new heads alone; p1 stays the base.")]
-HeadLoss = Annotated[str, typer.Option(metavar=choices(HEAD_LOSSES), help="All heads on some positions, or one "
-                                       "random head a minibatch as in the paper.")]
+Freeze = Annotated[bool, typer.Option("--freeze-base", help="Train the head layer alone. p1 stays the base's, "
+                                      "except in the preset paper, where p1 goes through the layer.")]
+HeadLoss = Annotated[str, typer.Option(metavar=choices(HEAD_LOSSES), help="Loss of a minibatch: p1's plus the mean of "
+                                       "all heads at some positions; that of one random head of p1..pk, as in the "
+                                       "paper; or p1's plus that of one random head of p2..pk.")]
 HeadTarget = Annotated[str, typer.Option(metavar=choices(HEAD_TARGETS), help="What heads learn: p1's own "
                                          "distribution at their target, or the true token as in the paper.")]
 HeadDecay = Annotated[float, typer.Option(metavar="D", help="Head i counts D**(i - 2) in the loss of the heads.")]
@@ -182,7 +185,7 @@ def ngrams(
 
     table = count_targets(checkpoint, data, order, limit, least, most)
     write_result(output, table.to_bytes())
-    typer.echo(f"superres: {output}: {len(table.keys):,} contexts of up to {order - 1} tokens", err=True)
+    echo(f"superres: {output}: {len(table.keys):,} contexts of up to {order - 1} tokens", err=True)
 
 
 @train_app.command()
@@ -197,7 +200,7 @@ def ladder(
     with _training_bar(None, "s") as (bar, stop):
 
         def report(rung: str, record: dict[str, float]) -> None:
-            bar.set_description_str(rung, refresh=False)
+            bar.set_description_str(printable(rung), refresh=False)
             _show(bar, record)
 
         done = climb(rungs, data, output, dev, lambda: stop() or (end is not None and time.monotonic() > end), report,
@@ -264,5 +267,5 @@ def _show(bar: tqdm[NoReturn], record: dict[str, float]) -> None:
 def _finish(output: Path, done: bool) -> None:
     """Say whether a run is finished, and exit."""
     state = "finished" if done else "stopped and saved; the same command resumes it"
-    typer.echo(f"superres: {output}: {state}", err=True)
+    echo(f"superres: {output}: {state}", err=True)
     raise typer.Exit(0 if done else INTERRUPTED)

@@ -95,6 +95,9 @@ class Stage:
         if self.preset not in PRESETS:
             raise ConfigError(f"unknown preset {self.preset!r}; choose one of {', '.join(PRESETS)}")
         network = PRESETS[self.preset]
+        if not network.identity_p1:
+            # The layer that p1 is to go through is inserted with the other heads, after the base is trained.
+            network = dataclasses.replace(network, one_head_layer=False)
         if self.languages is None:
             return network
         require(network.task == translation.name, f"preset {self.preset} has no languages; leave --languages out, or "

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from superres.checkpoint import find_checkpoint, read_config
-from superres.config import ModelConfig, require
+from superres.checkpoint import find_checkpoint, read_network
+from superres.config import require_whole
 from superres.decoding.ngrams import NgramTable, Numbering, count_ngrams
 from superres.errors import InvalidInputError
 from superres.tasks import faces, translation
@@ -32,9 +32,10 @@ def count_targets(
         ConfigError: a number is out of range.
     """
     folder = find_checkpoint(checkpoint)
-    network = ModelConfig.from_dict(read_config(folder)["model"])
+    network = read_network(folder)
     numbering = Numbering(order, network.vocabulary, network.channels)
-    require(least >= 1 and most >= 1, f"--least and --most must be at least 1, not {least} and {most}")
+    require_whole("--least", least)
+    require_whole("--most", most)
     if network.task == translation.name:
         languages = network.languages[0], network.languages[1]
         codec = translation.Codec.read(folder)

@@ -4,6 +4,25 @@ Every message is one line that names the offending value and the remedy; the com
 """
 
 
+SHOWN = 200
+"""Most characters of a value in a message."""
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: on one line, printable and short, whatever it is."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, lists thousands deep
+        return f"a {type(value).__name__} that is too large to be shown"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def plain(text: str) -> str:
+    """Return text from elsewhere (another library's error, a name in a file) as a message shows it."""
+    text = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
 class SuperresError(Exception):
     """Base of all errors raised for bad input rather than for a bug."""
 
@@ -18,6 +37,15 @@ class ConfigError(SuperresError):
 
 class CheckpointError(SuperresError):
     """A checkpoint is missing, damaged, or does not fit the code that reads it."""
+
+
+class ScoresError(SuperresError):
+    """The scores of a network are not finite, so that they choose no tokens."""
+
+    def __init__(self, message: str = "the network's scores are not finite: its weights are too large or damaged, and "
+                                      "nothing can be decoded; use another checkpoint") -> None:
+        """Take the message."""
+        super().__init__(message)
 
 
 class OutputError(SuperresError):

@@ -91,7 +91,8 @@ def decode_text(
 ) -> dict[str, DecodedText]:
     """Translate every batch in each of several ways in turn, so that a busy machine slows all of them alike.
 
-    The first batch is translated once more beforehand and that time discarded (compilation, caches).
+    The first batch is translated once more beforehand and that time discarded (compilation, caches). Sampling noise is
+    keyed by a source's place, so that a translation does not depend on the batch size.
 
     Args:
         sources: a sentence each; batches are of like length.
@@ -110,7 +111,8 @@ def decode_text(
     for first in tqdm(range(0, len(order), batch_size), "translating", unit="batch", disable=None):
         batch = order[first : first + batch_size]
         for name, way in ways.items():
-            made, result = translator([sources[place] for place in batch], way, batch_size=batch_size), results[name]
+            made = translator([sources[place] for place in batch], way, keys=batch, batch_size=batch_size)
+            result = results[name]
             for place, text in zip(batch, made.texts, strict=True):
                 result.texts[place] = text
             result.traces += [trace for traces in made.traces for trace in traces]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from superres.errors import InvalidInputError, OutputError
+from superres.output import scratch_file
 
 LINE_BYTES = 2048
 """What is read of a line at once; most are shorter."""
@@ -293,15 +294,7 @@ def _rewrite(path: Path, lines: Iterable[bytes]) -> None:
     Raises:
         OSError: there is no room; the file is as it was.
     """
-    # Always the same name: what a killed run has left, the next one takes over.
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    with scratch_file(path.parent, path) as file:
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())

@@ -26,6 +26,7 @@ from tqdm import tqdm
 from superres.batch_plan import list_inputs
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, parse_epsilon, parse_temperature, require
 from superres.errors import ConfigError, InvalidInputError
+from superres.given import as_setting, combined
 from superres.survey.pairs import Compared, Method, check_counterparts, choose_images, compare_methods
 from superres.survey.study import CAMERA
 from superres.tasks.faces import (
@@ -34,10 +35,12 @@ from superres.tasks.faces import (
     area_reduce,
     crop_square,
     enlarge,
+    is_celeba,
     read_faces,
     read_image,
     to_source,
 )
+from superres.terminal import printable
 
 if TYPE_CHECKING:
     from superres.pipeline import Upscaler
@@ -130,7 +133,7 @@ def read_images(path: Path) -> Images:
     Raises:
         InvalidInputError: the path holds no pictures, one cannot be read, or two have the same name.
     """
-    if not path.is_dir() or (path / "celeba" / "img_align_celeba").is_dir():
+    if not path.is_dir() or is_celeba(path):
         pairs = read_faces(path, "valid")
         names = [f"{number:06d}" for number in pairs.ids]
         if len(set(names)) < len(names):
@@ -155,7 +158,8 @@ def read_folder(folder: Path) -> dict[str, Pixels]:
         first = names.setdefault(file.stem, file)
         if first is not file:
             raise InvalidInputError(f"{first} and {file} have the same name, by which images are matched; rename one")
-    return {name: read_image(file) for name, file in tqdm(names.items(), f"reading {folder}", disable=None)}
+    bar = tqdm(names.items(), f"reading {printable(str(folder))}", disable=None)
+    return {name: read_image(file) for name, file in bar}
 
 
 @dataclass
@@ -235,7 +239,11 @@ class Workshop:
         if name not in self.upscalers:
             self.upscalers[name] = Upscaler.load(name, self.device)
         upscaler = self.upscalers[name]
-        return upscaler, resolve_options(upscaler.default.changed(spec.settings), upscaler)
+        try:
+            options = combined(upscaler.default, spec.settings, upscaler.model_config.prediction_heads, as_setting)
+        except ConfigError as error:
+            raise ConfigError(f"the method {spec.name!r}: {error}") from error
+        return upscaler, resolve_options(options, upscaler)
 
     def _decode(self, spec: Spec, sources: Pixels) -> tuple[Pixels, dict[str, Any]]:
         """Decode `sources`, uint8 [N, 8, 8, 3]; return the pictures and what made them."""
@@ -244,7 +252,7 @@ class Workshop:
         upscaler, options = self.decoder(spec)
         pictures: list[Pixels] = []
         tokens = iterations = 0
-        with tqdm(total=len(sources), desc=f"decoding {spec.name}", unit="image", disable=None) as bar:
+        with tqdm(total=len(sources), desc=f"decoding {printable(spec.name)}", unit="image", disable=None) as bar:
             for start in range(0, len(sources), self.batch_size):
                 batch = sources[start:start + self.batch_size]
                 result = upscaler(batch, options, keys=[image_key(source, 1) for source in batch])

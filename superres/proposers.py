@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from superres.checkpoint import find_checkpoint, load_checkpoint, read_config, read_task_files
+from superres.checkpoint import find_checkpoint, load_checkpoint, read_network, read_task_files
 from superres.config import DecodeConfig, ModelConfig, require
 from superres.decoding.draft import DraftProposer
 from superres.decoding.ngrams import NgramProposer, NgramTable
@@ -73,7 +73,7 @@ class Proposers:
 
     def _draft(self, name: str) -> DraftProposer:
         folder = find_checkpoint(name)
-        network = ModelConfig.from_dict(read_config(folder)["model"])
+        network = read_network(folder)
         for what in ("task", "languages", "vocabulary", "source_shape", "target_shape"):
             mine, theirs = getattr(network, what), getattr(self.network, what)
             require(mine == theirs, f"the draft model {name} has {what} {mine}, the verifier {theirs}; choose a draft "

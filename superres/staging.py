@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from superres.errors import OutputError
 from superres.manifest import Manifest, Row
+from superres.output import lock_file
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -48,7 +48,7 @@ class Lock:
             shard: (I, N) of the run.
 
         Raises:
-            OutputError: another run has it, or the folder cannot be written.
+            OutputError: another run has it, the folder cannot be written, or its hidden folder is a link.
         """
         self.folder = folder / HIDDEN
         index, count = shard
@@ -70,10 +70,14 @@ class Lock:
         path = self.folder / name
         tries = 0
         while True:
+            if self.folder.is_symlink():
+                raise OutputError(f"{self.folder} is a link, and a run would delete files where it points; remove the "
+                                  "link, or choose another --output")
             self.folder.mkdir(exist_ok=True)
+            _remove_link(path)
             file = open(path, "ab")  # noqa: SIM115 -- open as long as the lock is held
             try:
-                _lock(file, shared)
+                lock_file(file, shared)
                 # Whoever ends removes the folder: a lock on a file that is gone keeps nobody out.
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                     self.files.append(file)
@@ -94,27 +98,17 @@ class Lock:
             with suppress(OSError):
                 for file in self.files[1:]:
                     os.unlink(file.name)
-                _lock(self.files[0], shared=False)  # fails while another shard is at work
+                lock_file(self.files[0])  # fails while another shard is at work
                 shutil.rmtree(self.folder, ignore_errors=True)
         for file in self.files:
             file.close()
         self.files = []
 
 
-def _lock(file: BinaryIO, shared: bool) -> None:
-    """Lock a file or raise BlockingIOError."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        if not shared:
-            try:
-                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-            except PermissionError as error:
-                raise BlockingIOError from error
-        return
-    import fcntl
-
-    fcntl.flock(file.fileno(), (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+def _remove_link(path: str | Path) -> None:
+    """Remove `path` if it is a symbolic link: nothing is written to where a link in the hidden folder points."""
+    if os.path.islink(path):
+        os.unlink(path)
 
 
 @dataclass
@@ -155,6 +149,7 @@ class Staging:
         """
         self.folder = str(self.output / HIDDEN / f"{self.shard[0]}-of-{self.shard[1]}")
         try:
+            _remove_link(self.folder)  # `rmtree` leaves a link, and `makedirs` accepts it
             shutil.rmtree(self.folder, ignore_errors=True)
             os.makedirs(self.folder, exist_ok=True)
         except OSError as error:
