@@ -17,6 +17,14 @@ from superres.tasks.faces import enlarge
 TOKENS = 32 * 32 * 3
 GREEDY = DecodeConfig(block_size=1)
 
+BAD_KEYS = [
+    ([1], "there are 1 keys for 2 inputs; give one per input"), ([1, 2, 3], "there are 3 keys for 2 inputs"),
+    ([], "there are 0 keys for 2 inputs"), ([0, -1], r"keys must be whole numbers in \[0, 2\*\*63\), not -1"),
+    ([2**63, 0], "not 9223372036854775808"), ([0, 1.5], "not 1.5"), (["a", 0], "not 'a'"), (7, "a sequence, .* not 7"),
+    (np.array([0.5, 1.0]), "not .*0.5"), (np.array([[0], [1]]), "not array"),
+]
+"""Keys that two inputs cannot have, and what is said of them."""
+
 
 CRITERION_SETTINGS = {
     "distance-by-offset": {"epsilon": (0, 2, 1)}, "distance-by-channel": {"epsilon": (1, 0, 2)},
@@ -312,10 +320,14 @@ class ScriptedModel:
     lost: int = 9
     miss: int | None = None
     replaying: None = None
+    own_threads = False
 
     @property
     def length(self):
         return self.truth.shape[1]
+
+    def encode(self, source, padding=None):
+        return source
 
     def session(self, source, width, padding=None):
         return ScriptedSession(self, source[:, 0], width)

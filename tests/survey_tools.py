@@ -56,10 +56,11 @@ def free_port():
 
 
 @contextmanager
-def serving(store, study, root_path=""):
+def serving(store, study, root_path="", limit=None):
     """Serve a study in a thread of this process; gives its address."""
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(study_app(store, study, root_path), log_level="error", access_log=False))
+    server = uvicorn.Server(uvicorn.Config(study_app(store, study, root_path, limit), log_level="error",
+                                           access_log=False))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:

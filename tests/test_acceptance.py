@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fakes import criterion_options
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -127,3 +128,13 @@ def test_the_budget_is_spent_along_the_block():
     criterion = DriftBudget(DecodeConfig(epsilon=2, budget=4))
     assert criterion.accept(proposed, scores, proposed).tolist() == [[True, True, True, False, False]]
     assert criterion.accept(proposed[:, 2:], scores[:, 2:], proposed[:, 2:]).all()
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+@given(PROPOSED, SCORES, hnp.arrays(bool, (2, 3, 7)).map(torch.from_numpy))
+def test_a_token_of_probability_0_never_passes(name, proposed, scores, left_out):
+    possible = ~left_out | (torch.arange(7) == 3)  # a filter leaves one token at least
+    scores = scores.masked_fill(~possible, float("-inf"))
+    options = criterion_options(name, epsilon=(6, 6, 6) if "by" in name else 6, top_k=5, budget=99)
+    accepted = CRITERIA[name](options).accept(proposed, scores, PLACE)
+    assert not bool((accepted & ~possible.gather(2, proposed.unsqueeze(2)).squeeze(2)).any())

@@ -371,10 +371,10 @@ def test_the_batch_size_is_a_number_or_auto(text, size):
 
 
 def test_a_read_only_output_folder_is_found_before_decoding(faces, tmp_path, monkeypatch):
-    def refuse(path, data):
+    def refuse(path, *_):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr("superres.output.open", refuse, raising=False)
     upscaler = FakeUpscaler()
     with pytest.raises(OutputError, match="out: Permission denied"):
         upscale([faces], tmp_path / "out", upscaler)

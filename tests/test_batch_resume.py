@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import json
 import multiprocessing
 import os
@@ -16,13 +17,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes import FakeUpscaler
+from killing import die_at
 from PIL import Image
+from tqdm import tqdm
+from tqdm.std import TqdmDefaultWriteLock
 
 from superres.batch import upscale_files
 from superres.batch_plan import BatchOptions, plan
+from superres.batch_record import say
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError
 from superres.manifest import Manifest, Row, merge
+from superres.output import prepare_folder, scratch_file, write_atomically
 from superres.staging import Lock
 
 FORK = multiprocessing.get_context("fork")
@@ -107,6 +113,115 @@ def test_a_run_killed_at_random_moments_ends_as_an_undisturbed_one(faces, tmp_pa
     assert run(faces, tmp_path / "out", batch_size=3).failed == 4
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert kills >= 2
+
+
+def code_when_killed_at(moment, call, *arguments):
+    """Return the exit code of a process that calls `call` and dies at a moment, 0 if it ends before."""
+    def child():
+        die_at(moment)
+        call(*arguments)
+
+    process = FORK.Process(target=child)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def test_a_run_killed_at_every_call_that_touches_a_file_ends_as_an_undisturbed_one(faces, tmp_path):
+    for path in sorted(faces.rglob("*.png"))[6:]:
+        path.unlink()
+    run(faces, tmp_path / "whole")
+    for moment in itertools.count(1):
+        if code_when_killed_at(moment, run, faces, tmp_path / "out") == 0:
+            break
+    run(faces, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert moment > 60
+
+
+def check_in_a_process(work):
+    """Run `work` in a forked process, which has to end well within a minute."""
+    tqdm.get_lock()
+    process = FORK.Process(target=work)
+    process.start()
+    process.join(60)
+    process.kill()
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_a_forked_run_that_is_killed_at_its_progress_bar_does_not_stop_the_next(faces, tmp_path):
+    def parent():
+        # The lock of this family of processes alone: the test's own process must not hang with them.
+        del TqdmDefaultWriteLock.mp_lock
+        tqdm.set_lock(TqdmDefaultWriteLock())
+        run(faces, tmp_path / "out")
+        child = os.fork()
+        if child == 0:
+            tqdm._get_free_pos = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # called with the lock held
+            run(faces, tmp_path / "out")
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        run(faces, tmp_path / "out")
+
+    check_in_a_process(parent)
+
+
+def test_a_line_beside_the_progress_bar_waits_for_no_other_process():
+    def parent():
+        del TqdmDefaultWriteLock.mp_lock
+        tqdm.set_lock(TqdmDefaultWriteLock())
+        child = os.fork()
+        if child == 0:
+            tqdm.get_lock().acquire()
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        say("this is told all the same")
+
+    check_in_a_process(parent)
+
+
+@pytest.mark.parametrize("call", [prepare_folder, lambda folder: write_atomically(folder / "result", b"new")])
+def test_what_a_kill_leaves_lasts_until_the_next_run(tmp_path, call):
+    moments = 0
+    while code_when_killed_at(moments + 1, call, tmp_path) != 0:
+        moments += 1
+        call(tmp_path)
+        assert [path.name for path in tmp_path.iterdir() if path.name != "result"] == []
+    assert moments > 4
+
+
+def test_a_file_that_another_process_is_writing_is_not_taken_for_abandoned(tmp_path):
+    with scratch_file(tmp_path, tmp_path / "result") as file:
+        file.write(b"half")
+        prepare_folder(tmp_path)
+        assert Path(file.name).exists()
+        file.write(b" and half")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("result", b"half and half")]
+
+
+def test_links_in_place_of_working_files_are_removed_or_refused_and_never_followed(faces, tmp_path):
+    precious = tmp_path / "precious"
+    (precious / "0-of-1").mkdir(parents=True)
+    for name in ("0-of-1/0", "lock", "notes"):
+        (precious / name).write_text("precious")
+    out = tmp_path / "out"
+    out.mkdir()
+    for target in (precious, tmp_path / "nowhere"):
+        (out / ".superres").symlink_to(target)
+        with pytest.raises(OutputError, match=r"out/\.superres is a link, .*; remove the link, or choose another"):
+            run(faces, out)
+        assert [path.name for path in out.iterdir()] == [".superres"]
+        (out / ".superres").unlink()
+    (out / ".superres").mkdir()
+    (out / ".superres" / "lock").symlink_to(precious / "lock")
+    (out / ".superres" / "0-of-1").symlink_to(precious / "0-of-1")
+    for name in (".superres-1-00000000.tmp", ".manifest.jsonl.tmp"):
+        (out / name).symlink_to(precious / "notes")
+    run(faces, out)
+    assert {path.name: path.read_text() for path in precious.rglob("*") if path.is_file()} == {
+        "0": "precious", "lock": "precious", "notes": "precious"}
+    assert not (out / ".superres").exists()
+    assert not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.parametrize("moment", ["before rows", "after rows", "between names", "before names are on disc"])

@@ -1,7 +1,9 @@
-"""Beam search: what a plain search without a cache finds, for each row by itself."""
+"""Beam search: what exhaustive search finds in small networks, and greedy decoding with a beam of one."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,7 +12,7 @@ from fakes import SMALL, random_model, random_tokens
 from textual import CONFIG, wordy
 
 from superres.config import BeamConfig, DecodeConfig
-from superres.decoding.beam import beam_search, beam_steps, length_penalty
+from superres.decoding.beam import beam_search, beam_steps
 from superres.decoding.blockwise import decode
 from superres.errors import ConfigError
 from superres.nn import compiled
@@ -29,38 +31,57 @@ def model(seed=0, config=SHORT):
     return StepModel(wordy(config, seed), END)
 
 
-def plain_search(model, source, options):
-    """Search one source without a cache, hypothesis by hypothesis; returns (tokens, score)."""
-    size, alive, finished = options.size, [([], 0.0)], []
-    for length in range(1, model.length + 1):
-        grown = []
-        for tokens, score in alive:
-            target = torch.zeros(1, model.length, dtype=torch.int64)
-            target[0, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
-            scores = model.uncached_scores(source, target, torch.tensor([len(tokens)]))[0, 0].log_softmax(-1)
-            grown += [([*tokens, token], score + float(p)) for token, p in enumerate(scores)]
-        grown = sorted(grown, key=lambda item: -item[1])[: 2 * size]
-        penalty = length_penalty(length, options.length_penalty)
-        finished += [(tokens, score / penalty) for tokens, score in grown if tokens[-1] == END]
-        finished = sorted(finished, key=lambda item: -item[1])[:size]
-        alive = [item for item in grown if item[0][-1] != END][:size]
-        if len(finished) == size:
-            break
-    if finished:
-        return finished[0]
-    return alive[0][0], alive[0][1] / length_penalty(model.length, options.length_penalty)
+TINY = replace(CONFIG, vocabulary=5, source_shape=(4,), target_shape=(5,), tied_embeddings=False)
+ALPHAS, BIASES = (0.0, 0.6, 2.5), (0.0, 2.0, 3.0)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("size", "alpha"), [(4, 0.6), (3, 0.0), (2, 2.0)])
-def test_beam_search_finds_what_a_plain_search_without_a_cache_finds(seed, size, alpha):
-    search, source, options = model(seed), sources(4, seed), BeamConfig(size, alpha)
-    found = beam_search(search, source, options)
-    for row in range(len(source)):
-        tokens, score = plain_search(search, source[row : row + 1], options)
-        assert found.tokens[row, : found.lengths[row]].tolist() == tokens
-        assert not found.tokens[row, found.lengths[row] :].any()
-        assert float(found.scores[row]) == pytest.approx(score)
+@functools.cache
+def tiny(seed, bias):
+    """Return a search, its source, and log p of every prefix that does not go on after an end token, by its tokens.
+
+    The network ends its targets the sooner, the larger the bias.
+    """
+    network, source = random_model(TINY, seed, torch.float64), random_tokens(TINY, 1, seed)[0]
+    network.project.bias[END] += bias
+    length = TINY.target_length
+    targets = torch.tensor(list(itertools.product(range(TINY.vocabulary), repeat=length)))
+    p = network.scores(network(source.expand(len(targets), -1), targets)).log_softmax(-1)
+    totals = p.gather(2, targets.unsqueeze(2)).squeeze(2).cumsum(1)
+    prefixes = {tuple(row[:size]): float(total[size - 1])
+                for row, total in zip(targets.tolist(), totals, strict=True) for size in range(1, length + 1)
+                if END not in row[: size - 1]}
+    return StepModel(network, END), source, prefixes
+
+
+def optimum(prefixes, alpha):
+    """Return the best complete target, its score, and a width of the beam that is bound to keep all its prefixes."""
+    scores = {tokens: total / ((5 + len(tokens)) / 6) ** alpha
+              for tokens, total in prefixes.items() if tokens[-1] == END}
+    best = max(scores, key=scores.get)
+    ranks = [sum(len(other) == size and total >= prefixes[best[:size]] for other, total in prefixes.items())
+             for size in range(1, len(best) + 1)]
+    return list(best), scores[best], max(ranks)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_beam_that_is_wide_enough_finds_the_optimum_of_exhaustive_search(seed, bias, alpha):
+    search, source, prefixes = tiny(seed, bias)
+    tokens, score, width = optimum(prefixes, alpha)
+    for size in {width, width + 1, 2 * width}:
+        found = beam_search(search, source, BeamConfig(size, alpha))
+        assert found.tokens[0, : found.lengths[0]].tolist() == tokens
+        assert not found.tokens[0, found.lengths[0] :].any()
+        assert float(found.scores[0]) == pytest.approx(score)
+
+
+def test_the_optima_here_ask_for_narrow_and_wide_beams_and_have_many_lengths():
+    found = [optimum(tiny(seed, bias)[2], alpha) for seed in range(6) for bias in BIASES for alpha in ALPHAS]
+    assert {len(tokens) for tokens, _, _ in found} == {1, 2, 4, 5}
+    widths = [width for _, _, width in found]
+    assert len(set(widths)) > 5
+    assert max(widths) > 50
 
 
 def test_the_searches_here_end_at_different_lengths_and_at_the_largest():
@@ -73,19 +94,41 @@ def test_the_searches_here_end_at_different_lengths_and_at_the_largest():
     assert not (beams.tokens == END).any()
 
 
-def test_a_beam_of_one_is_greedy_decoding():
-    search, source = model(), sources(6)
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_a_beam_of_one_is_greedy_decoding_and_ends_with_it(alpha):
+    search, source = model(2), sources(6)
     greedy = decode(search, source, DecodeConfig(block_size=1))
-    found = beam_search(search, source, BeamConfig(1, 0.0))
+    found = beam_search(search, source, BeamConfig(1, alpha))
     assert torch.equal(found.tokens, greedy.tokens)
     assert torch.equal(found.lengths, greedy.lengths)
+    early = greedy.lengths < greedy.lengths.max()
+    alone = beam_search(search, source[early], BeamConfig(1, alpha))
+    assert alone.model_calls == int(greedy.lengths[early].max())
 
 
-def test_a_wider_beam_finds_nothing_less_likely():
-    search, source = model(1), sources(6)
-    found = [beam_search(search, source, BeamConfig(size, 0.0)).scores for size in (1, 40)]
-    assert bool((found[1] >= found[0] - 1e-9).all())
-    assert bool((found[1] > found[0] + 1e-3).any())
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_a_row_that_is_over_would_find_nothing_else_up_to_the_largest_length(alpha):
+    early = 0
+    for seed in range(4):
+        search, over = model(seed), {}
+        for loop in beam_steps(search, sources(6), BeamConfig(3, alpha)):
+            for row in loop.over().nonzero().flatten().tolist():
+                over.setdefault(row, loop.result().tokens[row])
+                early += loop.calls < search.length
+        with torch.inference_mode():
+            while loop.calls < search.length:
+                loop.iterate()
+        for row, tokens in over.items():
+            assert torch.equal(loop.result().tokens[row], tokens)
+    assert early > 10
+
+
+def test_a_wider_beam_finds_targets_that_are_as_likely_or_likelier():
+    search, source = model(2), sources(6)
+    narrow, wide = (beam_search(search, source, BeamConfig(size, 0.0)) for size in (1, 40))
+    ended = (narrow.tokens == END).any(1)  # one that the largest length cuts gives way to one that ends
+    assert bool((wide.scores >= narrow.scores - 1e-9)[ended].all())
+    assert bool((wide.scores > narrow.scores + 1e-3).any())
 
 
 def test_a_batch_equals_its_single_rows_and_padding_is_hidden():

@@ -8,7 +8,17 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from fakes import CHAINS, SMALL, VARIANTS, ScriptedModel, criterion_options, proposer_for, random_model, random_tokens
+from fakes import (
+    BAD_KEYS,
+    CHAINS,
+    SMALL,
+    VARIANTS,
+    ScriptedModel,
+    criterion_options,
+    proposer_for,
+    random_model,
+    random_tokens,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +30,7 @@ from superres.decoding.loop import BlockwiseLoop, accepted_length
 from superres.decoding.noise import NOISES
 from superres.decoding.proposer import accompany
 from superres.decoding.reference import separate_reference, sequential_reference
-from superres.errors import ConfigError
+from superres.errors import ConfigError, InvalidInputError
 from superres.nn.step import StepModel
 
 ROWS = 3
@@ -459,3 +469,24 @@ def test_heads_are_the_default_proposer():
     model, source = small("base aids")
     named = decode(model, source, DecodeConfig(proposer="heads"))
     assert torch.equal(named.tokens, decode(model, source, DecodeConfig()).tokens)
+
+
+@pytest.mark.parametrize(("keys", "message"), BAD_KEYS, ids=repr)
+@pytest.mark.parametrize("proposer", ["heads", "lookahead"])
+def test_keys_that_do_not_fit_the_rows_are_refused(keys, message, proposer):
+    model, source = small("plain")
+    options = DecodeConfig(temperature=0.9, proposer=proposer, window=3)
+    with pytest.raises(InvalidInputError, match=message):
+        decode(model, source[:2], options, keys=keys)
+    if isinstance(keys, list) and keys and not isinstance(keys[0], str):
+        with pytest.raises(InvalidInputError):
+            decode(model, source[:2], options, keys=torch.tensor(keys, dtype=torch.float64))
+
+
+def test_keys_may_be_a_tensor_or_numbers():
+    model, source = small("plain")
+    options, keys = DecodeConfig(temperature=0.9), [2**63 - 1, 0, 7]
+    wanted = decode(model, source, options, keys=torch.tensor(keys)).tokens
+    assert torch.equal(decode(model, source, options, keys=keys).tokens, wanted)
+    assert torch.equal(decode(model, source, options, keys=np.array(keys)).tokens, wanted)
+    assert torch.equal(decode(model, source, options).tokens, decode(model, source, options, keys=range(3)).tokens)

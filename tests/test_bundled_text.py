@@ -56,6 +56,14 @@ def test_captions_become_german_in_few_steps(translator):
     assert steps * 2 < sum(result.tokens)
 
 
+def test_a_beam_of_one_is_greedy_decoding(translator):
+    lines = [*SENTENCES, "A dog runs through the snow.", "Two men talk on the street.", "A cat"]
+    greedy = translator(lines, superres.DecodeConfig(block_size=1))
+    found = translator(lines, superres.BeamConfig(1))
+    assert found.texts == greedy.texts
+    assert found.tokens == greedy.tokens
+
+
 def test_top_2_takes_fewer_steps(translator):
     exact, loose = (translator(SENTENCES, superres.DecodeConfig(accept=accept)) for accept in ("exact", "top-k"))
     few, many = (sum(trace.iterations for trace in chain.from_iterable(made.traces)) for made in (loose, exact))

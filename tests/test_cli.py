@@ -74,7 +74,8 @@ def refusal(capsys, *arguments):
     (["--proposer", "oracle"], f"--proposer must be one of {', '.join(PROPOSERS)}, not 'oracle'"),
     (["--noise", "pink"], "--noise must be one of gumbel, quantile, not 'pink'"),
     (["--top-k", "0"], "top-k must be at least 1, not 0"),
-    (["--temperature", "nan"], "temperature must be 0 (greedy) or positive, one number or one a colour, not nan"),
+    (["--temperature", "nan"], "temperature must be 0 (greedy) or at least 1e-09, one number or one a colour, not nan"),
+    (["--temperature", "1e-40"], "or at least 1e-09, one number or one a colour, not 1e-40"),
     (["--temperature", "0.9,0.7"], "one number or one a colour, not (0.9, 0.7)"),
     (["--temperature", "0.9,warm,0.7"], "three with commas between such as 0.9,0.7,0.7, not '0.9,warm,0.7'"),
     (["--seed", "-5"], "seed must be in [0, 2**63), not -5"),
@@ -220,3 +221,9 @@ def test_scripts_are_the_same_commands_by_file_name(script, expected):
     words = [sys.executable, str(ROOT / "scripts" / script), "--help"]
     result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert expected in result.stdout
+
+
+@pytest.mark.parametrize(("format", "suffix"), [("png", "png"), ("webp-lossless", "webp"), ("npz", "npz")])
+def test_the_format_of_the_results_is_an_option_of_that_name(loaded, data, format, suffix):
+    assert run(["upscale", str(data / "in"), "--output", str(data / "out"), "--format", format]) == 0
+    assert (data / "out" / f"a.{suffix}").is_file()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import replace
+from functools import cache
 
 import pytest
-from fakes import VARIANTS
+import torch
+from fakes import VARIANTS, random_model, random_tokens
 
-from superres.config import PRESETS, DecodeConfig, ModelConfig
+from superres.config import PRESETS, BeamConfig, DecodeConfig, ModelConfig, QualityBound
+from superres.decoding.blockwise import decode
 from superres.errors import ConfigError
+from superres.nn.engines import step_model
 from superres.train_config import TrainConfig
 
 EXAMPLES = [*PRESETS.values(), DecodeConfig(), DecodeConfig(block_size=4, temperature=0.9, seed=2**63 - 1),
@@ -98,3 +103,109 @@ def test_lengths_follow_from_shapes():
     assert (base.source_length, base.target_length, base.channels) == (192, 3072, 3)
     text = replace(PRESETS["paper"], source_shape=(20,), target_shape=(30,))
     assert (text.source_length, text.target_length, text.channels) == (20, 30, 1)
+
+
+# Every number, far out of its range
+
+
+EXTREMES = [-1, 0, 1, 2**31 - 1, 2**31, 2**63, 2**64, 10**400, 1e30, 1e308, float("nan"), float("inf"), True, False,
+            "5", [], None, (2**63,), (0, 2**63, 1e30)]
+SAMPLED = [{"temperature": 0.9}, {"temperature": 0.9, "sampling": "speculative"}]
+LOOKAHEAD = [{"proposer": "lookahead", "block_size": 3}]
+READS = {
+    "epsilon": [{"accept": "distance"}, {"accept": "distance-by-offset"}, {"accept": "distance-by-channel"}],
+    "budget": [{"accept": "drift-budget"}], "top_k": [{"accept": "top-k"}], "min_block": [{"accept": "distance"}],
+    "seed": SAMPLED, "sample_top_k": SAMPLED, "nucleus": SAMPLED, "window": LOOKAHEAD, "candidates": LOOKAHEAD,
+    "temperature": [{}, {"noise": "quantile"}, {"sample_top_k": 3}],
+}
+"""Other settings with which a number has a say."""
+
+
+def numeric_fields(kind):
+    return [field.name for field in dataclasses.fields(kind) if {"int", "float"} & set(
+        field.type.replace("[", " ").replace("]", " ").replace(",", " ").split())]
+
+
+@cache
+def tiny(engine):
+    """Return the network `tiny`, for pictures of 48 intensities."""
+    config = replace(PRESETS["tiny"], prediction_heads=4, source_shape=(2, 2, 3), target_shape=(4, 4, 3))
+    return step_model(random_model(config, dtype=torch.float32), engine=engine), random_tokens(config, 2)[0]
+
+
+@pytest.mark.parametrize("value", EXTREMES, ids=repr)
+@pytest.mark.parametrize("name", numeric_fields(DecodeConfig))
+def test_any_number_makes_settings_that_decode_or_is_refused(name, value):
+    for more in READS.get(name, [{}]):
+        try:
+            options = DecodeConfig.from_dict({**more, name: value})
+            for engine in ("plain", "auto"):
+                model, source = tiny(engine)
+                assert decode(model, source, options).lengths.tolist() == [48, 48]
+            message = ""
+        except ConfigError as error:
+            message = str(error)
+        assert message.isprintable() or not message
+        assert len(message) < 400
+
+
+@pytest.mark.parametrize("value", [2**31, 2**63, 2**64, 1e30, float("nan"), float("inf"), True, "5"], ids=repr)
+@pytest.mark.parametrize("name", ["block_size", "epsilon", "top_k", "min_block", "budget", "window", "candidates",
+                                  "sample_top_k"])
+def test_numbers_that_no_decode_can_mean_are_refused(name, value):
+    with pytest.raises(ConfigError, match=name.split("_")[0]):
+        DecodeConfig.from_dict({name: value})
+
+
+@pytest.mark.parametrize("kind", [ModelConfig, BeamConfig, QualityBound])
+@pytest.mark.parametrize("value", EXTREMES, ids=repr)
+def test_any_number_of_other_settings_is_taken_or_refused(kind, value):
+    for name in numeric_fields(kind):
+        try:
+            made = kind.from_dict({name: value})
+        except ConfigError as error:
+            message = str(error)
+        else:
+            message = str(made)
+        assert message.isprintable()
+
+
+def test_all_numbers_are_tried():
+    assert set(READS) < set(numeric_fields(DecodeConfig))
+    assert "block_size" in numeric_fields(DecodeConfig)
+    assert {"size", "length_penalty"} == set(numeric_fields(BeamConfig))
+
+
+@pytest.mark.parametrize("value", [-1, 1e25, 1e30, 10**400, 2**63, 0.5, float("nan"), float("inf"), True, None, "x", [],
+                                   {}, "9" * 9999], ids=lambda value: repr(value)[:20])
+def test_what_a_visitor_sends_in_place_of_a_number_is_refused(value):
+    pytest.importorskip("gradio")
+    from superres.web.controls import samples_of, settings_of
+    from superres.web.translate_tab import way_of
+
+    good = {"block_size": 4, "accept": "distance", "epsilon": "2", "top_k": 2, "budget": 8, "temperature": 0, "seed": 0}
+    settings_of(DecodeConfig(), **good)
+    for name in ("block_size", "epsilon", "top_k", "budget", "seed"):
+        with pytest.raises(ConfigError) as caught:
+            settings_of(DecodeConfig(), **{**good, name: value})
+        assert len(str(caught.value)) < 400
+    for name in ("block_size", "top_k", "beam"):
+        with pytest.raises(ConfigError):
+            way_of(DecodeConfig(), **{"block_size": 4, "accept": "exact", "top_k": 2, "beam": 0, name: value})
+    with pytest.raises(ConfigError):
+        samples_of(value)
+
+
+@pytest.mark.parametrize("words", [
+    ["--epsilon", 2**63], ["--epsilon", f"2,{2**64}"], ["--epsilon", "9" * 9999], ["--block-size", 2**63],
+    ["--budget", 2**63], ["--top-k", 2**63], ["--min-block", 2**64], ["--seed", 2**63], ["--window", 2**63],
+    ["--candidates", 2**63], ["--sample-top-k", 2**63], ["--nucleus", "nan"], ["--temperature", "inf"],
+    ["--samples", 2**63], ["--samples", 10**7], ["--batch-size", 2**63], ["--shard", f"0/{2**63}"],
+], ids=lambda words: words[0])
+def test_numbers_of_the_command_line_are_refused_in_one_line(words, tmp_path, capsys):
+    from superres.cli import run
+
+    assert run(["upscale", "a.png", "--output", str(tmp_path), *map(str, words)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words[0].strip("-").replace("-", " ") in line.replace("-", " ")
+    assert len(line) < 400

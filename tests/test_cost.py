@@ -21,7 +21,6 @@ from superres.decoding.cost import (
     improvement_factor,
     mean_overlap,
     operations_factor,
-    step_compression,
 )
 from superres.decoding.draft import DraftProposer
 from superres.decoding.loop import BlockwiseLoop
@@ -54,6 +53,16 @@ def test_one_branch_is_the_published_closed_form(alpha, gamma):
     assert expected_tokens(alpha, gamma) == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha))
 
 
+@given(RATES, st.integers(1, 3), st.integers(1, 3), st.floats(0, 2), st.integers(1, 99))
+def test_operations_of_branches_are_those_of_the_columns_that_they_read(alpha, gamma, branches, c, columns):
+    tokens = brute_force(alpha, gamma, branches)
+    assert operations_factor(alpha, gamma, c, columns, branches) == pytest.approx((gamma * c + columns) / tokens)
+
+
+def test_more_branches_pay_for_longer_ngrams():
+    assert best_gamma(0.3, 0.0, 20, more=0.05, branches=10) > best_gamma(0.3, 0.0, 20, more=0.05)
+
+
 def test_certain_proposals_yield_the_whole_block():
     assert expected_tokens(1.0, 7) == 8
     assert expected_tokens(0.0, 7) == 1
@@ -81,17 +90,10 @@ def test_the_best_gamma_is_smaller_where_wide_steps_cost_more():
     assert best_gamma(0.8, 0.05, 20) > best_gamma(0.8, 0.05, 20, more=0.1) > best_gamma(0.8, 0.05, 20, more=1.0) == 0
 
 
-@given(RATES, st.integers(1, 15), st.integers(2, 9), st.floats(1, 10))
-def test_step_compression_is_the_published_formula(alpha, window, ngram, good):
-    tokens = ngram - sum((1 - alpha**i) ** window for i in range(1, ngram))
-    assert step_compression(alpha, window, ngram, good) == pytest.approx((good - 1 + tokens) / good)
-
-
 @pytest.mark.parametrize(("wrong", "message"), [
     (lambda: expected_tokens(1.1, 2), "in .0, 1., not 1.1"), (lambda: expected_tokens(0.5, -1), "gamma .* not -1"),
     (lambda: expected_tokens(0.5, 1, 0), "not 0"), (lambda: improvement_factor(0.5, 1, -1.0), "must be positive"),
-    (lambda: operations_factor(0.5, 1, -1.0), "at least 0"), (lambda: step_compression(0.5, 0, 3), "window W"),
-    (lambda: step_compression(0.5, 1, 1), "size N"), (lambda: step_compression(0.5, 1, 3, 0.5), "f must be"),
+    (lambda: operations_factor(0.5, 1, -1.0), "at least 0"),
 ])
 def test_numbers_out_of_range_are_refused(wrong, message):
     with pytest.raises(ConfigError, match=message):
@@ -103,6 +105,29 @@ def test_the_acceptance_rate_counts_verified_proposals():
     # Of 3: two passed. Of 1: one failed. Of 2: one passed, one failed. A last block fails nowhere.
     assert acceptance_rate(traces, 3) == pytest.approx(4 / 6)
     assert acceptance_rate([], 3) == 0.0
+
+
+@pytest.mark.parametrize("branches", [2, 10])
+@pytest.mark.parametrize("alpha", [0.05, 0.3, 0.8])
+def test_the_acceptance_rate_of_one_of_several_branches_is_found_again(alpha, branches):
+    k, rng = 5, np.random.default_rng(0)
+    verdicts = rng.random((4000, branches, k - 1)) < alpha
+    accepted = 1 + verdicts.cumprod(2).sum(2).max(1)
+    traces = [RowTrace(list(range(40)), row.tolist(), np.zeros((40, k))) for row in accepted.reshape(-1, 40)]
+    seen = acceptance_rate(traces, k, branches)
+    assert seen == pytest.approx(alpha, abs=0.02)
+    assert expected_tokens(seen, k - 1, branches) == pytest.approx(accepted.mean(), rel=0.02)
+    assert acceptance_rate(traces, k) > alpha + 0.03  # which takes the best of several for the only one
+
+
+def test_the_acceptance_rate_of_branches_at_its_bounds():
+    def of(*counts):
+        return acceptance_rate([RowTrace([0] * len(counts), list(counts), np.zeros((len(counts), 3)))], 3, 4)
+
+    assert of(1, 1, 1) == 0
+    assert of(3, 3, 2) == 1
+    assert of() == 0
+    assert acceptance_rate([], 3, 4) == 0
 
 
 def exact_overlap(draft):

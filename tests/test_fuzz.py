@@ -6,6 +6,7 @@ For longer: `python tests/fuzz/fuzz.py image -max_total_time=600`.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from superres.config import DecodeConfig
 
 FUZZ = Path(__file__).parent / "fuzz"
 SECONDS = int(os.environ.get("SUPERRES_FUZZ_SECONDS", "2"))
@@ -69,15 +72,22 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
 @given(st.dictionaries(st.sampled_from([*targets.Row.__dataclass_fields__, "later"]), JSON))
 def test_rows_of_any_values_are_read_or_refused(values):
     good = {"input": "a", "output": "/out/a.png", "status": "ok"}
-    targets.manifest(targets.json.dumps({**good, **values}).encode() + b"\n")
+    targets.manifest(json.dumps({**good, **values}).encode() + b"\n")
 
 
-@settings(max_examples=40)
-@given(st.sampled_from(["width", "norm", "target_shape", "source_shape", "dropout", "task", "prediction_heads"]), JSON)
+@settings(max_examples=100)
+@given(st.sampled_from(sorted(json.loads(targets.seeds("checkpoint")[0][1:])["model"])), JSON)
 def test_settings_of_any_values_are_read_or_refused(name, value):
-    config = targets.json.loads(targets.seeds("checkpoint")[0][1:])
+    config = json.loads(targets.seeds("checkpoint")[0][1:])
     config["model"][name] = value
-    targets.checkpoint(b"\0" + targets.json.dumps(config).encode())
+    targets.checkpoint(b"\0" + json.dumps(config).encode())
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(sorted(DecodeConfig.__dataclass_fields__)), JSON)
+def test_decoding_defaults_of_any_values_are_read_or_refused(name, value):
+    config = json.loads(targets.seeds("checkpoint")[0][1:])
+    targets.checkpoint(b"\0" + json.dumps({**config, "decode": {"cpu": {name: value}}}).encode())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="the fuzzer atheris is not installed")

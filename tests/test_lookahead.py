@@ -20,6 +20,7 @@ from superres.decoding.blockwise import check_options, decode, iterations
 from superres.decoding.lookahead import Layout, LookaheadLoop
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.pool import NgramPool
+from superres.decoding.proposal import PROPOSERS
 from superres.decoding.reference import sequential_reference
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import ConfigError
@@ -62,6 +63,16 @@ def check(decoded, expected, block_size):
 
 
 # Where the columns stand
+
+
+@pytest.mark.parametrize(("window", "candidates", "size"), [(10, 10, 4), (5, 2, 3), (1, 1, 2), (4, 7, 6)])
+def test_the_cost_model_knows_the_columns_and_the_branches_of_a_step(window, candidates, size):
+    options, kind = DecodeConfig(proposer="lookahead", window=window, candidates=candidates), PROPOSERS["lookahead"]
+    layout = Layout.of(options, size, None)
+    assert kind.columns(options, size) == layout.tree.size
+    assert kind.branches(options) == len(layout.paths)
+    assert kind.columns(options, 1) == 1
+    assert (PROPOSERS["heads"].columns(options, size), PROPOSERS["heads"].branches(options)) == (size, 1)
 
 
 def test_the_mask_of_a_step_is_that_of_the_papers_figure():

@@ -59,7 +59,7 @@ def test_nothing_inside_costs_nothing():
     assert float(inside_loss(torch.randn(1, 2, 5), torch.full((1, 2), 9), torch.zeros(1, 4, dtype=torch.int64))) == 0.0
 
 
-@pytest.mark.parametrize("head_loss", ["all-heads", "random-head"])
+@pytest.mark.parametrize("head_loss", ["all-heads", "p1-and-random-head"])
 @pytest.mark.parametrize("identity", [True, False])
 def test_heads_loss_is_the_mean_over_heads_of_their_own_cross_entropy(head_loss, identity):
     config = replace(SMALL, identity_p1=identity)
@@ -83,7 +83,7 @@ def test_heads_loss_is_the_mean_over_heads_of_their_own_cross_entropy(head_loss,
         assert len(set(chosen)) > 2
 
 
-@pytest.mark.parametrize("head_loss", ["all-heads", "random-head"])
+@pytest.mark.parametrize("head_loss", ["all-heads", "p1-and-random-head"])
 @pytest.mark.parametrize("identity", [True, False])
 def test_heads_learn_what_p1_expects_once_it_knows_the_tokens_between(head_loss, identity):
     config = replace(SMALL, identity_p1=identity)
@@ -104,6 +104,76 @@ def test_heads_learn_what_p1_expects_once_it_knows_the_tokens_between(head_loss,
             torch.testing.assert_close(actual, torch.cat(divergence, dim=1).mean())
         else:
             assert min(float((actual - d.mean()).abs().detach()) for d in divergence) < 1e-6
+
+
+def expected_losses(model, source, target, head_target):
+    """Cross-entropy of each head, p1 first; that of p2..pk with p1's own distributions' entropy left out for "p1"."""
+    decoded = model(source, target)
+    everywhere = torch.arange(48).expand(len(target), -1)
+    p1, losses = model.scores(decoded).detach().log_softmax(-1), []
+    for head in range(model.config.prediction_heads):
+        log_q = model.head_scores(decoded, everywhere, head)[:, : 48 - head].log_softmax(-1)
+        if head == 0 or head_target == "tokens":
+            losses.append(-log_q.gather(2, target[:, head:].unsqueeze(2)).mean())
+        else:
+            losses.append((p1[:, head:].exp() * (p1[:, head:] - log_q)).sum(-1).mean())
+    return losses
+
+
+def gradients(loss, weights):
+    found = torch.autograd.grad(loss, weights, allow_unused=True)
+    return [torch.zeros_like(weight) if gradient is None else gradient
+            for gradient, weight in zip(found, weights, strict=True)]
+
+
+@pytest.mark.parametrize("head_target", ["tokens", "p1"])
+@pytest.mark.parametrize("frozen", [False, True], ids=["fine-tuned", "frozen"])
+@pytest.mark.parametrize("variant", ["base aids", "sequential heads, own layer for p1", "as published"])
+def test_one_random_head_estimates_the_mean_of_all_heads_without_bias(variant, frozen, head_target):
+    config = VARIANTS[variant]
+    model = random_model(config).requires_grad_(not frozen)
+    model.heads.requires_grad_(True)
+    source, target = random_tokens(config, 2)
+    settings = replace(HEADS, head_loss="random-head", head_target=head_target, freeze_base=frozen, estimate_weight=0)
+    loss = TeacherForcingLoss(model, settings)
+    learning = list(range(1 if frozen and config.identity_p1 else 0, config.prediction_heads))
+    draws = {loss.drawn_head(draw): draw for draw in range(100)}
+    assert sorted(draws) == learning
+    each = [expected_losses(model, source, target, head_target)[head] for head in learning]
+    totals = [loss(source, target, draws[head])["total"] for head in learning]
+    torch.testing.assert_close(torch.stack(totals), torch.stack(each))
+    mean, weights = sum(each) / len(each), [weight for weight in model.parameters() if weight.requires_grad]
+    torch.testing.assert_close(sum(totals) / len(totals), mean)
+    torch.testing.assert_close(gradients(sum(totals) / len(totals), weights), gradients(mean, weights))
+
+
+def test_the_loss_of_p1_and_a_random_head_is_their_sum_and_so_larger_than_the_mean():
+    model = random_model(SMALL)
+    source, target = random_tokens(SMALL, 2)
+    loss = TeacherForcingLoss(model, replace(HEADS, head_loss="p1-and-random-head", estimate_weight=0))
+    draws = {loss.drawn_head(draw): draw for draw in range(100)}
+    assert sorted(draws) == [1, 2, 3, 4]
+    each = expected_losses(model, source, target, "tokens")
+    for head, draw in draws.items():
+        torch.testing.assert_close(loss(source, target, draw)["total"], each[0] + each[head])
+
+
+def test_heads_are_drawn_alike_often_along_a_run():
+    loss = TeacherForcingLoss(random_model(SMALL), replace(HEADS, head_loss="random-head"))
+    for seed in (0, 1):
+        drawn = [loss.drawn_head(seed * 1_000_003 + step) for step in range(2000)]
+        assert all(320 < drawn.count(head) < 480 for head in range(5))  # four standard deviations of 18
+
+
+def test_the_estimate_is_trained_whatever_head_is_drawn():
+    source, target = random_tokens(SMALL, 2)
+    settings = replace(HEADS, head_loss="random-head", estimate_weight=0.5)
+    loss = TeacherForcingLoss(random_model(SMALL), settings)
+    for draw in range(8):
+        losses = loss(source, target, draw)
+        own = losses["p1" if loss.drawn_head(draw) == 0 else "heads"]
+        assert set(losses) == {"p1" if loss.drawn_head(draw) == 0 else "heads", "estimate", "total"}
+        torch.testing.assert_close(losses["total"], own + 0.5 * losses["estimate"])
 
 
 def test_what_heads_learn_from_p1_does_not_pull_p1_towards_the_heads():
@@ -133,7 +203,7 @@ def test_head_decay_weighs_head_i_by_its_power_i_minus_2(identity):
     torch.testing.assert_close(TeacherForcingLoss(model, settings)(source, target, 0)["heads"], expected)
     mean = sum(weights.values()) / len(weights)
     scaled = torch.stack([losses[head] * weights[head] / mean for head in weights])
-    one = TeacherForcingLoss(model, replace(settings, head_loss="random-head"))
+    one = TeacherForcingLoss(model, replace(settings, head_loss="p1-and-random-head"))
     for draw in range(6):
         assert float((scaled - one(source, target, draw)["heads"]).abs().min()) < 1e-6
 

@@ -96,6 +96,18 @@ def test_one_head_has_no_layer_and_makes_no_proposals():
         model.block_scores(model(source, target), torch.zeros(1, 1, dtype=torch.int64))
 
 
+def test_a_base_without_its_head_layer_decodes_with_its_own_output():
+    config = replace(VARIANTS["as published"], prediction_heads=1)
+    base = random_model(replace(config, one_head_layer=False))
+    assert random_model(config).heads is not None
+    assert base.heads is None
+    source, target = random_tokens(config, 2)
+    decoded = base(source, target)
+    torch.testing.assert_close(base.scores(decoded), base.project(decoded.hidden))
+    tokens = decode(StepModel(base), source, DecodeConfig(block_size=1)).tokens
+    assert torch.equal(base.scores(base(source, tokens)).argmax(-1), tokens)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_block_scores_equal_the_scores_of_each_head(variant):
     config = VARIANTS[variant]

@@ -13,6 +13,7 @@ from stepping import check_steps
 
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import decode
+from superres.errors import ScoresError
 from superres.nn import compiled, native
 from superres.nn.compiled import NativeUnavailable
 from superres.nn.engines import step_model
@@ -226,6 +227,7 @@ def test_bfloat16_blocks_of_any_width_are_bfloat16_greedy_tokens(variant):
 @pytest.mark.parametrize(("costs", "threads"), [((4, 2, 1, 3), 4), ((1, 2, 3, 4), 1), ((4, 2, 1.95, 1.94), 2)])
 def test_as_many_threads_are_taken_as_were_seen_to_pay(monkeypatch, costs, threads):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    monkeypatch.setattr(native, "usable_cores", lambda: 6)
     clock = itertools.count()
     seconds = dict(zip((1, 2, 4, 6), costs, strict=True))
     monkeypatch.setattr(native.time, "perf_counter", lambda: spent[0])
@@ -247,6 +249,7 @@ def test_as_many_threads_are_taken_as_were_seen_to_pay(monkeypatch, costs, threa
 
 def test_threads_that_were_slow_while_the_machine_was_busy_are_taken_later(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(native, "usable_cores", lambda: 2)
     seconds = {1: 1.0, 2: 3.0}
     spent = [0.0]
     monkeypatch.setattr(native.time, "perf_counter", lambda: spent[0])
@@ -263,7 +266,7 @@ def test_threads_that_were_slow_while_the_machine_was_busy_are_taken_later(monke
     seconds[2] = 3.0
     for _ in range(2 * native.ROUNDS):
         assert model.session(source, 3).session.threads == 2
-    assert model.trials[1, 3].rounds == native.ROUNDS
+    assert model.trials[1, 3, 2].rounds == native.ROUNDS
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -319,3 +322,39 @@ def test_a_large_vocabulary_is_projected_alike_by_several_threads(rows):
     assert torch.equal(alone.tokens, together.tokens)
     assert torch.equal(alone.tokens, plain.tokens)
     assert [trace.accepted for trace in alone.traces] == [trace.accepted for trace in together.traces]
+
+
+def test_structures_that_the_compiler_lays_out_otherwise_are_refused(monkeypatch):
+    compiled.library.cache_clear()
+    monkeypatch.setattr(compiled, "layout", lambda: "Linear:48\n")
+    with pytest.raises(NativeUnavailable, match="other structures"):
+        compiled.library()
+    compiled.library.cache_clear()
+
+
+@pytest.mark.parametrize("change", [
+    {"tokens": torch.zeros(2, 4, dtype=torch.int64)}, {"tokens": torch.zeros(2, 3, dtype=torch.int32)},
+    {"tokens": torch.zeros(3, 3, dtype=torch.int64)}, {"position": torch.zeros(1, dtype=torch.int64)},
+    {"position": torch.zeros(2)},
+])
+def test_what_the_compiled_code_would_read_past_is_refused(change):
+    config = KNOWN["sequential heads"]
+    session = model_of(config).session(random_tokens(config, 2)[0], 3)
+    given = {"tokens": torch.zeros(2, 3, dtype=torch.int64), "position": torch.zeros(2, dtype=torch.int64)}
+    session.step(**given)
+    with pytest.raises(ValueError, match="the native step wants"):
+        session.step(**given | change)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("value", [float("nan"), 1e38])
+@pytest.mark.parametrize("variant", ["no conditioning", "base aids", "sequential heads", "text", "recurrent heads"])
+def test_scores_that_are_not_finite_end_a_decode(variant, value, rows):
+    config = KNOWN[variant]
+    network = random_model(config, dtype=torch.float32)
+    with torch.no_grad():
+        for weight in network.decoder.parameters():
+            weight.fill_(value)
+    model, source = NativeModel(network), random_tokens(config, rows)[0]
+    with pytest.raises(ScoresError, match="not finite"):
+        decode(model, source, DecodeConfig())

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from fakes import random_model
+from fakes import BAD_KEYS, random_model
 
 import superres
 from superres import pipeline
@@ -66,6 +67,32 @@ def test_keys_make_sampling_independent_of_batch_and_order(upscaler, sources):
     other = upscaler(sources[[0, 2, 1, 0]], SAMPLED, keys=[11, 2**63 - 1, 20, 10]).images
     np.testing.assert_array_equal(forward, other[[3, 2, 1]])
     assert (other[0] != forward[0]).any()
+
+
+@pytest.mark.parametrize(("keys", "message"), BAD_KEYS, ids=repr)
+def test_keys_that_do_not_fit_the_faces_are_refused_in_one_line(upscaler, sources, keys, message):
+    for call in (lambda: upscaler(sources[:2], SAMPLED, keys=keys),
+                 lambda: next(upscaler.stream(sources[:2], SAMPLED, keys=keys))):
+        with pytest.raises(InvalidInputError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_keys_of_numpy_and_torch_are_those_of_python(upscaler, sources):
+    wanted = upscaler(sources, SAMPLED, keys=[3, 1, 2]).images
+    for keys in (np.array([3, 1, 2], np.uint8), torch.tensor([3, 1, 2]), (3, 1, 2), range(3, 0, -1)):
+        found = upscaler(sources, SAMPLED, keys=keys).images
+        assert np.array_equal(found, wanted) == (not isinstance(keys, range))
+
+
+@pytest.mark.parametrize("key", [-1, 2**63, "a"])
+def test_a_stream_of_images_refuses_a_key_out_of_range(upscaler, sources, key):
+    class Feed:
+        def take(self, most, wait):
+            return [SimpleNamespace(source=sources[0], key=key)]
+
+    with pytest.raises(InvalidInputError, match=f"not {key!r}"):
+        next(iter(upscaler.refilled(Feed(), SAMPLED, 2)))
 
 
 def test_progress_rises_to_the_length(upscaler, sources):

@@ -22,6 +22,7 @@ from superres.checkpoint import save_checkpoint
 from superres.cli import run
 from superres.config import PRESETS, DecodeConfig
 from superres.decoding.blockwise import decode
+from superres.decoding.cost import expected_tokens
 from superres.decoding.ngrams import NgramTable, Numbering, count_ngrams
 from superres.decoding.proposal import PROPOSERS
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
@@ -320,6 +321,9 @@ def check_rows(report, names):
         assert 0 <= row["alpha"] <= 1
         assert 1 <= row["mean_accepted_block_size"] <= row["block_size"]
         assert 1 <= row["predicted_tokens"] <= row["block_size"]
+        branches, columns = (10, 20 * gamma) if row["proposer"] == "lookahead" else (1, gamma + 1)
+        assert row["predicted_tokens"] == pytest.approx(expected_tokens(row["alpha"], gamma, branches))
+        assert row["operations"] * row["predicted_tokens"] >= columns - 1e-9
         assert row["predicted_speed_up"] == pytest.approx(row["predicted_tokens"] / (gamma * row["c"] + 1))
         # What was measured is the tokens of a step over its cost: the prediction errs by its idea of the tokens alone.
         ratio = row["predicted_speed_up_here"] / row["predicted_tokens"] * row["mean_accepted_block_size"]

@@ -13,6 +13,7 @@ from superres.config import DecodeConfig
 from superres.decoding.blockwise import decode
 from superres.decoding.refill import RefilledDecoder, Waiting
 from superres.nn import compiled
+from superres.nn.model import EncoderDecoder
 from superres.nn.native import NativeModel
 from superres.nn.step import StepModel
 
@@ -109,6 +110,29 @@ def test_the_native_step_gives_the_same_bits_beside_others_as_alone(variant, way
     source, options = random_tokens(config, 9)[0], DecodeConfig(**WAYS[way])
     finished, _ = refilled(model, source, options, 4, ready=[0, 2, 1])
     assert_equal(finished, model, source, options)
+
+
+@pytest.mark.parametrize("proposer", ["heads", "draft", "lookahead"])
+@pytest.mark.parametrize("engine", ["plain", "native"])
+def test_every_source_is_encoded_once(engine, proposer, monkeypatch):
+    if engine == "native" and compiled.compiler() is None:
+        pytest.skip("no C++ compiler on this machine")
+    config = replace(VARIANTS["sequential heads"], **NATIVE)
+    model = (NativeModel if engine == "native" else StepModel)(random_model(config, dtype=torch.float32))
+    source, encoded = random_tokens(config, 6)[0], {}
+    encode = EncoderDecoder.encode
+
+    def counted(network, sources, *more):
+        encoded.setdefault(network, []).extend(sources.tolist())
+        return encode(network, sources, *more)
+
+    monkeypatch.setattr(EncoderDecoder, "encode", counted)
+    options = DecodeConfig(proposer=proposer, block_size=3, window=3)
+    finished, _ = refilled(model, source, options, 4, ready=[1, 0, 1], proposer=proposer_for(proposer, model))
+    assert len(finished) == 6
+    assert len(encoded) == (2 if proposer == "draft" else 1)
+    for seen in encoded.values():
+        assert sorted(seen) == sorted(source.tolist())
 
 
 def test_keys_of_the_noise_follow_the_sequence():

@@ -9,13 +9,14 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, draft_of, proposer_for, random_model, random_tokens
+from fakes import SMALL, VARIANTS, criterion_options, draft_of, proposer_for, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from superres.config import DecodeConfig
+from superres.config import LEAST_TEMPERATURE, DecodeConfig
 from superres.decoding import choice
+from superres.decoding.acceptance import CRITERIA
 from superres.decoding.blockwise import decode
 from superres.decoding.choice import SpeculativeChoice, filtered
 from superres.decoding.draft import DraftProposer
@@ -61,12 +62,16 @@ class MarkovModel:
     prediction_heads: int = 3
     end_token: None = None
     replaying: None = None
+    own_threads = False
     peers: None = None
 
     def __post_init__(self):
         generator = torch.Generator().manual_seed(self.seed)
         self.table = 1.5 * torch.randn(VOCABULARY + 1, VOCABULARY, generator=generator, dtype=torch.float64)
         self.heads = 1.5 * torch.randn(2, VOCABULARY + 1, VOCABULARY, generator=generator, dtype=torch.float64)
+
+    def encode(self, source, padding=None):
+        return source
 
     def session(self, source, width, padding=None, copies=1):
         return MarkovSession(self, width)
@@ -304,6 +309,15 @@ def test_coupled_sampling_with_filters_equals_sequential_sampling(noise):
     assert not torch.equal(decode(model, source, replace(options, sample_top_k=None, nucleus=1.0)).tokens, alone)
 
 
+@pytest.mark.parametrize("noise", ["gumbel", "quantile"])
+@pytest.mark.parametrize("name", CRITERIA)
+def test_what_a_filter_leaves_out_is_never_accepted(name, noise):
+    model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 3)[0]
+    options = criterion_options(name, temperature=0.9, sample_top_k=1, noise=noise)
+    wanted = decode(model, source, DecodeConfig(block_size=1))
+    assert torch.equal(decode(model, source, options).tokens, wanted.tokens)  # there is one token to sample
+
+
 @pytest.mark.parametrize(("settings", "message"), [
     ({"nucleus": 0}, "nucleus must be above 0 and at most 1, not 0"), ({"nucleus": 1.5}, "not 1.5"),
     ({"nucleus": float("nan")}, "not nan"), ({"sample_top_k": 0}, "sample-top-k must be at least 1, not 0"),
@@ -314,4 +328,26 @@ def test_coupled_sampling_with_filters_equals_sequential_sampling(noise):
 def test_settings_that_contradict_themselves_are_refused_in_one_line(settings, message):
     with pytest.raises(ConfigError, match=message) as caught:
         speculative(**settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"noise": "quantile"}, {"sampling": "speculative"}, {"nucleus": 0.5},
+                                     {"proposer": "lookahead", "window": 3, "block_size": 3}], ids=str)
+def test_the_least_temperature_samples_what_greedy_decoding_takes(options):
+    network = random_model(SMALL, dtype=torch.float32)
+    with torch.no_grad():  # scores of a size that no network should have
+        for part in (network.project.weight, network.project.bias):
+            part.mul_(1e6)
+    model, source = StepModel(network), random_tokens(SMALL, 3)[0]
+    wanted = decode(model, source, DecodeConfig(block_size=1)).tokens
+    for temperature in (LEAST_TEMPERATURE, (LEAST_TEMPERATURE, 1.0, LEAST_TEMPERATURE)):
+        found = decode(model, source, DecodeConfig(temperature=temperature, **options))
+        assert torch.equal(found.tokens, wanted)
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-46, 9.9e-10, 5e-324, -0.5, 10**400, float("inf"), (0.9, 1e-40, 0.9),
+                                         (0.9, 0.0, 0.9)], ids=str)
+def test_temperatures_that_float32_cannot_divide_by_are_refused(temperature):
+    with pytest.raises(ConfigError, match=r"temperature must be 0 .greedy. or at least 1e-09, .* not ") as caught:
+        DecodeConfig(temperature=temperature)
     assert "\n" not in str(caught.value)

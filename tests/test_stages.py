@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from superres.checkpoint import read_config, read_training, save_checkpoint
+from superres.checkpoint import load_checkpoint, read_config, read_training, save_checkpoint
 from superres.cli import run
 from superres.config import PRESETS, DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError, SuperresError
@@ -183,6 +184,50 @@ def test_data_that_cannot_be_trained_on_is_one_line(kind, checkpoint, tmp_path, 
     assert str(path) in error
     assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+SIZES = {"width": 16, "filter_size": 16, "attention_heads": 2, "encoder_layers": 1, "decoder_layers": 1,
+         "head_filter_size": 8}
+NUMERIC = replace(PRESETS["tiny"], **SIZES)
+NETWORKS = {
+    "paper": replace(PRESETS["paper"], **SIZES), "numeric": NUMERIC,
+    "numeric, p1 in the layer": replace(NUMERIC, identity_p1=False),
+}
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def base(request, data, tmp_path_factory):
+    """The name of a network, and the folder of its base, trained with the command line."""
+    output = tmp_path_factory.mktemp("bases")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "paper", NETWORKS[request.param])
+        words = ["train", "base", "--preset", "paper", "--data", str(data), "--output", str(output)]
+        assert run([*words, "--steps", "2", "--batch-size", "2"]) == 0
+    return request.param, output / "checkpoint"
+
+
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "fine-tuned"])
+@pytest.mark.parametrize("kind", ["per-head", "dense", "adaptive", "sequential"])
+def test_a_head_layer_is_inserted_after_the_base_is_trained(kind, frozen, base, data, tmp_path):
+    name, start = base
+    before = load_checkpoint(start)
+    assert before.heads is None
+    words = ["train", "heads", "--start", str(start), "--prediction-heads", "10", "--head-loss", "random-head",
+             "--head-target", "tokens", *(["--freeze-base"] if frozen else []),
+             *([] if kind == before.config.head_layer else ["--head-layer", kind])]
+    words += ["--data", str(data), "--output", str(tmp_path), "--steps", "2", "--batch-size", "2"]
+    known = name != "paper" or kind in ("per-head", "dense")
+    assert run(words) == (0 if known else 2)
+    if not known:  # without a numeric neighbourhood
+        return
+    after = load_checkpoint(tmp_path / "checkpoint")
+    assert after.config == replace(before.config, prediction_heads=10, head_layer=kind)
+    assert after.heads.count == (9 if after.config.identity_p1 else 10)
+    same = [torch.equal(after.state_dict()[key], weight) for key, weight in before.state_dict().items()]
+    assert all(same) == frozen
+    options = DecodeConfig(block_size=10, accept="distance", epsilon=255)
+    result = Upscaler.load(tmp_path / "checkpoint", "cpu")(random_pairs(1).lr, options)
+    assert (result.traces[0].tokens, result.traces[0].iterations) == (3072, 308)
 
 
 def test_the_commands_decode_and_distil_work_together(checkpoint, data, tmp_path, capsys):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from survey_tools import vote_through
 
 from superres.cli import run
 from superres.methods import parse_spec, read_images
+from superres.survey.secrecy import link_key
 from superres.survey.store import Store
 from superres.tasks.faces import area_reduce
 
@@ -230,6 +232,20 @@ def test_serving_reporting_and_exporting_need_no_torch(here):
     result = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False,
                             env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert result.returncode == 0, result.stderr
+
+
+def test_personal_links_are_printed_for_the_page_to_take(here, capsys):
+    assert create(*FOLDERS, "--id-param", "PROLIFIC_PID", "--id-param", "who") == 0
+    capsys.readouterr()
+    assert survey("link", "study", "anna", "b & c", "--address", "https://example.org/survey/") == 0
+    links = capsys.readouterr().out.splitlines()
+    store = Store("survey.db")
+    salt = store.study("study").salt
+    assert links[0] == f"https://example.org/survey/?who=anna&link_key={link_key(salt, 'anna')}"
+    assert parse_qs(urlsplit(links[1]).query) == {"who": ["b & c"], "link_key": [link_key(salt, "b & c")]}
+    store.close()
+    assert "a participant id must be 1 to 100" in refusal(capsys, "link", "study", "anna", "x" * 101)
+    assert "--address must be http(s)" in refusal(capsys, "link", "study", "anna", "--address", "example.org")
 
 
 def test_the_script_is_the_same_export_by_file_name(here, capsys):

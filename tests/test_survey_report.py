@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from statistics import median
 
 import pytest
 from PIL import Image
@@ -79,7 +80,7 @@ def test_the_report_counts_what_was_voted(kept, voted):
     assert result["repeats"]["count"] == 12
     assert [s["method"] for s in result["strengths"]]
     assert {s["method"] for s in result["strengths"]} == {"k6", "greedy", "camera"}
-    assert result["response_ms"]["median"] >= 1000
+    assert result["response_ms"]["median"] == median(record["response_ms"] for record in main)
     assert -1 <= result["agreement"] <= 1
 
 
@@ -209,6 +210,21 @@ def test_every_column_is_described_and_every_rater_a_pseudonym(kept, voted, tmp_
         (row["rater"], int(row["position"])) for row in rows)
 
 
+def test_an_export_without_the_servers_times_gets_them_from_when_pairs_were_shown_and_voted_on(kept, voted, tmp_path):
+    path = export_study(kept, voted, tmp_path / "votes.csv", "csv")[0]
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row["response_ms"] = row.pop("page_ms")  # as such files were before
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    other = Store(tmp_path / "other.db", create=True)
+    assert read_votes(other, import_study(other, path)) == read_votes(kept, voted)
+    other.close()
+
+
 @pytest.mark.parametrize(("change", "message"), [
     (lambda path: path.with_suffix(".txt"), "must end in .csv, .jsonl, .parquet"),
     (lambda path: path.unlink() or path, "cannot be read: No such file"),
@@ -218,6 +234,7 @@ def test_every_column_is_described_and_every_rater_a_pseudonym(kept, voted, tmp_
     (lambda path: study_file(path).write_text('{"format": 1}') and path, "does not fit"),
     (lambda path: path.write_text("rater,position\na,1\n") and path, "does not fit"),
     (lambda path: path.write_text(path.read_text().replace(",left,", ",up,", 1)) and path, "does not fit"),
+    (lambda path: path.write_text(path.read_text().replace("T", "at")) and path, "does not fit"),
 ])
 def test_files_that_are_no_export_are_refused_in_one_line_and_nothing_is_stored(kept, voted, tmp_path, change, message):
     path = change(export_study(kept, voted, tmp_path / "votes.csv", "csv")[0])

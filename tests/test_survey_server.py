@@ -6,17 +6,22 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import func, select
 from starlette.testclient import TestClient
 from survey_tools import add_study, serving, vote_through
 
+from superres.survey import schema
 from superres.survey.client import Answer, RaterClient, ballot
+from superres.survey.limits import EnrolmentLimit
 from superres.survey.records import read_votes
 from superres.survey.results import results_app, study_app
-from superres.survey.secrecy import digest
+from superres.survey.secrecy import digest, link_key
 from superres.survey.server import HEADERS, MOST_BODY_BYTES, survey_app
 from superres.survey.store import Store
 
@@ -174,6 +179,98 @@ def test_a_store_in_trouble_is_no_saved_vote_and_is_not_described_to_raters(memo
         other.execute("ROLLBACK")
         assert client.post("/api/votes", json=ballot(token, "left"), headers=session).status_code == 200
     assert len(read_votes(store, study)) == 1
+
+
+def test_whoever_knows_a_participant_id_takes_over_no_session(store):
+    study, _ = add_study(store)
+    with serving(store, study) as address:
+        me, thief, elsewhere = (RaterClient(address) for _ in range(3))
+        assert me.ask(f"?PROLIFIC_PID={'a' * 24}").status == 200
+        assert me.enrol("a" * 24).json()["resumed"] is False
+        trial = me.trial().json()
+        answer = thief.enrol("a" * 24)
+        assert (answer.status, answer.json()["error"].startswith("this participant id has started already")) == (403, 1)
+        assert thief.trial().status == 401
+        assert me.enrol("a" * 24).json() == {"session": me.session, "resumed": True}  # the same browser
+        assert me.vote(trial["token"], "left").status == 200
+        assert thief.enrol("a" * 24, "0" * 32).status == 403
+        assert elsewhere.enrol("a" * 24, link_key(study.salt, "a" * 24)).json()["resumed"] is True
+        assert elsewhere.trial().json()["position"] == 2
+        assert me.trial().status == 401
+        for client in (me, thief, elsewhere):
+            client.close()
+
+
+def test_an_enrolment_whose_answer_was_lost_can_be_repeated(kept):
+    study, _ = add_study(kept)
+    body = {"rater": "me", "consent": study.settings.consent_version}
+    with TestClient(survey_app(kept, study)) as client:
+        drawn = {"X-Session": "s" * 32}
+        for resumed in (False, True):
+            answer = client.post("api/raters", json=body, headers=drawn)
+            assert answer.json() == {"session": "s" * 32, "resumed": resumed}
+        token = client.get("/api/trial", headers=drawn).json()["token"]
+        assert client.post("/api/votes", json=ballot(token, "left"), headers=drawn).status_code == 200
+
+
+def test_the_page_cannot_report_a_time_that_has_not_passed(store):
+    study, _ = add_study(store)
+    with serving(store, study) as address:
+        me = RaterClient(address)
+        me.enrol("me")
+        started = time.monotonic()
+        token = me.trial().json()["token"]
+        assert me.vote(token, "left", response_ms=500_000.0).status == 200
+        passed = 1000 * (time.monotonic() - started)
+        me.close()
+    (record,) = read_votes(store, study)
+    assert 0 <= record["response_ms"] <= passed + 1
+    assert record["page_ms"] == 500_000
+
+
+def test_enrolment_is_limited_per_address_and_in_all(store):
+    study, _ = add_study(store)
+    limit = EnrolmentLimit(per_address=3, in_all=5, clock=lambda: 0.0)
+    with serving(store, study, limit=limit) as address:
+        def enrol(number, source):
+            body = {"rater": f"rater{number}", "consent": study.settings.consent_version}
+            # Believed from a proxy on this machine.
+            return httpx.post(f"{address}api/raters", json=body, headers={"X-Forwarded-For": source}, timeout=60)
+
+        assert [enrol(n, "192.0.2.1").status_code for n in range(4)] == [200, 200, 200, 429]
+        assert [enrol(n, "2001:db8::1").status_code for n in range(4, 6)] == [200, 200]
+        answer = enrol(6, "192.0.2.2")
+        assert (answer.status_code, answer.headers["Retry-After"]) == (429, "120")
+        assert answer.json() == {
+            "error": "many people are starting this survey at the moment; please try again in 120 s"}
+        assert enrol(1, "192.0.2.3").status_code == 429  # nor does a known id get past it
+    with store.reading() as connection:
+        assert connection.scalar(select(func.count()).select_from(schema.rater)) == 5
+
+
+def test_a_limit_lets_a_whole_group_start_at_once_and_fills_again():
+    now = [0.0]
+    limit = EnrolmentLimit(per_address=120, in_all=600, clock=lambda: now[0])
+    assert [limit.take("192.0.2.1") for _ in range(121)] == [0] * 120 + [5]
+    assert limit.take("::ffff:192.0.2.1") == 5  # the same address
+    now[0] += 5
+    assert [limit.take("192.0.2.1") for _ in range(2)] == [0, 5]
+    assert [limit.take("2001:db8::1") for _ in range(60)] == [0] * 60
+    assert [limit.take("2001:db8::2") for _ in range(61)] == [0] * 60 + [5]  # the same network
+    assert [limit.take("2001:db8:0:1::1") for _ in range(2)] == [0, 0]
+    now[0] += 600
+    assert [limit.take(f"192.0.2.{n % 250}") for n in range(601)] == [0] * 600 + [1]
+    unlimited = EnrolmentLimit(0, 0, lambda: now[0])
+    assert {unlimited.take("") for _ in range(5000)} == {0}
+
+
+def test_a_limit_forgets_addresses():
+    now = [0.0]
+    limit = EnrolmentLimit(per_address=2, in_all=0, clock=lambda: now[0])
+    for number in range(20_000):
+        now[0] += 1
+        assert limit.take(f"10.0.{number // 250}.{number % 250}") == 0
+    assert len(limit._full_at) < 3000
 
 
 def test_results_are_the_owners_alone_and_live(kept):

@@ -253,7 +253,7 @@ def fill_and_vote(store, study, fill, empty):
     one_line(caught)
     votes = read_votes(store, study)
     empty()
-    session, resumed = enrol(store, study, "me", study.settings.consent_version)
+    session, resumed = enrol(store, study, "me", study.settings.consent_version, session)
     assert resumed
     trial = next_trial(store, study, session)
     save_vote(store, study, session, trial.token, Vote("right", 1.0, **SIGHT))

@@ -11,8 +11,9 @@ from survey_tools import SIGHT, add_study, vote_through
 
 from superres.survey import schema
 from superres.survey.assignment import schedule
+from superres.survey.exclusions import quality
 from superres.survey.records import read_votes, repeated_votes
-from superres.survey.secrecy import pseudonym
+from superres.survey.secrecy import link_key, new_token, pseudonym
 from superres.survey.store import Store
 from superres.survey.study import GOLD, MAIN, PRACTICE, REPEAT, StudySettings
 from superres.survey.voting import RefusedError, Vote, enrol, next_trial, save_vote, shown_picture
@@ -26,8 +27,8 @@ def quick(memory_folder):
     store.close()
 
 
-def enter(store, study, rater="me"):
-    return enrol(store, study, rater, study.settings.consent_version)[0]
+def enter(store, study, rater="me", **proof):
+    return enrol(store, study, rater, study.settings.consent_version, **proof)[0]
 
 
 def vote(choice="left", **changes):
@@ -121,7 +122,7 @@ def test_what_the_page_reports_is_stored(store):
     assert save_vote(store, study, session, trial.token, sent) is None
     (record,) = read_votes(store, study)
     for name, value in vars(sent).items():
-        assert record[name] == value
+        assert record["page_ms" if name == "response_ms" else name] == value
     assert record["chosen"] == record["chosen_method"] == ""
     assert record["consent_version"] == study.settings.consent_version
     assert record["consented"] <= record["issued"] <= record["voted"]
@@ -144,7 +145,8 @@ def test_a_closed_tab_resumes_with_the_same_pair_and_voids_the_old_token(store):
     study, _ = add_study(store)
     session = enter(store, study)
     first = next_trial(store, study, session)
-    again, resumed = enrol(store, study, "  me ", study.settings.consent_version)
+    key = link_key(study.salt, "me")
+    again, resumed = enrol(store, study, "  me ", study.settings.consent_version, key=key)
     assert resumed
     with refused(401, "opened elsewhere"):
         next_trial(store, study, session)
@@ -158,6 +160,65 @@ def test_a_closed_tab_resumes_with_the_same_pair_and_voids_the_old_token(store):
     save_vote(store, study, again, trial.token, vote())
     assert next_trial(store, study, again).position == 2
     assert count_votes(store) == 1
+
+
+def test_a_participant_id_alone_takes_over_no_session(store):
+    study, _ = add_study(store)
+    other, _ = add_study(store, "other")
+    session = enter(store, study)
+    trial = next_trial(store, study, session)
+    for proof in ({}, {"session": "x" * 32}, {"session": enter(store, study, "them")}, {"session": session[:-1]}):
+        with refused(403, "has started already; continue in the same browser, or ask"):
+            enter(store, study, **proof)
+    published = pseudonym(study.salt, "me")
+    for key in ("0" * 32, published, link_key(study.salt, "them"), link_key(other.salt, "me")):
+        for rater in ("me", "new"):
+            with refused(403, "this link is not valid"):
+                enter(store, study, rater, key=key)
+    save_vote(store, study, session, trial.token, vote())  # the session is still the rater's
+
+
+def test_the_session_of_an_enrolment_whose_answer_was_lost_resumes_it(store):
+    study, _ = add_study(store)
+    drawn = new_token()
+    assert enrol(store, study, "me", study.settings.consent_version, session=drawn) == (drawn, False)
+    token = next_trial(store, study, drawn).token
+    assert enrol(store, study, "me", study.settings.consent_version, session=drawn) == (drawn, True)
+    save_vote(store, study, drawn, token, vote())
+    theirs = enter(store, study, "them", session=drawn)  # a browser that two people share
+    assert theirs != drawn
+    assert next_trial(store, study, drawn).position == 2
+    assert next_trial(store, study, theirs).position == 1
+
+
+def test_a_personal_link_enrols_and_resumes(store):
+    study, _ = add_study(store)
+    key = link_key(study.salt, "me")
+    first = enter(store, study, key=key)
+    position = next_trial(store, study, first).position
+    again = enter(store, study, key=key)
+    with refused(401, "opened elsewhere"):
+        next_trial(store, study, first)
+    assert next_trial(store, study, again).position == position
+
+
+def test_the_response_time_is_the_servers_whatever_the_page_reports(store, monkeypatch):
+    study, _ = add_study(store, practice=0)
+    session = enter(store, study)
+    clock = iter(["10:00:00.000", "10:00:02.500",  # shown, and voted on
+                  "10:00:03.000", "11:30:00.000", "11:30:00.400",  # shown, shown again after a break, and voted on
+                  "12:00:00.000", "11:59:00.000"])  # the clock was set back
+    monkeypatch.setattr("superres.survey.voting.utc_now", lambda: f"2026-01-02T{next(clock)}Z")
+    for openings in (1, 2, 1):
+        for _ in range(openings):
+            token = next_trial(store, study, session).token
+        again = Store(store.address)  # as after a restart of the server
+        save_vote(again, study, session, token, vote(response_ms=60_000.0))
+        again.close()
+    votes = read_votes(store, study)
+    assert [record["response_ms"] for record in votes] == [2500, 400, 0]
+    assert {record["page_ms"] for record in votes} == {60_000}
+    assert quality(votes)[votes[0]["rater"]]["median-ms"] == 400
 
 
 def test_a_vote_counts_once(store):

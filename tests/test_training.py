@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, random_tokens
+from fakes import SMALL, random_model, random_tokens
 
 from superres import training
 from superres.checkpoint import load_checkpoint, read_training, save_checkpoint
@@ -218,6 +218,28 @@ def test_frozen_heads_stage_leaves_p1_identical_to_the_bit(base, tmp_path):
     before, after = load_checkpoint(base), load_checkpoint(tmp_path / "run" / "checkpoint")
     source, target = random_tokens(TINY, 3)
     assert torch.equal(after.scores(after(source, target)), before.scores(before(source, target)))
+
+
+@pytest.mark.parametrize("kind", ["per-head", "dense", "adaptive", "sequential"])
+def test_a_layer_that_p1_has_already_becomes_its_part_of_the_new_one(kind, tmp_path):
+    network = replace(TINY, identity_p1=False, head_layer=kind)
+    save_checkpoint(random_model(network), tmp_path / "base")
+    # A checkpoint from before there was the setting.
+    path = tmp_path / "base" / "config.json"
+    document = json.loads(path.read_text())
+    document["model"].pop("one_head_layer", None)
+    path.write_text(json.dumps(document))
+    before = load_checkpoint(tmp_path / "base")
+    assert before.heads.count == 1
+    settings = replace(SETTINGS, stage="heads", head_target="tokens", freeze_base=True)
+    model = build_model(replace(network, prediction_heads=4), settings, tmp_path / "base").eval()
+    source, target = random_tokens(TINY, 3)
+    expected = before.scores(before(source, target))
+    torch.testing.assert_close(model.scores(model(source, target)), expected, rtol=1e-3, atol=1e-3)
+    other = {"dense": "per-head"}.get(kind, "dense")
+    with pytest.raises(ConfigError, match=f"head layer {kind} .* leave --head-layer out") as caught:
+        build_model(replace(network, prediction_heads=4, head_layer=other), settings, tmp_path / "base")
+    assert "\n" not in str(caught.value)
 
 
 def test_heads_stage_without_heads_is_refused():

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from train_together import REPORT_STEPS, train
+from train_together import ONE_HEAD, REPORT_STEPS, train
 
 from superres import training
 from superres.checkpoint import load_checkpoint
@@ -30,6 +30,7 @@ def runs(tmp_path_factory):
         patch.setattr(training, "REPORT_STEPS", REPORT_STEPS)
         train(folder / "alone")
         train(folder / "begun alone", stop_at=15)
+        train(folder / "one head alone", settings=ONE_HEAD)
         train_on_two(folder)
         assert json.loads((folder / "facts.json").read_text()) == {"processes": 2, "step": 15}
         assert train(folder / "begun together").progress.step == 40
@@ -52,7 +53,7 @@ def train_on_two(folder):
 
 
 def curve(folder):
-    return [(record["step"], record["p1"], record["heads"], record["total"])
+    return [(record["step"], record.get("p1", 0.0), record.get("heads", 0.0), record["total"])
             for record in json.loads((folder / "history.json").read_text())]
 
 
@@ -60,11 +61,14 @@ def weights(folder):
     return torch.cat([weight.flatten() for weight in load_checkpoint(folder / "checkpoint").state_dict().values()])
 
 
-@pytest.mark.parametrize("name", ["together", "begun alone", "begun together"])
-def test_the_losses_are_those_of_one_process_from_beginning_to_end(runs, name):
+@pytest.mark.parametrize(("name", "alone"), [
+    ("together", "alone"), ("begun alone", "alone"), ("begun together", "alone"),
+    ("one head together", "one head alone"),
+])
+def test_the_losses_are_those_of_one_process_from_beginning_to_end(runs, name, alone):
     assert [step for step, *_ in curve(runs / name)] == list(range(5, 41, 5))
-    np.testing.assert_allclose(curve(runs / name), curve(runs / "alone"), rtol=1e-4)
-    torch.testing.assert_close(weights(runs / name), weights(runs / "alone"), rtol=0.02, atol=2e-3)
+    np.testing.assert_allclose(curve(runs / name), curve(runs / alone), rtol=1e-4)
+    torch.testing.assert_close(weights(runs / name), weights(runs / alone), rtol=0.02, atol=2e-3)
 
 
 def test_a_batch_that_cannot_be_shared_equally_is_refused():

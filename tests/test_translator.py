@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fakes import BAD_KEYS
 from textual import CONFIG, codec, learned, sentences, translator, vocabulary, wordy, write_checkpoint
 
 import superres
@@ -15,6 +16,7 @@ from superres.checkpoint import HubModel, save_checkpoint
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.reference import sequential_reference
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
+from superres.evaluation_text import decode_text
 from superres.loading import load
 from superres.nn import compiled
 from superres.nn.step import StepModel
@@ -91,6 +93,50 @@ def test_a_long_line_is_translated_in_parts(toy):
     assert len(result.traces[1]) == len(segments)
 
 
+SAMPLED = DecodeConfig(temperature=0.9, seed=3)
+
+
+def test_parts_of_a_long_line_have_noise_of_their_own(toy):
+    line = "the small red dog sees a man. " * 8
+    segments = codec().segments(line)
+    assert len(segments) > 2
+    assert len(set(segments)) == 1
+    result = toy([LINES[0], line], SAMPLED)
+    parts = [tuple(trace.sequence.tolist()) for trace in result.traces[1]]
+    assert len(set(parts)) > 1
+    # The first part has the line's own key; and neither batch nor neighbours change anything.
+    assert toy([LINES[0], segments[0]], SAMPLED).traces[1][0].sequence.tolist() == list(parts[0])
+    for batch_size in (1, 2):
+        assert toy([LINES[0], line], SAMPLED, batch_size=batch_size).texts == result.texts
+    assert toy(["", line, LINES[1]], SAMPLED).texts[1] == result.texts[1]
+
+
+def test_keys_make_a_sample_independent_of_the_place_of_its_line(toy):
+    line = "the small red dog sees a man. " * 8
+    lines = [*LINES[:3], line]
+    wanted = toy(lines, SAMPLED, keys=[5, 2**63 - 1, 0, 9]).texts
+    assert toy(lines[::-1], SAMPLED, keys=[9, 0, 2**63 - 1, 5], batch_size=2).texts == wanted[::-1]
+    assert [*toy.stream(lines, SAMPLED, keys=[5, 2**63 - 1, 0, 9])][-1].texts == wanted
+    assert toy(lines, SAMPLED, keys=range(4)).texts == toy(lines, SAMPLED).texts
+    assert toy(lines, SAMPLED, keys=[1, 2, 3, 4]).texts != wanted
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 20])
+def test_a_sample_that_is_scored_does_not_depend_on_the_batch_size(toy, batch_size):
+    lines = [*LINES[:5], LINES[0], LINES[0]]
+    wanted = toy(lines, SAMPLED).texts
+    assert decode_text(lines, toy, {"sampled": SAMPLED}, batch_size)["sampled"].texts == wanted
+    assert len({wanted[0], wanted[5], wanted[6]}) > 1
+
+
+@pytest.mark.parametrize(("keys", "message"), BAD_KEYS, ids=repr)
+def test_keys_that_do_not_fit_the_lines_are_refused_in_one_line(toy, keys, message):
+    for call in (lambda: toy(LINES[:2], SAMPLED, keys=keys), lambda: next(toy.stream(LINES[:2], SAMPLED, keys=keys))):
+        with pytest.raises(InvalidInputError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
 def test_a_word_that_is_too_long_names_its_line(toy):
     with pytest.raises(InvalidInputError, match="line 2: a word is longer than the 24 tokens"):
         toy(["a", "x" * 500])
@@ -121,6 +167,7 @@ class Script:
     """A model whose p1 and heads all know one target."""
 
     vocabulary, length, prediction_heads, end_token, replaying = 330, 20, 4, END, None
+    own_threads = False
 
     def __init__(self, tokens):
         self.tokens = torch.tensor([*tokens, *[END] * 30])

@@ -187,7 +187,7 @@ def test_a_folder_that_takes_no_file_is_refused_before_anything_is_measured(fold
     def refuse(*_):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("pathlib.Path.write_bytes", refuse)
+    monkeypatch.setattr("superres.output._new_scratch", refuse)
     assert tune("--data", data, "--checkpoint", folder, "--min-psnr-to-greedy", 1) == 2
     line = capsys.readouterr().err
     assert "Read-only file system; choose another with --checkpoint, or give --no-save" in line

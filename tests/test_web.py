@@ -6,8 +6,13 @@ import base64
 import io
 import json
 import os
+import platform
 import re
+import subprocess
+import sys
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +31,7 @@ from superres.web.batches import upscale_batch
 from superres.web.controls import SUGGESTED, settings_of
 from superres.web.decoding import Decoder, StoppedError, take_turns
 from superres.web.files import Workspace
-from superres.web.photos import Crop, default_crop, file_name, read_upload, shrink, take
+from superres.web.photos import Crop, default_crop, file_name, reduce_upload, shrink, take
 
 EXACT = DecodeConfig(block_size=10)
 TOKENS = 3072
@@ -117,17 +122,17 @@ def test_messages_name_the_upload_and_not_the_server_s_path(tmp_path):
     path = tmp_path / "secret.png"
     path.write_text("no picture")
     with pytest.raises(InvalidInputError, match=r"^mine\.png is not an image") as caught:
-        read_upload(path, "mine.png")
+        reduce_upload(path, np.array, "mine.png")
     assert str(tmp_path) not in str(caught.value)
     path.unlink()
     with pytest.raises(InvalidInputError, match="upload it again"):
-        read_upload(path)
+        reduce_upload(path, np.array)
 
 
 def test_using_an_upload_keeps_it_from_the_sweep(photo, workspace):
     path = saved(photo, workspace.new_folder() / "a.png")
     os.utime(path, (0, 0))
-    read_upload(path)
+    reduce_upload(path, np.array)
     assert workspace.sweep() == 0
 
 
@@ -343,6 +348,97 @@ def test_too_many_files_are_refused_before_any_is_read(workspace, tmp_path):
         batch(workspace, [])
 
 
+def test_a_zip_of_many_large_pictures_ends_when_the_pixels_of_a_batch_are_used_up(workspace, tmp_path, monkeypatch):
+    monkeypatch.setattr(batches, "MAX_BATCH_PIXELS", 3 * 100 * 100)
+    large = png(np.zeros((100, 100, 3), np.uint8))
+    read = []
+    monkeypatch.setattr(batches, "reduce_upload", lambda path, reduce, name: (
+        read.append(name), reduce_upload(path, reduce, name))[1])
+    path = write_zip(tmp_path / "large.zip", [(f"{number}.png", large) for number in range(99)])
+    progress = batch(workspace, [path])
+    assert read == ["0.png", "1.png", "2.png", "3.png"]
+    assert len(progress.pictures) == 4
+    assert len(progress.failed) == 95
+    assert "4.png is too much for one batch; upload at most 600 megapixels at once" in progress.failed[0].error
+
+
+def test_what_is_unpacked_of_a_batch_is_limited_in_all(workspace, tmp_path, monkeypatch):
+    monkeypatch.setattr(batches, "MAX_BATCH_MEMBER_BYTES", 25_000)
+    members = [(f"{number}.png", bytes(10_000)) for number in range(6)]
+    uploads = [write_zip(tmp_path / "a.zip", members[:3]), write_zip(tmp_path / "b.zip", members[3:])]
+    progress = batch(workspace, uploads)
+    assert ["too much for one batch" in row.error for row in progress.failed] == [False] * 3 + [True] * 3
+
+
+def test_a_zip_of_countless_folders_is_refused(workspace, tmp_path):
+    path = write_zip(tmp_path / "many.zip", [(f"{number}/", b"") for number in range(1001)])
+    with pytest.raises(InvalidInputError, match=r"^many\.zip has 1001 entries, which are too many at once"):
+        batch(workspace, [path])
+
+
+def test_time_is_limited_while_files_are_read(photo, workspace, tmp_path, monkeypatch):
+    path = write_zip(tmp_path / "a.zip", [(f"{number}.png", png(photo)) for number in range(9)])
+    read = []
+
+    def slowly(path, reduce, name):
+        read.append(name)
+        if len(read) == 3:
+            decoder.time_limit = 0
+            monkeypatch.setattr("superres.web.decoding.time.monotonic", lambda: float("inf"))
+        return reduce_upload(path, reduce, name)
+
+    monkeypatch.setattr(batches, "reduce_upload", slowly)
+    decoder = Decoder(FakeStream())
+    progress = list(upscale_batch(decoder, workspace, [path], EXACT))[-1]
+    assert read == ["0.png", "1.png", "2.png"]
+    assert len(progress.failed) == 9
+    assert all("took longer than" in row.error for row in progress.failed)
+    assert list(workspace.folder.iterdir()) == []
+
+
+def test_a_picture_is_in_memory_at_its_full_size_only_once(photo, workspace, tmp_path):
+    path, inside, most = saved(photo, tmp_path / "a.png"), [], []
+
+    def reduce(image):
+        inside.append(image)
+        most.append(len(inside))
+        time.sleep(0.01)
+        inside.pop()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: reduce_upload(path, reduce), range(16)))
+    assert set(most) == {1}
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="is about the heaps of glibc")
+def test_threads_that_read_a_picture_keep_no_memory_for_the_next_one():
+    code = """
+import sys, threading
+from pathlib import Path
+import numpy as np
+from superres.web.memory import return_large_blocks
+if sys.argv[1] == "returned":
+    return_large_blocks()
+before = int(Path("/proc/self/statm").read_text().split()[1])
+done = threading.Barrier(9)
+def use():
+    for _ in range(3):
+        np.ones(20_000_000, np.uint8)
+    done.wait()
+    done.wait()
+threads = [threading.Thread(target=use) for _ in range(8)]
+for thread in threads:
+    thread.start()
+done.wait()
+print((int(Path("/proc/self/statm").read_text().split()[1]) - before) * 4096 // 1_000_000)
+done.wait()
+"""
+    kept = {mode: int(subprocess.run([sys.executable, "-c", code, mode], capture_output=True, check=True).stdout)
+            for mode in ("kept", "returned")}
+    assert kept["kept"] > 60
+    assert kept["returned"] < 20
+
+
 def test_a_damaged_zip_and_an_encrypted_member_are_named(photo, workspace, tmp_path):
     path = write_zip(tmp_path / "a.zip", [("a.png", png(photo)), ("b.png", png(photo))])
     content = bytearray((tmp_path / "a.zip").read_bytes())
@@ -364,7 +460,7 @@ def test_when_the_time_is_up_the_rest_fails_and_what_is_done_is_kept(photo, work
     for progress in steps:
         if len(progress.pictures) == 8:
             decoder.time_limit = 0
-            decoder._check_time = lambda deadline: (_ for _ in ()).throw(StoppedError("took longer; ask for fewer"))
+            decoder.check_time = lambda deadline: (_ for _ in ()).throw(StoppedError("took longer; ask for fewer"))
     assert [row.status for row in progress.rows] == ["ok"] * 8 + ["failed"]
     assert progress.failed[0].input == "8.png"
 

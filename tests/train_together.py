@@ -21,16 +21,17 @@ from superres.training import Trainer, build_model
 TINY = replace(SMALL, vocabulary=16, prediction_heads=4)
 SETTINGS = TrainConfig(stage="heads", steps=40, batch_size=4, warmup_steps=2, precision="no", learning_rate=3e-3,
                        ema_decay=0.9)
+ONE_HEAD = replace(SETTINGS, head_loss="random-head")
 
 
 REPORT_STEPS = 5
 
 
-def train(folder: Path, stop_at: int | None = None) -> Trainer:
+def train(folder: Path, stop_at: int | None = None, settings: TrainConfig = SETTINGS) -> Trainer:
     """Train in `folder`, or go on there, up to a step."""
     low = np.random.default_rng(0).integers(0, 16, (10, 2, 2, 3), np.uint8)
-    batches = ImageBatches(low, low.repeat(2, 1).repeat(2, 2), SETTINGS.batch_size, SETTINGS.seed)
-    trainer = Trainer(build_model(TINY, SETTINGS), SETTINGS, batches, folder)
+    batches = ImageBatches(low, low.repeat(2, 1).repeat(2, 2), settings.batch_size, settings.seed)
+    trainer = Trainer(build_model(TINY, settings), settings, batches, folder)
     trainer.run(stop=lambda: stop_at is not None and trainer.progress.step >= stop_at)
     return trainer
 
@@ -40,6 +41,7 @@ def main(folder: Path) -> None:
     trainer = train(folder / "together")
     begun = train(folder / "begun together", stop_at=15)
     train(folder / "begun alone")
+    train(folder / "one head together", settings=ONE_HEAD)
     if trainer.accelerator.is_main_process:
         facts = {"processes": trainer.accelerator.num_processes, "step": begun.progress.step}
         (folder / "facts.json").write_text(json.dumps(facts))

@@ -16,12 +16,13 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before Gradio is imported
 import gradio as gr
 import httpx
 import uvicorn
+from fastapi import FastAPI
 
 import app
 from superres.config import ModelConfig
 from superres.web.decoding import Decoder
 from superres.web.files import Workspace
-from superres.web.serving import build_server
+from superres.web.serving import build_server, configure
 
 HTTP = httpx.Client(timeout=300)
 """Patient: a busy machine is slow, and time is not what is tested."""
@@ -50,13 +51,14 @@ class Demo:
     decoder: Decoder
     workspace: Workspace
     page: gr.Blocks
+    app: FastAPI
 
     def health(self):
         return HTTP.get(f"{self.url}/health").json()
 
     def upload(self, name, content):
-        """Upload a file as the page does, and return what stands for it in a request."""
-        response = HTTP.post(f"{self.url}/gradio_api/upload", files={"files": (name, content)})
+        """Upload a file as a program without cookies, and return what stands for it in a request from this machine."""
+        response = httpx.post(f"{self.url}/gradio_api/upload", files={"files": (name, content)}, timeout=300)
         response.raise_for_status()
         return {"path": response.json()[0], "orig_name": name, "meta": {"_type": "gradio.FileData"}}
 
@@ -88,15 +90,14 @@ def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None
     with Workspace() as workspace:
         decoder = Decoder(upscaler, time_limit, translator)
         page = app.build_app(decoder, workspace, max_queue, survey is not None)
-        server = build_server(page, decoder, workspace, auth, survey=survey)
-        config = uvicorn.Config(server, "127.0.0.1", 0, log_level="error", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
+        built = build_server(page, decoder, workspace, auth, survey=survey)
+        server = uvicorn.Server(configure(built, "127.0.0.1", 0, grace_seconds=1))
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
             wait(lambda: server.started or not thread.is_alive())
             port = server.servers[0].sockets[0].getsockname()[1]
-            yield Demo(f"http://127.0.0.1:{port}", decoder, workspace, page)
+            yield Demo(f"http://127.0.0.1:{port}", decoder, workspace, page, built)
         finally:
             decoder.close()
             server.should_exit = True
@@ -119,9 +120,11 @@ def read_log(process, event, lines):
     raise AssertionError(lines)
 
 
-def events(url, session):
+def events(url, session, cookies=None):
     """Yield the messages that the server sends to a session."""
-    with HTTP.stream("GET", f"{url}/gradio_api/queue/data", params={"session_hash": session}) as stream:
+    headers = {"cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())} if cookies else {}
+    address = f"{url}/gradio_api/queue/data"
+    with HTTP.stream("GET", address, params={"session_hash": session}, headers=headers) as stream:
         for line in stream.iter_lines():
             if line.startswith("data:"):
                 yield json.loads(line[5:])

@@ -13,7 +13,9 @@ from skimage import data
 from survey_tools import add_study, serving
 
 from superres.cli import run
+from superres.survey.limits import EnrolmentLimit
 from superres.survey.records import read_votes
+from superres.survey.secrecy import link_key
 from superres.survey.store import Store
 
 IMAGES = 100
@@ -138,6 +140,42 @@ def test_a_panels_rater_comes_with_an_id_in_the_url(page, kept):
         wait_for(page, 2)  # resumes by itself
         page.goto(f"{address}?PROLIFIC_PID=other")
         page.wait_for_selector("#agree")
+
+
+def test_a_personal_link_resumes_in_another_browser_and_the_id_alone_does_not(page, browser, kept):
+    study, _ = add_study(kept)
+    link = f"?participant=me&link_key={link_key(study.salt, 'me')}"
+    with serving(kept, study) as address:
+        page.goto(f"{address}?participant=me")
+        page.check("#agree")
+        page.click("#begin")
+        wait_for(page, 1)
+        page.keyboard.press("f")
+        wait_for(page, 2)
+        elsewhere = browser.new_context(viewport={"width": 1000, "height": 800})
+        other = elsewhere.new_page()
+        for query in ("?participant=me", link):
+            other.goto(address + query)
+            other.check("#agree")
+            other.click("#begin")
+            if query != link:
+                other.wait_for_function(
+                    "() => document.getElementById('message').textContent.includes('started already')")
+        wait_for(other, 2)
+        elsewhere.close()
+        page.keyboard.press("f")
+        page.wait_for_function("() => document.getElementById('message').textContent.includes('opened elsewhere')")
+    assert len(choices(kept, study)) == 1
+
+
+def test_a_page_that_is_asked_to_wait_goes_on_by_itself(page, kept):
+    study, _ = add_study(kept)
+    limit = EnrolmentLimit(per_address=600)
+    while not limit.take("127.0.0.1"):
+        pass
+    with serving(kept, study, limit=limit) as address:
+        start(page, address)
+        wait_for(page, 1)
 
 
 def test_a_window_that_is_too_small_takes_no_votes(page, kept):

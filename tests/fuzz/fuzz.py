@@ -18,7 +18,11 @@ with atheris.instrument_imports(include=["PIL", "json", "safetensors", "superres
     import targets
 
     if "checkpoint" in sys.argv:  # the others do without torch
-        import superres.checkpoint  # noqa: F401
+        import superres.checkpoint
+    if "ngrams" in sys.argv:
+        import superres.decoding.ngrams
+    if "vocabulary" in sys.argv:
+        import superres.tasks.translation  # noqa: F401
 
 
 def main() -> None:

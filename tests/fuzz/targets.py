@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from superres.batch_inputs import find_jobs, open_jobs
-from superres.errors import CheckpointError, InvalidInputError
+from superres.errors import CheckpointError, InvalidInputError, ScoresError
 from superres.manifest import Manifest, Row, merge, read_rows
 from superres.tasks.pictures import SMALLEST, read_picture
+
+if TYPE_CHECKING:
+    from superres.nn.model import EncoderDecoder
 
 FOLDER = Path(tempfile.mkdtemp(prefix="superres-fuzz-"))
 
 
 def one_line(error: Exception) -> None:
-    """Errors are one line for people."""
+    """Errors are one line for people, and not a long one."""
     assert str(error).strip()
     assert "\n" not in str(error)
+    assert len(str(error)) < 2000
 
 
 def image(data: bytes) -> None:
@@ -87,25 +91,72 @@ def checkpoint(data: bytes) -> None:
     good = path.read_bytes() if path.exists() else None
     path.write_bytes(data[1:])
     try:
-        if path.name == CONFIG and _is_large(data[1:]):
-            return
         for read in (load_checkpoint, read_training, lambda folder: read_decode_default(folder, "cpu")):
             try:
-                read(folder)
+                made = read(folder)
             except CheckpointError as error:
                 one_line(error)
+            else:
+                if path.name == WEIGHTS and read is load_checkpoint:
+                    _decode(made)
     finally:
         path.unlink() if good is None else path.write_bytes(good)
 
 
-def _is_large(data: bytes) -> bool:
-    """A config.json may rightly ask for a network that does not fit into the memory; that is not looked for here."""
+def _decode(model: EncoderDecoder) -> None:
+    """Weights that are read decode to tokens in range, or their scores are refused."""
+    import torch
+
+    from superres.config import DecodeConfig
+    from superres.decoding.blockwise import decode
+    from superres.nn.step import StepModel
+
+    source = torch.zeros(1, model.config.source_length, dtype=torch.int64)
+    for options in (DecodeConfig(), DecodeConfig(temperature=0.5, sampling="speculative")):
+        try:
+            tokens = decode(StepModel(model), source, options).tokens
+        except ScoresError as error:
+            one_line(error)
+        else:
+            assert 0 <= int(tokens.min()) <= int(tokens.max()) < model.config.vocabulary
+
+
+def ngrams(data: bytes) -> None:
+    """Counts of n-grams belong together, or are refused."""
+    from superres.decoding.ngrams import NgramTable
+
+    path = FOLDER / "ngrams.safetensors"
+    path.write_bytes(data)
     try:
-        model = json.loads(data)["model"]
-        values = [number for value in model.values() for number in (value if isinstance(value, list) else [value])]
-        return any(isinstance(number, int) and number > 4096 for number in values)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return False
+        table = NgramTable.read(path)
+    except CheckpointError as error:
+        one_line(error)
+        return
+    assert len(table.keys) == len(table.tokens) > 0
+    assert 0 <= table.tokens.min() <= table.tokens.max() < table.numbering.vocabulary
+    assert NgramTable.read(_written(table.to_bytes())).numbering == table.numbering
+
+
+def _written(data: bytes) -> Path:
+    path = FOLDER / "again.safetensors"
+    path.write_bytes(data)
+    return path
+
+
+def vocabulary(data: bytes) -> None:
+    """A SentencePiece model splits text into tokens in range and joins them again, or is refused."""
+    from superres.tasks.translation import Codec
+
+    try:
+        codec = Codec(data, length=64)
+    except CheckpointError as error:
+        one_line(error)
+        return
+    lines = ["A dog runs.", "\ufb01 \u00bd \u2167 \u30ab\uff9e \u2026 \u3000 \u0301 \U0001f600"]
+    for row in codec.split(lines):
+        assert all(0 <= token < codec.size for token in row)
+        codec.decode([row])
+        codec.surfaces(row)
 
 
 def write_checkpoint(folder: Path) -> None:
@@ -138,7 +189,22 @@ def seeds(name: str) -> list[bytes]:
         write_checkpoint(FOLDER / "seed")
         files = [FOLDER / "seed" / file for file in ("config.json", "model.safetensors", "training.jsonl")]
         return [bytes([number]) + file.read_bytes() for number, file in enumerate(files)]
+    if name == "ngrams":
+        return _ngram_seeds()
+    if name == "vocabulary":
+        from superres.tasks.translation import train_vocabulary
+
+        return [train_vocabulary(["a dog runs", "ein Hund rennt"] * 3, 280)]
     return _archive_seeds()
+
+
+def _ngram_seeds() -> list[bytes]:
+    import numpy as np
+
+    from superres.decoding.ngrams import Numbering, count_ngrams
+
+    rows = [np.arange(9) % 4, np.arange(9) % 3]
+    return [count_ngrams(rows, Numbering(order, 4, channels)).to_bytes() for order, channels in ((1, 1), (3, 3))]
 
 
 def _archive_seeds() -> list[bytes]:
@@ -159,5 +225,6 @@ def _archive_seeds() -> list[bytes]:
     return [bytes([number]) + buffer.getvalue() for number, buffer in enumerate(buffers)]
 
 
-TARGETS = {"image": image, "archive": archive, "manifest": manifest, "checkpoint": checkpoint}
+TARGETS = {"image": image, "archive": archive, "manifest": manifest, "checkpoint": checkpoint, "ngrams": ngrams,
+           "vocabulary": vocabulary}
 os.environ.setdefault("OMP_NUM_THREADS", "1")

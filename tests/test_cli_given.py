@@ -1,0 +1,235 @@
+"""An option that the others leave without effect is refused, with its value and the remedy; a default never is."""
+
+from __future__ import annotations
+
+import pytest
+from test_cli import data, loaded, refusal  # noqa: F401 -- fixtures
+from test_cli_options import COMMANDS, LINES, command_of
+from textual import sentences, write_checkpoint, write_pairs
+
+from superres.cli import run
+from superres.cli_options import DEFAULTS, decode_config, given_options
+from superres.config import DecodeConfig
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.proposal import PROPOSERS
+from superres.errors import ConfigError
+from superres.given import OF_CRITERIA, as_setting, combined
+
+HEADS = 10
+T = {"temperature": 0.9}
+SETTINGS = {
+    "accept": "top-k", "epsilon": 4, "budget": 6, "top_k": 3, "min_block": 2, "noise": "quantile", "proposer": "left",
+    "adaptive": True, "window": 6, "candidates": 4, "draft": "d", "ngrams": "n", "sampling": "coupled",
+    "sample_top_k": 5, "nucleus": 0.9,
+}
+"""A value of every setting that can be without effect."""
+
+READERS = {"draft": "draft", "ngrams": "ngram", "window": "lookahead", "candidates": "lookahead"}
+"""The only proposer that reads a setting."""
+
+
+def reads(criterion, name):
+    return name in CRITERIA[criterion].settings
+
+
+def by_criterion(criterion):
+    """Return settings with which a criterion works."""
+    return {"accept": criterion, **({"epsilon": (3, 2, 4)} if criterion == "distance-by-channel" else {})}
+
+
+IDLE = [
+    *((name, by_criterion(criterion), f"--accept {next(other for other in CRITERIA if reads(other, name))}")
+      for criterion in CRITERIA for name in OF_CRITERIA if not reads(criterion, name)),
+    *((name, {"proposer": proposer}, f"--proposer {reader}") for proposer in PROPOSERS
+      for name, reader in READERS.items() if proposer != reader),
+    *((name, {}, "--temperature 0.9") for name in ("sampling", "sample_top_k", "nucleus", "noise")),
+    *((name, {"block_size": 1}, "--block-size K above 1")
+      for name in ("accept", *OF_CRITERIA, "adaptive", "proposer", "draft", "ngrams", "window", "candidates")),
+    *((name, {"block_size": 4, "min_block": 4}, "a smaller --min-block L")
+      for name in ("accept", *OF_CRITERIA, "adaptive")),
+    *((name, {"sampling": "speculative", **T}, "--sampling coupled") for name in OF_CRITERIA),
+]
+"""Settings that others leave without effect, those others, and a part of the remedy."""
+
+MEANT = [
+    *({name: SETTINGS[name], **by_criterion(criterion)} for criterion in CRITERIA for name in OF_CRITERIA
+      if reads(criterion, name)),
+    {"proposer": "draft", "draft": "d"}, {"proposer": "ngram", "ngrams": "n"},
+    {"proposer": "lookahead", "window": 6, "candidates": 4, "block_size": 3},
+    {**T, "sampling": "coupled", "sample_top_k": 5, "nucleus": 0.9, "noise": "quantile"},
+    {**T, "sampling": "speculative", "sample_top_k": 5, "nucleus": 0.9, "proposer": "draft"},
+    {"accept": "distance", "min_block": 3, "block_size": 4, "adaptive": True},
+    {"block_size": 1, "seed": 7, "temperature": 0.0},
+]
+"""Settings that go together."""
+
+
+@pytest.mark.parametrize(("name", "others", "remedy"), IDLE, ids=str)
+def test_a_given_setting_without_effect_is_refused(name, others, remedy):
+    given = {**others, name: SETTINGS[name]}
+    plain = {**given, name: getattr(DecodeConfig(), name)}
+    for values in (given, plain) if plain[name] else (given,):
+        shown = "" if values[name] is True else f" {values[name]}"
+        with pytest.raises(ConfigError) as refused:
+            combined(DecodeConfig(), values, HEADS)
+        assert str(refused.value).startswith(f"--{name.replace('_', '-')}{shown} has no effect ")
+        assert "leave it out, or give " in str(refused.value)
+        assert remedy in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "others", "remedy"), IDLE, ids=str)
+def test_a_default_without_effect_is_not(name, others, remedy):
+    default = DecodeConfig(**({name: SETTINGS[name]} if name not in ("accept", "min_block") else {}))
+    assert combined(default, others, HEADS) == default.changed(others)
+
+
+@pytest.mark.parametrize("given", MEANT, ids=str)
+def test_settings_that_go_together_are_taken(given):
+    options = combined(DecodeConfig(), given, HEADS)
+    assert {name: getattr(options, name) for name in given} == given
+    for name in set(given) - {"accept", "temperature"}:  # the others may be the checkpoint's defaults
+        default = DecodeConfig(**{other: value for other, value in given.items() if other != name})
+        assert combined(default, {name: given[name]}, HEADS) == options
+
+
+@pytest.mark.parametrize(("default", "given"), [
+    (DecodeConfig(accept="distance", epsilon=2, min_block=2), {"sampling": "speculative", **T}),
+    (DecodeConfig(noise="quantile", temperature=0.9), {"sampling": "speculative"}),
+    (DecodeConfig(sampling="speculative", temperature=0.9), {"temperature": 0.0}),
+    (DecodeConfig(adaptive=True), {"proposer": "stale"}),
+    (DecodeConfig(accept="distance", epsilon=3), {"block_size": 1}),
+])
+def test_a_default_that_contradicts_what_is_given_gives_way(default, given):
+    options = combined(default, given, HEADS)
+    assert {name: getattr(options, name) for name in given} == given
+
+
+def test_a_setting_that_means_something_beside_the_default_alone_is_taken():
+    assert combined(DecodeConfig(accept="distance"), {"epsilon": 4}, HEADS).epsilon == 4
+    with pytest.raises(ConfigError, match="--top-k 3 has no effect with --accept distance"):
+        combined(DecodeConfig(accept="distance"), {"top_k": 3}, HEADS)
+
+
+def test_a_checkpoint_of_one_head_makes_blocks_of_one_token():
+    with pytest.raises(ConfigError, match="--accept distance has no effect in blocks of one token"):
+        combined(DecodeConfig(block_size=1), {"accept": "distance"}, 1)
+
+
+def test_settings_are_spelled_as_they_were_given():
+    with pytest.raises(ConfigError, match=r"^epsilon=4,3 has no effect with accept=exact; .* accept=distance or "):
+        combined(DecodeConfig(), {"epsilon": (4, 3)}, HEADS, as_setting)
+
+
+@pytest.mark.parametrize("words", [["upscale"], ["evaluate", "images"]])
+@pytest.mark.parametrize(("options", "message"), [
+    (["--epsilon", "4"], "--epsilon 4 has no effect with --accept exact; leave it out, or give --accept distance"),
+    (["--epsilon", "2"], "--epsilon 2 has no effect with --accept exact"),
+    (["--accept", "distance", "--budget", "8"], "--budget 8 has no effect with --accept distance; leave it out, or "
+                                                "give --accept drift-budget"),
+    (["--top-k", "3", "--accept", "exact"], "--top-k 3 has no effect with --accept exact"),
+    (["--block-size", "4", "--min-block", "5"], "min-block 5 is larger than the block size 4"),
+    (["--min-block", "11"], "min-block 11 is larger than the block size 10"),
+    (["--temperature", "0", "--nucleus", "0.9"], "--nucleus 0.9 has no effect without sampling"),
+    (["--sample-top-k", "5"], "--sample-top-k 5 has no effect without sampling"),
+    (["--sampling", "coupled"], "--sampling coupled has no effect without sampling"),
+    (["--noise", "quantile"], "--noise quantile has no effect without sampling"),
+    (["--draft", "small"], "--draft small has no effect with --proposer heads; leave it out, or give --proposer draft"),
+    (["--ngrams", "file"], "--ngrams file has no effect with --proposer heads"),
+    (["--proposer", "left", "--window", "10"], "--window 10 has no effect with --proposer left"),
+    (["--candidates", "4"], "--candidates 4 has no effect with --proposer heads"),
+    (["--block-size", "1", "--adaptive"], "--adaptive has no effect in blocks of one token"),
+    (["--block-size", "1", "--proposer", "heads"], "--proposer heads has no effect in blocks of one token"),
+])
+def test_commands_for_images_refuse_what_has_no_effect(loaded, data, capsys, words, options, message):  # noqa: F811
+    place = [data / "in", "--output", data / "out"] if words == ["upscale"] else ["--data", data / "dev.npz"]
+    assert message in refusal(capsys, *words, *place, *options)
+    assert not (data / "out").exists()
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["upscale", "in", "--output", "out", "--workers", "2"], "--workers"),
+    (["upscale", "in", "--output", "out", "--format", "npz", "--metadata", "keep"],
+     "--metadata keep has no effect with --format npz, which holds none; leave it out"),
+    (["evaluate", "images", "--data", "dev.npz", "--split", "valid"], "--split valid has no effect on dev.npz, which "
+     "is no CelebA root and is taken whole; leave it out"),
+    (["tune", "--data", "in", "--split", "test", "--max-bits-loss", "1"], "--split test has no effect on in"),
+    *((["benchmark", kind, option, value], f"{option} {value} has no effect without --proposers; leave it out, or give "
+       "--proposers all") for kind in ("images", "text") for option, value in
+      (("--block-size", "4"), ("--temperature", "0.9"), ("--draft", "d"), ("--ngrams", "n"))),
+    (["benchmark", "images", "--proposers", "heads,ngram", "--draft", "d"],
+     "--draft d has no effect with --proposers heads,ngram; leave it out, or name draft there"),
+    (["benchmark", "text", "--proposers", "draft", "--ngrams", "n"], "--ngrams n has no effect with --proposers draft"),
+])
+def test_options_besides_decoding_are_refused_alike(loaded, data, capsys, monkeypatch, words, message):  # noqa: F811
+    monkeypatch.chdir(data)
+    assert message in refusal(capsys, *words)
+    assert not (data / "out").exists()
+
+
+def test_a_celeba_root_has_splits(loaded, data, capsys):  # noqa: F811
+    (data / "root" / "celeba" / "img_align_celeba").mkdir(parents=True)
+    assert "annotation files" in refusal(capsys, "evaluate", "images", "--data", data / "root", "--split", "test")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "toy")
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--top-k", "2"], "--top-k 2 has no effect with --accept exact; leave it out, or give --accept top-k"),
+    (["--nucleus", "0.5"], "--nucleus 0.5 has no effect without sampling"),
+    (["--proposer", "lookup", "--draft", "d"], "--draft d has no effect with --proposer lookup"),
+    (["--block-size", "2", "--min-block", "2", "--accept", "top-k"], "--accept top-k has no effect with --min-block 2"),
+])
+def test_commands_for_text_refuse_what_has_no_effect(checkpoint, tmp_path, capsys, options, message):
+    assert message in refusal(capsys, "translate", "dog", "--checkpoint", checkpoint, *options)
+    pairs = write_pairs(sentences(2), tmp_path / "dev")
+    assert message in refusal(capsys, "evaluate", "text", "--data", pairs, "--checkpoint", checkpoint, *options)
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["translate", "dog", "--length-penalty", "0.6"], "--length-penalty 0.6 has no effect without beam search; leave "
+                                                      "it out, or give --beam 4"),
+    (["translate", "dog", "--beam", "2", "--trace"], "--trace has no effect with --beam 2"),
+    (["translate", "dog", "--beam", "2", "--block-size", "3"], "leave out --block-size 3"),
+    (["evaluate", "text", "--data", "dev", "--beam", "0", "--length-penalty", "1"],
+     "--length-penalty 1.0 has no effect with --beam 0"),
+])
+def test_options_of_beam_search_are_refused_without_it_and_those_of_blocks_with_it(capsys, words, message):
+    assert message in refusal(capsys, *words)
+
+
+def test_a_saved_default_makes_an_option_meaningful(checkpoint, tmp_path, monkeypatch, capsys):
+    from superres.tuning import save_default
+
+    folder = write_checkpoint(tmp_path / "tuned")
+    save_default(folder, "cpu", DecodeConfig(accept="top-k", top_k=2, block_size=3, window=7))
+    words = ["translate", "dog", "--device", "cpu", "--checkpoint"]
+    assert run([*words, str(folder), "--top-k", "3"]) == 0
+    assert run([*words, str(folder), "--accept", "exact"]) == 0
+    capsys.readouterr()
+    assert "--top-k 3 has no effect" in refusal(capsys, *words, checkpoint, "--top-k", "3")
+
+
+def test_the_methods_of_a_survey_are_refused_alike(loaded, data, tmp_path, capsys):  # noqa: F811
+    line = refusal(capsys, "survey", "create", "faces", "--images", data / "dev.npz", "--store", tmp_path / "s.db",
+                   "--method-a", "name=k6,block_size=6,epsilon=4", "--method-b", "nearest")
+    assert "the method 'k6': epsilon=4 has no effect with accept=exact; leave it out, or give accept=distance" in line
+
+
+NEEDED = {"upscale": "--output", "evaluate images": "--data", "evaluate text": "--data", "translate": "translate"}
+"""What tells a whole command line of a command with decoding options from a part of one."""
+
+WHOLE = [(words, name) for _, words in LINES if NEEDED.get(name := command_of(words)) in words]
+
+
+@pytest.mark.parametrize(("words", "name"), WHOLE, ids=str)
+def test_what_the_texts_show_is_taken(words, name):
+    context = COMMANDS[name].make_context(name, words[1 + len(name.split()):])
+    combined(DEFAULTS, given_options(context, decode_config(context)), HEADS)
+
+
+def test_the_texts_show_many_command_lines():
+    assert {name for _, name in WHOLE} == set(NEEDED)

@@ -1,0 +1,144 @@
+"""Every option that a text of the project names is an option of the command that the text is about."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shlex
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer
+
+from superres.cli import app, run
+
+ROOT = Path(__file__).parent.parent
+TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("scripts/*.md"), *ROOT.glob("checkpoints/*/*.md"),
+                *ROOT.glob(".github/*.md")])
+MODULES = sorted(path for path in (ROOT / "superres").rglob("*.py") if "web" not in path.parts)
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FOREIGN = {"--nproc_per_node", "--strict"}
+"""Options of torchrun and mypy."""
+
+SAME = {"scripts/upscale.py": "upscale", "scripts/evaluate.py": "evaluate", "scripts/train.py": "train",
+        "scripts/export_preferences.py": "survey export"}
+"""Scripts that are commands by file name."""
+
+PROGRAM = re.compile(r"(^|/)superres$|^app\.py$|^scripts/\w+\.py$")
+
+SECTIONS = {
+    "Run it": ["upscale"], "Many images": ["upscale", "manifest"], "Web demo": ["app.py"],
+    "Translation": ["translate", "evaluate text", "train"], "How acceptance works": ["upscale", "tune"],
+    "Train": ["train", "evaluate images"], "Ask people": ["survey", "app.py"],
+}
+"""What sections of the README are about, beside the commands whose lines they have."""
+
+SUBJECTS = {"batch_text": ["translate"], "batch": ["upscale"], "scale_out": ["upscale"], "staging": ["upscale"],
+            "survey": ["survey"], "stages": ["train"], "corpora": ["train"], "counting": ["train ngrams"]}
+"""What modules with options in their messages are about, by the beginning of their path."""
+
+
+def walk(command, name=""):
+    yield name, command
+    for word, below in getattr(command, "commands", {}).items():
+        yield from walk(below, f"{name} {word}".strip())
+
+
+COMMANDS = dict(walk(typer.main.get_command(app)))
+
+
+def spellings(command):
+    return {"--help"} | {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+
+
+@cache
+def options_of(command):
+    """Return the options of a command and of all below it: "upscale", "app.py" or "scripts/benchmark.py"."""
+    command = SAME.get(command, command)
+    if not command.endswith(".py"):
+        return set().union(*(spellings(found) for name, found in COMMANDS.items()
+                             if name == command or name.startswith(f"{command} ") or not command))
+    spec = importlib.util.spec_from_file_location(f"options_{Path(command).stem}", ROOT / command)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if hasattr(module, "argparse"):
+        return set(re.findall(r'"(--[a-z][\w-]*)"', (ROOT / command).read_text()))
+    parser = getattr(module, "app", None)
+    if not isinstance(parser, typer.Typer):
+        parser = typer.Typer()
+        parser.command()(module.main)
+    return set().union(*(spellings(found) for _, found in walk(typer.main.get_command(parser))))
+
+
+def options_of_all(commands):
+    return set().union(*map(options_of, commands))
+
+
+def command_lines(text):
+    """Return the words of each command line of ours in Markdown: in a block, or between backticks."""
+    lines = [line for block in BLOCK.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", BLOCK.sub("", text))]
+    for line in (*lines, *spans):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # an apostrophe in what is no command line
+            continue
+        ours = [place for place, word in enumerate(words) if PROGRAM.search(word)]
+        if ours:
+            yield words[ours[0]:]
+
+
+def command_of(words):
+    """Return the name of the command that a command line calls; of "benchmark images|text", that of both."""
+    if words[0].endswith(".py"):
+        return words[0]
+    name = ""
+    for word in words[1:]:
+        if (longer := f"{name} {word}".strip()) not in COMMANDS:
+            break
+        name = longer
+    return name
+
+
+LINES = [(str(path.relative_to(ROOT)), words) for path in TEXTS for words in command_lines(path.read_text())]
+
+
+@pytest.mark.parametrize(("text", "words"), LINES, ids=str)
+def test_a_command_line_gives_options_that_its_command_has(text, words):
+    named = {match[0] for word in words if (match := OPTION.match(word))}
+    assert named <= options_of(command_of(words))
+
+
+def test_command_lines_of_all_kinds_are_found():
+    called = {command_of(words) for _, words in LINES}
+    assert {"upscale", "translate", "tune", "evaluate images", "survey create", "train base", "app.py",
+            "scripts/reproduce_tables.py"} <= called
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_an_option_in_a_text_is_one_of_what_its_section_is_about(path):
+    parts = re.split(r"^## (.*)\n", path.read_text(), flags=re.MULTILINE)
+    everything = ["", "app.py", *(f"scripts/{script.name}" for script in ROOT.glob("scripts/*.py"))]
+    for heading, body in zip(["", *parts[1::2]], parts[::2], strict=True):
+        named = set(OPTION.findall(body)) - FOREIGN
+        about = SECTIONS.get(heading, everything) if path == ROOT / "README.md" else everything
+        assert named <= options_of_all([*about, *map(command_of, command_lines(body))]), heading
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_an_option_in_a_message_is_one_of_what_its_module_is_about(path):
+    where = path.relative_to(ROOT / "superres").as_posix()
+    about = next((commands for start, commands in SUBJECTS.items() if where.startswith(start)), [""])
+    texts = [node.value for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    assert {option for text in texts for option in OPTION.findall(text)} <= options_of_all(about)
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if not hasattr(command, "commands")])
+def test_an_option_in_a_help_text_is_one_of_that_command(name, capsys):
+    assert run([*name.split(), "--help"]) == 0
+    assert set(OPTION.findall(capsys.readouterr().out)) <= options_of(name)

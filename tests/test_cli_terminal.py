@@ -1,0 +1,175 @@
+"""What the command line prints, in real processes: no terminal obeys a name, and no output is lost quietly."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from textual import sentences, write_checkpoint, write_pairs
+
+from superres.terminal import one_line, printable
+
+RUN = [sys.executable, "-c", "from superres.cli import main; main()"]
+ROOT = Path(__file__).parent.parent
+HOSTILE = [b"red\x1b[31m", b"title\x1b]0;x\x07", b"c1\xc2\x9b2J", b"two\nlines\r", "right\u202eto left".encode(),
+           "isolate\u2066".encode(), b"raw\xff\xfe", "separator\u2028".encode(), b"delete\x7f\x08"]
+"""Parts of file names, all of which a file system takes."""
+
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full on this system")
+
+
+def superres(*words, **more):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([*RUN, *words], capture_output="stdout" not in more, env=environment, check=False,
+                          **({"stderr": subprocess.PIPE, **more} if "stdout" in more else more))
+
+
+def assert_printable(output):
+    text = output.decode()  # UTF-8, whatever the names were
+    assert not [character for character in text if character != "\n" and not character.isprintable()]
+
+
+def assert_one_line(result, code, *parts):
+    assert result.returncode == code
+    assert_printable(result.stderr)
+    assert result.stderr.startswith(b"superres: ")
+    assert result.stderr.count(b"\n") == 1
+    for part in parts:
+        assert part in result.stderr.decode()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "toy")
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("a\x1b[31mb", r"a\x1b[31mb"), ("a\x9bb", r"a\x9bb"), ("a\u202eb\u2066", r"a\u202eb\u2066"), ("a\tb", r"a\x09b"),
+    ("a\udcffb", r"a\xffb"), ("a\ud83db", r"a\ud83db"), ("a\x7fb", r"a\x7fb"), ("a\u2028b", r"a\u2028b"),
+    ("Grüße, 日本語 👩\u200d🚀 \\x1b", "Grüße, 日本語 👩\u200d🚀 \\x1b"), ("one\ntwo", "one\ntwo"),
+])
+def test_what_a_terminal_would_obey_is_shown_as_an_escape(text, shown):
+    assert printable(text) == shown
+    assert one_line(f" {text}\n") == " ".join(shown.split())
+
+
+def test_names_of_inputs_are_printed_as_escapes_and_recorded_as_they_are(tmp_path):
+    folder, output = os.fsencode(tmp_path / "in"), tmp_path / "out"
+    os.mkdir(folder)
+    for name in HOSTILE:
+        with open(folder + b"/" + name + b".png", "wb") as file:
+            file.write(b"no picture")
+    result = superres("upscale", folder, "--output", output, "--device", "cpu")
+    assert result.returncode == 1
+    assert result.stdout == b""
+    assert_printable(result.stderr)
+    assert result.stderr.count(b"\n") >= len(HOSTILE) + 1
+    for part in (rb"red\x1b[31m.png", rb"c1\x9b2J.png", rb"right\u202eto left.png", rb"raw\xff\xfe.png"):
+        assert part in result.stderr
+    rows = [json.loads(line) for line in (output / "manifest.jsonl").read_text().splitlines()]
+    assert {os.fsencode(row["input"]) for row in rows} == {folder + b"/" + name + b".png" for name in HOSTILE}
+
+
+@pytest.mark.parametrize("words", [
+    ["manifest", "merge", "--output", "all.jsonl"], ["upscale", "--output", "o", "--list"],
+    ["train", "ladder", "--data", "d", "--output", "o"], ["translate", "dog", "--checkpoint"],
+    ["survey", "report", "study", "--store"], ["upscale", "--output", "o", "--shard"], ["evaluate"],
+    ["upscale", "--output"],
+], ids=" ".join)
+def test_errors_print_names_as_escapes(words, tmp_path):
+    assert_one_line(superres(*words, b"".join(name.replace(b"\n", b"") for name in HOSTILE), cwd=tmp_path), 2)
+
+
+def test_a_log_prints_escapes():
+    code = ("import logging; from superres.cli import run; run(['--version']); "
+            "logging.getLogger('superres.x').warning('from %s', 'a\\x1b[31m')")
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+    assert result.stderr == b"from a\\x1b[31m\n"
+    assert result.stdout.startswith(b"superres ")
+
+
+def commands(checkpoint, folder):
+    """Command lines that write to standard output, the last one more than a buffer."""
+    data = write_pairs(sentences(2), folder / "dev")
+    toy = ["--checkpoint", checkpoint, "--device", "cpu"]
+    return [["--version"], ["upscale", "--help"], ["survey", "plan", "--json"],
+            ["evaluate", "text", "--data", data, "--beam", "0", "--no-greedy", "--json", *toy],
+            ["translate", "", *toy], ["translate", "\n" * 20_000, *toy]]
+
+
+@needs_full
+def test_a_full_standard_output_is_one_line_and_code_1(checkpoint, tmp_path):
+    for words in commands(checkpoint, tmp_path):
+        with FULL.open("wb") as full:
+            result = superres(*words, stdout=full)
+        assert_one_line(result, 1, "cannot write to standard output: No space left on device")
+
+
+def test_a_closed_pipe_ends_quietly_with_the_code_of_shells(checkpoint, tmp_path):
+    for words in commands(checkpoint, tmp_path)[1::2]:
+        reading, writing = os.pipe()
+        os.close(reading)
+        result = superres(*words, stdout=writing)
+        os.close(writing)
+        assert (result.returncode, result.stderr) == (141, b"")
+
+
+def test_a_closed_standard_output_is_one_line_and_code_1(checkpoint):
+    words = [*RUN, "translate", "", "--checkpoint", checkpoint]
+    result = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *words], cwd=ROOT, stderr=subprocess.PIPE, check=False)
+    assert_one_line(result, 1, "cannot write to standard output: Bad file descriptor")
+
+
+@needs_full
+def test_a_standard_error_that_cannot_be_written_changes_nothing(checkpoint, tmp_path):
+    words = ["translate", "dog", "--trace", "--output", tmp_path / "out.txt", "--checkpoint", checkpoint]
+    with FULL.open("wb") as full:
+        assert superres(*words, stdout=subprocess.PIPE, stderr=full).returncode == 0
+        assert superres("translate", "--nonsense", stdout=subprocess.PIPE, stderr=full).returncode == 2
+    assert (tmp_path / "out.txt").read_text().count("\n") == 1
+
+
+def test_text_that_is_not_utf8_is_one_line(checkpoint):
+    toy = ["--checkpoint", checkpoint, "--device", "cpu"]
+    for words, content, part in [
+        (["dog", b"dog\n\xe4"], b"", "line 3: character 1 of '\\udce4' is not UTF-8"),
+        (["--input", "-"], b"dog\na \xff", "standard input, line 2: byte 3 (0xff) is not UTF-8"),
+    ]:
+        assert_one_line(superres("translate", *words, *toy, input=content), 2, part)
+
+
+def test_a_dash_is_standard_input(checkpoint):
+    toy = ["--checkpoint", checkpoint, "--device", "cpu"]
+    by_name = superres("translate", "--input", "-", *toy, input=b"dog\n\nred dog\n")
+    assert by_name.returncode == 0
+    assert by_name.stdout == superres("translate", *toy, input=b"dog\n\nred dog\n").stdout
+    assert by_name.stdout.count(b"\n") == 3
+
+
+def test_a_closed_standard_input_is_one_line():
+    for words in (["translate"], ["upscale", "--list", "-", "--output", "out"]):
+        result = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *RUN, *words], cwd=ROOT, capture_output=True,
+                                check=False)
+        assert_one_line(result, 2, "cannot read standard input: Bad file descriptor")
+
+
+def test_paths_that_are_not_utf8_work(checkpoint, tmp_path):
+    folder = os.fsencode(tmp_path)
+    with open(folder + b"/in\xff.txt", "wb") as file:
+        file.write(b"dog\n")
+    result = superres("translate", "--input", b"in\xff.txt", "--output", b"new\xff/out\xff.txt", "--device", "cpu",
+                      "--checkpoint", checkpoint, cwd=tmp_path)
+    assert result.returncode == 0
+    with open(folder + b"/new\xff/out\xff.txt", "rb") as file:
+        assert file.read().count(b"\n") == 1
+
+
+def test_other_arguments_that_are_not_utf8_are_one_line(tmp_path):
+    assert superres("survey", "migrate", "--store", tmp_path / "s.db").returncode == 0
+    assert_one_line(superres("survey", "report", b"x\xff", "--store", tmp_path / "s.db"), 2,
+                    "'x\\udcff' holds bytes that are not UTF-8; give text in UTF-8")

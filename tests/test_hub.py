@@ -1,0 +1,180 @@
+"""Checkpoints of the hub: fetched, read from the cache without it, and one quick line where neither is possible."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from fakes import SMALL, random_model
+
+from superres import hub
+from superres.checkpoint import bundled_checkpoints, fetch_from_hub, find_checkpoint, load_checkpoint, save_checkpoint
+from superres.errors import CheckpointError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NAME = "someone/model"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("checkpoints") / "random"
+    save_checkpoint(random_model(SMALL), path)
+    return path
+
+
+class Listener(threading.Thread):
+    """A server that accepts connections, says nothing, and counts those that ask for a model's file."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.socket, self.asked, self.kept = socket.create_server(("127.0.0.1", 0)), [], []
+        self.start()
+
+    def run(self):
+        while True:
+            connection = self.socket.accept()[0]
+            self.kept.append(connection)
+            line = connection.makefile("rb").readline().decode().strip()
+            if "/resolve/" in line:
+                self.asked.append(line)
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Serves the files of one model as the hub does; another is not found."""
+
+    folder: Path
+    asked: list
+
+    def do_HEAD(self):
+        self.answer()
+
+    def do_GET(self):
+        self.wfile.write(self.answer())
+
+    def answer(self):
+        self.asked.append((self.command, self.path))
+        prefix = f"/{NAME}/resolve/"
+        path = self.folder / self.path.rsplit("/", 1)[1]
+        found = self.path.startswith(prefix) and path.is_file()
+        content = path.read_bytes() if found else b""
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("X-Repo-Commit", COMMIT)
+        if found:
+            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        else:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.end_headers()
+        return content
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def served(folder):
+    handler = type("Served", (Hub,), {"folder": folder, "asked": []})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", handler.asked
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def at(monkeypatch, tmp_path):
+    """Have the hub at an address, and its cache in a folder of its own."""
+    constants = "huggingface_hub.constants."
+
+    def go(endpoint):
+        monkeypatch.setattr(constants + "ENDPOINT", endpoint)
+        monkeypatch.setattr(constants + "HUGGINGFACE_CO_URL_TEMPLATE",
+                            endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants + "HF_HUB_CACHE", str(tmp_path / "cache"))
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    return go
+
+
+def nobody():
+    """Return an address where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def refusal(name=NAME):
+    with pytest.raises(CheckpointError) as caught:
+        find_checkpoint(name)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert repr(name) in message
+    assert all(bundled in message for bundled in bundled_checkpoints())
+    assert "give a local folder" in message
+    return message
+
+
+@pytest.mark.parametrize(("endpoint", "reason"), [
+    (nobody(), "cannot be reached: .*refused"), ("http://no-such-host.invalid", "host.invalid cannot be reached"),
+], ids=["refused", "no name"])
+def test_a_hub_that_cannot_be_reached_is_one_line(endpoint, reason, at):
+    at(endpoint)
+    assert re.search(reason, refusal())
+
+
+def test_a_model_that_the_hub_does_not_have_is_one_line(served, at):
+    at(served[0])
+    assert "has no such model" in refusal("someone/else")
+    assert [method for method, path in served[1] if "/resolve/" in path] == ["HEAD"]
+
+
+def test_a_hub_that_never_answers_is_asked_once(tmp_path):
+    listener = Listener()
+    port = listener.socket.getsockname()[1]
+    shared = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    environment = {**shared, "HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(tmp_path),
+                   "PYTHONPATH": str(Path(hub.__file__).parent.parent),
+                   "HF_HUB_DISABLE_TELEMETRY": "1"}  # which would ask for more than the file
+    environment.pop("HF_HUB_ETAG_TIMEOUT", None)
+    words = [sys.executable, "-c", "from superres.cli import main; main()"]
+    result = subprocess.run([*words, "upscale", "x.png", "--output", "out", "--checkpoint", NAME], cwd=tmp_path,
+                            env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert f"'{NAME}'" in result.stderr
+    assert f"http://127.0.0.1:{port} cannot be reached" in result.stderr
+    assert listener.asked == [f"HEAD /{NAME}/resolve/main/config.json HTTP/1.1"]
+
+
+def test_a_checkpoint_is_fetched_and_then_read_from_the_cache_without_the_hub(served, folder, at, monkeypatch):
+    at(served[0])
+    fetched = find_checkpoint(NAME)
+    for name in ("config.json", "model.safetensors"):
+        assert (fetched / name).read_bytes() == (folder / name).read_bytes()
+    listener = Listener()
+    monkeypatch.setattr(hub, "ANSWER_SECONDS", 0.3)
+    silent = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+    for endpoint in (nobody(), silent, "http://no-such-host.invalid"):
+        at(endpoint)
+        assert find_checkpoint(NAME) == fetched
+    load_checkpoint(fetched)
+
+
+def test_a_checkpoint_of_which_a_part_is_cached_is_refused_without_the_hub(served, at):
+    at(served[0])
+    fetched = fetch_from_hub(NAME)
+    (fetched / "model.safetensors").unlink()
+    at(nobody())
+    assert "cannot be reached" in refusal()
+    shutil.rmtree(fetched)
+    assert "cannot be reached" in refusal()

@@ -1,0 +1,170 @@
+"""Threads: how many are used, and that decoding goes on where they are taken away, shared or forked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from fakes import random_model, random_tokens
+from test_native import KNOWN
+
+from superres.config import DecodeConfig
+from superres.decoding.blockwise import decode
+from superres.machine import TorchThreads, core_quota, usable_cores
+from superres.nn import compiled
+from superres.nn.native import NativeModel
+
+compiler = pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
+CONFIG = KNOWN["sequential heads"]
+
+PRELUDE = """
+import os, sys, torch
+sys.path.insert(0, {tests!r})
+from fakes import random_model, random_tokens
+from test_native import KNOWN
+from superres.config import DecodeConfig
+from superres.decoding.blockwise import decode
+from superres.nn.native import NativeModel
+
+torch.set_num_threads(2)
+config = KNOWN["sequential heads"]
+source = random_tokens(config, 9)[0]
+
+def model(threads=2):
+    return NativeModel(random_model(config, dtype=torch.float32), threads=threads)
+
+def tokens(model, rows=9):
+    return decode(model, source[:rows], DecodeConfig()).tokens
+"""
+
+
+def run(code):
+    """Run code after PRELUDE in a process of its own, which must not hang, and return what it prints."""
+    prelude = PRELUDE.format(tests=os.path.dirname(__file__))
+    result = subprocess.run([sys.executable, "-c", prelude + textwrap.dedent(code)], capture_output=True, text=True,
+                            timeout=200, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.split()
+
+
+@pytest.mark.parametrize(("groups", "own", "cores"), [
+    ({"box/cpu.max": "150000 100000"}, "0::/box", 1.5),
+    ({"box/cpu.max": "max 100000"}, "0::/box", float("inf")),
+    ({"outer/cpu.max": "200000 100000", "outer/inner/cpu.max": "max 100000"}, "0::/outer/inner", 2),
+    ({"outer/cpu.max": "200000 100000", "outer/inner/cpu.max": "50000 100000"}, "0::/outer/inner", 0.5),
+    # In a container the process's own group is mounted at the root, and its path outside leads nowhere.
+    ({"cpu.max": "300000 100000"}, "0::/docker/3f2a", 3),
+    ({"cpu/box/cpu.cfs_quota_us": "250000", "cpu/box/cpu.cfs_period_us": "100000"}, "3:cpu:/box\n4:memory:/", 2.5),
+    ({"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, "3:cpu,cpuacct:/a",
+     float("inf")),
+    ({}, "0::/", float("inf")),
+])
+def test_quotas_of_control_groups_are_read_as_cores(tmp_path, groups, own, cores):
+    for name, text in groups.items():
+        path = tmp_path / "groups" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    (tmp_path / "own").write_text(own + "\n")
+    assert core_quota(tmp_path / "groups", tmp_path / "own") == cores
+
+
+def test_a_quota_below_one_core_leaves_one(monkeypatch):
+    monkeypatch.setattr("superres.machine.core_quota", lambda: 0.5)
+    assert usable_cores() == 1
+
+
+@compiler
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity masks on this system")
+def test_an_affinity_mask_bounds_the_threads():
+    assert run("""
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        measured = model(threads=None)
+        print(measured.session(source[:1], 3).session.threads)
+        # More threads than cores take turns, and none waits for ever.
+        print(torch.equal(tokens(model(threads=3), 1), tokens(measured, 1)))
+    """) == ["1", "True"]
+
+
+@compiler
+def test_fewer_threads_for_torch_are_fewer_for_the_step(monkeypatch):
+    monkeypatch.setattr("superres.nn.native.usable_cores", lambda: 4)
+    model, source = NativeModel(random_model(CONFIG, dtype=torch.float32)), random_tokens(CONFIG, 1)[0]
+    before = torch.get_num_threads()
+    try:
+        for limit in (2, 1):
+            torch.set_num_threads(limit)
+            assert model.session(source, 3).session.threads <= limit
+    finally:
+        torch.set_num_threads(before)
+    assert {key[-1] for key in model.trials} == {1, 2}
+
+
+def test_torch_gets_its_threads_back():
+    before = torch.get_num_threads()
+    with TorchThreads(1):
+        assert torch.get_num_threads() == 1
+        assert TorchThreads.limit() == before
+        with TorchThreads(2):
+            assert torch.get_num_threads() == min(before, 2)
+        seen = []
+        other = threading.Thread(target=lambda: seen.append(TorchThreads.limit()))
+        other.start()
+        other.join()
+        assert seen == [before]
+    assert torch.get_num_threads() == before
+
+
+@compiler
+@pytest.mark.parametrize("rows", [1, 5])
+def test_several_decodes_at_once_draw_what_each_draws_alone(rows):
+    model, source = NativeModel(random_model(CONFIG, dtype=torch.float32), threads=2), random_tokens(CONFIG, rows)[0]
+    alone = decode(model, source, DecodeConfig()).tokens
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: decode(model, source, DecodeConfig()).tokens, range(12)))
+    assert all(torch.equal(tokens, alone) for tokens in results)
+
+
+@compiler
+@pytest.mark.parametrize("fewer", [True, False])
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_decodes(rows, fewer):
+    assert run(f"""
+        parent = model(threads=None)
+        expected = tokens(parent, {rows})
+        forced = model(threads=2)
+        tokens(forced, {rows})
+        child = os.fork()
+        if not child:
+            if {fewer}:
+                torch.set_num_threads(1)
+            same = all(torch.equal(tokens(one, {rows}), expected) for one in (parent, forced))
+            os._exit(0 if same else 1)
+        print(os.waitpid(child, 0)[1], torch.equal(tokens(forced, {rows}), expected))
+    """) == ["0", "True"]
+
+
+@compiler
+def test_workers_of_a_data_loader_decode():
+    assert run("""
+        from torch.utils.data import DataLoader, Dataset
+
+        network = model(threads=None)
+        expected = tokens(network)
+
+        class Decoded(Dataset):
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                return decode(network, source[index : index + 1], DecodeConfig()).tokens[0]
+
+        loader = DataLoader(Decoded(), batch_size=2, num_workers=2, timeout=100, multiprocessing_context="fork")
+        print(torch.equal(torch.cat(list(loader)), expected[:4]))
+    """) == ["True"]
