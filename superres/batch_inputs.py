@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from superres.errors import InvalidInputError
+from superres.errors import InvalidInputError, plain
 from superres.tasks.pictures import IMAGE_SUFFIXES
 from superres.terminal import read_standard_input
 
@@ -189,7 +189,7 @@ def _file_jobs(path: str, relative: str, keep_tree: bool) -> Iterator[Job]:
             else:
                 yield _job(f"{path}/{name}", f"{base}/{name}" if keep_tree else name, keep_tree, path, number)
     except DAMAGED as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = plain(str(error)) or type(error).__name__
         yield Job(path, "", error=f"{path} is damaged or no archive ({reason}); pack it again")
 
 
@@ -197,8 +197,14 @@ def _job(path: str, relative: str, keep_tree: bool, archive: str | None = None, 
     pure = PurePosixPath(os.path.normpath(relative.replace(os.sep, "/")).replace(os.sep, "/"))
     parts = pure.parts[1:] if pure.is_absolute() else pure.parts
     if keep_tree and (".." in parts or not parts):
-        return Job(path, "", error=f"{path} lies outside the folder that it would be written to; leave out --keep-tree")
+        return Job(path, "", error=f"{_shown(path, archive)} lies outside the folder that it would be written to; "
+                                   "leave out --keep-tree")
     return Job(path, "/".join([*parts[:-1], pure.stem]) if keep_tree else pure.stem, archive, member)
+
+
+def _shown(path: str, archive: str | None) -> str:
+    """Return a job's path as a message shows it; names inside an archive may be long and hold anything."""
+    return path if archive is None else f"{archive}/{plain(path[len(archive) + 1:])}"
 
 
 def _is_picture(name: str) -> bool:
@@ -294,9 +300,10 @@ def _open_members(archive: str, jobs: Iterator[Job]) -> Iterator[tuple[Job, Cont
             yield job, content
             job = next(jobs, None)
     except DAMAGED as error:
-        problem = " ".join(str(error).split()) or type(error).__name__
+        problem = plain(str(error)) or type(error).__name__
     for left in itertools.chain([job] if job is not None else [], jobs):
-        yield left, InvalidInputError(f"{left.input} cannot be unpacked ({problem}); pack {archive} again")
+        yield left, InvalidInputError(
+            f"{_shown(left.input, archive)} cannot be unpacked ({problem}); pack {archive} again")
 
 
 Members = Generator[Any, int, None]
@@ -309,13 +316,13 @@ def _read_zip(path: str) -> Members:
         content: Content | InvalidInputError | None = None
         while True:
             number = yield content
+            label = f"{path}/{plain(members[number].filename)}"
             try:
                 with archive.open(members[number]) as file:
-                    content = _limited(file, f"{path}/{members[number].filename}")
+                    content = _limited(file, label)
             except DAMAGED as error:  # a damaged or encrypted member costs itself only
-                reason = " ".join(str(error).split()) or type(error).__name__
-                content = InvalidInputError(f"{path}/{members[number].filename} cannot be unpacked ({reason}); "
-                                            "pack it again, without a password")
+                reason = plain(str(error)) or type(error).__name__
+                content = InvalidInputError(f"{label} cannot be unpacked ({reason}); pack it again, without a password")
 
 
 def _read_tar(path: str) -> Members:
@@ -324,8 +331,8 @@ def _read_tar(path: str) -> Members:
         if here == number:
             file = archive.extractfile(info)
             if file is None:
-                raise ValueError(f"{info.name} is no file")
-            number = yield _limited(file, f"{path}/{info.name}")
+                raise ValueError(f"{plain(info.name)} is no file")
+            number = yield _limited(file, f"{path}/{plain(info.name)}")
 
 
 def _read_npz(path: str) -> Members:

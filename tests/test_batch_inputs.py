@@ -194,6 +194,22 @@ def test_a_damaged_member_costs_its_own_row_and_a_cut_tar_those_behind(tree):
     assert "cut.tar is damaged" in jobs("cut.tar")[-1].error
 
 
+def test_messages_about_members_are_short_and_printable_whatever_their_names(tree):
+    folder = "x\x1b[2J" * 5000
+    make_zip(tree / "faces.zip", {f"{folder}/a.png": b"", f"../../{folder}/b.png": png(1)})
+    make_tar(tree / "cut.tar", {f"{folder}/a.png": b"", f"{folder}/b.png": png(1)})
+    outside = jobs("faces.zip", keep_tree=True)[1].error
+    found = [*jobs("faces.zip"), *jobs("cut.tar")]
+    (tree / "cut.tar").write_bytes((tree / "cut.tar").read_bytes()[:30000])
+    contents = [content for _, content in open_jobs(found)]
+    messages = [outside, *(str(content) for content in contents if isinstance(content, InvalidInputError))]
+    assert len(messages) == 4
+    for message in messages:
+        assert message.startswith(("faces.zip/", "cut.tar/"))
+        assert len(message) < 1000
+        assert message.isprintable()
+
+
 def test_a_member_that_would_unpack_to_too_much_is_refused(tree, monkeypatch):
     monkeypatch.setattr(batch_inputs, "MAX_MEMBER_BYTES", 1000)
     make_zip(tree / "bomb.zip", {"a.png": bytes(10**6), "b.png": png(1)})

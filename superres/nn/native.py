@@ -155,6 +155,7 @@ class NativeSession(ProposingSession):
             address = c_void_p(record.data_ptr())
             made: int = library().superres_iterate(byref(self.session), byref(loop), *counts, address)
             if self.flawed:
+                self.flawed.zero_()  # the session may serve other rows later
                 raise ScoresError
             return record[:made]
 
@@ -222,8 +223,8 @@ class NativeSession(ProposingSession):
         session.numbers, session.near = near.first.in_features, near.table.shape[1]
         session.cell_size = near.cell_positions.shape[1] if near.remainder else 0
         session.near_table, session.cell, session.cell_positions = packed.tables
-        session.source_length = self.budget.shape[1]
-        session.budget = self._keep(self.budget, *self.budget.shape, by_row=True)
+        session.source_length = self.config.source_length
+        session.budget = self._keep(self.budget, self.batch, self.config.source_length, by_row=True)
         # Entry T is the "absent" neighbour and stays 0.
         self.deviation = torch.zeros(self.batch, self.config.target_length + 2)
         session.deviation = self._keep(self.deviation, *self.deviation.shape, by_row=True)

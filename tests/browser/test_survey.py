@@ -159,12 +159,11 @@ def test_a_personal_link_resumes_in_another_browser_and_the_id_alone_does_not(pa
             other.check("#agree")
             other.click("#begin")
             if query != link:
-                other.wait_for_function(
-                    "() => document.getElementById('message').textContent.includes('started already')")
+                other.wait_for_selector("#message >> text=started already")
         wait_for(other, 2)
         elsewhere.close()
         page.keyboard.press("f")
-        page.wait_for_function("() => document.getElementById('message').textContent.includes('opened elsewhere')")
+        page.wait_for_selector("#message >> text=opened elsewhere")
     assert len(choices(kept, study)) == 1
 
 
@@ -213,7 +212,7 @@ def test_the_owner_sees_results_as_they_come(page, kept):
         page.goto(f"{address}results/")
         page.fill("#owner", "wrong")
         page.click("#login button")
-        page.wait_for_function("document.getElementById('message').textContent.includes('owner')")
+        page.wait_for_selector("#message >> text=owner")
         page.fill("#owner", token)
         page.click("#login button")
         page.wait_for_selector("#report:not([hidden])")

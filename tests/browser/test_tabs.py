@@ -32,15 +32,19 @@ def translate(page, text=TEXT):
     page.wait_for_selector(DONE)
 
 
-def click_until(page, button, selector):
-    """Click until `selector` is there: the page takes no new run before it has heard that the last one is over."""
-    for look in range(1000):
-        if look % 20 == 0:
-            page.click(button)
+def repeat_until(page, act, selector):
+    """Call `act` every two seconds until `selector` is there.
+
+    The page takes no new run before it has heard that the last one is over, and a slider that has just been unfolded
+    may still lose what is typed into it.
+    """
+    for attempt in range(1000):
+        if attempt % 20 == 0:
+            act()
         page.wait_for_timeout(100)
         if page.locator(selector).count():
             return
-    raise AssertionError(f"{button} does nothing")
+    raise AssertionError(page.inner_text("body"))
 
 
 def styles(page, selector, *names):
@@ -97,9 +101,14 @@ def test_a_race_shows_both_translations_and_beam_search_has_no_blocks(visit, scr
     assert "The translations are the same." in page.inner_text(DONE)
     page.screenshot(path=screenshots / "translate-race.png", full_page=True)
     page.locator("button:visible", has_text="Decoding settings").click()
-    page.get_by_label("number input for Beam search").fill("3")
-    page.get_by_label("number input for Beam search").press("Enter")
-    click_until(page, "#run-text", "#translation h3 >> text=Beam 3")
+    beam = page.get_by_label("number input for Beam search")
+
+    def translate_by_beam():
+        beam.fill("3")
+        beam.press("Enter")
+        page.click("#run-text")
+
+    repeat_until(page, translate_by_beam, "#translation h3 >> text=Beam 3")
     page.wait_for_selector(DONE)
     assert page.locator("#translation section").nth(1).locator(".sr-step").count() == 0
 
