@@ -1,0 +1,210 @@
+"""Decodes whose results are on record: small networks with every engine, criterion, proposer and way of sampling.
+
+`PYTHONPATH=tests python -m golden.cases` adds the cases that are not on record yet. With `--all` it records every case
+anew, which only a change that is meant to change tokens may do.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from fakes import VARIANTS, criterion_options, proposer_for, random_model, random_tokens
+from PIL import Image
+from recording import Recorded
+
+from superres.config import BeamConfig, DecodeConfig
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.beam import beam_search
+from superres.decoding.blockwise import decode
+from superres.decoding.proposal import PROPOSERS
+from superres.decoding.refill import RefilledDecoder, Waiting
+from superres.nn.graph import GraphModel
+from superres.nn.native import NativeModel
+from superres.nn.step import StepModel
+from superres.pipeline import Upscaler
+from superres.translator import Translator
+
+ROOT = Path(__file__).parents[2]
+RECORD = Path(__file__).with_name("record.json")
+ROWS = 5
+HEADS = VARIANTS["sequential heads"]
+TEXT = {name: VARIANTS[name] for name in ("text", "recurrent heads")}
+WIDER = {"width": 32, "filter_size": 64, "head_filter_size": 32}  # what compiled code wants
+END = 2
+
+WAYS = {
+    "greedy": DecodeConfig(block_size=1),
+    **{name: criterion_options(name) for name in CRITERIA},
+    "minimum block": DecodeConfig(min_block=2),
+    "k = 3": DecodeConfig(block_size=3),
+    "gumbel": DecodeConfig(temperature=0.8, seed=3),
+    "quantile": DecodeConfig(temperature=(0.9, 0.5, 0.7), noise="quantile", accept="distance", epsilon=1),
+    "gumbel, top-k and nucleus": DecodeConfig(temperature=0.8, sample_top_k=4, nucleus=0.8),
+    "gumbel, one by one": DecodeConfig(temperature=0.8, block_size=1),
+    "speculative": DecodeConfig(temperature=0.8, sampling="speculative", nucleus=0.9, seed=3),
+    "speculative, draft": DecodeConfig(temperature=0.8, sampling="speculative", proposer="draft"),
+    "speculative, lookahead": DecodeConfig(temperature=0.8, sampling="speculative", proposer="lookahead"),
+    **{f"proposer {name}": DecodeConfig(proposer=name) for name in PROPOSERS if name != "heads"},
+}
+"""Decoding settings of the small networks."""
+
+PICTURES = {
+    "greedy": DecodeConfig(block_size=1), "exact": DecodeConfig(), "epsilon 2": DecodeConfig(accept="distance"),
+    "top-k": DecodeConfig(accept="top-k", block_size=6), "gumbel": DecodeConfig(temperature=0.9, seed=7),
+    "quantile": DecodeConfig(temperature=0.9, noise="quantile", accept="distance"),
+    "n-grams": DecodeConfig(proposer="ngram", block_size=4),
+}
+"""Decoding settings of the bundled checkpoint for faces."""
+
+SENTENCES = {
+    "greedy": DecodeConfig(block_size=1), "exact": DecodeConfig(), "top-k": DecodeConfig(accept="top-k", top_k=3),
+    "draft": DecodeConfig(proposer="draft"), "lookup": DecodeConfig(proposer="lookup"),
+    "lookahead": DecodeConfig(proposer="lookahead"), "beam 4": BeamConfig(4),
+}
+"""Decoding settings of the bundled checkpoint for text."""
+
+LINES = ["A dog runs through the snow.", "Two men are talking on the street.", "A girl in a red shirt eats ice cream."]
+
+
+@dataclass
+class Sequences:
+    """A feed of sequences for refilled batches, handed out in order."""
+
+    waiting: list[Waiting]
+
+    def take(self, most, wait):
+        """See `superres.decoding.refill.Feed.take`."""
+        taken, self.waiting = self.waiting[:most], self.waiting[most:]
+        return taken or None
+
+
+def digest(tokens, lengths, accepted):
+    """Return what is put on record of a decode: a digest of its tokens and blocks, and how many there were."""
+    rows = [np.asarray(row[:length], np.int64).tobytes() for row, length in zip(tokens, lengths, strict=True)]
+    text = hashlib.sha256(b"".join(rows)).hexdigest()[:16]
+    blocks = hashlib.sha256(json.dumps(accepted).encode()).hexdigest()[:16]
+    return {"tokens": text, "blocks": blocks, "iterations": sum(map(len, accepted))}
+
+
+def of_decoded(decoded):
+    """Return the record of a `Decoded`."""
+    return digest(decoded.tokens.tolist(), decoded.lengths.tolist(), [trace.accepted for trace in decoded.traces])
+
+
+def refilled(model, source, options, proposer):
+    """Decode sequences two at a time, each as soon as there is room."""
+    feed = Sequences([Waiting(one, key, key) for key, one in enumerate(source)])
+    finished = [one for some in RefilledDecoder(model, feed, options, 2, proposer=proposer).run() for one in some]
+    finished.sort(key=lambda one: one.tag)
+    tokens = [one.tokens.tolist() for one in finished]
+    return digest(tokens, [one.trace.tokens for one in finished], [one.trace.accepted for one in finished])
+
+
+def small(model, options, in_turn=False):
+    """Decode random sources with a small network, as a batch or two at a time."""
+    source = random_tokens(model.model.config, ROWS)[0]
+    proposer = proposer_for(options.proposer, model)
+    if in_turn:
+        return refilled(model, source, options, proposer)
+    return of_decoded(decode(model, source, options, proposer=proposer))
+
+
+def made(make, config, options, in_turn=False):
+    """Do the same with an engine that may be missing here, and is made when it is asked for."""
+    return small(make(replace(config, **WIDER)), options, in_turn)
+
+
+def searched(model):
+    """Search the best targets of random sources with a small network."""
+    found = beam_search(model, random_tokens(model.model.config, ROWS)[0], BeamConfig(3))
+    return digest(found.tokens.tolist(), found.lengths.tolist(), [])
+
+
+ENGINES = {
+    "native": lambda config: NativeModel(random_model(config, dtype=torch.float32)),
+    "native-bf16": lambda config: NativeModel(random_model(config, dtype=torch.float32), half=True),
+    "graph": lambda config: GraphModel(random_model(config), capture=Recorded),
+}
+"""Engines beside the plain one, which all other small networks are decoded with."""
+
+
+@functools.cache
+def upscaler(engine):
+    """Return the bundled checkpoint for faces."""
+    return Upscaler.load(device="cpu", engine=engine)
+
+
+@functools.cache
+def translator(engine):
+    """Return the bundled checkpoint for text."""
+    return Translator.load(device="cpu", engine=engine)
+
+
+def face(number):
+    """Return a real face, reduced to 8x8."""
+    picture = Image.open(ROOT / "scripts" / "faces" / f"face-{number}.png").convert("RGB")
+    return np.asarray(picture.resize((8, 8), Image.Resampling.BOX))
+
+
+def upscaled(engine, options):
+    """Upscale a face with the bundled checkpoint."""
+    result = upscaler(engine)(face(1)[None], options)
+    return digest([result.images.flatten()], [result.images.size], [trace.accepted for trace in result.traces])
+
+
+def translated(engine, options):
+    """Translate some lines with the bundled checkpoint."""
+    result = translator(engine)(LINES, options)
+    rows = [list(text.encode()) for text in result.texts]
+    return digest(rows, map(len, rows), [trace.accepted for traces in result.traces for trace in traces])
+
+
+def _cases():
+    for way, options in WAYS.items():
+        yield f"plain, {way}", functools.partial(small, StepModel(random_model(HEADS)), options)
+        yield f"plain, refilled, {way}", functools.partial(small, StepModel(random_model(HEADS)), options, True)
+    for name, config in TEXT.items():
+        model = StepModel(random_model(config), END)
+        yield f"plain, {name}", functools.partial(small, model, DecodeConfig())
+        yield f"plain, refilled, {name}", functools.partial(small, model, DecodeConfig(), True)
+        yield f"plain, beam, {name}", functools.partial(searched, model)
+    for name, config in VARIANTS.items():
+        yield f"plain, network {name}", functools.partial(small, StepModel(random_model(config)), DecodeConfig())
+    for engine, make in ENGINES.items():
+        for way in ("greedy", "exact", "distance", "top-k", "gumbel", "quantile", "speculative", "proposer jacobi",
+                    "proposer draft"):
+            yield f"{engine}, {way}", functools.partial(made, make, HEADS, WAYS[way])
+        yield f"{engine}, refilled", functools.partial(made, make, HEADS, WAYS["exact"], True)
+        yield f"{engine}, text", functools.partial(made, make, TEXT["text"], WAYS["exact"])
+    for way, options in PICTURES.items():
+        yield f"faces, native, {way}", functools.partial(upscaled, "native", options)
+    for engine in ("plain", "native-bf16"):
+        yield f"faces, {engine}, epsilon 2", functools.partial(upscaled, engine, PICTURES["epsilon 2"])
+    for engine in ("native", "plain"):
+        for way, options in SENTENCES.items():
+            yield f"text, {engine}, {way}", functools.partial(translated, engine, options)
+
+
+CASES = dict(_cases())
+"""What returns the record of a decode, by name."""
+
+
+def main():
+    """Write the record."""
+    record = {} if "--all" in sys.argv[1:] or not RECORD.exists() else json.loads(RECORD.read_text())
+    for name, case in CASES.items():
+        if name not in record:
+            record[name] = case()
+    lines = [f"  {json.dumps(name)}: {json.dumps(record[name])}" for name in CASES]
+    RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()
