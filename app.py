@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superres.cli_options import DEVICES, Checkpoint, Device
-from superres.cli_survey import PLAIN_STORE, StorePlace
+from superres.cli.options import DEVICES, Checkpoint, Device
+from superres.cli.survey import PLAIN_STORE, StorePlace
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, require
 from superres.errors import ConfigError, SuperresError
 from superres.web.logs import log, logging_as_json
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import gradio as gr
     from fastapi import FastAPI
 
+    from superres.pipeline.translator import Translator
     from superres.survey.store import Store
-    from superres.translator import Translator
     from superres.web.decoding import Decoder
     from superres.web.files import Workspace
 
@@ -76,7 +76,7 @@ def load_translator(checkpoint: str | None, device: str) -> Translator | None:
         ConfigError: SentencePiece is not installed.
     """
     from superres.checkpoint import bundled_checkpoints
-    from superres.translator import Translator
+    from superres.pipeline.translator import Translator
 
     present = DEFAULT_TRANSLATOR in bundled_checkpoints() and importlib.util.find_spec("sentencepiece") is not None
     return None if checkpoint is None and not present else Translator.load(checkpoint, device)
@@ -140,7 +140,7 @@ def main(
         if survey is not None:
             opened, pages = open_survey(survey, store)
             until_the_end.enter_context(closing(opened))
-        from superres.pipeline import Upscaler
+        from superres.pipeline.upscaler import Upscaler
         from superres.web.decoding import Decoder
         from superres.web.serving import build_server, serve
 

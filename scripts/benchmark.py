@@ -18,14 +18,14 @@ from typing import Annotated, Any
 
 import typer
 
-from superres.benchmark import benchmark_markdown, image_workload, run_benchmark, write_benchmark
-from superres.cli_benchmark import parse_batches
+from superres.cli.benchmark import parse_batches
 from superres.config import DecodeConfig
 from superres.errors import SuperresError
-from superres.machine import machine, require_quiet
-from superres.output import markdown_table, number_text, prepare_folder, write_result
-from superres.peers import FORCED, HEADS, SIZES, compare_with_peers, random_upscaler
-from superres.pipeline import Upscaler
+from superres.evaluation.benchmark import benchmark_markdown, image_workload, run_benchmark, write_benchmark
+from superres.evaluation.peers import FORCED, HEADS, SIZES, compare_with_peers, random_upscaler
+from superres.pipeline.upscaler import Upscaler
+from superres.system.machine import machine, require_quiet
+from superres.system.output import markdown_table, number_text, prepare_folder, write_result
 from superres.tasks.faces import read_faces
 
 

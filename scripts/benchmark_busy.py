@@ -29,10 +29,10 @@ import typer
 
 from superres.config import DecodeConfig
 from superres.errors import SuperresError
-from superres.machine import machine
-from superres.output import markdown_table, number_text, write_result
-from superres.pipeline import Upscaler
-from superres.translator import Translator
+from superres.pipeline.translator import Translator
+from superres.pipeline.upscaler import Upscaler
+from superres.system.machine import machine
+from superres.system.output import markdown_table, number_text, write_result
 
 BUSY = "import os, sys; os.nice(int(sys.argv[1])); print(flush=True)\nwhile True: pass"
 WORKER = """

@@ -27,10 +27,10 @@ from superres.config import DecodeConfig
 from superres.decoding.blockwise import iterations
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import SuperresError
-from superres.machine import PeakMemory, machine, require_quiet
-from superres.nn.graph import GraphModel
-from superres.output import markdown_table, number_text, prepare_folder, write_result
-from superres.pipeline import Upscaler
+from superres.nn.engines.cuda_graph import GraphModel
+from superres.pipeline.upscaler import Upscaler
+from superres.system.machine import PeakMemory, machine, require_quiet
+from superres.system.output import markdown_table, number_text, prepare_folder, write_result
 from superres.tasks import faces
 
 READS = ("Memcpy DtoH", "aten::item", "aten::_local_scalar_dense", "aten::nonzero", "cudaStreamSynchronize")
@@ -56,7 +56,7 @@ class Images:
         self.waiting = [Image(source, key) for key, source in enumerate(sources)]
 
     def take(self, most: int, wait: bool) -> list[Image] | None:
-        """See `superres.decoding.refill.Feed.take`."""
+        """See `superres.decoding.batching.Feed.take`."""
         taken, self.waiting = self.waiting[:most], self.waiting[most:]
         return taken or None
 

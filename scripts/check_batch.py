@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-RUN = [sys.executable, "-c", "from superres.cli import main; main()", "upscale"]
+RUN = [sys.executable, "-c", "from superres.cli.main import main; main()", "upscale"]
 TESTS = str(Path(__file__).resolve().parent.parent / "tests")
 BROKEN = ("empty", "text", "cut", "garbage", "header", "small", "huge", "link", "circle", "float")
 
@@ -318,8 +318,8 @@ import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from fakes import FakeUpscaler
-from superres.batch import upscale_files
-from superres.batch_plan import BatchOptions, plan
+from superres.batch.upscaling import upscale_files
+from superres.batch.plan import BatchOptions, plan
 from superres.config import DecodeConfig
 options = BatchOptions(Path({output!r}), recursive=True, keep_tree=True)
 print(upscale_files(plan([{faces!r}], options), FakeUpscaler(), options, DecodeConfig()).line(), flush=True)
@@ -342,10 +342,10 @@ def memory(work: Path, arguments: argparse.Namespace) -> bool:
 
 def overhead(work: Path, arguments: argparse.Namespace) -> bool:
     """Measure what reading and writing cost beside decoding with the bundled checkpoint."""
-    from superres.batch import upscale_files
-    from superres.batch_plan import BatchOptions, plan
+    from superres.batch.plan import BatchOptions, plan
+    from superres.batch.upscaling import upscale_files
     from superres.config import DecodeConfig
-    from superres.pipeline import load
+    from superres.pipeline.upscaler import load
 
     draw = np.random.default_rng(arguments.seed)
     faces = [np.asarray(Image.open(path)) for path in sorted((Path(__file__).parent / "faces").glob("*.png"))]
@@ -368,8 +368,8 @@ def points(work: Path, arguments: argparse.Namespace) -> bool:
     from fakes import FakeUpscaler
     from killing import die_at
 
-    from superres.batch import upscale_files
-    from superres.batch_plan import BatchOptions, plan
+    from superres.batch.plan import BatchOptions, plan
+    from superres.batch.upscaling import upscale_files
     from superres.config import DecodeConfig
 
     def run(output: Path) -> None:

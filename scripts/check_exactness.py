@@ -22,13 +22,12 @@ import typer
 from tqdm import tqdm
 
 from superres import DecodeConfig, SuperresError, load
-from superres.batch_work import image_key
-from superres.decoding.proposal import PROPOSERS
+from superres.decoding.proposers import PROPOSERS
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
-from superres.pipeline import Pipeline, Upscaler
-from superres.tasks.faces import read_faces
+from superres.pipeline.translator import Translator
+from superres.pipeline.upscaler import Pipeline, Upscaler
+from superres.tasks.faces import image_key, read_faces
 from superres.tasks.translation import read_pairs
-from superres.translator import Translator
 
 BLOCK_SIZES = (2, 4, 6, 8, 10)
 

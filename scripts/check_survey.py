@@ -59,7 +59,7 @@ class Server:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self.port = listening.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}/"
-        code = "from superres.cli import main; main()"
+        code = "from superres.cli.main import main; main()"
         self._words = [sys.executable, "-c", code, "survey", "serve", study, "--store", store, "--port", str(self.port),
                        "--enrolments-per-address", "0", "--enrolments", "0"]
         self.start()

@@ -1,7 +1,8 @@
 """Compare ways of acceptance by what they cost in quality and gain in block size, on the same images.
 
-The grid is `superres.comparison.ACCEPTANCE`: exact (epsilon 0) and a constant epsilon of 1, 2, 3, 4, 6 and 8; falling
-and rising schedules over the offset; an epsilon for each colour; drift budgets. The block size is all prediction heads.
+The grid is `superres.evaluation.comparison.ACCEPTANCE`: exact (epsilon 0) and a constant epsilon of 1, 2, 3, 4, 6 and
+8; falling and rising schedules over the offset; an epsilon for each colour; drift budgets. The block size is all
+prediction heads.
 
     python scripts/compare_acceptance.py --data dev.npz --limit 100 --output acceptance/
 
@@ -20,8 +21,7 @@ import typer
 from matplotlib.figure import Figure
 
 from superres import DecodeConfig, SuperresError, load
-from superres.batch_record import resolve_options
-from superres.comparison import (
+from superres.evaluation.comparison import (
     ACCEPTANCE,
     GREEDY,
     as_rows,
@@ -31,7 +31,8 @@ from superres.comparison import (
     pareto_front,
     psnr_to_greedy,
 )
-from superres.output import figure_png, prepare_folder, write_result
+from superres.pipeline.options import resolve_options
+from superres.system.output import figure_png, prepare_folder, write_result
 from superres.tasks.faces import read_faces
 
 Points = dict[DecodeConfig, tuple[float, float]]

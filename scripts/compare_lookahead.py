@@ -22,11 +22,11 @@ from tqdm import tqdm
 
 from superres import DecodeConfig, SuperresError
 from superres.config import DEFAULT_TRANSLATOR
-from superres.decoding.lookahead import Layout
-from superres.decoding.parallel import Processes
+from superres.decoding.proposers.lookahead.loop import Layout
+from superres.decoding.proposers.lookahead.parallel import Processes
 from superres.errors import ConfigError
+from superres.pipeline.translator import Translator
 from superres.tasks.translation import read_pairs
-from superres.translator import Translator
 
 SIZES = ["5,3,5", "10,3,10", "10,4,10", "15,4,15", "15,5,15"]
 

@@ -20,16 +20,16 @@ import typer
 
 from superres.checkpoint import load_checkpoint, load_weights, save_checkpoint
 from superres.config import DecodeConfig, require
-from superres.decoding.proposal import PROPOSERS
+from superres.decoding.proposers import PROPOSERS
 from superres.decoding.trace import survival_curve
 from superres.errors import SuperresError
-from superres.evaluation import agreement, decode_interleaved
+from superres.evaluation.pictures import agreement, decode_interleaved
 from superres.nn.model import EncoderDecoder
-from superres.output import figure_png, markdown_table, number_text, prepare_folder, write_result
-from superres.pipeline import Upscaler
-from superres.stages import Stage, train_stage
+from superres.pipeline.upscaler import Upscaler
+from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_result
 from superres.tasks.faces import FacePairs, read_faces
-from superres.train_config import TrainConfig
+from superres.training.recipes import Stage, train_stage
+from superres.training.settings import TrainConfig
 
 Row = dict[str, Any]
 

@@ -14,10 +14,10 @@ import typer
 from skimage import data
 
 from superres import DecodeConfig, SuperresError, load
+from superres.batch.image_files import encode_png
 from superres.decoding.trace import mean_accepted_block_size
-from superres.encoding import encode_png
-from superres.evaluation import contact_sheet, decode_interleaved
-from superres.output import prepare_folder, write_result
+from superres.evaluation.pictures import contact_sheet, decode_interleaved
+from superres.system.output import prepare_folder, write_result
 from superres.tasks.faces import area_reduce, enlarge, read_image, to_source
 
 ASTRONAUT_FACE = np.s_[20:190, 140:310]

@@ -15,11 +15,11 @@ from typing import Annotated
 import typer
 
 from superres import SuperresError, load
+from superres.batch.image_files import encode_png
 from superres.config import DecodeConfig, parse_temperature
-from superres.encoding import encode_png
-from superres.evaluation import contact_sheet
-from superres.output import prepare_folder, write_result
-from superres.sampling import coupled_sampling_markdown, evaluate_coupled_sampling
+from superres.evaluation.pictures import contact_sheet
+from superres.evaluation.sampling import coupled_sampling_markdown, evaluate_coupled_sampling
+from superres.system.output import prepare_folder, write_result
 from superres.tasks.faces import read_faces
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from superres.cli import run
+from superres.cli.main import run
 
 if __name__ == "__main__":
     sys.exit(run(["survey", "export", *sys.argv[1:]]))

@@ -18,15 +18,15 @@ from typing import Annotated, Any
 
 import typer
 
-from superres.benchmark_proposers import proposers_told, summary_markdown
 from superres.errors import InvalidInputError, SuperresError
-from superres.output import write_result
+from superres.evaluation.benchmark_proposers import proposers_told, summary_markdown
+from superres.system.output import write_result
 
 PAGE = Path(__file__).with_name("proposers.md")
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Read a report of `superres.benchmark_proposers.compare_proposers`.
+    """Read a report of `superres.evaluation.benchmark_proposers.compare_proposers`.
 
     Raises:
         InvalidInputError: it is none.

@@ -17,12 +17,12 @@ import typer
 
 from superres import SuperresError, load
 from superres.config import require
-from superres.table1 import SERIES as TEXT_SERIES
-from superres.table1 import Table1
-from superres.tables import SERIES, Table2
+from superres.evaluation.table1 import SERIES as TEXT_SERIES
+from superres.evaluation.table1 import Table1
+from superres.evaluation.table2 import SERIES, Table2
+from superres.pipeline.translator import Translator
 from superres.tasks.faces import read_faces
 from superres.tasks.translation import read_pairs
-from superres.translator import Translator
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -96,9 +96,9 @@ def table3(
     store: Annotated[str, typer.Option(help="Store of the survey: SQLite file or database URL.")] = "survey.db",
 ) -> None:
     """Table 3: how often people prefer blockwise decoding to greedy decoding, from the votes of a survey."""
+    from superres.evaluation.table3 import write_table3
     from superres.survey.report import study_report
     from superres.survey.store import Store
-    from superres.table3 import write_table3
 
     opened = Store(store)
     paths = write_table3(study_report(opened, opened.study(study)), output)

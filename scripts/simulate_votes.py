@@ -34,7 +34,6 @@ from sqlalchemy import select
 from tqdm import tqdm
 
 from superres.errors import StoreError, SuperresError
-from superres.output import markdown_table, prepare_folder, write_result
 from superres.survey import schema, statistics
 from superres.survey.client import RaterClient
 from superres.survey.pairs import Method, compare_methods, make_pairs
@@ -44,6 +43,7 @@ from superres.survey.server import survey_app
 from superres.survey.statistics import Interval, Votes
 from superres.survey.store import Store
 from superres.survey.study import MAIN, REPEAT, Study, StudySettings
+from superres.system.output import markdown_table, prepare_folder, write_result
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from superres.cli import run
+from superres.cli.main import run
 
 if __name__ == "__main__":
     sys.exit(run(["train", *sys.argv[1:]]))

@@ -10,17 +10,17 @@ __all__ = ["BeamConfig", "DecodeConfig", "SuperresError", "Translator", "Upscale
 if TYPE_CHECKING:
     from superres.config import BeamConfig, DecodeConfig
     from superres.errors import SuperresError
-    from superres.loading import load
-    from superres.pipeline import Upscaler
-    from superres.translator import Translator
+    from superres.pipeline.auto import load
+    from superres.pipeline.translator import Translator
+    from superres.pipeline.upscaler import Upscaler
 
 
 def __getattr__(name: str) -> object:
     """Import public names on first use, so that `superres --help` and the survey do not wait for torch."""
     import importlib
 
-    homes = {"BeamConfig": "config", "DecodeConfig": "config", "SuperresError": "errors", "Translator": "translator",
-             "Upscaler": "pipeline", "load": "loading"}
+    homes = {"BeamConfig": "config", "DecodeConfig": "config", "SuperresError": "errors",
+             "Translator": "pipeline.translator", "Upscaler": "pipeline.upscaler", "load": "pipeline.auto"}
     if name not in homes:
         raise AttributeError(f"module 'superres' has no attribute {name!r}")
     return getattr(importlib.import_module(f"superres.{homes[name]}"), name)

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from superres.config import FORMAT_VERSION, DecodeConfig, ModelConfig, require
 from superres.errors import CheckpointError, OutputError, SuperresError, plain, shown
-from superres.hub import first_line, hub_problem
 from superres.nn.model import EncoderDecoder
 from superres.nn.outline import outline
-from superres.reading import parse_json, read_file, require_regular
+from superres.system.hub import first_line, hub_problem
+from superres.system.reading import parse_json, read_file, require_regular
 from superres.tasks import TASK_FILES
 
 WEIGHTS = "model.safetensors"

@@ -16,8 +16,8 @@ from textual import CONFIG, wordy
 
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import decode
-from superres.decoding.parallel import Processes
-from superres.nn.step import StepModel
+from superres.decoding.proposers.lookahead.parallel import Processes
+from superres.nn.engines.torch_model import StepModel
 
 LOOKAHEAD = {"proposer": "lookahead", "window": 5, "candidates": 3}
 WAYS = {

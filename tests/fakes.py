@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from superres.config import DecodeConfig, ModelConfig
-from superres.decoding.adaptive import AdaptiveBlockSize
-from superres.decoding.ngrams import Numbering, count_ngrams
-from superres.decoding.proposal import PROPOSERS
+from superres.decoding.block_size import AdaptiveBlockSize
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.ngrams import Numbering, count_ngrams
+from superres.interfaces import StepOutput
+from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
-from superres.nn.step import StepModel
-from superres.scoring import StepOutput
 from superres.tasks.faces import enlarge
 
 TOKENS = 32 * 32 * 3

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from fakes import random_tokens
 
-from superres.nn.step import StepModel
+from superres.nn.engines.torch_model import StepModel
 
 
 def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=None, close=None, resized=False):

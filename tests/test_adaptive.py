@@ -13,20 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stepping import check_steps
 
-from superres import block_sizes
-from superres.block_sizes import BlockSizes
 from superres.config import DecodeConfig
-from superres.decoding.adaptive import PATIENCE, AdaptiveBlockSize
+from superres.decoding.block_size import PATIENCE, AdaptiveBlockSize
 from superres.decoding.blockwise import DONE_CHECK_INTERVAL, decode
 from superres.decoding.cost import measured_costs
 from superres.decoding.reference import sequential_reference
 from superres.errors import ConfigError
-from superres.nn import compiled
-from superres.nn.native import NativeModel
-from superres.nn.step import StepModel
+from superres.nn.engines.native import build
+from superres.nn.engines.native.session import NativeModel
+from superres.nn.engines.torch_model import StepModel
+from superres.pipeline import block_sizes
+from superres.pipeline.block_sizes import BlockSizes
 
 HEADS = SMALL.prediction_heads
-compiled = pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
+compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -11,13 +11,13 @@ import pytest
 from fakes import TOKENS, FakeUpscaler
 from PIL import Image
 
-from superres.batch import upscale_files
-from superres.batch_inputs import Job
-from superres.batch_plan import BatchOptions, list_inputs, parse_batch_size, parse_shard, plan
-from superres.batch_work import image_key
+from superres.batch.inputs import Job, list_inputs
+from superres.batch.plan import BatchOptions, parse_batch_size, parse_shard, plan
+from superres.batch.upscaling import upscale_files
 from superres.config import DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError
-from superres.output import write_atomically, write_result
+from superres.system.output import write_atomically, write_result
+from superres.tasks.faces import image_key
 
 FIELDS = ["input", "output", "status", "error", "tokens", "iterations", "model_calls", "mean_accepted_block_size",
           "seconds", "checkpoint", "config", "seed", "options", "sha256"]
@@ -313,7 +313,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_temporary_one(tmp_path,
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("superres.output.os.replace", fail)
+    monkeypatch.setattr("superres.system.output.os.replace", fail)
     with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "a.png", b"new")
     assert names(tmp_path) == ["a.png"]
@@ -341,7 +341,7 @@ def test_a_disc_that_takes_no_more_stops_the_run_with_one_line_and_the_next_run_
         return real(file, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("superres.staging.os.write", fill)
+        patch.setattr("superres.batch.commit.os.write", fill)
         summary, rows = upscale([faces], tmp_path / "out", batch_size=1)
     assert summary.exit_code == 1
     assert len(rows) == summary.done <= 2
@@ -374,7 +374,7 @@ def test_a_read_only_output_folder_is_found_before_decoding(faces, tmp_path, mon
     def refuse(path, *_):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr("superres.output.open", refuse, raising=False)
+    monkeypatch.setattr("superres.system.output.open", refuse, raising=False)
     upscaler = FakeUpscaler()
     with pytest.raises(OutputError, match="out: Permission denied"):
         upscale([faces], tmp_path / "out", upscaler)

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from superres import batch_inputs
-from superres.batch_inputs import open_jobs, read_list
-from superres.batch_plan import BatchOptions, plan
-from superres.batch_work import Failure, Item, Reader
+from superres.batch import inputs
+from superres.batch.inputs import open_jobs, read_list
+from superres.batch.plan import BatchOptions, plan
+from superres.batch.work import Failure, Item, Reader
 from superres.errors import InvalidInputError
 
 SOURCES = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), np.uint8)
@@ -211,7 +211,7 @@ def test_messages_about_members_are_short_and_printable_whatever_their_names(tre
 
 
 def test_a_member_that_would_unpack_to_too_much_is_refused(tree, monkeypatch):
-    monkeypatch.setattr(batch_inputs, "MAX_MEMBER_BYTES", 1000)
+    monkeypatch.setattr(inputs, "MAX_MEMBER_BYTES", 1000)
     make_zip(tree / "bomb.zip", {"a.png": bytes(10**6), "b.png": png(1)})
     first, second = sources(jobs("bomb.zip"))
     assert "over 0 MB once unpacked" in first
@@ -252,7 +252,7 @@ def test_a_sub_folder_that_cannot_be_listed_is_named(tree, monkeypatch):
             raise PermissionError(13, "Permission denied")
         return real(path)
 
-    monkeypatch.setattr("superres.batch_inputs.os.scandir", refuse)
+    monkeypatch.setattr("superres.batch.inputs.os.scandir", refuse)
     results = sources(jobs("in", recursive=True))
     assert [results[0], results[1], results[3]] == [0, 1, 4]
     assert "cannot list the folder in/sub: Permission denied" in results[2]
@@ -277,7 +277,7 @@ def test_names_of_250_bytes_and_names_that_are_no_text_are_inputs(tree):
 def test_a_job_takes_little_memory():
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    found = [batch_inputs.Job(f"faces/{number:07d}.png", f"{number:07d}") for number in range(10_000)]
+    found = [inputs.Job(f"faces/{number:07d}.png", f"{number:07d}") for number in range(10_000)]
     assert (tracemalloc.get_traced_memory()[0] - before) / len(found) < 400
     tracemalloc.stop()
 

@@ -22,14 +22,14 @@ from PIL import Image
 from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 
-from superres.batch import upscale_files
-from superres.batch_plan import BatchOptions, plan
-from superres.batch_record import say
+from superres.batch.commit import Lock
+from superres.batch.manifest import Manifest, Row, merge
+from superres.batch.plan import BatchOptions, plan
+from superres.batch.upscaling import upscale_files
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError
-from superres.manifest import Manifest, Row, merge
-from superres.output import prepare_folder, scratch_file, write_atomically
-from superres.staging import Lock
+from superres.system.output import prepare_folder, scratch_file, write_atomically
+from superres.system.progress import say
 
 FORK = multiprocessing.get_context("fork")
 
@@ -99,7 +99,7 @@ def test_a_run_killed_while_it_orders_the_manifest_leaves_nothing_to_the_next(fa
 
 def test_a_run_killed_at_random_moments_ends_as_an_undisturbed_one(faces, tmp_path, monkeypatch):
     run(faces, tmp_path / "whole", batch_size=3)
-    monkeypatch.setattr("superres.staging.BATCH", 5)
+    monkeypatch.setattr("superres.batch.commit.BATCH", 5)
     draw, kills = random.Random(0), 0
     for _ in range(60):
         child = FORK.Process(target=run, args=(faces, tmp_path / "out", Slow()), kwargs={"batch_size": 3})
@@ -233,15 +233,15 @@ def test_a_kill_between_any_two_moves_loses_nothing(faces, tmp_path, monkeypatch
 
     def child():
         if moment == "before rows":
-            monkeypatch.setattr("superres.manifest.Manifest.append", die)
+            monkeypatch.setattr("superres.batch.manifest.Manifest.append", die)
         elif moment == "after rows":
-            monkeypatch.setattr("superres.staging.Staging._rename", die)
+            monkeypatch.setattr("superres.batch.commit.Staging._rename", die)
         elif moment == "between names":
             real, count = os.replace, []
-            monkeypatch.setattr("superres.staging.os.replace",
+            monkeypatch.setattr("superres.batch.commit.os.replace",
                                 lambda *names: die() if count.append(0) or len(count) > 3 else real(*names))
         else:
-            monkeypatch.setattr("superres.staging.Staging._sync_folders", die)
+            monkeypatch.setattr("superres.batch.commit.Staging._sync_folders", die)
         run(faces, tmp_path / "out")
 
     process = FORK.Process(target=child)
@@ -302,7 +302,7 @@ def test_changed_settings_are_refused_or_redone_on_request(faces, tmp_path, chan
 
 def test_a_redo_that_is_killed_goes_on(faces, tmp_path, monkeypatch):
     run(faces, tmp_path / "out")
-    monkeypatch.setattr("superres.staging.BATCH", 4)
+    monkeypatch.setattr("superres.batch.commit.BATCH", 4)
     count, real = [], Manifest.append
 
     def stop(self, rows):
@@ -313,7 +313,7 @@ def test_a_redo_that_is_killed_goes_on(faces, tmp_path, monkeypatch):
 
     decode = DecodeConfig(accept="distance")
     with monkeypatch.context() as patch:
-        patch.setattr("superres.manifest.Manifest.append", stop)
+        patch.setattr("superres.batch.manifest.Manifest.append", stop)
         with pytest.raises(KeyboardInterrupt):
             run(faces, tmp_path / "out", decode=decode, on_existing="redo")
     summary = run(faces, tmp_path / "out", decode=decode, on_existing="redo")
@@ -412,7 +412,7 @@ def test_a_merge_prefers_what_succeeded_and_names_what_it_cannot_read(tmp_path):
 
 
 def test_a_manifest_that_takes_no_more_stops_the_run_and_loses_nothing(faces, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("superres.staging.BATCH", 4)
+    monkeypatch.setattr("superres.batch.commit.BATCH", 4)
     real, count = os.fsync, []
 
     def full(file):
@@ -422,7 +422,7 @@ def test_a_manifest_that_takes_no_more_stops_the_run_and_loses_nothing(faces, tm
         real(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr("superres.manifest.os.fsync", full)
+        patch.setattr("superres.batch.manifest.os.fsync", full)
         summary = run(faces, tmp_path / "out", batch_size=2)
     assert summary.exit_code == 1
     assert summary.stopped
@@ -433,7 +433,7 @@ def test_a_manifest_that_takes_no_more_stops_the_run_and_loses_nothing(faces, tm
 
 
 def test_a_folder_that_turns_read_only_stops_the_run_with_one_line(faces, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("superres.staging.BATCH", 4)
+    monkeypatch.setattr("superres.batch.commit.BATCH", 4)
     real, count = os.replace, []
 
     def refuse(*names):
@@ -443,8 +443,8 @@ def test_a_folder_that_turns_read_only_stops_the_run_with_one_line(faces, tmp_pa
         real(*names)
 
     with monkeypatch.context() as patch:
-        patch.setattr("superres.staging.os.replace", refuse)
-        patch.setattr("superres.staging.os.access", lambda *_: len(count) <= 6)
+        patch.setattr("superres.batch.commit.os.replace", refuse)
+        patch.setattr("superres.batch.commit.os.access", lambda *_: len(count) <= 6)
         summary = run(faces, tmp_path / "out", batch_size=2)
     assert (summary.done, summary.exit_code) == (6, 1)
     assert capsys.readouterr().err.count("Permission denied; stopped, what is finished is kept") == 1

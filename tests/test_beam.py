@@ -15,9 +15,9 @@ from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.beam import beam_search, beam_steps
 from superres.decoding.blockwise import decode
 from superres.errors import ConfigError
-from superres.nn import compiled
-from superres.nn.native import NativeModel
-from superres.nn.step import StepModel
+from superres.nn.engines.native import build
+from superres.nn.engines.native.session import NativeModel
+from superres.nn.engines.torch_model import StepModel
 from superres.tasks.translation import END
 
 SHORT = replace(CONFIG, target_shape=(12,), source_shape=(9,))
@@ -141,7 +141,7 @@ def test_a_batch_equals_its_single_rows_and_padding_is_hidden():
         assert torch.equal(together.tokens[row], alone.tokens[0])
 
 
-@pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 def test_the_native_step_finds_the_same():
     network, source = wordy(SHORT, dtype=torch.float32), sources(5)
     found = [beam_search(kind(network, END), source, BeamConfig()) for kind in (StepModel, NativeModel)]
@@ -166,7 +166,7 @@ def test_a_model_without_an_end_token_is_refused():
 
 @pytest.mark.parametrize("engine", ["plain", "native"])
 def test_select_moves_the_cache_of_a_session_of_pictures_too(engine):
-    if engine == "native" and compiled.compiler() is None:
+    if engine == "native" and build.compiler() is None:
         pytest.skip("no C++ compiler on this machine")
     config = replace(SMALL, width=32, filter_size=32, head_filter_size=32)
     network = random_model(config, dtype=torch.float32)

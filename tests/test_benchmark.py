@@ -15,8 +15,12 @@ from fakes import random_model
 from PIL import Image
 from textual import learned, sentences, write_checkpoint, write_pairs
 
-from superres import benchmark, machine
-from superres.benchmark import (
+from superres.cli.benchmark import parse_batches
+from superres.cli.main import run
+from superres.config import PRESETS, DecodeConfig
+from superres.errors import ConfigError
+from superres.evaluation import benchmark
+from superres.evaluation.benchmark import (
     StepWork,
     benchmark_markdown,
     block_sizes,
@@ -28,14 +32,11 @@ from superres.benchmark import (
     window,
     write_benchmark,
 )
-from superres.cli import run
-from superres.cli_benchmark import parse_batches
-from superres.config import PRESETS, DecodeConfig
-from superres.errors import ConfigError
-from superres.machine import PeakMemory, Timer
+from superres.evaluation.peers import compare_with_peers, gpt2, random_upscaler
 from superres.nn.attention import local_visible
-from superres.peers import compare_with_peers, gpt2, random_upscaler
-from superres.pipeline import Upscaler
+from superres.pipeline.upscaler import Upscaler
+from superres.system import machine
+from superres.system.machine import PeakMemory, Timer
 
 TINY = replace(PRESETS["tiny"], width=32, filter_size=64, head_filter_size=32, attention_heads=2, prediction_heads=4)
 CPU = torch.device("cpu")

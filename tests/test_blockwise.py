@@ -28,10 +28,10 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.blockwise import check_options, decode
 from superres.decoding.loop import BlockwiseLoop, accepted_length
 from superres.decoding.noise import NOISES
-from superres.decoding.proposer import accompany
+from superres.decoding.proposers.base import accompany
 from superres.decoding.reference import separate_reference, sequential_reference
 from superres.errors import ConfigError, InvalidInputError
-from superres.nn.step import StepModel
+from superres.nn.engines.torch_model import StepModel
 
 ROWS = 3
 LENGTH = 23

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stepping import assert_close
 
-from superres.nn import branches
-from superres.nn.branches import TreeCache, TreeSession
+from superres.interfaces import Tree
 from superres.nn.cache import slot_count
-from superres.nn.step import StepModel
-from superres.scoring import Tree
+from superres.nn.engines import tree_attention
+from superres.nn.engines.torch_model import StepModel
+from superres.nn.engines.tree_attention import TreeCache, TreeSession
 
 WIDE = replace(SMALL, source_shape=(2, 4, 3), target_shape=(4, 8, 3), attention_block_length=8)
 BRANCHY = Tree([-1, 0, 0, 1, 1, 2, 5, 6])
@@ -169,7 +169,7 @@ class Nosy(TreeCache):
 def test_a_cache_that_keeps_or_shows_the_wrong_columns_is_noticed(broken, monkeypatch):
     model = random_model(VARIANTS["text"])
     check_tree_steps(model, BRANCHY, steps=5)
-    monkeypatch.setattr(branches, "TreeCache", broken)
+    monkeypatch.setattr(tree_attention, "TreeCache", broken)
     with pytest.raises(AssertionError):
         check_tree_steps(model, BRANCHY, steps=5)
 

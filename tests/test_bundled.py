@@ -11,8 +11,8 @@ from PIL import Image
 from skimage import data
 
 import superres
-from superres.cli import run
-from superres.evaluation import consistency, psnr
+from superres.cli.main import run
+from superres.evaluation.pictures import consistency, psnr
 from superres.tasks.faces import area_reduce, enlarge, read_image
 
 FACES = Path(__file__).parents[1] / "scripts" / "faces"

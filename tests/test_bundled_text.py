@@ -8,8 +8,8 @@ import pytest
 
 import superres
 from superres.checkpoint import bundled_folder
-from superres.decoding.proposal import PROPOSERS
-from superres.examples import SENTENCES
+from superres.decoding.proposers import PROPOSERS
+from superres.evaluation.examples import SENTENCES
 
 NAME = "multi30k-en-de"
 WIDTH = 10

@@ -9,8 +9,8 @@ import pytest
 from fakes import FakeUpscaler
 from PIL import Image
 
-from superres.cli import run
-from superres.decoding.proposal import PROPOSERS
+from superres.cli.main import run
+from superres.decoding.proposers import PROPOSERS
 from superres.errors import CheckpointError
 from superres.tasks.faces import area_reduce
 
@@ -30,9 +30,9 @@ def loaded(monkeypatch):
                 raise CheckpointError(f"no checkpoint {name_or_dir};\nthe bundled one is celeba-8to32")
             return FakeUpscaler()
 
-    module = ModuleType("superres.pipeline")
+    module = ModuleType("superres.pipeline.upscaler")
     module.Upscaler = Loader
-    monkeypatch.setitem(sys.modules, "superres.pipeline", module)
+    monkeypatch.setitem(sys.modules, "superres.pipeline.upscaler", module)
     return calls
 
 
@@ -151,7 +151,7 @@ def test_an_interrupt_is_one_line_and_code_130(data, monkeypatch, capsys, loaded
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("superres.batch.upscale_files", interrupt)
+    monkeypatch.setattr("superres.batch.upscaling.upscale_files", interrupt)
     assert run(["upscale", str(data / "in"), "--output", str(data / "out")]) == 130
     assert capsys.readouterr().err == "superres: interrupted; what is finished is kept\n"
 
@@ -200,7 +200,7 @@ def test_bad_usage_of_evaluate_is_one_line_and_code_2(loaded, data, capsys, monk
 
 def test_help_lists_the_registered_choices(capsys):
     from superres.decoding.acceptance import CRITERIA
-    from superres.decoding.proposal import PROPOSERS
+    from superres.decoding.proposers import PROPOSERS
 
     assert run(["upscale", "--help"]) == 0
     text = capsys.readouterr().out
@@ -211,7 +211,7 @@ def test_help_lists_the_registered_choices(capsys):
 
 
 def test_help_and_usage_errors_come_without_loading_the_network():
-    code = ("import sys; from superres.cli import run; assert run(['--help']) == 0; "
+    code = ("import sys; from superres.cli.main import run; assert run(['--help']) == 0; "
             "assert run(['upscale', 'x', '--output', 'y', '--epsilon', '-1']) == 2; assert 'torch' not in sys.modules")
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 

@@ -7,13 +7,13 @@ from test_cli import data, loaded, refusal  # noqa: F401 -- fixtures
 from test_cli_options import COMMANDS, LINES, command_of
 from textual import sentences, write_checkpoint, write_pairs
 
-from superres.cli import run
-from superres.cli_options import DEFAULTS, decode_config, given_options
+from superres.cli.main import run
+from superres.cli.options import DEFAULTS, decode_config, given_options
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.proposal import PROPOSERS
+from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
-from superres.given import OF_CRITERIA, as_setting, combined
+from superres.pipeline.options import OF_CRITERIA, as_setting, combined
 
 HEADS = 10
 T = {"temperature": 0.9}
@@ -202,7 +202,7 @@ def test_options_of_beam_search_are_refused_without_it_and_those_of_blocks_with_
 
 
 def test_a_saved_default_makes_an_option_meaningful(checkpoint, tmp_path, monkeypatch, capsys):
-    from superres.tuning import save_default
+    from superres.evaluation.tuning import save_default
 
     folder = write_checkpoint(tmp_path / "tuned")
     save_default(folder, "cpu", DecodeConfig(accept="top-k", top_k=2, block_size=3, window=7))

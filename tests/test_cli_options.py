@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from superres.cli import app, run
+from superres.cli.main import app, run
 
 ROOT = Path(__file__).parent.parent
 TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("scripts/*.md"), *ROOT.glob("checkpoints/*/*.md"),

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from textual import sentences, write_checkpoint, write_pairs
 
-from superres.terminal import one_line, printable
+from superres.system.terminal import one_line, printable
 
-RUN = [sys.executable, "-c", "from superres.cli import main; main()"]
+RUN = [sys.executable, "-c", "from superres.cli.main import main; main()"]
 ROOT = Path(__file__).parent.parent
 HOSTILE = [b"red\x1b[31m", b"title\x1b]0;x\x07", b"c1\xc2\x9b2J", b"two\nlines\r", "right\u202eto left".encode(),
            "isolate\u2066".encode(), b"raw\xff\xfe", "separator\u2028".encode(), b"delete\x7f\x08"]
@@ -86,7 +86,7 @@ def test_errors_print_names_as_escapes(words, tmp_path):
 
 
 def test_a_log_prints_escapes():
-    code = ("import logging; from superres.cli import run; run(['--version']); "
+    code = ("import logging; from superres.cli.main import run; run(['--version']); "
             "logging.getLogger('superres.x').warning('from %s', 'a\\x1b[31m')")
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
     assert result.stderr == b"from a\\x1b[31m\n"

@@ -9,11 +9,11 @@ import sys
 import pytest
 from textual import sentences, write_checkpoint, write_pairs
 
-from superres.cli import run
+from superres.cli.main import run
 from superres.config import DecodeConfig
-from superres.decoding.proposal import PROPOSERS
-from superres.evaluation_text import bleu, chrf
-from superres.loading import load
+from superres.decoding.proposers import PROPOSERS
+from superres.evaluation.text import bleu, chrf
+from superres.pipeline.auto import load
 from superres.tasks.translation import TextPairs
 
 FOR_TEXT = [name for name, proposer in PROPOSERS.items() if not proposer.raster]

@@ -15,7 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from superres.comparison import (
+from superres.config import DecodeConfig, ModelConfig
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.blockwise import check_options
+from superres.evaluation.comparison import (
     ACCEPTANCE,
     GREEDY,
     as_rows,
@@ -25,10 +28,7 @@ from superres.comparison import (
     pareto_front,
     psnr_to_greedy,
 )
-from superres.config import DecodeConfig, ModelConfig
-from superres.decoding.acceptance import CRITERIA
-from superres.decoding.blockwise import check_options
-from superres.pipeline import Upscaler
+from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FacePairs, area_reduce
 
 TINY = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,

@@ -17,16 +17,16 @@ from fakes import SMALL, random_model, random_tokens
 
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import decode
-from superres.nn import compiled
 from superres.nn.engines import step_model
-from superres.nn.native import NativeModel
+from superres.nn.engines.native import build
+from superres.nn.engines.native.session import NativeModel
 
 QUICK = {"SUPERRES_NATIVE_FLAGS": "-O0"}
 """A build in two seconds instead of ten."""
 
 CONFIG = replace(SMALL, width=32, filter_size=64, attention_heads=2, head_filter_size=32)
 
-pytestmark = pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
+pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
 
 def step() -> None:
@@ -38,7 +38,7 @@ def step() -> None:
 
 def run(cache: Path, *before: str, flags=QUICK):
     """Step in a new process, which a broken file may end."""
-    paths = [str(Path(__file__).parent), str(Path(compiled.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parent), str(Path(build.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     return subprocess.run(
         [*before, sys.executable, "-c", "import test_compiled; test_compiled.step()"], check=False,
         capture_output=True, text=True,

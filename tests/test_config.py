@@ -15,7 +15,7 @@ from superres.config import PRESETS, BeamConfig, DecodeConfig, ModelConfig, Qual
 from superres.decoding.blockwise import decode
 from superres.errors import ConfigError
 from superres.nn.engines import step_model
-from superres.train_config import TrainConfig
+from superres.training.settings import TrainConfig
 
 EXAMPLES = [*PRESETS.values(), DecodeConfig(), DecodeConfig(block_size=4, temperature=0.9, seed=2**63 - 1),
             DecodeConfig(accept="distance-by-offset", epsilon=(4, 3, 2)),
@@ -203,7 +203,7 @@ def test_what_a_visitor_sends_in_place_of_a_number_is_refused(value):
     ["--samples", 2**63], ["--samples", 10**7], ["--batch-size", 2**63], ["--shard", f"0/{2**63}"],
 ], ids=lambda words: words[0])
 def test_numbers_of_the_command_line_are_refused_in_one_line(words, tmp_path, capsys):
-    from superres.cli import run
+    from superres.cli.main import run
 
     assert run(["upscale", "a.png", "--output", str(tmp_path), *map(str, words)]) == 2
     (line,) = capsys.readouterr().err.splitlines()

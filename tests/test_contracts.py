@@ -13,11 +13,11 @@ from textual import vocabulary
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.blockwise import decode
-from superres.decoding.proposal import PROPOSERS
+from superres.decoding.proposers import PROPOSERS
 from superres.errors import InvalidInputError
-from superres.nn import compiled
 from superres.nn.engines import step_model
-from superres.nn.step import StepModel
+from superres.nn.engines.native import build
+from superres.nn.engines.torch_model import StepModel
 from superres.tasks import TASK_FILES, TASKS
 
 
@@ -115,7 +115,7 @@ def test_proposer_leaves_exact_decoding_as_it_is(proposer, k, variant, temperatu
 
 
 @pytest.mark.parametrize("engine", ["plain", pytest.param("native", marks=pytest.mark.skipif(
-    compiled.compiler() is None, reason="no C++ compiler on this machine"))])
+    build.compiler() is None, reason="no C++ compiler on this machine"))])
 @pytest.mark.parametrize("proposer", CHAINS)
 def test_proposer_leaves_float32_decoding_of_the_same_width_as_it_is_bit_for_bit(proposer, engine):
     config = replace(VARIANTS["sequential heads"], width=32, filter_size=64, attention_heads=2, head_filter_size=32)

@@ -22,9 +22,9 @@ from superres.decoding.cost import (
     mean_overlap,
     operations_factor,
 )
-from superres.decoding.draft import DraftProposer
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.proposer import accompany
+from superres.decoding.proposers.base import accompany
+from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError
 

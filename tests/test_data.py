@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superres.data import DistilBatches, ImageBatches
+from superres.training.data import DistilBatches, ImageBatches
 
 
 def batches(count=7, batch_size=4, seed=0, flip=False):

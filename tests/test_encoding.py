@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from superres.batch_inputs import Job
-from superres.batch_plan import BatchOptions
-from superres.batch_work import Item, Reader, encode, unblend
-from superres.encoding import FORMATS, Extras
+from superres.batch.image_files import FORMATS, Extras
+from superres.batch.inputs import Job
+from superres.batch.plan import BatchOptions
+from superres.batch.work import Item, Reader, encode, unblend
 from superres.tasks.pictures import read_picture
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)

@@ -6,7 +6,7 @@ from fakes import TOKENS, FakeUpscaler
 
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
-from superres.evaluation import (
+from superres.evaluation.pictures import (
     agreement,
     consistency,
     contact_sheet,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from golden.cases import CASES, RECORD
 
-from superres.nn import compiled
+from superres.nn.engines.native import build
 
 ON_RECORD = json.loads(RECORD.read_text())
 FLOAT32 = ("faces", "text", "native")
@@ -16,7 +16,7 @@ FLOAT32 = ("faces", "text", "native")
 
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_and_blocks_are_those_on_record(name):
-    if "native" in name and compiled.compiler() is None:
+    if "native" in name and build.compiler() is None:
         pytest.skip("no C++ compiler on this machine")
     if name.startswith(FLOAT32) and torch.backends.cpu.get_cpu_capability() != "AVX512":
         pytest.skip("recorded where float32 sums are those of AVX-512")

@@ -15,17 +15,17 @@ from stepping import check_steps
 from test_refill import ScriptedFeed
 
 from superres.config import DecodeConfig
-from superres.decoding import replay
+from superres.decoding import graph_cache
 from superres.decoding.acceptance import CRITERIA
+from superres.decoding.batching import RefilledDecoder, Waiting
 from superres.decoding.blockwise import decode, iterations
 from superres.decoding.cost import measured_costs
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.proposal import PROPOSERS
-from superres.decoding.refill import RefilledDecoder, Waiting
+from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 from superres.nn.engines import step_model
-from superres.nn.graph import GraphModel
-from superres.nn.step import StepModel
+from superres.nn.engines.cuda_graph import GraphModel
+from superres.nn.engines.torch_model import StepModel
 
 CONFIG = replace(VARIANTS["sequential heads"], free_scores=False)
 ROWS = 3
@@ -252,7 +252,7 @@ def test_loops_of_the_same_kind_at_the_same_time_do_not_share_memory():
 
 
 def test_the_oldest_loops_make_room(monkeypatch):
-    monkeypatch.setattr(replay, "KEPT_ROWS", 5)
+    monkeypatch.setattr(graph_cache, "KEPT_ROWS", 5)
     _, graph = pair()
     for rows, block_size in ((2, 1), (2, 2), (3, 1), (7, 1)):
         decode(graph, random_tokens(CONFIG, rows)[0], DecodeConfig(block_size=block_size))

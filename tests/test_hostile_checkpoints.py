@@ -31,20 +31,20 @@ from superres.checkpoint import (
     save_checkpoint,
     weights_digest,
 )
-from superres.cli import run
+from superres.cli.main import run
 from superres.config import BeamConfig, DecodeConfig, ModelConfig
+from superres.decoding.batching import RefilledDecoder, Waiting
 from superres.decoding.beam import beam_search
 from superres.decoding.blockwise import decode
 from superres.decoding.finite import require_finite
-from superres.decoding.ngrams import NgramTable
+from superres.decoding.proposers.ngrams import NgramTable
 from superres.decoding.reference import separate_reference, sequential_reference
-from superres.decoding.refill import RefilledDecoder, Waiting
 from superres.errors import CheckpointError, ScoresError
-from superres.loading import load
-from superres.nn.graph import GraphModel
+from superres.nn.engines.cuda_graph import GraphModel
+from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
 from superres.nn.outline import outline
-from superres.nn.step import StepModel
+from superres.pipeline.auto import load
 from superres.tasks.translation import VOCABULARY_FILE, Codec
 
 FACES = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,

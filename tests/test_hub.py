@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from fakes import SMALL, random_model
 
-from superres import hub
 from superres.checkpoint import bundled_checkpoints, fetch_from_hub, find_checkpoint, load_checkpoint, save_checkpoint
 from superres.errors import CheckpointError
+from superres.system import hub
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "someone/model"
@@ -146,7 +146,7 @@ def test_a_hub_that_never_answers_is_asked_once(tmp_path):
                    "PYTHONPATH": str(Path(hub.__file__).parent.parent),
                    "HF_HUB_DISABLE_TELEMETRY": "1"}  # which would ask for more than the file
     environment.pop("HF_HUB_ETAG_TIMEOUT", None)
-    words = [sys.executable, "-c", "from superres.cli import main; main()"]
+    words = [sys.executable, "-c", "from superres.cli.main import main; main()"]
     result = subprocess.run([*words, "upscale", "x.png", "--output", "out", "--checkpoint", NAME], cwd=tmp_path,
                             env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 2

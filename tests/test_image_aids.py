@@ -10,7 +10,7 @@ import torch
 from fakes import SMALL
 
 from superres.config import PRESETS, ConfigError, ModelConfig
-from superres.nn.image_aids import (
+from superres.nn.image_priors import (
     RESIDUAL_SCALE,
     ConvolutionBlock,
     NumericNeighbourhood,

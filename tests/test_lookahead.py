@@ -13,20 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual import CONFIG, wordy, write_checkpoint
 
-from superres.cli import run
+from superres.cli.main import run
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.blockwise import check_options, decode, iterations
-from superres.decoding.lookahead import Layout, LookaheadLoop
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.pool import NgramPool
-from superres.decoding.proposal import PROPOSERS
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.lookahead.loop import Layout, LookaheadLoop
+from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.reference import sequential_reference
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import ConfigError
-from superres.nn import compiled
-from superres.nn.native import NativeModel
-from superres.nn.step import StepModel
+from superres.nn.engines.native import build
+from superres.nn.engines.native.session import NativeModel
+from superres.nn.engines.torch_model import StepModel
 
 ROWS = 3
 LOOKAHEAD = DecodeConfig(proposer="lookahead", window=4, block_size=3, candidates=3)
@@ -148,7 +148,7 @@ def with_pool(pool, model, source, options, monkeypatch):
         return plain(loop, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("superres.decoding.lookahead.NgramPool", pool)
+        patch.setattr("superres.decoding.proposers.lookahead.loop.NgramPool", pool)
         patch.setattr(LookaheadLoop, "_next", watched)
         return decode(model, source, options)
 
@@ -190,7 +190,7 @@ def check_width_matched(model, source, options, monkeypatch):
     monkeypatch.setattr(LookaheadLoop, "_judge", watched)
     blocks = decode(model, source, options)
     with monkeypatch.context() as patch:
-        patch.setattr("superres.decoding.lookahead.NgramPool", Empty)
+        patch.setattr("superres.decoding.proposers.lookahead.loop.NgramPool", Empty)
         alone = decode(model, source, options)
     assert torch.equal(blocks.tokens, alone.tokens)
     assert all(trace.mean_accepted_block_size == 1 for trace in alone.traces)
@@ -302,7 +302,7 @@ def test_lookahead_needs_no_heads():
 # What people call
 
 
-@pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 def test_the_native_engine_leaves_lookahead_to_the_plain_step_and_says_so_once(caplog):
     config = replace(VARIANTS["text"], width=32, filter_size=64, attention_heads=2, head_filter_size=32)
     model, source = NativeModel(random_model(config, dtype=torch.float32)), random_tokens(config, 2)[0]

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from fakes import SMALL, VARIANTS, random_model, random_tokens
 
-from superres.nn.losses import TeacherForcingLoss, is_inside, mean_loss
-from superres.train_config import TrainConfig
-from superres.training import build_model
+from superres.training.losses import TeacherForcingLoss, is_inside, mean_loss
+from superres.training.settings import TrainConfig
+from superres.training.trainer import build_model
 
 HEADS = TrainConfig(stage="heads", steps=10, head_positions=48, head_target="tokens")
 

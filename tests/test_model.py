@@ -10,12 +10,12 @@ from fakes import SMALL, VARIANTS, random_model, random_tokens
 
 from superres.config import HEAD_LAYERS, PRESETS, DecodeConfig
 from superres.decoding.blockwise import decode
-from superres.nn.image_aids import neighbour_table
-from superres.nn.losses import TeacherForcingLoss
+from superres.nn.engines.torch_model import StepModel
+from superres.nn.image_priors import neighbour_table
+from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
-from superres.nn.scores import bits_per_dim
-from superres.nn.step import StepModel
-from superres.train_config import TrainConfig
+from superres.training.losses import TeacherForcingLoss
+from superres.training.settings import TrainConfig
 
 
 def size(module):

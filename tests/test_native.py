@@ -14,12 +14,13 @@ from stepping import check_steps
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import decode
 from superres.errors import ScoresError
-from superres.nn import compiled, native
-from superres.nn.compiled import NativeUnavailable
+from superres.interfaces import LoopState
 from superres.nn.engines import step_model
-from superres.nn.native import NativeModel
-from superres.nn.step import StepModel
-from superres.scoring import LoopState
+from superres.nn.engines.native import build
+from superres.nn.engines.native import session as native
+from superres.nn.engines.native.build import NativeUnavailable
+from superres.nn.engines.native.session import NativeModel
+from superres.nn.engines.torch_model import StepModel
 
 SIZES = {"width": 32, "filter_size": 64, "attention_heads": 2, "head_filter_size": 32}
 """Sizes that vectors divide."""
@@ -31,7 +32,7 @@ KNOWN = {
 BLOCKS = replace(KNOWN["sequential heads"], attention_block_length=20, target_shape=(8, 8, 3), source_shape=(4, 4, 3))
 WAYS = {"greedy": {}, "Gumbel": {"temperature": 0.8}, "quantile": {"temperature": (0.9, 0.5, 0.7), "noise": "quantile"}}
 
-pytestmark = pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
+pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
 
 def model_of(config, **options):
@@ -284,12 +285,12 @@ def test_a_network_that_the_code_does_not_know_gets_the_plain_step_and_one_line(
 
 
 def test_without_a_compiler_the_plain_step_serves(monkeypatch, caplog):
-    compiled.library.cache_clear()
+    build.library.cache_clear()
     monkeypatch.setenv("PATH", "")
     with caplog.at_level(logging.INFO):
         assert type(step_model(random_model(replace(SMALL, **SIZES)))) is StepModel
     assert "no C++ compiler" in caplog.text
-    compiled.library.cache_clear()
+    build.library.cache_clear()
 
 
 def test_code_is_compiled_once_and_a_failure_leaves_nothing_behind(monkeypatch, tmp_path):
@@ -297,20 +298,20 @@ def test_code_is_compiled_once_and_a_failure_leaves_nothing_behind(monkeypatch, 
     broken = tmp_path / "cpp" / "native.cpp"
     broken.parent.mkdir()
     broken.write_text("this is no C++")
-    compiled.library.cache_clear()
+    build.library.cache_clear()
     with monkeypatch.context() as patched:
-        patched.setattr(compiled, "SOURCE", broken)
+        patched.setattr(build, "SOURCE", broken)
         with pytest.raises(NativeUnavailable, match=r"cannot compile native\.cpp"):
-            compiled.library()
-    assert list(compiled.cache_folder().iterdir()) == []
-    compiled.library()
-    built = list(compiled.cache_folder().iterdir())
+            build.library()
+    assert list(build.cache_folder().iterdir()) == []
+    build.library()
+    built = list(build.cache_folder().iterdir())
     assert [path.suffix for path in built] == [".so"]
-    compiled.library.cache_clear()
+    build.library.cache_clear()
     stamp = built[0].stat().st_mtime_ns
-    compiled.library()
+    build.library()
     assert built[0].stat().st_mtime_ns == stamp
-    compiled.library.cache_clear()
+    build.library.cache_clear()
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -325,11 +326,11 @@ def test_a_large_vocabulary_is_projected_alike_by_several_threads(rows):
 
 
 def test_structures_that_the_compiler_lays_out_otherwise_are_refused(monkeypatch):
-    compiled.library.cache_clear()
-    monkeypatch.setattr(compiled, "layout", lambda: "Linear:48\n")
+    build.library.cache_clear()
+    monkeypatch.setattr(build, "layout", lambda: "Linear:48\n")
     with pytest.raises(NativeUnavailable, match="other structures"):
-        compiled.library()
-    compiled.library.cache_clear()
+        build.library()
+    build.library.cache_clear()
 
 
 @pytest.mark.parametrize("change", [

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import check_options
-from superres.decoding.choice import Chooser
 from superres.decoding.noise import NOISES, GumbelNoise, mix
+from superres.decoding.sampling import Chooser
 from superres.errors import ConfigError
 
 SEEDS = st.integers(0, 2**63 - 1)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import decode
-from superres.decoding.lookahead import Layout, share
+from superres.decoding.proposers.lookahead.loop import Layout, share
 from superres.errors import ConfigError
 
 HERE = Path(__file__).parent

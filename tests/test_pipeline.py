@@ -13,12 +13,12 @@ import torch
 from fakes import BAD_KEYS, random_model
 
 import superres
-from superres import pipeline
 from superres.checkpoint import bundled_checkpoints, find_checkpoint, save_checkpoint, weights_digest
 from superres.config import DecodeConfig, ModelConfig
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
-from superres.loading import load
-from superres.pipeline import Upscaler, pick_device
+from superres.pipeline import upscaler as pipeline
+from superres.pipeline.auto import load
+from superres.pipeline.upscaler import Upscaler, pick_device
 
 TINY = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
                    prediction_heads=8, head_filter_size=8, conditioning_blocks=1, conditioning_width=4,

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superres.decoding.pool import NgramPool
+from superres.decoding.proposers.lookahead.pool import NgramPool
 
 CAPACITY = 7
 

@@ -10,9 +10,9 @@ from fakes import SMALL, VARIANTS, draft_of, ngrams_of, proposer_for, random_mod
 
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import DEFAULT_BLOCK_SIZE, check_options, decode
-from superres.decoding.proposal import PROPOSERS
+from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
-from superres.nn.step import StepModel
+from superres.nn.engines.torch_model import StepModel
 
 K = 5
 LENGTH = SMALL.target_length

@@ -15,24 +15,29 @@ from safetensors.numpy import save_file
 from textual import CONFIG, codec, learned, sentences, vocabulary, wordy, write_checkpoint, write_pairs
 
 from scripts.fill_proposers import PAGE, fill, read_report
-from superres import benchmark_proposers
-from superres.benchmark import image_workload, text_workload
-from superres.benchmark_proposers import compare_proposers, parse_proposers, proposers_markdown, summary_markdown
 from superres.checkpoint import save_checkpoint
-from superres.cli import run
+from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
 from superres.decoding.blockwise import decode
 from superres.decoding.cost import expected_tokens
-from superres.decoding.ngrams import NgramTable, Numbering, count_ngrams
-from superres.decoding.proposal import PROPOSERS
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.ngrams import NgramTable, Numbering, count_ngrams
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
-from superres.loading import load
-from superres.nn import compiled
-from superres.nn.step import StepModel
-from superres.pipeline import Upscaler
+from superres.evaluation import benchmark_proposers
+from superres.evaluation.benchmark import image_workload, text_workload
+from superres.evaluation.benchmark_proposers import (
+    compare_proposers,
+    parse_proposers,
+    proposers_markdown,
+    summary_markdown,
+)
+from superres.nn.engines.native import build
+from superres.nn.engines.torch_model import StepModel
+from superres.pipeline.auto import load
+from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FacePairs, write_npz
 from superres.tasks.translation import END, VOCABULARY_FILE, train_vocabulary
-from superres.train_config import TrainConfig
+from superres.training.settings import TrainConfig
 
 LINES = sentences(6).source
 TINY = replace(PRESETS["tiny"], width=32, filter_size=64, head_filter_size=32, attention_heads=2, prediction_heads=4)
@@ -167,7 +172,7 @@ def test_a_draft_of_another_vocabulary_is_refused_though_it_has_as_many_tokens(f
     assert "has task faces, the verifier translation" in refusal(capsys, *words[:-1], tmp_path / "faces")
 
 
-@pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 def test_images_upscaled_with_a_draft_are_the_same(tmp_path):
     model = random_model(TINY, dtype=torch.float32)
     save_checkpoint(model, tmp_path / "faces", dtype=torch.float32)
@@ -270,7 +275,7 @@ def test_a_draft_learns_from_its_teacher(folder, tmp_path, capsys, monkeypatch):
     data = write_pairs(sentences(60), tmp_path / "pairs")
     small = replace(CONFIG, width=16, filter_size=16, decoder_layers=1, prediction_heads=1)
     monkeypatch.setitem(PRESETS, "text-draft", small)
-    monkeypatch.setattr("superres.training.REPORT_STEPS", 10)
+    monkeypatch.setattr("superres.training.trainer.REPORT_STEPS", 10)
     words = ["train", "base", "--preset", "text-draft", "--data", data, "--teacher", folder, "--steps", "60",
              "--precision", "no", "--learning-rate", "0.02", "--warmup-steps", "5", "--output", tmp_path / "draft"]
     assert command(*words) == 0
@@ -395,7 +400,7 @@ def test_the_command_compares_proposers_and_prints_json(folder, quick, capsys, t
 
 
 def test_examples_serve_where_no_data_is_given():
-    from superres.examples import SENTENCES, example_sources
+    from superres.evaluation.examples import SENTENCES, example_sources
 
     sources = example_sources(4)
     assert sources.shape == (4, 8, 8, 3)

@@ -10,12 +10,12 @@ import torch
 from fakes import SMALL, VARIANTS, Restless, ScriptedModel, proposer_for, random_model, random_tokens
 
 from superres.config import DecodeConfig
+from superres.decoding.batching import RefilledDecoder, Waiting
 from superres.decoding.blockwise import decode
-from superres.decoding.refill import RefilledDecoder, Waiting
-from superres.nn import compiled
+from superres.nn.engines.native import build
+from superres.nn.engines.native.session import NativeModel
+from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
-from superres.nn.native import NativeModel
-from superres.nn.step import StepModel
 
 WAYS = {
     "exact": {}, "greedy": {"block_size": 1}, "distance": {"accept": "distance", "epsilon": 1},
@@ -76,7 +76,7 @@ def test_what_is_decoded_does_not_depend_on_neighbours_or_entry(way, rows):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_are_refilled_while_the_block_size_changes(seed, monkeypatch):
-    monkeypatch.setattr("superres.decoding.refill.DONE_CHECK_INTERVAL", 2)
+    monkeypatch.setattr("superres.decoding.batching.DONE_CHECK_INTERVAL", 2)
     config = VARIANTS["sequential heads"]
     model, source = StepModel(random_model(config, seed)), random_tokens(config, 7, seed)[0]
     sizes = Restless(config.prediction_heads, seed)
@@ -100,7 +100,7 @@ def test_every_network_is_refilled_whole(variant):
     assert_equal(finished, model, source, DecodeConfig())
 
 
-@pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.parametrize("variant", ["sequential heads", "no conditioning", "plain", "text", "causal attention",
                                      "recurrent heads"])
 @pytest.mark.parametrize("way", ["exact", "quantile"])
@@ -115,7 +115,7 @@ def test_the_native_step_gives_the_same_bits_beside_others_as_alone(variant, way
 @pytest.mark.parametrize("proposer", ["heads", "draft", "lookahead"])
 @pytest.mark.parametrize("engine", ["plain", "native"])
 def test_every_source_is_encoded_once(engine, proposer, monkeypatch):
-    if engine == "native" and compiled.compiler() is None:
+    if engine == "native" and build.compiler() is None:
         pytest.skip("no C++ compiler on this machine")
     config = replace(VARIANTS["sequential heads"], **NATIVE)
     model = (NativeModel if engine == "native" else StepModel)(random_model(config, dtype=torch.float32))

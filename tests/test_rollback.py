@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from test_proposal import lookup_by_hand, ngram_by_hand
 
 from superres.config import DecodeConfig
-from superres.decoding.draft import DraftProposer
-from superres.decoding.lookup import LookupProposer
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.ngrams import NgramProposer
-from superres.decoding.proposal import JacobiProposer
-from superres.decoding.proposer import accompany
-from superres.nn import compiled
-from superres.nn.native import NativeModel
-from superres.nn.step import StepModel
+from superres.decoding.proposers import JacobiProposer
+from superres.decoding.proposers.base import accompany
+from superres.decoding.proposers.draft import DraftProposer
+from superres.decoding.proposers.lookup import LookupProposer
+from superres.decoding.proposers.ngrams import NgramProposer
+from superres.nn.engines.native import build
+from superres.nn.engines.native.session import NativeModel
+from superres.nn.engines.torch_model import StepModel
 
 
 class Fickle:
@@ -123,7 +123,7 @@ def test_the_verifier_goes_on_from_the_committed_tokens_beside_a_proposer_that_k
         assert [first] == greedy_after(model, decoding.source[row], tokens, 1)
 
 
-@pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_native_draft_goes_on_from_the_committed_tokens(seed):
     config = replace(VARIANTS["sequential heads"], width=32, filter_size=64, attention_heads=2, head_filter_size=32)

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from fakes import TOKENS, FakeUpscaler
 
-from superres.batch_work import image_key
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
-from superres.evaluation import contact_sheet, psnr, ssim
-from superres.sampling import (
+from superres.evaluation.pictures import contact_sheet, psnr, ssim
+from superres.evaluation.sampling import (
     EPSILONS,
     coupled_sampling_markdown,
     diversity,
@@ -25,7 +24,7 @@ from superres.sampling import (
     sample_scores,
     samples_table,
 )
-from superres.tasks.faces import FacePairs, area_reduce, enlarge
+from superres.tasks.faces import FacePairs, area_reduce, enlarge, image_key
 
 ROOT = Path(__file__).parent.parent
 SAMPLED = DecodeConfig(block_size=4, temperature=0.9)

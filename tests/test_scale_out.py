@@ -15,18 +15,18 @@ import pytest
 import torch
 from PIL import Image
 
-from superres.batch import upscale_files
-from superres.batch_plan import BatchOptions, plan
+from superres.batch.plan import BatchOptions, plan
+from superres.batch.upscaling import upscale_files
 from superres.checkpoint import save_checkpoint
 from superres.config import DecodeConfig, ModelConfig
 from superres.errors import ClusterError, ConfigError
 from superres.nn.model import EncoderDecoder
-from superres.pipeline import Upscaler
+from superres.pipeline.upscaler import Upscaler
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 
-from superres import scale_out  # noqa: E402
-from superres.scale_out import Cluster, upscale_on_cluster  # noqa: E402
+from superres.batch import ray_cluster  # noqa: E402
+from superres.batch.ray_cluster import Cluster, upscale_on_cluster  # noqa: E402
 
 TINY = ModelConfig(width=32, filter_size=32, attention_heads=2, encoder_layers=0, decoder_layers=1, norm="pre",
                    attention_block_length=16, prediction_heads=64, head_filter_size=32, cross_attention=False,
@@ -81,7 +81,7 @@ def actors():
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="actors are found by /proc")
 def test_two_actors_one_of_them_killed_end_as_one_process_does(cluster, checkpoint, faces, tmp_path, monkeypatch):
-    monkeypatch.setattr(scale_out, "BLOCK", 2)
+    monkeypatch.setattr(ray_cluster, "BLOCK", 2)
     options = BatchOptions(tmp_path / "out", recursive=True, keep_tree=True, batch_size=2)
     upscaler = Upscaler.load(checkpoint, "cpu", "plain")
     whole = dataclasses.replace(options, output=tmp_path / "whole")
@@ -131,4 +131,4 @@ def test_without_the_extra_the_remedy_is_named(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ConfigError, match=r"pip install 'superres\[ray\]'"):
-        scale_out._import_ray()
+        ray_cluster._import_ray()

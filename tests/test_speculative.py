@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from superres.config import LEAST_TEMPERATURE, DecodeConfig
-from superres.decoding import choice
+from superres.decoding import sampling
 from superres.decoding.acceptance import CRITERIA
+from superres.decoding.batching import RefilledDecoder, Waiting
 from superres.decoding.blockwise import decode
-from superres.decoding.choice import SpeculativeChoice, filtered
-from superres.decoding.draft import DraftProposer
-from superres.decoding.proposal import PROPOSERS
-from superres.decoding.refill import RefilledDecoder, Waiting
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.draft import DraftProposer
+from superres.decoding.sampling import SpeculativeChoice, filtered
 from superres.errors import ConfigError
-from superres.nn.step import StepModel
-from superres.scoring import StepOutput
+from superres.interfaces import StepOutput
+from superres.nn.engines.torch_model import StepModel
 
 VOCABULARY, LENGTH, ROWS = 4, 4, 10_000
 ALPHA = 1e-4
@@ -163,17 +163,17 @@ def always(self, criterion, proposed, scores, target):
 def by_p_alone(self, criterion, proposed, scores, target):
     self.p = self._distribution(scores, slice(1, None))
     own = self.p.gather(-1, proposed.unsqueeze(-1)).squeeze(-1)
-    return self._uniform(slice(1, None), choice.VERDICT).squeeze(-1) < own
+    return self._uniform(slice(1, None), sampling.VERDICT).squeeze(-1) < own
 
 
 def from_p(self, scores, before, index):
-    return choice.draw(self._distribution(scores, slice(1)), self._uniform(slice(1), choice.COMMITTED))
+    return sampling.draw(self._distribution(scores, slice(1)), self._uniform(slice(1), sampling.COMMITTED))
 
 
 def from_q(self, scores, before, index):
     q = before.q.gather(1, index.view(-1, 1, 1).expand(-1, 1, VOCABULARY))
     p = self._distribution(scores, slice(1))
-    return choice.draw(q.where(q.sum(-1, keepdim=True) > 0, p), self._uniform(slice(1), choice.COMMITTED))
+    return sampling.draw(q.where(q.sum(-1, keepdim=True) > 0, p), self._uniform(slice(1), sampling.COMMITTED))
 
 
 @pytest.mark.parametrize("way", ["heads", "another model"])
@@ -187,7 +187,7 @@ def test_a_broken_rule_fails_the_test(way, method, broken, monkeypatch):
 
 
 def test_verdicts_that_share_the_proposals_noise_fail_the_test(monkeypatch):
-    monkeypatch.setattr(choice, "VERDICT", choice.PROPOSAL)
+    monkeypatch.setattr(sampling, "VERDICT", sampling.PROPOSAL)
     options = speculative()
     assert statistic(sampled(options).tokens, joint(options)) > 2
 
@@ -297,7 +297,7 @@ def test_filters_keep_what_their_definitions_say(scores, top_k, nucleus):
 def test_a_token_of_no_weight_is_never_drawn():
     weights = torch.tensor([0.0, 0.3, 0.0, 0.7, 0.0]).expand(1, 5, -1)
     uniform = torch.tensor([2.0**-53, 0.29, 0.31, 0.999, 1 - 2.0**-20]).view(1, 5, 1)
-    assert choice.draw(weights, uniform).tolist() == [[1, 1, 3, 3, 3]]
+    assert sampling.draw(weights, uniform).tolist() == [[1, 1, 3, 3, 3]]
 
 
 @pytest.mark.parametrize("noise", ["gumbel", "quantile"])

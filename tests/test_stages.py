@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from superres.checkpoint import load_checkpoint, read_config, read_training, save_checkpoint
-from superres.cli import run
+from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError, SuperresError
 from superres.nn.model import EncoderDecoder
-from superres.pipeline import Upscaler
-from superres.stages import Ladder, Stage, climb, decode_own_faces, train_stage
+from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FacePairs, read_faces, write_npz
-from superres.train_config import TrainConfig
-from superres.training import build_model
+from superres.training.recipes import Ladder, Stage, climb, decode_own_faces, train_stage
+from superres.training.settings import TrainConfig
+from superres.training.trainer import build_model
 
 GREEDY = DecodeConfig(block_size=1)
 SHORT = {"steps": 1, "batch_size": 2, "precision": "no"}

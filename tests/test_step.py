@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from stepping import assert_close, check_steps, proposal_scores
 
 from superres.nn import cache as cache_module
-from superres.nn import step as step_module
 from superres.nn.attention import local_visible, reach
 from superres.nn.cache import KeyValueCache, slot_count
-from superres.nn.step import StepModel
+from superres.nn.engines import torch_step as step_module
+from superres.nn.engines.torch_model import StepModel
 
 WIDE = replace(SMALL, source_shape=(2, 4, 3), target_shape=(4, 8, 3), attention_block_length=8)
 LONG = replace(SMALL, source_shape=(4, 4, 3), target_shape=(8, 8, 3), attention_block_length=8)

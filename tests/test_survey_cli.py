@@ -16,8 +16,8 @@ from fakes import FakeUpscaler
 from PIL import Image
 from survey_tools import vote_through
 
-from superres.cli import run
-from superres.methods import parse_spec, read_images
+from superres.cli.main import run
+from superres.evaluation.survey_methods import parse_spec, read_images
 from superres.survey.secrecy import link_key
 from superres.survey.store import Store
 from superres.tasks.faces import area_reduce
@@ -41,9 +41,9 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def decoding(monkeypatch):
     """Replace the pipeline by a fake that knows one checkpoint."""
-    module = ModuleType("superres.pipeline")
+    module = ModuleType("superres.pipeline.upscaler")
     module.Upscaler = type("Loader", (), {"load": staticmethod(lambda name, device: FakeUpscaler())})
-    monkeypatch.setitem(sys.modules, "superres.pipeline", module)
+    monkeypatch.setitem(sys.modules, "superres.pipeline.upscaler", module)
 
 
 def survey(*words):
@@ -224,7 +224,7 @@ def test_specs(here, text, name):
 
 def test_serving_reporting_and_exporting_need_no_torch(here):
     assert create(*FOLDERS) == 0
-    code = ("import sys; from superres.cli import run; "
+    code = ("import sys; from superres.cli.main import run; "
             "assert run(['survey', 'report', 'study', '--output', 'r']) == 0; "
             "assert run(['survey', 'export', 'study', '--output', 'v.csv']) == 0; "
             "import superres.survey.results, superres.survey.client; "

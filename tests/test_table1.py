@@ -13,7 +13,15 @@ from PIL import Image
 from textual import learned, sentences, write_checkpoint, write_pairs
 
 from superres.errors import ConfigError
-from superres.table1 import BLOCK_SIZES, CHECKPOINTS, SERIES, TABLE_4, Table1, table1_markdown, table4_markdown
+from superres.evaluation.table1 import (
+    BLOCK_SIZES,
+    CHECKPOINTS,
+    SERIES,
+    TABLE_4,
+    Table1,
+    table1_markdown,
+    table4_markdown,
+)
 from superres.tasks.translation import TextPairs
 
 ROOT = Path(__file__).parent.parent
@@ -77,7 +85,7 @@ def test_what_is_measured_is_not_decoded_again(opened, toy, capsys, monkeypatch)
     opened().add("regular", toy)
     before = saved(opened())
     again = opened()
-    monkeypatch.setattr("superres.table1.decode_text", pytest.fail)
+    monkeypatch.setattr("superres.evaluation.table1.decode_text", pytest.fail)
     again.add("regular", toy)
     assert "regular: measured already" in capsys.readouterr().err
     assert saved(again) == before

@@ -13,11 +13,11 @@ from survey_tools import pictures, vote_through
 
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
+from superres.evaluation.table3 import ROWS, match_rows, table3_markdown, table3_plot, write_table3
 from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.report import study_report
 from superres.survey.store import Store
 from superres.survey.study import StudySettings
-from superres.table3 import ROWS, match_rows, table3_markdown, table3_plot, write_table3
 
 ROOT = Path(__file__).parent.parent
 

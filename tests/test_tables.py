@@ -16,8 +16,8 @@ from PIL import Image
 
 from superres.config import ModelConfig
 from superres.errors import ConfigError, OutputError
-from superres.pipeline import Upscaler
-from superres.tables import BLOCK_SIZES, CHECKPOINTS, PLOTS, SERIES, Table2, table2_markdown
+from superres.evaluation.table2 import BLOCK_SIZES, CHECKPOINTS, PLOTS, SERIES, Table2, table2_markdown
+from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FacePairs, area_reduce
 
 ROOT = Path(__file__).parent.parent

@@ -15,19 +15,19 @@ from textual import CONFIG, SHORT, codec, sentences, vocabulary, wordy, write_ch
 
 from superres import config as config_module
 from superres.checkpoint import read_config, read_training
-from superres.cli import run
+from superres.cli.main import run
 from superres.config import BeamConfig
-from superres.corpora import Stage, text_corpus, text_score
-from superres.data import TextBatches
-from superres.distillation import translate_pairs
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
-from superres.evaluation_text import bleu
-from superres.nn.losses import TeacherForcingLoss
-from superres.nn.scores import bits_per_token
-from superres.stages import Ladder, climb, train_stage
+from superres.evaluation.text import bleu
+from superres.nn.likelihood import bits_per_token
+from superres.pipeline.translator import Translator
 from superres.tasks.translation import PADDING, VOCABULARY_FILE, TextPairs, read_lines, read_pairs
-from superres.train_config import TrainConfig
-from superres.translator import Translator
+from superres.training.corpora import Stage, text_corpus, text_score
+from superres.training.data import TextBatches
+from superres.training.distillation import translate_pairs
+from superres.training.losses import TeacherForcingLoss
+from superres.training.recipes import Ladder, climb, train_stage
+from superres.training.settings import TrainConfig
 
 
 def never():
@@ -232,7 +232,7 @@ def test_stages_that_cannot_be_are_refused(preset, text, tmp_path, change, error
 
 
 def test_a_teacher_translates_the_training_text_once(tmp_path, text, monkeypatch):
-    monkeypatch.setattr("superres.distillation.CHUNK", 25)
+    monkeypatch.setattr("superres.training.distillation.CHUNK", 25)
     teacher, pairs = Translator.load(write_checkpoint(tmp_path / "teacher"), "cpu"), read_pairs(text)
     looks, done = iter([False, True]), []
     arguments = (teacher, pairs, tmp_path / "own", BeamConfig(2), 8)

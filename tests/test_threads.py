@@ -16,11 +16,11 @@ from test_native import KNOWN
 
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import decode
-from superres.machine import TorchThreads, core_quota, usable_cores
-from superres.nn import compiled
-from superres.nn.native import NativeModel
+from superres.nn.engines.native import build
+from superres.nn.engines.native.session import NativeModel
+from superres.system.machine import TorchThreads, core_quota, usable_cores
 
-compiler = pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
+compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 CONFIG = KNOWN["sequential heads"]
 
 PRELUDE = """
@@ -30,7 +30,7 @@ from fakes import random_model, random_tokens
 from test_native import KNOWN
 from superres.config import DecodeConfig
 from superres.decoding.blockwise import decode
-from superres.nn.native import NativeModel
+from superres.nn.engines.native.session import NativeModel
 
 torch.set_num_threads(2)
 config = KNOWN["sequential heads"]
@@ -75,7 +75,7 @@ def test_quotas_of_control_groups_are_read_as_cores(tmp_path, groups, own, cores
 
 
 def test_a_quota_below_one_core_leaves_one(monkeypatch):
-    monkeypatch.setattr("superres.machine.core_quota", lambda: 0.5)
+    monkeypatch.setattr("superres.system.machine.core_quota", lambda: 0.5)
     assert usable_cores() == 1
 
 
@@ -93,7 +93,7 @@ def test_an_affinity_mask_bounds_the_threads():
 
 @compiler
 def test_fewer_threads_for_torch_are_fewer_for_the_step(monkeypatch):
-    monkeypatch.setattr("superres.nn.native.usable_cores", lambda: 4)
+    monkeypatch.setattr("superres.nn.engines.native.session.usable_cores", lambda: 4)
     model, source = NativeModel(random_model(CONFIG, dtype=torch.float32)), random_tokens(CONFIG, 1)[0]
     before = torch.get_num_threads()
     try:

@@ -11,13 +11,13 @@ import pytest
 import torch
 from fakes import SMALL, random_model, random_tokens
 
-from superres import training
 from superres.checkpoint import load_checkpoint, read_training, save_checkpoint
-from superres.data import ImageBatches
 from superres.errors import CheckpointError, ConfigError, OutputError
-from superres.stages import Stage
-from superres.train_config import TrainConfig
-from superres.training import Progress, Trainer, build_model, learning_rate_factor
+from superres.training import trainer as training
+from superres.training.data import ImageBatches
+from superres.training.recipes import Stage
+from superres.training.settings import TrainConfig
+from superres.training.trainer import Progress, Trainer, build_model, learning_rate_factor
 
 TINY = replace(SMALL, vocabulary=16, prediction_heads=1, dropout=0.1)
 SETTINGS = TrainConfig(steps=6, batch_size=2, warmup_steps=2, precision="no", learning_rate=1e-2, ema_decay=0.9)
@@ -119,7 +119,7 @@ def test_failing_save_leaves_the_last_good_state(tmp_path, monkeypatch):
         real(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("superres.training.save_file", full)
+        patch.setattr("superres.training.training.save_file", full)
         with pytest.raises(OutputError, match="No space left"):
             run.run(stop=stop_after(run, 4))
     again = trainer(tmp_path)

@@ -14,10 +14,10 @@ import pytest
 import torch
 from train_together import ONE_HEAD, REPORT_STEPS, train
 
-from superres import training
 from superres.checkpoint import load_checkpoint
-from superres.data import ImageBatches
 from superres.errors import ConfigError
+from superres.training import trainer
+from superres.training.data import ImageBatches
 
 HERE = Path(__file__).parent
 
@@ -27,7 +27,7 @@ def runs(tmp_path_factory):
     """Runs of one process, of two, begun by one and ended by two, and begun by two and ended by one."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "REPORT_STEPS", REPORT_STEPS)
+        patch.setattr(trainer, "REPORT_STEPS", REPORT_STEPS)
         train(folder / "alone")
         train(folder / "begun alone", stop_at=15)
         train(folder / "one head alone", settings=ONE_HEAD)

@@ -16,13 +16,13 @@ from superres.checkpoint import HubModel, save_checkpoint
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.reference import sequential_reference
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
-from superres.evaluation_text import decode_text
-from superres.loading import load
-from superres.nn import compiled
-from superres.nn.step import StepModel
-from superres.pipeline import Upscaler
+from superres.evaluation.text import decode_text
+from superres.nn.engines.native import build
+from superres.nn.engines.torch_model import StepModel
+from superres.pipeline.auto import load
+from superres.pipeline.translator import Translator
+from superres.pipeline.upscaler import Upscaler
 from superres.tasks.translation import END, VOCABULARY_FILE
-from superres.translator import Translator
 
 GREEDY = DecodeConfig(block_size=1)
 LINES = sentences(20).source
@@ -56,7 +56,7 @@ def test_the_networks_here_accept_some_proposals_and_end_at_many_lengths(toy):
     assert not any(result.cut)
 
 
-@pytest.mark.skipif(compiled.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.parametrize("k", [2, 4])
 def test_native_exact_blocks_equal_width_matched_greedy_bit_for_bit(k):
     toy = learned()[torch.float32]
@@ -173,7 +173,7 @@ class Script:
         self.tokens = torch.tensor([*tokens, *[END] * 30])
 
     def session(self, source, width, padding=None):
-        from superres.scoring import StepOutput
+        from superres.interfaces import StepOutput
 
         session = Script(self.tokens.tolist())
         session.width, session.shape, session.estimate = width, (20,), None
@@ -269,7 +269,7 @@ def test_tied_weights_are_stored_once(tmp_path):
 
 def test_text_without_sentencepiece_or_sacrebleu_is_one_line():
     code = ("import sys; sys.modules['sentencepiece'] = sys.modules['sacrebleu'] = None\n"
-            "from superres.evaluation_text import bleu\nfrom superres.tasks.translation import train_vocabulary\n"
+            "from superres.evaluation.text import bleu\nfrom superres.tasks.translation import train_vocabulary\n"
             "from superres.errors import ConfigError\n"
             "for call in (lambda: bleu(['a'], ['a']), lambda: train_vocabulary(['a'], 300)):\n"
             "    try: call()\n"

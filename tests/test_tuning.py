@@ -12,15 +12,16 @@ from fakes import LossyUpscaler, random_model
 from PIL import Image
 from test_comparison import TINY
 
-from superres import load, tuning
+from superres import load
 from superres.checkpoint import CONFIG, save_checkpoint
-from superres.cli import run
-from superres.comparison import GREEDY, label
+from superres.cli.main import run
 from superres.config import DecodeConfig, QualityBound
 from superres.errors import CheckpointError, ConfigError, OutputError
+from superres.evaluation import tuning
+from superres.evaluation.comparison import GREEDY, label
+from superres.evaluation.tuning import block_variants, save_default, shortlist, within
+from superres.evaluation.tuning import tune as search
 from superres.tasks.faces import FacePairs, area_reduce, read_faces, read_image
-from superres.tuning import block_variants, save_default, shortlist, within
-from superres.tuning import tune as search
 
 EXACT = DecodeConfig(block_size=8)
 LOOSE = DecodeConfig(block_size=8, accept="distance", epsilon=255)
@@ -187,7 +188,7 @@ def test_a_folder_that_takes_no_file_is_refused_before_anything_is_measured(fold
     def refuse(*_):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("superres.output._new_scratch", refuse)
+    monkeypatch.setattr("superres.system.output._new_scratch", refuse)
     assert tune("--data", data, "--checkpoint", folder, "--min-psnr-to-greedy", 1) == 2
     line = capsys.readouterr().err
     assert "Read-only file system; choose another with --checkpoint, or give --no-save" in line

@@ -20,12 +20,11 @@ import pytest
 from fakes import FakeTrace
 from PIL import Image
 
-from superres.batch_work import image_key
 from superres.config import DecodeConfig
 from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError, InvalidInputError
-from superres.pipeline import Upscaled
-from superres.tasks.faces import area_reduce, to_source
+from superres.pipeline.upscaler import Upscaled
+from superres.tasks.faces import area_reduce, image_key, to_source
 from superres.web import batches, drawing, files
 from superres.web.batches import upscale_batch
 from superres.web.controls import SUGGESTED, settings_of

@@ -12,7 +12,7 @@ import torch
 from fakes import random_model
 from web_demo import FACES, HTTP, TINY, Blocked, events, running, wait
 
-from superres.pipeline import Upscaler
+from superres.pipeline.upscaler import Upscaler
 from superres.web import connections
 
 HEAD = (b"POST /gradio_api/upload HTTP/1.1\r\nHost: demo\r\nContent-Length: %d\r\n"

@@ -15,7 +15,7 @@ import torch
 from fakes import random_model
 from web_demo import FACES, FAST, HTTP, TINY, events, running, stress_demo
 
-from superres.pipeline import Upscaler
+from superres.pipeline.upscaler import Upscaler
 from superres.web.files import NOT_UPLOADED
 
 FILE_DATA = {"_type": "gradio.FileData"}

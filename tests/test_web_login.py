@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Mount
 from web_demo import FACES, HTTP, TINY, running
 
-from superres.pipeline import Upscaler
+from superres.pipeline.upscaler import Upscaler
 from superres.web.passwords import IN_ALL, PER_VISITOR, WINDOW_SECONDS, Passwords
 from superres.web.visitors import current
 

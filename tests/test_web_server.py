@@ -18,11 +18,10 @@ from PIL import Image
 from web_demo import FACES, FAST, HTTP, TINY, Blocked, events, read_log, running, start, stress_demo, wait
 
 import app
-from superres.batch_work import image_key
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
-from superres.pipeline import Upscaler
-from superres.tasks.faces import read_image
+from superres.pipeline.upscaler import Upscaler
+from superres.tasks.faces import image_key, read_image
 from superres.web.photos import Crop, take
 
 ROOT = Path(__file__).parents[1]

@@ -18,7 +18,7 @@ from web_demo import HTTP, TINY, read_log, running, start
 
 import app
 from superres.errors import ConfigError, StoreError
-from superres.pipeline import Upscaler
+from superres.pipeline.upscaler import Upscaler
 from superres.survey.records import read_votes
 from superres.survey.results import study_app
 from superres.survey.store import Store

@@ -17,12 +17,12 @@ from textual import codec, learned, sentences, write_checkpoint
 from web_demo import FAST, HTTP, TINY, Blocked, running, start, stress_demo
 
 import app
-from superres.batch_text import trace_lines
+from superres.batch.text import trace_lines
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
-from superres.pipeline import Upscaler
-from superres.translator import Translated, Translator
+from superres.pipeline.translator import Translated, Translator
+from superres.pipeline.upscaler import Upscaler
 from superres.web.decoding import Decoder, StoppedError
 from superres.web.text_views import Clock, blocks_html, report_of, slow_motion, translations_html
 from superres.web.translate_tab import MAX_CHARACTERS, MAX_LINES, lines_of, way_of

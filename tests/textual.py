@@ -12,12 +12,12 @@ from fakes import PLAIN, random_model
 
 from superres.checkpoint import save_checkpoint
 from superres.config import ModelConfig
-from superres.data import TextBatches
-from superres.nn.losses import TeacherForcingLoss
+from superres.pipeline.translator import Translator
 from superres.tasks.translation import END, VOCABULARY_FILE, Codec, TextPairs, train_vocabulary
-from superres.train_config import TrainConfig
-from superres.training import build_model, build_optimizer
-from superres.translator import Translator
+from superres.training.data import TextBatches
+from superres.training.losses import TeacherForcingLoss
+from superres.training.settings import TrainConfig
+from superres.training.trainer import build_model, build_optimizer
 
 WORDS = dict(zip(["man", "dog", "red", "runs", "sees", "house", "tree", "small", "a", "the"],
                  ["Mann", "Hund", "rot", "rennt", "sieht", "Haus", "Baum", "klein", "ein", "das"], strict=True))

@@ -13,10 +13,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from fakes import SMALL
 
-from superres import training
-from superres.data import ImageBatches
-from superres.train_config import TrainConfig
-from superres.training import Trainer, build_model
+from superres.training import trainer
+from superres.training.data import ImageBatches
+from superres.training.settings import TrainConfig
+from superres.training.trainer import Trainer, build_model
 
 TINY = replace(SMALL, vocabulary=16, prediction_heads=4)
 SETTINGS = TrainConfig(stage="heads", steps=40, batch_size=4, warmup_steps=2, precision="no", learning_rate=3e-3,
@@ -48,5 +48,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    training.REPORT_STEPS = REPORT_STEPS
+    trainer.REPORT_STEPS = REPORT_STEPS
     main(Path(sys.argv[1]))

@@ -18,8 +18,8 @@ from torch import Tensor
 from superres.config import BeamConfig
 from superres.decoding.finite import FiniteScores
 from superres.errors import ConfigError
-from superres.machine import TorchThreads
-from superres.scoring import ScoringModel, Session
+from superres.interfaces import ScoringModel, Session
+from superres.system.machine import TorchThreads
 
 
 @dataclass

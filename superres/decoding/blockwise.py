@@ -11,15 +11,15 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.adaptive import AdaptiveBlockSize
-from superres.decoding.lookahead import LookaheadLoop
+from superres.decoding.block_size import AdaptiveBlockSize
+from superres.decoding.graph_cache import keep, take
 from superres.decoding.loop import BlockwiseLoop, Decoded, is_ordinary
 from superres.decoding.noise import NOISES, noise_keys
-from superres.decoding.proposal import PROPOSERS
-from superres.decoding.proposer import Proposer, accompany
-from superres.decoding.replay import keep, take
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.base import Proposer, accompany
+from superres.decoding.proposers.lookahead.loop import LookaheadLoop
 from superres.errors import ConfigError
-from superres.scoring import ScoringModel, Session
+from superres.interfaces import ScoringModel, Session
 
 DONE_CHECK_INTERVAL = 16
 """Iterations between two looks of the host at the done flag; in between nothing is read from the device."""

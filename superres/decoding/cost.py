@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig, require
-from superres.decoding.choice import SpeculativeChoice
 from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.sampling import SpeculativeChoice
 from superres.decoding.trace import RowTrace
-from superres.scoring import ScoringModel
+from superres.interfaces import ScoringModel
 
 TIMED = (1, 2, 3, 4, 6, 8, 10, 12, 16)
 """Block sizes whose cost is measured; those between are interpolated."""

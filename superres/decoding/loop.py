@@ -13,15 +13,15 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Criterion
-from superres.decoding.adaptive import AdaptiveBlockSize
-from superres.decoding.choice import GREEDY, Choice, Chooser
+from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.finite import FiniteScores
-from superres.decoding.proposal import PROPOSERS
-from superres.decoding.proposer import Context, Proposer
-from superres.decoding.replay import BURST, Replays
+from superres.decoding.graph_cache import BURST, Replays
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.base import Context, Proposer
+from superres.decoding.sampling import GREEDY, Choice, Chooser
 from superres.decoding.trace import RowTrace, TraceRecorder
-from superres.machine import TorchThreads
-from superres.scoring import IteratingSession, LoopState, ScoringModel, Session, Sources, StepOutput
+from superres.interfaces import IteratingSession, LoopState, ScoringModel, Session, Sources, StepOutput
+from superres.system.machine import TorchThreads
 
 
 @dataclass

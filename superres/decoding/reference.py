@@ -7,9 +7,9 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.choice import Chooser
 from superres.decoding.finite import require_finite
-from superres.scoring import ScoringModel
+from superres.decoding.sampling import Chooser
+from superres.interfaces import ScoringModel
 
 
 def sequential_reference(model: ScoringModel, source: Tensor, options: DecodeConfig, key: int = 0) -> list[int]:

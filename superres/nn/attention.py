@@ -1,4 +1,4 @@
-"""Attention over whole sequences (training and scoring); the cached step has its own form in `superres.nn.step`.
+"""Attention over whole sequences (training and scoring); the cached step has its own form in `superres.nn.engines`.
 
 The products are written out because the CPU backward pass of the fused kernel takes most of a training step.
 """

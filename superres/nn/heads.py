@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
-from superres.nn.image_aids import extrapolate, number_count
+from superres.nn.image_priors import extrapolate, number_count
 
 
 class PredictionHeads(nn.Module):

@@ -1,4 +1,4 @@
-"""The encoder-decoder network, scoring whole sequences by teacher forcing; `superres.nn.step` decodes with it."""
+"""The encoder-decoder network, scoring whole sequences by teacher forcing; `superres.nn.engines` decodes with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from superres.config import ModelConfig
 from superres.nn.attention import hidden_mask
 from superres.nn.heads import PredictionHeads
-from superres.nn.image_aids import (
+from superres.nn.image_priors import (
     RESIDUAL_SCALE,
     AlignedConditioning,
     NumericNeighbourhood,

@@ -16,12 +16,12 @@ from typing import Any
 from sqlalchemy import Connection, insert
 
 from superres.errors import ConfigError, InvalidInputError
-from superres.output import markdown_table, write_result
 from superres.survey import schema
 from superres.survey.exclusions import Exclusion, check_rule, excluded_raters, read_exclusions
 from superres.survey.records import COLUMNS, Record, chosen_picture, elapsed_ms, read_votes
 from superres.survey.store import Store, number_of
 from superres.survey.study import KINDS, Comparison, Study, StudySettings
+from superres.system.output import markdown_table, write_result
 
 FORMAT = 1
 """Version of the files; raised when an older reader could misread a newer one."""

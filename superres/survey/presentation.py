@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from superres.output import figure_png, markdown_table, number_text
 from superres.survey.report import Report
+from superres.system.output import figure_png, markdown_table, number_text
 
 READING = (
     "The headline is the two-way interval: it treats raters and images as samples of more of their kind. The "

@@ -19,13 +19,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from superres.errors import StoreError
-from superres.headers import with_headers
 from superres.survey import voting
 from superres.survey.limits import EnrolmentLimit
 from superres.survey.secrecy import digest
 from superres.survey.store import Store
 from superres.survey.study import Study
 from superres.survey.voting import RefusedError
+from superres.system.asgi import with_headers
 
 MOST_BODY_BYTES = 16_384
 LONGEST_RESPONSE_MS = 7 * 24 * 3_600_000.0

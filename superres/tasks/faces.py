@@ -7,6 +7,7 @@ Photographs are reduced as in the published Img2imgCeleba recipe: crop, then exa
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zipfile
 from collections.abc import Sequence
@@ -308,3 +309,17 @@ def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise OutputError(f"cannot write {path}: {error.strerror}; choose a writable folder with space") from error
+
+
+def image_key(source: UInt8, sample: int) -> int:
+    """Return the 63-bit number that keys the sampling noise of an image.
+
+    It depends on the pixels and the number of the sample only, so that a picture does not change with the file's name,
+    the order of the inputs, the batch or the shard.
+
+    Args:
+        source: uint8 [8,8,3].
+        sample: number of the sample, from 1.
+    """
+    digest = hashlib.sha256(np.ascontiguousarray(source).tobytes() + sample.to_bytes(8, "big")).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

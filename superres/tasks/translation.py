@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
-from superres.reading import read_file
+from superres.system.reading import read_file
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor

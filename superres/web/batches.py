@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from superres.batch_record import resolve_options
+from superres.batch.manifest import Row
 from superres.config import DecodeConfig
 from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
-from superres.manifest import Row
+from superres.pipeline.options import resolve_options
 from superres.web.decoding import Decoder, StoppedError
 from superres.web.files import Picture, Workspace
 from superres.web.photos import file_name, reduce_upload, take

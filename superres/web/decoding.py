@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from superres.batch_record import resolve_options
-from superres.batch_work import image_key
 from superres.errors import SuperresError
-from superres.pipeline import Upscaled
-from superres.translator import Translated
+from superres.pipeline.options import resolve_options
+from superres.pipeline.translator import Translated
+from superres.pipeline.upscaler import Upscaled
+from superres.tasks.faces import image_key
 from superres.web.logs import log
 
 if TYPE_CHECKING:
     from superres.config import BeamConfig, DecodeConfig
-    from superres.pipeline import Upscaler
-    from superres.translator import Translator
+    from superres.pipeline.translator import Translator
+    from superres.pipeline.upscaler import Upscaler
 
 Pixels = npt.NDArray[np.uint8]
 Frame = TypeVar("Frame", Upscaled, Translated)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from superres.encoding import encode_png
+from superres.batch.image_files import encode_png
 from superres.tasks.faces import HIGH_SIZE
 
 if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace
-    from superres.pipeline import Upscaled
+    from superres.pipeline.upscaler import Upscaled
 
 Pixels = npt.NDArray[np.uint8]
 

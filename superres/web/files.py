@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from superres.encoding import encode_png
+from superres.batch.image_files import encode_png
 from superres.errors import InvalidInputError
 from superres.web.visitors import Identities, current
 

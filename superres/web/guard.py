@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from superres.errors import InvalidInputError
-from superres.headers import with_headers
+from superres.system.asgi import with_headers
 from superres.web.files import Workspace
 from superres.web.login import Login
 from superres.web.uploads import UPLOAD_PATH

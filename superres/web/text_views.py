@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superres.batch_text import accepted_tokens, notes, trace_lines
+from superres.batch.text import accepted_tokens, notes, trace_lines
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.tasks.translation import END
@@ -20,7 +20,7 @@ from superres.web import drawing
 from superres.web.views import race_note
 
 if TYPE_CHECKING:
-    from superres.translator import Translated, Translator
+    from superres.pipeline.translator import Translated, Translator
 
 LANGUAGES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian"}
 """Names of languages."""

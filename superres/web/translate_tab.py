@@ -12,7 +12,7 @@ import gradio as gr
 from superres.config import BeamConfig, DecodeConfig, require
 from superres.decoding.acceptance import CRITERIA, UNORDERED
 from superres.errors import InvalidInputError
-from superres.translator import Translated, Translator
+from superres.pipeline.translator import Translated, Translator
 from superres.web import decoding
 from superres.web.controls import RAW, Setting, block_size_control, greedy_like, streaming, whole_number
 from superres.web.decoding import Decoder

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from superres.batch_work import image_key
 from superres.config import DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
-from superres.evaluation import psnr, ssim
-from superres.pipeline import Upscaled, Upscaler
-from superres.tasks.faces import enlarge
-from superres.translator import Translated
+from superres.evaluation.pictures import psnr, ssim
+from superres.pipeline.translator import Translated
+from superres.pipeline.upscaler import Upscaled, Upscaler
+from superres.tasks.faces import enlarge, image_key
 from superres.web import drawing
 from superres.web.photos import Crop, Subject, is_photo, shrink, take
 

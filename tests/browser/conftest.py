@@ -13,7 +13,7 @@ from survey_tools import add_study
 from textual import learned
 from web_demo import running
 
-from superres.pipeline import Upscaler
+from superres.pipeline.upscaler import Upscaler
 from superres.survey.results import study_app
 from superres.survey.store import Store
 

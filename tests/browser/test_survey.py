@@ -12,7 +12,7 @@ from PIL import Image
 from skimage import data
 from survey_tools import add_study, serving
 
-from superres.cli import run
+from superres.cli.main import run
 from superres.survey.limits import EnrolmentLimit
 from superres.survey.records import read_votes
 from superres.survey.secrecy import link_key

@@ -20,7 +20,7 @@ with atheris.instrument_imports(include=["PIL", "json", "safetensors", "superres
     if "checkpoint" in sys.argv:  # the others do without torch
         import superres.checkpoint
     if "ngrams" in sys.argv:
-        import superres.decoding.ngrams
+        import superres.decoding.proposers.ngrams
     if "vocabulary" in sys.argv:
         import superres.tasks.translation  # noqa: F401
 

@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superres.batch_inputs import find_jobs, open_jobs
+from superres.batch.inputs import find_jobs, open_jobs
+from superres.batch.manifest import Manifest, Row, merge, read_rows
 from superres.errors import CheckpointError, InvalidInputError, ScoresError
-from superres.manifest import Manifest, Row, merge, read_rows
 from superres.tasks.pictures import SMALLEST, read_picture
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _decode(model: EncoderDecoder) -> None:
 
     from superres.config import DecodeConfig
     from superres.decoding.blockwise import decode
-    from superres.nn.step import StepModel
+    from superres.nn.engines.torch_model import StepModel
 
     source = torch.zeros(1, model.config.source_length, dtype=torch.int64)
     for options in (DecodeConfig(), DecodeConfig(temperature=0.5, sampling="speculative")):
@@ -123,7 +123,7 @@ def _decode(model: EncoderDecoder) -> None:
 
 def ngrams(data: bytes) -> None:
     """Counts of n-grams belong together, or are refused."""
-    from superres.decoding.ngrams import NgramTable
+    from superres.decoding.proposers.ngrams import NgramTable
 
     path = FOLDER / "ngrams.safetensors"
     path.write_bytes(data)
@@ -201,7 +201,7 @@ def seeds(name: str) -> list[bytes]:
 def _ngram_seeds() -> list[bytes]:
     import numpy as np
 
-    from superres.decoding.ngrams import Numbering, count_ngrams
+    from superres.decoding.proposers.ngrams import Numbering, count_ngrams
 
     rows = [np.arange(9) % 4, np.arange(9) % 3]
     return [count_ngrams(rows, Numbering(order, 4, channels)).to_bytes() for order, channels in ((1, 1), (3, 3))]

@@ -21,15 +21,15 @@ from recording import Recorded
 
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
+from superres.decoding.batching import RefilledDecoder, Waiting
 from superres.decoding.beam import beam_search
 from superres.decoding.blockwise import decode
-from superres.decoding.proposal import PROPOSERS
-from superres.decoding.refill import RefilledDecoder, Waiting
-from superres.nn.graph import GraphModel
-from superres.nn.native import NativeModel
-from superres.nn.step import StepModel
-from superres.pipeline import Upscaler
-from superres.translator import Translator
+from superres.decoding.proposers import PROPOSERS
+from superres.nn.engines.cuda_graph import GraphModel
+from superres.nn.engines.native.session import NativeModel
+from superres.nn.engines.torch_model import StepModel
+from superres.pipeline.translator import Translator
+from superres.pipeline.upscaler import Upscaler
 
 ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_name("record.json")
@@ -80,7 +80,7 @@ class Sequences:
     waiting: list[Waiting]
 
     def take(self, most, wait):
-        """See `superres.decoding.refill.Feed.take`."""
+        """See `superres.decoding.batching.Feed.take`."""
         taken, self.waiting = self.waiting[:most], self.waiting[most:]
         return taken or None
 

@@ -1,0 +1,393 @@
+"""The inputs of a batch, listed in a stable order and opened one after another: files, folders, globs, archives."""
+
+from __future__ import annotations
+
+import glob
+import io
+import itertools
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import numpy as np
+
+from superres.errors import InvalidInputError, plain
+from superres.system.terminal import read_standard_input
+from superres.tasks.pictures import IMAGE_SUFFIXES
+
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+_SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
+ARCHIVE_SUFFIXES = (".zip", ".npz", *TAR_SUFFIXES)
+MAX_MEMBER_BYTES = 500_000_000
+"""Unpacked size of a file inside an archive at the most; a zip bomb unpacks to more."""
+DAMAGED = Exception
+"""What damaged archives make their readers raise: TarError and BadZipFile, but TypeError and struct.error as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One input picture.
+
+    Attributes:
+        input: how the manifest calls it: a path, or that of its archive and its name in there.
+        name: path of its output below the output folder, without suffix.
+        archive: path of the archive that holds it, or None for a file.
+        member: its number in the archive.
+        error: why it cannot be read, where listing has shown that already; such a job has no `name`.
+    """
+
+    input: str
+    name: str
+    archive: str | None = None
+    member: int = 0
+    error: str | None = None
+
+
+def is_archive(path: str) -> bool:
+    """Tell whether a file's name is that of an archive."""
+    return path.lower().endswith(ARCHIVE_SUFFIXES)
+
+
+def read_list(file: str) -> list[str]:
+    """Return the paths that a list names: one a line, or separated by zero bytes as `find -print0` writes them.
+
+    Args:
+        file: path of the list; "-" is standard input.
+
+    Raises:
+        InvalidInputError: it cannot be read.
+    """
+    try:
+        content = read_standard_input() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise InvalidInputError(f"cannot read the list {file}: {error.strerror}; give a text file, or - for standard "
+                                "input") from error
+    lines = content.split(b"\0") if b"\0" in content else content.splitlines()
+    return [os.fsdecode(line) for line in lines if line.strip()]
+
+
+def find_jobs(
+    inputs: Sequence[str], listed: Sequence[str], recursive: bool, keep_tree: bool, excluded: Path,
+) -> Iterator[Job]:
+    """Yield the jobs of all inputs in a stable order; a file that is met again comes again.
+
+    Args:
+        inputs: files, folders, archives and globs.
+        listed: files, folders and archives.
+        recursive: descend into sub-folders.
+        keep_tree: name outputs by folder, too.
+        excluded: folder of the outputs, which is not entered.
+
+    Raises:
+        InvalidInputError: a folder that was named cannot be listed, or a glob matches nothing.
+    """
+    entered = {os.path.realpath(excluded)}
+    for path in inputs:
+        if not os.path.lexists(path) and glob.has_magic(path):
+            found = sorted(glob.iglob(path, recursive=True))
+            if not found:
+                raise InvalidInputError(f"nothing matches {path}; check the pattern, and quote it from the shell")
+            root = _fixed_part(path)
+            for match in found:
+                if not os.path.isdir(match) and match.lower().endswith((*IMAGE_SUFFIXES, *ARCHIVE_SUFFIXES)):
+                    yield from _file_jobs(match, os.path.relpath(match, root), keep_tree)
+        elif os.path.isdir(path):
+            yield from _folder_jobs(path, recursive, keep_tree, entered, excluded)
+        else:
+            yield from _file_jobs(path, os.path.basename(path), keep_tree)
+    for path in listed:
+        if os.path.isdir(path):
+            yield from _folder_jobs(path, recursive, keep_tree, entered, excluded)
+        else:
+            yield from _file_jobs(path, path, keep_tree)
+
+
+def list_inputs(inputs: Sequence[Path], recursive: bool, excluded: Path) -> list[Path]:
+    """Return the files among and within `inputs` in a stable order, each once.
+
+    A file that is named is taken as it is, whether it exists or not; see `walk` for folders.
+
+    Raises:
+        InvalidInputError: a folder cannot be listed, or nothing was found.
+    """
+    found = find_jobs([str(path) for path in inputs], [], recursive, False, excluded)
+    files = [job for job in once(found) if job.archive is None]
+    for job in files:
+        if job.error is not None:
+            raise InvalidInputError(job.error)
+    require_some(files, inputs, recursive)
+    return [Path(job.input) for job in files]
+
+
+def require_some(jobs: Sequence[Job], inputs: Sequence[object], recursive: bool) -> None:
+    """Raise InvalidInputError if there is nothing to do for `inputs`."""
+    if not jobs:
+        hint = "" if recursive else "; add --recursive to look into sub-folders"
+        raise InvalidInputError(f"no image ({' '.join(sorted(IMAGE_SUFFIXES))}) in {', '.join(map(str, inputs))}{hint}")
+
+
+def once(jobs: Iterable[Job]) -> Iterable[Job]:
+    """Leave out inputs that came before, by whatever spelling of their path."""
+    seen = set()
+    for job in jobs:
+        name = os.path.abspath(job.input)
+        if name not in seen:
+            seen.add(name)
+            yield job
+
+
+def _fixed_part(pattern: str) -> str:
+    """Return the folder before a pattern's first wildcard."""
+    parts = list(itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts))
+    return os.path.join(*parts) if parts else "."
+
+
+def _folder_jobs(
+    path: str, recursive: bool, keep_tree: bool, entered: set[str], excluded: Path,
+) -> Iterator[Job]:
+    if os.path.realpath(path) == os.path.realpath(excluded):
+        raise InvalidInputError(f"{path} is both an input and the output folder; choose another with --output")
+    for found in walk(path, recursive, entered):
+        if found.error is not None:
+            yield found
+        else:
+            yield from _file_jobs(found.input, os.path.relpath(found.input, path), keep_tree)
+
+
+def walk(folder: str, recursive: bool, entered: set[str]) -> Iterator[Job]:
+    """Yield the images in a folder sorted by name, then those of its sub-folders.
+
+    Hidden names are left out, and each real folder is entered only once, whatever the symbolic links. A sub-folder that
+    cannot be listed is a job with an error.
+
+    Args:
+        folder: where to begin.
+        recursive: descend into sub-folders.
+        entered: real paths of the folders that were entered; grows.
+
+    Raises:
+        InvalidInputError: `folder` itself cannot be listed.
+    """
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop()
+        try:
+            real = os.path.realpath(here)
+            if real in entered:
+                continue
+            entered.add(real)
+            with os.scandir(here) as entries:
+                visible = sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+            below = [entry.path for entry in visible if recursive and _holds(entry.is_dir)]
+        except OSError as error:
+            if here == folder:
+                raise InvalidInputError(f"cannot list the folder {here}: {error.strerror}") from error
+            yield Job(here, "", error=f"cannot list the folder {here}: {error.strerror}; check its permissions")
+            continue
+        for entry in visible:
+            # A pipe or device would block for ever; a dangling link is kept, so that its row says so.
+            if entry.name.lower().endswith(_SUFFIXES) and (_holds(entry.is_file) or not os.path.exists(entry)):
+                yield Job(entry.path, "")
+        waiting += reversed(below)
+
+
+def _holds(question: Callable[[], bool]) -> bool:
+    """Ask the system about an entry; of a link that leads to itself it cannot tell anything."""
+    try:
+        return question()
+    except OSError:
+        return False
+
+
+def _file_jobs(path: str, relative: str, keep_tree: bool) -> Iterator[Job]:
+    """Yield the job of a file, or those of the members of an archive.
+
+    Args:
+        path: the file.
+        relative: its path below what the user named.
+        keep_tree: name outputs by folder, too.
+    """
+    if not is_archive(path):
+        yield _job(path, relative, keep_tree)
+        return
+    base = next(relative[: -len(suffix)] for suffix in reversed(ARCHIVE_SUFFIXES) if relative.lower().endswith(suffix))
+    try:
+        for number, name in _listers(path)(path):
+            if path.lower().endswith(".npz"):
+                stem = f"{base}/{number:06d}" if keep_tree else f"{os.path.basename(base)}-{number:06d}"
+                yield _job(f"{path}/{name}", f"{stem}.png", keep_tree, path, number)
+            else:
+                yield _job(f"{path}/{name}", f"{base}/{name}" if keep_tree else name, keep_tree, path, number)
+    except DAMAGED as error:
+        reason = plain(str(error)) or type(error).__name__
+        yield Job(path, "", error=f"{path} is damaged or no archive ({reason}); pack it again")
+
+
+def _job(path: str, relative: str, keep_tree: bool, archive: str | None = None, member: int = 0) -> Job:
+    pure = PurePosixPath(os.path.normpath(relative.replace(os.sep, "/")).replace(os.sep, "/"))
+    parts = pure.parts[1:] if pure.is_absolute() else pure.parts
+    if keep_tree and (".." in parts or not parts):
+        return Job(path, "", error=f"{_shown(path, archive)} lies outside the folder that it would be written to; "
+                                   "leave out --keep-tree")
+    return Job(path, "/".join([*parts[:-1], pure.stem]) if keep_tree else pure.stem, archive, member)
+
+
+def _shown(path: str, archive: str | None) -> str:
+    """Return a job's path as a message shows it; names inside an archive may be long and hold anything."""
+    return path if archive is None else f"{archive}/{plain(path[len(archive) + 1:])}"
+
+
+def _is_picture(name: str) -> bool:
+    pure = PurePosixPath(name)
+    return pure.suffix.lower() in IMAGE_SUFFIXES and pure.name[0] != "." and pure.parts[0] != "__MACOSX"
+
+
+def _list_zip(path: str) -> Iterator[tuple[int, str]]:
+    with zipfile.ZipFile(path) as archive:
+        for number, info in enumerate(archive.infolist()):
+            if not info.is_dir() and _is_picture(info.filename):
+                yield number, info.filename
+
+
+def _tar_members(path: str) -> Iterator[tuple[int, tarfile.TarInfo, tarfile.TarFile]]:
+    """Read a tar file from its beginning, whatever its compression, and forget what has been read."""
+    with tarfile.open(path, "r|*") as archive:
+        for number, info in enumerate(archive):
+            yield number, info, archive
+            archive.members = []  # type: ignore[attr-defined]
+
+
+def _list_tar(path: str) -> Iterator[tuple[int, str]]:
+    for number, info, _ in _tar_members(path):
+        if info.isfile() and _is_picture(info.name):
+            yield number, info.name
+
+
+def _open_array(archive: zipfile.ZipFile) -> tuple[str, IO[bytes], tuple[int, ...]]:
+    """Open the pictures in an .npz: array "lr" of a prepared data set, or the only one there is, uint8 [N, H, W, 3].
+
+    Returns:
+        The array's name, the stream at its first picture, and its shape.
+    """
+    names = [info.filename for info in archive.infolist()]
+    name = "lr.npy" if "lr.npy" in names else names[0] if len(names) == 1 else None
+    if name is None:
+        raise ValueError(f"it needs an array lr, or only one, not {', '.join(names) or 'none'}")
+    stream = archive.open(name)
+    version = np.lib.format.read_magic(stream)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read_header(stream)
+    if fortran or dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
+        raise ValueError(f"{name[:-4]} must be uint8 [N, H, W, 3], not {dtype} {list(shape)}")
+    if int(np.prod(shape[1:], dtype=object)) > MAX_MEMBER_BYTES:
+        raise ValueError(f"its pictures are too large: {shape[2]}x{shape[1]}")
+    return name[:-4], stream, shape
+
+
+def _list_npz(path: str) -> Iterator[tuple[int, str]]:
+    with zipfile.ZipFile(path) as archive:
+        name, _, shape = _open_array(archive)
+        for number in range(shape[0]):
+            yield number, f"{name}/{number:06d}"
+
+
+def _listers(path: str) -> Callable[[str], Iterator[tuple[int, str]]]:
+    kind = path.lower()
+    return _list_npz if kind.endswith(".npz") else _list_zip if kind.endswith(".zip") else _list_tar
+
+
+Content = str | IO[bytes] | np.ndarray[Any, Any]
+"""A picture: the path of its file, its content, or its pixels uint8 [H, W, 3]."""
+
+
+def open_jobs(jobs: Iterable[Job]) -> Iterator[tuple[Job, Content | InvalidInputError]]:
+    """Yield what each job's picture can be read from, or why there is nothing; archives are read as a stream.
+
+    Args:
+        jobs: in the order in which they were listed; some may be left out.
+    """
+    for archive, group in itertools.groupby(jobs, key=lambda job: job.archive):
+        if archive is None:
+            for job in group:
+                yield job, job.input if job.error is None else InvalidInputError(job.error)
+        else:
+            yield from _open_members(archive, group)
+
+
+def _open_members(archive: str, jobs: Iterator[Job]) -> Iterator[tuple[Job, Content | InvalidInputError]]:
+    kind = archive.lower()
+    reader = _read_npz if kind.endswith(".npz") else _read_zip if kind.endswith(".zip") else _read_tar
+    job = next(jobs, None)
+    contents = reader(archive)
+    problem = "it ends early"
+    try:
+        next(contents)
+        while job is not None:
+            try:
+                content = contents.send(job.member)
+            except StopIteration:
+                break
+            yield job, content
+            job = next(jobs, None)
+    except DAMAGED as error:
+        problem = plain(str(error)) or type(error).__name__
+    for left in itertools.chain([job] if job is not None else [], jobs):
+        yield left, InvalidInputError(
+            f"{_shown(left.input, archive)} cannot be unpacked ({problem}); pack {archive} again")
+
+
+Members = Generator[Any, int, None]
+"""Is sent numbers of members, in rising order, and yields their contents; the first `next` only starts it."""
+
+
+def _read_zip(path: str) -> Members:
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        content: Content | InvalidInputError | None = None
+        while True:
+            number = yield content
+            label = f"{path}/{plain(members[number].filename)}"
+            try:
+                with archive.open(members[number]) as file:
+                    content = _limited(file, label)
+            except DAMAGED as error:  # a damaged or encrypted member costs itself only
+                reason = plain(str(error)) or type(error).__name__
+                content = InvalidInputError(f"{label} cannot be unpacked ({reason}); pack it again, without a password")
+
+
+def _read_tar(path: str) -> Members:
+    number = yield None
+    for here, info, archive in _tar_members(path):
+        if here == number:
+            file = archive.extractfile(info)
+            if file is None:
+                raise ValueError(f"{plain(info.name)} is no file")
+            number = yield _limited(file, f"{path}/{plain(info.name)}")
+
+
+def _read_npz(path: str) -> Members:
+    with zipfile.ZipFile(path) as archive:
+        _, stream, shape = _open_array(archive)
+        size = int(np.prod(shape[1:]))
+        here, picture = 0, None
+        while True:
+            number = yield picture
+            for _ in range(here, number):
+                stream.read(size)
+            content = stream.read(size)
+            if len(content) < size:
+                raise EOFError("it ends early")
+            picture, here = np.frombuffer(content, np.uint8).reshape(shape[1:]), number + 1
+
+
+def _limited(file: IO[bytes], label: str) -> Content | InvalidInputError:
+    content = file.read(MAX_MEMBER_BYTES + 1)
+    if len(content) > MAX_MEMBER_BYTES:
+        return InvalidInputError(f"{label} is over {MAX_MEMBER_BYTES // 1_000_000} MB once unpacked; reduce it first")
+    if not content:
+        return InvalidInputError(f"{label} is empty (0 bytes); provide an image file")
+    return io.BytesIO(content)

@@ -1,0 +1,300 @@
+"""The manifest of a batch: a JSON line an output, which is what a later run goes by.
+
+While a run goes on, rows are appended as outputs are finished; a row that comes later replaces one for the same output.
+A run that ends puts them in the order of the inputs, one row an output. A line that was cut short by a kill is dropped.
+"""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from superres.errors import InvalidInputError, OutputError
+from superres.system.output import scratch_file
+
+LINE_BYTES = 2048
+"""What is read of a line at once; most are shorter."""
+STATUSES = ("ok", "skipped", "failed")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the manifest; the numbers are None unless the image was decoded.
+
+    Attributes:
+        input: path of the input, or that of its archive and its name in there.
+        output: absolute path of the output; empty for an input that could not even be listed.
+        status: "ok", "skipped" (there was a file that no row tells of) or "failed".
+        error: why it failed.
+        tokens: generated.
+        iterations: of the decoding.
+        model_calls: iterations + 1.
+        mean_accepted_block_size: tokens / iterations.
+        seconds: the image's share of the decoding time.
+        checkpoint: name@revision.
+        config: decoding settings with the block size filled in; None for a skipped output, which may have been made
+            with others.
+        seed: of the sampling noise.
+        options: what else decides the output: source, alpha, metadata, format.
+        sha256: of the output file.
+    """
+
+    input: str
+    output: str
+    status: str
+    error: str | None = None
+    tokens: int | None = None
+    iterations: int | None = None
+    model_calls: int | None = None
+    mean_accepted_block_size: float | None = None
+    seconds: float | None = None
+    checkpoint: str | None = None
+    config: dict[str, Any] | None = None
+    seed: int | None = None
+    options: dict[str, Any] | None = None
+    sha256: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What tells rows apart: the output, or the input where it could not even be listed."""
+        return self.output or self.input
+
+    def line(self) -> bytes:
+        """Return the row as a line of JSON."""
+        return json.dumps({name: getattr(self, name) for name in _NAMES}).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, line: bytes) -> Row:
+        """Read a line; entries that this release does not know are left out.
+
+        Raises:
+            ValueError: it is no row.
+        """
+        values = json.loads(line)
+        if not isinstance(values, dict) or values.get("status") not in STATUSES:
+            raise ValueError("no status ok, skipped or failed")
+        row = cls(**{name: value for name, value in values.items() if name in _NAMES})
+        if not isinstance(row.input, str) or not isinstance(row.output, str):
+            raise ValueError("input and output must be text")
+        for name in ("config", "options"):
+            if not isinstance(getattr(row, name), dict | None):
+                raise ValueError(f"{name} must be an object")
+        return row
+
+
+_NAMES = tuple(field.name for field in dataclasses.fields(Row))
+
+
+def read_rows(file: BinaryIO, path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of an opened manifest, each with the place where its line begins; a cut last line is left out.
+
+    Raises:
+        InvalidInputError: a line is no row.
+    """
+    place = 0
+    for number, line in enumerate(file, 1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            row = Row.parse(line)
+        except (ValueError, TypeError, RecursionError) as error:
+            reason = " ".join(str(error).split())
+            raise InvalidInputError(f"line {number} of the manifest {path} is damaged ({reason}); remove that line, or "
+                                    "the manifest, or choose another --manifest") from error
+        yield place, row
+        place += len(line)
+
+
+class Manifest:
+    """A manifest that a run reads, adds to and puts in order.
+
+    It knows outputs by their number in the run's plan, and keeps a place in the file for each, not the rows.
+    """
+
+    def __init__(self, path: Path, count: int, keys: Iterable[str]) -> None:
+        """Open `path`, or begin it.
+
+        Args:
+            path: the file.
+            count: of the run's outputs.
+            keys: those of the outputs' rows, by number; only looked at if the manifest has rows.
+
+        Raises:
+            InvalidInputError: a line is damaged.
+            OutputError: the file cannot be read or written.
+        """
+        self.path = path
+        self.places = array.array("q", [-1]) * count
+        self.others: dict[str, int] = {}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = open(path, "ab", buffering=0)  # noqa: SIM115 -- open as long as the run
+            # Without a buffer, which would go on showing what has been cut off meanwhile.
+            self.reader = open(path, "rb", buffering=0)  # noqa: SIM115 -- open as long as the run
+        except OSError as error:
+            raise OutputError(f"cannot write the manifest {path}: {error.strerror}; choose another --manifest"
+                              ) from error
+        self.reading = threading.Lock()
+        try:
+            self._read(keys)
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        """Return the number of the run's outputs."""
+        return len(self.places)
+
+    def _read(self, keys: Iterable[str]) -> None:
+        self.end = 0
+        if os.fstat(self.reader.fileno()).st_size:
+            numbers = {key: number for number, key in enumerate(keys)}
+            last = -1
+            with open(self.path, "rb") as file:
+                for last, row in read_rows(file, self.path):
+                    number = numbers.get(row.key)
+                    if number is None:
+                        self.others[row.key] = last
+                    else:
+                        self.places[number] = last
+            self.end = last + len(self._line(last)) if last >= 0 else 0
+            self.file.truncate(self.end)
+
+    def _line(self, place: int) -> bytes:
+        """Return the whole line that begins at `place`."""
+        line = b""
+        with self.reading:
+            self.reader.seek(place)
+            while b"\n" not in line and (more := self.reader.read(LINE_BYTES)):
+                line += more
+        return line[: line.index(b"\n") + 1]
+
+    def row(self, number: int) -> Row | None:
+        """Return the latest row of output `number`; any thread may ask."""
+        return None if self.places[number] < 0 else Row.parse(self._line(self.places[number]))
+
+    def append(self, rows: Iterable[tuple[int, Row]]) -> None:
+        """Add the rows of some outputs, by number; they are on disc when this returns.
+
+        Raises:
+            OutputError: they cannot be written; what was there before is intact.
+        """
+        lines, places, end = [], [], self.end
+        for number, row in rows:
+            lines.append(row.line())
+            places.append((number, end))
+            end += len(lines[-1])
+        try:
+            rest = memoryview(b"".join(lines))
+            while rest:
+                rest = rest[self.file.write(rest) :]
+            os.fsync(self.file.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                self.file.truncate(self.end)
+            raise OutputError(f"cannot write the manifest {self.path}: {error.strerror}") from error
+        self.end = end
+        for number, place in places:
+            self.places[number] = place
+
+    def finish(self) -> None:
+        """Leave one row an output: first those of other runs' outputs, then this run's in the order of its inputs.
+
+        Raises:
+            OutputError: there is no room for it; all rows are still there.
+        """
+        order = [*sorted(self.others.values()), *(place for place in self.places if place >= 0)]
+        try:
+            _rewrite(self.path, map(self._line, order))
+        except OSError as error:
+            raise OutputError(f"cannot put the manifest {self.path} in order: {error.strerror}; no row is lost, the "
+                              "same command does it when there is room") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        for file in (self.reader, self.file):
+            with suppress(OSError):
+                file.close()
+
+
+def merge(paths: Sequence[Path], output: Path) -> Counter[str]:
+    """Join the manifests of shards into one: a row an output, in the order in which one run would have them.
+
+    Of several rows for an output, one that is "ok" counts, or else the last. Rows stand in turns, as shards take
+    inputs in turns.
+
+    Args:
+        paths: the manifests, in the order of their shards.
+        output: where to; may be one of `paths`.
+
+    Returns:
+        How many rows have each status.
+
+    Raises:
+        InvalidInputError: one cannot be read, or a line is damaged.
+        OutputError: the result cannot be written.
+    """
+    chosen: dict[str, tuple[int, int, str]] = {}
+    turns: list[list[str]] = []
+    files: list[BinaryIO] = []
+    try:
+        for number, path in enumerate(paths):
+            try:
+                files.append(open(path, "rb"))  # noqa: SIM115 -- closed below
+            except OSError as error:
+                raise InvalidInputError(f"cannot read the manifest {path}: {error.strerror}; name those that superres "
+                                        "upscale wrote") from error
+            turns.append([])
+            for place, row in read_rows(files[-1], path):
+                before = chosen.get(row.key)
+                if before is None:
+                    turns[-1].append(row.key)
+                if before is None or row.status == "ok" or before[2] != "ok":
+                    chosen[row.key] = (number, place, row.status)
+        _write_merged(_in_turns(turns), chosen, files, output)
+    finally:
+        for file in files:
+            file.close()
+    return Counter(status for _, _, status in chosen.values())
+
+
+def _in_turns(turns: list[list[str]]) -> Iterator[str]:
+    for place in range(max(map(len, turns), default=0)):
+        yield from (names[place] for names in turns if place < len(names))
+
+
+def _write_merged(
+    outputs: Iterator[str], chosen: dict[str, tuple[int, int, str]], files: list[BinaryIO], path: Path,
+) -> None:
+    def lines() -> Iterator[bytes]:
+        for output in outputs:
+            number, place, _ = chosen[output]
+            files[number].seek(place)
+            yield files[number].readline()
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _rewrite(path, lines())
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose another --output") from error
+
+
+def _rewrite(path: Path, lines: Iterable[bytes]) -> None:
+    """Replace the file by `lines`, on disc, in one move; they are not held in memory, and may come from the file.
+
+    Raises:
+        OSError: there is no room; the file is as it was.
+    """
+    with scratch_file(path.parent, path) as file:
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,213 @@
+"""Upscaling on a Ray cluster: actors read and decode, this process keeps the manifest and writes the outputs.
+
+Ray Data hands out blocks of inputs to a pool of actors, each of which loads the model once, and gives a block to
+another actor when its own dies. Inputs are read by the actors, so that the same paths have to lead to them on every
+machine; outputs are written here alone, with the same code and to the same effect as without Ray.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from superres.batch.inputs import Job
+from superres.batch.plan import BatchOptions
+from superres.batch.record import Made, Recipe, Summary
+from superres.batch.run import BatchRun, Standing
+from superres.batch.upscaling import Decoding, read_ahead
+from superres.batch.work import Failure, Item
+from superres.config import DecodeConfig
+from superres.errors import CheckpointError, ClusterError, ConfigError
+from superres.pipeline.options import resolve_options
+
+if TYPE_CHECKING:
+    from superres.pipeline.upscaler import Drawn, Upscaler
+
+BLOCK = 64
+"""Inputs that an actor takes at a time: what is decoded again when it dies."""
+CPUS = 2
+"""Of an actor, where nothing else is said."""
+Wanted = tuple[int, Job, list[int]]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where and how to decode.
+
+    Attributes:
+        address: of a cluster; "auto" for the one of this machine, "local" to start one here for this run.
+        workers: actors; if None one a GPU, or one for `CPUS` processors.
+        checkpoint: name, folder or hub id, as the actors find it.
+        device: "auto", "cpu" or "cuda".
+        engine: a name in `superres.config.ENGINES`.
+    """
+
+    address: str
+    workers: int | None = None
+    checkpoint: str = "celeba-8to32"
+    device: str = "auto"
+    engine: str = "auto"
+
+
+@dataclass
+class Collector:
+    """What an actor does with finished pictures: makes files of them, and keeps these until its block is done."""
+
+    recipe: Recipe
+    made: list[Made | Failure] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def put(self, result: Drawn[Item] | Made | Failure | Standing) -> None:
+        """See `superres.batch.run.BatchRun.put`."""
+        if isinstance(result, Made | Failure):
+            self.made.append(result)
+        elif not isinstance(result, Standing):
+            self.made.append(self.recipe.make(result))
+
+    def progress(self, under_way: float) -> None:
+        """See `superres.batch.run.BatchRun.progress`."""
+
+
+class Worker:
+    """An actor: the model, loaded once, and the reading and decoding of blocks of inputs."""
+
+    def __init__(self, cluster: Cluster, recipe: Recipe, folder: str) -> None:
+        """Load the model.
+
+        Args:
+            cluster: how to decode.
+            recipe: what decides the outputs.
+            folder: where relative paths begin.
+
+        Raises:
+            CheckpointError: there is another checkpoint of that name here.
+        """
+        from superres.pipeline.upscaler import Upscaler
+
+        if os.path.isdir(folder):
+            os.chdir(folder)
+        self.recipe = recipe
+        self.upscaler = Upscaler.load(cluster.checkpoint, cluster.device, cluster.engine)
+        here = f"{self.upscaler.name}@{self.upscaler.revision}"
+        if here != recipe.checkpoint:
+            raise CheckpointError(f"checkpoint {here} on {os.uname().nodename} is not {recipe.checkpoint}; bring the "
+                                  "same one to every machine")
+        self.rows = recipe.options.batch_size or self.upscaler.fitting_rows(recipe.decode)
+
+    def __call__(self, block: dict[str, Any]) -> dict[str, Any]:
+        """Read and decode the inputs in column "wanted", and return the files in column "made"."""
+        wanted = [one for part in block["wanted"] for one in pickle.loads(part)]  # noqa: S301 -- from this run itself
+        collector = Collector(self.recipe)
+        count = sum(len(samples) for _, _, samples in wanted)
+        rows = min(self.rows, count)
+        with read_ahead(iter(wanted), self.recipe.options, collector, rows) as feed:
+            Decoding(collector, self.upscaler, feed, self.recipe.decode, rows).run_all()
+        return {"made": np.array([pickle.dumps(collector.made)], dtype=object)}
+
+
+def upscale_on_cluster(
+    jobs: Sequence[Job], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig, cluster: Cluster,
+) -> Summary:
+    """Do what `superres.batch.upscaling.upscale_files` does, with actors of a Ray cluster.
+
+    Args:
+        jobs: the inputs.
+        upscaler: the checkpoint as it is here, by which the actors' is checked.
+        options: of the run.
+        decode: decoding settings.
+        cluster: where and how to decode.
+
+    Raises:
+        ConfigError: `decode` does not fit the checkpoint, or Ray is not installed.
+        ClusterError: there is no such cluster, or it fails altogether.
+        InvalidInputError: the manifest is damaged.
+        OutputError: as for `superres.batch.upscaling.upscale_files`.
+    """
+    ray = _import_ray()
+    decode = resolve_options(decode, upscaler, options.samples)
+    recipe = Recipe(f"{upscaler.name}@{upscaler.revision}", decode, options)
+    with BatchRun(jobs, options, recipe) as run:
+        wanted = [pickle.dumps(block) for block in _blocks(run.wanted())]
+        if wanted:
+            with _connected(ray, cluster):
+                _decode(ray, run, wanted, cluster)
+    return run.summary
+
+
+def _import_ray() -> ModuleType:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # asks nobody, tells nobody
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what goes wrong comes as an exception, too
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ConfigError("--ray needs the extra ray; pip install 'superres[ray]'") from error
+    module: ModuleType = ray
+    return module
+
+
+def _blocks(wanted: Iterator[Wanted]) -> Iterator[list[Wanted]]:
+    while block := list(itertools.islice(wanted, BLOCK)):
+        yield block
+
+
+@contextmanager
+def _connected(ray: ModuleType, cluster: Cluster) -> Iterator[None]:
+    """Connect to the cluster, or start one; its errors become one line."""
+    own: dict[str, Any] = {}
+    if cluster.address == "local":
+        own = {"include_dashboard": False, "num_cpus": max(cluster.workers or 0, os.cpu_count() or 1)}
+    already = ray.is_initialized()
+    try:
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True, **own)
+        yield
+    except (ray.exceptions.RayError, ConnectionError) as error:
+        # The cause of all comes last in what an actor's traceback tells.
+        reason = " ".join((str(error).strip().splitlines() or [type(error).__name__])[-1].split())
+        raise ClusterError(f"the Ray cluster at {cluster.address} failed ({reason}); what is finished is kept and the "
+                           "same command goes on from there") from error
+    finally:
+        if not already:
+            ray.shutdown()
+
+
+def _decode(ray: ModuleType, run: BatchRun, wanted: list[bytes], cluster: Cluster) -> None:
+    """Let the actors work on `wanted`, and hand over what they make."""
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = context.print_on_execution_start = False
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0)) if cluster.device != "cpu" else 0
+    cpus = int(resources.get("CPU", 1))
+    workers = min(cluster.workers or gpus or max(1, cpus // CPUS), len(wanted))
+    share = {"num_gpus": gpus / workers if workers > gpus else 1.0} if gpus else {"num_cpus": max(1, cpus // workers)}
+    folder = os.getcwd()
+    if os.path.isdir(cluster.checkpoint):
+        cluster = Cluster(cluster.address, cluster.workers, os.path.abspath(cluster.checkpoint), cluster.device,
+                          cluster.engine)
+    data = ray.data.from_items([{"wanted": block} for block in wanted], override_num_blocks=len(wanted))
+    made = data.map_batches(
+        Worker, batch_size=1, fn_constructor_args=(cluster, run.recipe, folder), zero_copy_batch=False,
+        compute=ray.data.ActorPoolStrategy(size=workers), **share,
+    )
+    missing = {number + sample - 1 for block in wanted for number, _, samples in pickle.loads(block)  # noqa: S301
+               for sample in samples}
+    for row in made.iter_rows():
+        for result in pickle.loads(row["made"]):  # noqa: S301 -- from this run's own actors
+            if result.number in missing:  # a block that was worked on twice counts once
+                missing.remove(result.number)
+                run.put(result)
+        run.progress(0.0)
+        if run.error is not None:
+            return
+    for number in sorted(missing):
+        run.put(Failure(number, "the cluster lost it; the same command makes it"))

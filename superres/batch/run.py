@@ -1,0 +1,230 @@
+"""A run of a batch, however it decodes: what is to be made, and a thread that brings what was made to disc."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from superres.batch.commit import Lock, Staging
+from superres.batch.inputs import Job
+from superres.batch.manifest import Manifest, Row
+from superres.batch.plan import BatchOptions
+from superres.batch.record import Made, Recipe, Summary
+from superres.batch.work import Failure, Item
+from superres.errors import OutputError
+from superres.system.output import prepare_folder
+from superres.system.progress import ProgressBar, say
+
+if TYPE_CHECKING:
+    from superres.pipeline.upscaler import Drawn
+
+IDLE_SECONDS = 2.0
+"""Longest time that a finished output waits for others to be brought to disc with it."""
+QUEUE = 256
+"""Outputs that wait to be written before decoding has to wait for the disc."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An output that is left as it is: whole and made with the same settings, or not known to the manifest."""
+
+    number: int
+
+
+class BatchRun:
+    """The state of a run: plan, lock, manifest and the writing thread. A context manager.
+
+    Attributes:
+        jobs: the inputs.
+        options: of the run.
+        recipe: what decides the outputs.
+        summary: counts so far.
+        bar: the progress bar, shown on a terminal only.
+        error: why nothing can be written any more; None while all is well.
+    """
+
+    def __init__(self, jobs: Sequence[Job], options: BatchOptions, recipe: Recipe) -> None:
+        """Prepare; nothing is touched yet."""
+        self.jobs, self.options, self.recipe = jobs, options, recipe
+        self.summary = Summary()
+        self.error: BaseException | None = None
+        self.total = sum(1 if job.error is not None else options.samples for job in jobs)
+        self._moving = threading.Lock()
+        self._queue: queue.Queue[Any] = queue.Queue(QUEUE)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> BatchRun:
+        """Take the lock, read the manifest and start the writing thread.
+
+        Raises:
+            OutputError: another run is at work, something cannot be written, or outputs were made with other settings.
+            InvalidInputError: the manifest is damaged.
+        """
+        self._started = time.perf_counter()
+        output = self.options.output
+        prepare_folder(output)
+        with ExitStack() as stack:
+            lock = Lock(output, self.options.shard)
+            stack.callback(lock.release)
+            self.manifest = Manifest(self.options.manifest_path, len(self.jobs) * self.options.samples, self._keys())
+            stack.callback(self.manifest.close)
+            self._refuse_changes()
+            self._staging = Staging(output, self.manifest, self.options.shard, self._report)
+            stack.callback(self._staging.close)
+            self.bar = stack.enter_context(ProgressBar(
+                total=self.total, unit="image", disable=None, smoothing=0.05,
+                bar_format="{l_bar}{bar}| {n:.1f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"))
+            self._stack = stack.pop_all()
+        self._writer = threading.Thread(target=self._write, name="superres-writing", daemon=True)
+        self._writer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None,
+    ) -> None:
+        """Bring everything to disc; a run that went through puts its manifest in order."""
+        with self._stack:
+            self._queue.put(None)
+            self._writer.join()
+            if self.error is None and kind is None:
+                try:
+                    self.manifest.finish()
+                except OutputError as caught:
+                    self.error = caught
+            if isinstance(self.error, OutputError):
+                self.summary.stopped = str(self.error)
+                say(f"{self.error}; stopped, what is finished is kept and the same command goes on from there")
+            elif self.error is not None and kind is None:
+                raise self.error
+        self.summary.seconds = time.perf_counter() - self._started
+
+    def put(self, result: Drawn[Item] | Made | Failure | Standing) -> None:
+        """Hand over what became of an output; waits while the disc is behind."""
+        self._queue.put(result)
+
+    def wanted(self) -> Iterator[tuple[int, Job, list[int]]]:
+        """Yield what is to be made, as `superres.batch.work.Reader.read` takes it; the rest is reported."""
+        for index, job in enumerate(self.jobs):
+            if self.error is not None:
+                return
+            first, samples = index * self.options.samples, []
+            for sample, output in enumerate(self.options.outputs(job), 1):
+                standing = self._standing(first + sample - 1, output) if job.error is None else None
+                if standing is None:
+                    samples.append(sample)
+                else:
+                    self.put(standing)
+            if samples:
+                yield first, job, samples
+
+    def progress(self, under_way: float) -> None:
+        """Move the bar; `under_way` counts what is being decoded, in images."""
+        with self._moving:
+            self.bar.update(max(self.summary.finished + under_way - self.bar.n, 0))
+
+    def _keys(self) -> Iterator[str]:
+        for job in self.jobs:
+            outputs = self.options.outputs(job)
+            yield from (output or job.input for output in outputs)
+            yield from [""] * (self.options.samples - len(outputs))
+
+    def _refuse_changes(self) -> None:
+        """Refuse to mix settings, unless the user has said what to do."""
+        if self.options.on_existing != "skip":
+            return
+        count, example = 0, ""
+        for number in range(len(self.manifest)):
+            row = self.manifest.row(number)
+            differences = self.recipe.differences(row) if row is not None and row.status == "ok" else []
+            if row is not None and differences and os.path.lexists(row.output):
+                count += 1
+                example = example or "; ".join(differences)
+        if count:
+            raise OutputError(f"{count} of the outputs in {self.options.output} were made with other settings "
+                              f"({example}); repeat those, choose another --output, or give --on-existing redo")
+
+    def _standing(self, number: int, output: str) -> Standing | Failure | None:
+        """Return why an output is not to be made, or None."""
+        mode, row = self.options.on_existing, self.manifest.row(number)
+        if mode == "overwrite" or not (os.path.isfile(output) or os.path.islink(output)):
+            return None
+        if mode == "error":
+            return Failure(number, f"{output} exists already; use --on-existing skip or overwrite")
+        if row is None or row.status != "ok":
+            return Standing(number) if mode == "skip" else None
+        if self.recipe.differences(row) or not _is_whole(output, row.sha256):
+            return None
+        return Standing(number)
+
+    def _write(self) -> None:
+        """Bring to disc what comes, until None comes; the body of the writing thread."""
+        while True:
+            try:
+                result = self._queue.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                result = ()
+            try:
+                if self.error is None:
+                    self._take(result)
+            except BaseException as error:  # the other threads go on putting, and look at it
+                self.error = error
+            if result is None:
+                self.summary.writing = time.thread_time()
+                return
+
+    def _take(self, result: Any) -> None:  # noqa: ANN401 -- what `put` takes, or nothing
+        if result is None or result == ():
+            self._staging.commit()
+            self._staging.commit()  # rows of outputs that could not take their names
+            return
+        if isinstance(result, Standing | Failure):
+            self._take_row(result)
+            return
+        made = result if isinstance(result, Made) else self.recipe.make(result)
+        row = Row(*self._names(made.number), "ok", None, made.tokens, made.iterations, made.model_calls,
+                  made.tokens / max(made.iterations, 1), made.seconds, **self._settings(),
+                  sha256=hashlib.sha256(made.data).hexdigest())
+        self._staging.add(made.number, row, made.data)
+
+    def _take_row(self, result: Standing | Failure) -> None:
+        names = self._names(result.number)
+        if isinstance(result, Failure):
+            row = Row(*names, "failed", result.message, **self._settings())
+            say(result.message if names[0] in result.message else f"{names[0]}: {result.message}")
+        else:
+            row = Row(*names, "skipped", checkpoint=None)
+        before = self.manifest.row(result.number)
+        if before is not None and before.status == "ok" and (isinstance(result, Standing) or os.path.lexists(names[1])):
+            self._report(row)  # the output is there, and the manifest tells how it was made
+        else:
+            self._staging.add_row(result.number, row)
+
+    def _settings(self) -> dict[str, Any]:
+        recipe = self.recipe
+        return {"checkpoint": recipe.checkpoint, "config": recipe.config, "seed": recipe.decode.seed,
+                "options": recipe.deciding}
+
+    def _names(self, number: int) -> tuple[str, str]:
+        job = self.jobs[number // self.options.samples]
+        return job.input, self.options.outputs(job)[number % self.options.samples]
+
+    def _report(self, row: Row) -> None:
+        self.summary.add(row)
+        self.progress(0.0)
+
+
+def _is_whole(path: str, sha256: str | None) -> bool:
+    """Tell whether a file has the digest that its row tells."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest() == sha256
+    except OSError:
+        return False

@@ -1,0 +1,125 @@
+"""Translation of files and streams: what `superres translate` does, without its options' spelling."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from superres.config import BeamConfig, DecodeConfig, require
+from superres.decoding.trace import mean_accepted_block_size
+from superres.errors import OutputError
+from superres.system.output import prepare_folder, write_result
+from superres.system.progress import say
+from superres.system.terminal import read_standard_input, write_output
+from superres.tasks.translation import decode_lines, read_lines
+
+if TYPE_CHECKING:
+    from superres.decoding.trace import RowTrace
+    from superres.pipeline.translator import Translated, Translator
+
+
+def input_lines(texts: Sequence[str], path: Path | None) -> list[str]:
+    """Return the lines to translate: `texts`, or those of the file `path`, or else (or for "-") of standard input.
+
+    Raises:
+        ConfigError: both are given.
+        InvalidInputError: the file or standard input is empty, not UTF-8 or cannot be read.
+    """
+    require(not texts or path is None, f"give either text or --input {path}, not both")
+    if texts:
+        return [line for text in texts for line in text.split("\n")]
+    if path is not None and str(path) != "-":
+        return read_lines(path)
+    return decode_lines(read_standard_input(), "standard input")
+
+
+def check_output(output: Path | None, path: Path | None) -> None:
+    """Make the output's folder and try it.
+
+    Raises:
+        ConfigError: the output would replace the input.
+        OutputError: the folder cannot be written.
+    """
+    if output is None:
+        return
+    require(path is None or os.path.realpath(output) != os.path.realpath(path),
+            f"the output {output} would replace the input; choose another --output")
+    if output.is_dir():
+        raise OutputError(f"cannot write {output}: there is a folder of that name; choose another --output")
+    prepare_folder(output.parent)
+
+
+def translate_lines(
+    lines: Sequence[str], translator: Translator, options: DecodeConfig | BeamConfig, batch_size: int
+) -> Translated:
+    """Translate `lines` with a progress bar on a terminal; say which were too long for the model.
+
+    Raises:
+        InvalidInputError: a word is too long for the model.
+        ConfigError: `options` do not fit.
+    """
+    with tqdm(unit="segment", disable=None) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        result = translator(lines, options, batch_size=batch_size, progress=progress)
+    for note in notes(translator, result):
+        say(note)
+    return result
+
+
+def notes(translator: Translator, result: Translated) -> list[str]:
+    """Return what people should know of a result: which lines were too long, and which translations were cut."""
+    model = translator.model_config
+    found = [f"line {number} is longer than the {model.source_length} tokens that the model reads; translated in "
+             f"{parts} parts" for number, parts in enumerate(result.parts, 1) if parts > 1]
+    cut = [number for number, is_cut in enumerate(result.cut, 1) if is_cut]
+    if cut:
+        shown = ", ".join(map(str, cut[:5])) + (" and others" if len(cut) > 5 else "")
+        found.append(f"{len(cut)} of {len(result.texts)} translations end at the largest length, {model.target_length} "
+                     f"tokens: line {shown}")
+    return found
+
+
+def write_lines(texts: Sequence[str], output: Path | None) -> None:
+    """Write one line a text, to the file `output` in one move, or to standard output.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    data = "".join(f"{text}\n" for text in texts).encode()
+    if output is not None:
+        write_result(output, data)
+        return
+    write_output(data)
+
+
+def accepted_tokens(traces: Sequence[RowTrace]) -> list[list[int]]:
+    """Return the tokens that each step of a line's translation accepted; `traces` are those of its segments."""
+    return [tokens[:count].tolist() for trace in traces
+            for tokens, count in zip(trace.proposed, trace.accepted, strict=True)]
+
+
+def trace_lines(translator: Translator, traces: Sequence[RowTrace]) -> list[str]:
+    """Return the steps of a line's translation with the tokens that each accepted, as in section 7.4 of the paper.
+
+    Args:
+        translator: what made it.
+        traces: one a segment.
+    """
+    steps = accepted_tokens(traces)
+    return [f"Step {number:<3} {len(tokens):>2} token{'s' if len(tokens) > 1 else ' '}  "
+            f"[{', '.join(translator.codec.names(tokens))}]" for number, tokens in enumerate(steps, 1)]
+
+
+def summary_line(result: Translated) -> str:
+    """Return what was done as one line for people."""
+    traces = [trace for traces in result.traces for trace in traces]
+    size = f", mean accepted block size {mean_accepted_block_size(traces):.2f}" if traces else ""
+    return f"{len(result.texts)} lines in {result.seconds:.1f} s{size}"

@@ -1,0 +1,213 @@
+"""Upscaling of many images on one machine: what `superres upscale` does, without its options' spelling.
+
+Three threads work at once: one reads inputs, one decodes, one writes outputs and the manifest. One bad input costs its
+own row and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from superres.batch.inputs import Job
+from superres.batch.plan import BatchOptions
+from superres.batch.record import Recipe, Summary
+from superres.batch.run import BatchRun
+from superres.batch.work import Failure, Item, Reader
+from superres.config import DecodeConfig
+from superres.errors import ScoresError
+from superres.pipeline.options import resolve_options
+from superres.system.progress import say
+
+if TYPE_CHECKING:
+    from superres.pipeline.upscaler import Drawn, ImageFeed, Refilled, Upscaler
+
+AHEAD = 4
+"""Images that are read ahead, for each that is being decoded."""
+
+
+class Feed:
+    """Between reading and decoding: the reader waits when there is enough, the decoder when there is nothing."""
+
+    def __init__(self, most: int) -> None:
+        """Hold at most `most` items; `seconds` will be the processor time that filling took."""
+        self.most = most
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._ended = self._closed = False
+        self._error: BaseException | None = None
+        self.seconds = 0.0
+
+    def fill(self, items: Iterator[Item]) -> None:
+        """Put in all `items`, or the error that reading them raises; for a thread that does nothing else."""
+        error: BaseException | None = None
+        try:
+            for item in items:
+                with self._changed:
+                    self._changed.wait_for(lambda: len(self._items) < self.most or self._closed)
+                    if self._closed:
+                        break
+                    self._items.append(item)
+                    self._changed.notify_all()
+        except BaseException as caught:
+            error = caught
+        with self._changed:
+            self._ended, self._error, self.seconds = True, error, time.thread_time()
+            self._changed.notify_all()
+
+    def take(self, most: int, wait: bool) -> list[Item] | None:
+        """See `superres.decoding.batching.Feed.take`."""
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: self._items or self._ended)
+            if self._error is not None:
+                raise self._error
+            if not self._items and self._ended:
+                return None
+            taken = [self._items.popleft() for _ in range(min(most, len(self._items)))]
+            self._changed.notify_all()
+            return taken
+
+    def put_back(self, items: Sequence[Item]) -> None:
+        """Hand out `items` again, before all others."""
+        with self._changed:
+            self._items.extendleft(reversed(items))
+
+    def close(self) -> None:
+        """Let the reading thread end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+@dataclass
+class Alone:
+    """A feed of one item."""
+
+    items: list[Item]
+
+    def take(self, most: int, wait: bool) -> list[Item] | None:
+        """See `superres.decoding.batching.Feed.take`."""
+        taken, self.items = self.items, []
+        return taken or None
+
+
+def upscale_files(jobs: Sequence[Job], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig) -> Summary:
+    """Upscale the inputs of `jobs` and return the counts; what happens to each output is a row of the manifest.
+
+    What the manifest says is whole is left as it is. A failure is one line on standard error. The progress bar is shown
+    on a terminal only.
+
+    Raises:
+        ConfigError: `decode` does not fit the checkpoint.
+        InvalidInputError: the manifest is damaged.
+        OutputError: the output folder or the manifest cannot be written at all, another run is at work there, or
+            outputs were made with other settings.
+    """
+    decode = resolve_options(decode, upscaler, options.samples)
+    recipe = Recipe(f"{upscaler.name}@{upscaler.revision}", decode, options)
+    with BatchRun(jobs, options, recipe) as run:
+        most = max(run.total, 1)
+        rows = min(options.batch_size or upscaler.fitting_rows(decode), most)
+        with read_ahead(run.wanted(), options, run, rows) as feed:
+            Decoding(run, upscaler, feed, decode, rows).run_all()
+        run.summary.reading = feed.seconds
+    return run.summary
+
+
+class Sink(Protocol):
+    """Takes what becomes of outputs: a run, or an actor of one."""
+
+    error: BaseException | None
+    """Why nothing can be taken any more; None while all is well."""
+
+    def put(self, result: Drawn[Item] | Failure) -> None:
+        """Take a finished picture, or what is wrong."""
+
+    def progress(self, under_way: float) -> None:
+        """Learn how much is being decoded, in images."""
+
+
+@contextmanager
+def read_ahead(
+    wanted: Iterator[tuple[int, Job, list[int]]], options: BatchOptions, sink: Sink, rows: int,
+) -> Iterator[Feed]:
+    """Read inputs in a thread of its own, into a feed; what cannot be read goes to `sink`.
+
+    Args:
+        wanted: see `superres.batch.work.Reader.read`.
+        options: of the run.
+        sink: takes failures.
+        rows: images that are decoded together.
+    """
+    feed = Feed(AHEAD * rows)
+
+    def items() -> Iterator[Item]:
+        for result in Reader(options).read(wanted):
+            if isinstance(result, Item):
+                yield result
+            else:
+                sink.put(result)
+
+    reader = threading.Thread(target=feed.fill, args=(items(),), name="superres-reading", daemon=True)
+    reader.start()
+    try:
+        yield feed
+    finally:
+        feed.close()
+        reader.join()
+
+
+@dataclass
+class Decoding:
+    """The decoding of what a feed hands out, with fewer images at a time when memory runs out."""
+
+    sink: Sink
+    upscaler: Upscaler
+    feed: Feed
+    decode: DecodeConfig
+    rows: int
+
+    def run_all(self) -> None:
+        """Decode until there is nothing more, or nothing can be written any more."""
+        while True:
+            lost, error = self._decode(self.feed, self.rows)
+            if error is None:
+                return
+            if not lost:
+                raise error
+            if _is_out_of_memory(error) and len(lost) > 1:
+                self.rows = (len(lost) + 1) // 2
+                say(f"out of memory with a batch of {len(lost)}; going on with {self.rows} (--batch-size)")
+                self.feed.put_back(lost)
+                continue
+            for item in lost:  # one may be at fault, and the others have waited long enough
+                _, error = self._decode(Alone([item]), 1)
+                if error is not None:
+                    message = " ".join(str(error).split()) or type(error).__name__
+                    self.sink.put(Failure(item.number, f"decoding failed: {message}"))
+
+    def _decode(self, feed: ImageFeed[Item], rows: int) -> tuple[list[Item], Exception | None]:
+        """Decode a feed to its end; return what was lost by which error, if there was one."""
+        stream: Refilled[Item] = self.upscaler.refilled(feed, self.decode, rows)
+        try:
+            for drawn in stream:
+                for one in drawn:
+                    self.sink.put(one)
+                if self.sink.error is not None:
+                    break
+                self.sink.progress(stream.images_under_way)
+        except (RuntimeError, MemoryError, ScoresError) as error:
+            # The traceback would keep the failed session alive, and with it the memory that is wanted back.
+            return stream.under_way, error.with_traceback(None)
+        return [], None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    message = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in message or "can't allocate memory" in message

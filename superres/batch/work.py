@@ -1,0 +1,110 @@
+"""The work on an input of a batch besides its decoding: from a file to the network's input, from pixels to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from superres.batch.image_files import FORMATS, Extras
+from superres.batch.inputs import Job, open_jobs
+from superres.batch.plan import KEEP_ALPHA, BatchOptions
+from superres.errors import InvalidInputError, SuperresError
+from superres.tasks.faces import Source, enlarge, image_key, to_source
+from superres.tasks.pictures import Picture, read_picture
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """A sample of an input, ready to be decoded.
+
+    Attributes:
+        number: of its output in the run's plan.
+        sample: from 1.
+        source: uint8 [8, 8, 3].
+        extras: what the output takes over from the input.
+    """
+
+    number: int
+    sample: int
+    source: Pixels
+    extras: Extras
+
+    @property
+    def key(self) -> int:
+        """Key of its sampling noise."""
+        return image_key(self.source, self.sample)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An output that cannot be made, by its number in the run's plan."""
+
+    number: int
+    message: str
+
+
+@dataclass
+class Reader:
+    """Reads inputs; `options` say how one becomes 8x8, and what is kept of it."""
+
+    options: BatchOptions
+
+    def read(self, wanted: Iterable[tuple[int, Job, list[int]]]) -> Iterator[Item | Failure]:
+        """Yield the samples of inputs, or why there are none.
+
+        Args:
+            wanted: number of the first sample's output, the input, and the samples to make of it, from 1; in the
+                order of the plan.
+        """
+        pending: list[tuple[int, list[int]]] = []
+
+        def jobs() -> Iterator[Job]:
+            for first, job, samples in wanted:
+                pending.append((first, samples))
+                yield job
+
+        for job, content in open_jobs(jobs()):
+            first, samples = pending.pop(0)
+            loaded = self._load(job, content)
+            for sample in samples:
+                number = first + sample - 1
+                yield Failure(number, loaded) if isinstance(loaded, str) else Item(number, sample, *loaded)
+
+    def _load(self, job: Job, content: Any) -> tuple[Pixels, Extras] | str:  # noqa: ANN401 -- batch_inputs.Content
+        """Return the 8x8 input and what goes with it, or what is wrong."""
+        try:
+            if isinstance(content, InvalidInputError):
+                raise content
+            keeps = self.options.alpha == KEEP_ALPHA
+            if isinstance(content, np.ndarray):
+                picture = Picture(content)
+            else:
+                picture = read_picture(content, job.input, background="white" if keeps else self.options.alpha)
+            source, alpha = to_source(picture.rgb, cast(Source, self.options.source)), None
+            if keeps and picture.alpha is not None:
+                low = to_source(np.repeat(picture.alpha[:, :, None], 3, axis=2), cast(Source, self.options.source))
+                source, alpha = unblend(source, low[:, :, :1]), enlarge(low[None], "bicubic")[0, :, :, 0]
+        except (SuperresError, OSError, ValueError, MemoryError) as error:
+            message = " ".join(str(error).split()) or type(error).__name__
+            return message if job.input in message else f"{job.input}: {message}"
+        if self.options.metadata == "strip":
+            return source, Extras(alpha)
+        return source, Extras(alpha, picture.exif, picture.xmp, picture.has_profile)
+
+
+def unblend(pixels: Pixels, alpha: Pixels) -> Pixels:
+    """Return the colours that `alpha` [H, W, 1] over white turns into `pixels` [H, W, 3]; white where nothing shows."""
+    weight = np.maximum(alpha.astype(np.float64), 1) / 255
+    colour = (pixels - 255 * (1 - weight)) / weight
+    return np.where(alpha == 0, 255, colour.round().clip(0, 255)).astype(np.uint8)
+
+
+def encode(item: Item, image: Pixels, record: dict[str, Any], options: BatchOptions) -> bytes:
+    """Return a finished picture, uint8 [32, 32, 3], as the bytes of its file."""
+    return FORMATS[options.format].encode(image, {**record, "sample": item.sample}, item.extras)

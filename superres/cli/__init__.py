@@ -1,0 +1,1 @@
+"""The command line `superres`: one module per family of commands."""

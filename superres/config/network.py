@@ -1,0 +1,226 @@
+"""Settings of the network."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from superres.config.checks import Config, is_number, is_whole, require, require_text, require_truth, require_whole
+from superres.errors import shown
+
+FORMAT_VERSION = 1
+"""Version of the checkpoint folder's layout; raised when an older reader could misread a newer folder."""
+
+SIZES: dict[str, tuple[int, int]] = {
+    "vocabulary": (1, 2**20), "width": (1, 2**14), "filter_size": (1, 2**16), "attention_heads": (1, 2**10),
+    "encoder_layers": (0, 2**8), "decoder_layers": (1, 2**8), "attention_block_length": (1, 2**20),
+    "prediction_heads": (1, 2**10), "head_filter_size": (1, 2**16), "conditioning_blocks": (0, 2**8),
+    "conditioning_width": (1, 2**14),
+}
+"""Least and largest value of each size of a network. The largest are far above what a picture or a sentence needs, and
+keep a checkpoint from elsewhere from asking for more than a machine can build."""
+
+MOST_SOURCE, MOST_TARGET, MOST_CHANNELS = 2**14, 256 * 256 * 3, 4
+"""Largest number of source and of target positions, and of colour channels."""
+
+MOST_TABLE = 2**26
+"""Most entries of a table that has a row for each position and is not stored in a checkpoint; 256 MiB in float32."""
+
+HEAD_LAYERS = ("per-head", "dense", "adaptive", "sequential", "recurrent")
+
+
+@dataclass(frozen=True)
+class ModelConfig(Config):
+    """The network; `PRESETS` holds the named ones.
+
+    Attributes:
+        task: name of the task that turns inputs into tokens, "faces" or "translation".
+        languages: of source and target of a translation; empty for other tasks.
+        vocabulary: number of token values V.
+        source_shape: shape of the encoder's input; (rows, columns, channels) for an image, (S,) for text.
+        target_shape: shape of the decoder's output; its product is the number of target positions T.
+        width: D, the size of a state vector.
+        filter_size: hidden size of each feed-forward layer.
+        attention_heads: H; must divide `width`.
+        encoder_layers: number of encoder layers.
+        decoder_layers: number of decoder layers.
+        attention: decoder self-attention: "local_1d" (own attention block causally and the whole previous one) or
+            "causal".
+        attention_block_length: length of the local attention's blocks (not the decoding block size).
+        cross_attention: whether decoder layers attend to the memory.
+        norm: "pre" (normalise before a sub-layer) or "post" (after the residual sum, as published).
+        dropout: probability of dropping a sub-layer's output while training.
+        prediction_heads: K, heads p1..pk; 1 is a plain autoregressive model.
+        head_layer: "per-head" (block-diagonal), "dense" (the paper's, fully connected across heads), "adaptive"
+            (per-head, and its state weighs the numbers of the neighbourhood), "sequential" (adaptive, and a head sees
+            the tokens proposed before its own) or "recurrent" (each head is a step of one layer, which sees the token
+            proposed before its own, and the memory). Adaptive and sequential ones need `numeric_neighbourhood` and
+            `ordinal_output`; recurrent ones need text, `cross_attention` and `identity_p1`.
+        head_filter_size: hidden size of one prediction head's layer.
+        identity_p1: head 1 is the base model's own output; False sends it through the head layer, as published, so
+            that inserting the layer changes p1 even where the base is frozen.
+        one_head_layer: with one prediction head and without `identity_p1`, whether there is a head layer. False is a
+            base into which the layer is still to be inserted: p1 is then the base model's own output.
+        aligned_conditioning: add an enlargement of the memory to the decoder input, position by position.
+        conditioning_blocks: residual convolution blocks that refine the aligned conditioning at target resolution.
+        conditioning_width: channels of those blocks.
+        numeric_neighbourhood: feed already decoded intensities near the target as numbers.
+        cell_remainder: with `numeric_neighbourhood`, feed what the cell over the target still has to add up to.
+        ordinal_output: add -|v - mu(h)| / s(h) to the score of intensity v.
+        free_scores: keep a free score (W h)_v beside the ordinal one. Without it the likeliest intensity is the
+            conditional median, so that greedy pictures cannot fall for the point masses at black and white.
+        tied_embeddings: one table embeds source and target tokens and scores the output (a joint vocabulary).
+    """
+
+    task: str = "faces"
+    vocabulary: int = 256
+    source_shape: tuple[int, ...] = (8, 8, 3)
+    target_shape: tuple[int, ...] = (32, 32, 3)
+    width: int = 32
+    filter_size: int = 64
+    attention_heads: int = 2
+    encoder_layers: int = 1
+    decoder_layers: int = 2
+    attention: Literal["local_1d", "causal"] = "local_1d"
+    attention_block_length: int = 128
+    cross_attention: bool = True
+    norm: Literal["pre", "post"] = "pre"
+    dropout: float = 0.0
+    prediction_heads: int = 1
+    head_layer: Literal["per-head", "dense", "adaptive", "sequential", "recurrent"] = "per-head"
+    head_filter_size: int = 64
+    identity_p1: bool = True
+    one_head_layer: bool = True
+    aligned_conditioning: bool = True
+    conditioning_blocks: int = 1
+    conditioning_width: int = 32
+    numeric_neighbourhood: bool = True
+    cell_remainder: bool = False
+    ordinal_output: bool = True
+    free_scores: bool = True
+    languages: tuple[str, ...] = ()
+    tied_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in SIZES.items():
+            require_whole(name, getattr(self, name), least, most)
+        require_text("task", self.task)
+        for name in ("cross_attention", "identity_p1", "aligned_conditioning", "numeric_neighbourhood",
+                     "cell_remainder", "ordinal_output", "free_scores", "tied_embeddings"):
+            require_truth(name, getattr(self, name))
+        self._check_shapes()
+        require(self.width % self.attention_heads == 0,
+                f"attention_heads {self.attention_heads} must divide width {self.width}")
+        require(self.width % 4 == 0, f"width must be a multiple of 4 for the position signal, not {self.width}")
+        require(self.attention in ("local_1d", "causal"),
+                f"attention must be local_1d or causal, not {shown(self.attention)}")
+        require(self.norm in ("pre", "post"), f"norm must be pre or post, not {shown(self.norm)}")
+        require(is_number(self.dropout) and 0.0 <= self.dropout < 1.0,
+                f"dropout must be in [0, 1), not {shown(self.dropout)}")
+        self._check_heads()
+        require(self.free_scores or self.ordinal_output, "a model without free_scores needs ordinal_output")
+        require(self.numeric_neighbourhood or not self.cell_remainder, "cell_remainder needs numeric_neighbourhood")
+        if self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output:
+            self._check_image_aids()
+        self._check_text()
+
+    def _check_shapes(self) -> None:
+        for name, most in (("source_shape", MOST_SOURCE), ("target_shape", MOST_TARGET)):
+            shape = getattr(self, name)
+            valid = isinstance(shape, tuple) and len(shape) in (1, 3) and all(is_whole(n) and n >= 1 for n in shape)
+            require(valid, f"{name} must be a list of positive whole numbers, one or three, not {shown(shape)}")
+            require(max(shape) <= most and math.prod(shape) <= most,
+                    f"{name} must have at most {most} positions, not {shown(shape)}")
+            require(math.prod(shape) * self.width <= MOST_TABLE, f"positions of {name} times width must be at most "
+                    f"{MOST_TABLE}, not {math.prod(shape)} * {self.width}")
+
+    def _check_heads(self) -> None:
+        require(self.head_layer in HEAD_LAYERS,
+                f"head_layer must be one of {', '.join(HEAD_LAYERS)}, not {shown(self.head_layer)}")
+        numeric = self.numeric_neighbourhood and self.ordinal_output
+        require(self.head_layer not in ("adaptive", "sequential") or numeric,
+                f"head_layer {self.head_layer} needs numeric_neighbourhood and ordinal_output")
+        is_text = len(self.target_shape) == 1
+        require(self.head_layer != "recurrent" or (is_text and self.cross_attention and self.identity_p1),
+                "head_layer recurrent needs a target_shape of one number, cross_attention and identity_p1")
+
+    def _check_text(self) -> None:
+        named = isinstance(self.languages, tuple) and all(isinstance(name, str) for name in self.languages)
+        require(named and len(self.languages) == (2 if self.task == "translation" else 0),
+                f"a translation, and nothing else, has two languages, not {shown(self.languages)}")
+        same = len(self.source_shape) == len(self.target_shape) == 1
+        require(same or self.task != "translation", "a translation needs source_shape and target_shape of one number")
+        require(same or not self.tied_embeddings, "tied_embeddings need source_shape and target_shape of one number")
+
+    def _check_image_aids(self) -> None:
+        aids = "aligned_conditioning, numeric_neighbourhood and ordinal_output"
+        require(len(self.source_shape) == len(self.target_shape) == 3,
+                f"{aids} need image shapes (rows, columns, channels), not {self.source_shape} and {self.target_shape}")
+        rows, columns, channels = self.target_shape
+        source_rows, source_columns, source_channels = self.source_shape
+        require(rows % source_rows == columns % source_columns == 0 and channels == source_channels,
+                f"{aids} need a target {self.target_shape} that is a whole multiple of the source {self.source_shape}")
+        require(channels <= MOST_CHANNELS, f"{aids} need at most {MOST_CHANNELS} colour channels, not {channels}")
+        covered = math.prod(self.enlargement)
+        require(self.target_length * covered <= MOST_TABLE,
+                f"{aids} need target positions times those over a source pixel of at most {MOST_TABLE}, "
+                f"not {self.target_length} * {covered}")
+
+    @property
+    def source_length(self) -> int:
+        """S, the number of source positions."""
+        return math.prod(self.source_shape)
+
+    @property
+    def target_length(self) -> int:
+        """T, the number of target positions."""
+        return math.prod(self.target_shape)
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the projection at a position: free scores, and the ordinal output's centre and sharpness."""
+        return (self.vocabulary if self.free_scores else 0) + (2 if self.ordinal_output else 0)
+
+    @property
+    def enlargement(self) -> tuple[int, int]:
+        """Target rows and columns that a cell (source pixel) covers."""
+        return self.target_shape[0] // self.source_shape[0], self.target_shape[1] // self.source_shape[1]
+
+    @property
+    def channels(self) -> int:
+        """Colour channels of a target position; 1 for text."""
+        return self.target_shape[-1] if len(self.target_shape) == 3 else 1
+
+
+PRESETS: dict[str, ModelConfig] = {
+    "tiny": ModelConfig(cell_remainder=True),
+    "base": ModelConfig(
+        width=128, filter_size=512, attention_heads=4, encoder_layers=3, decoder_layers=4, cross_attention=False,
+        head_layer="sequential", head_filter_size=256, conditioning_blocks=6, conditioning_width=96,
+        cell_remainder=True, free_scores=False,
+    ),
+    "paper": ModelConfig(
+        width=512, filter_size=2048, attention_heads=8, encoder_layers=4, decoder_layers=8, norm="post", dropout=0.1,
+        head_layer="dense", head_filter_size=2048, identity_p1=False, aligned_conditioning=False, conditioning_blocks=0,
+        numeric_neighbourhood=False, ordinal_output=False,
+    ),
+    "text": ModelConfig(
+        task="translation", languages=("en", "de"), vocabulary=8000, source_shape=(128,), target_shape=(128,),
+        width=256, filter_size=512, attention_heads=4, encoder_layers=3, decoder_layers=3, attention="causal",
+        dropout=0.3, head_layer="recurrent", head_filter_size=512, aligned_conditioning=False, conditioning_blocks=0,
+        numeric_neighbourhood=False, ordinal_output=False, tied_embeddings=True,
+    ),
+    "draft": ModelConfig(
+        width=64, filter_size=128, decoder_layers=1, cross_attention=False, conditioning_blocks=4,
+        conditioning_width=64, cell_remainder=True, free_scores=False,
+    ),
+    "text-draft": ModelConfig(
+        task="translation", languages=("en", "de"), vocabulary=8000, source_shape=(128,), target_shape=(128,),
+        width=128, filter_size=256, attention_heads=4, encoder_layers=2, decoder_layers=1, attention="causal",
+        dropout=0.1, aligned_conditioning=False, conditioning_blocks=0, numeric_neighbourhood=False,
+        ordinal_output=False, tied_embeddings=True,
+    ),
+}
+"""Named networks: `tiny` for tests, `base` as bundled, `paper` as published (img2img_transformer_b3); `text`, a small
+Transformer for translation; and `draft` and `text-draft`, draft models for `base` and `text`."""

@@ -1,0 +1,22 @@
+"""Proposers: where unverified tokens come from.
+
+Whatever they propose, exact acceptance gives the verifier's own tokens; only the number of iterations differs.
+"""
+
+from __future__ import annotations
+
+from superres.decoding.proposers.base import Proposer
+from superres.decoding.proposers.draft import DraftProposer
+from superres.decoding.proposers.heads import HeadProposer, StaleProposer
+from superres.decoding.proposers.jacobi import JacobiProposer
+from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
+from superres.decoding.proposers.lookup import LookupProposer
+from superres.decoding.proposers.ngrams import NgramProposer
+from superres.decoding.proposers.raster import AboveProposer, LeftProposer, SourceProposer
+
+PROPOSERS: dict[str, type[Proposer]] = {
+    "heads": HeadProposer, "stale": StaleProposer, "jacobi": JacobiProposer, "draft": DraftProposer,
+    "ngram": NgramProposer, "lookup": LookupProposer, "source": SourceProposer, "left": LeftProposer,
+    "above": AboveProposer, "lookahead": LookaheadProposer,
+}
+"""Proposers by the name that users give. Those that use the heads propose at most as many tokens as there are heads."""

@@ -1,0 +1,212 @@
+"""Proposals by counting: which token has most often followed the last few in training data, kept in a small file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from superres.config import require, require_whole
+from superres.decoding.proposers.base import Context, Proposer
+from superres.errors import CheckpointError, ConfigError, plain
+from superres.system.reading import require_regular
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from superres.interfaces import ScoringModel
+
+MOST_ORDER = 63
+"""Most tokens of an n-gram, however few values a token has."""
+
+Int64 = npt.NDArray[np.int64]
+NumbersT = TypeVar("NumbersT", "Int64", "Tensor")
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """Numbers for contexts of 0..n-1 tokens, so that one search finds them all.
+
+    Attributes:
+        order: n, the most tokens of an n-gram.
+        vocabulary: V.
+        channels: positions modulo this are counted apart: 3 for intensities of pixels, 1 for text.
+
+    Raises:
+        ConfigError: one is below 1, or there are more contexts than 64 bits can number.
+    """
+
+    order: int
+    vocabulary: int
+    channels: int
+
+    def __post_init__(self) -> None:
+        require_whole("the order of n-grams", self.order)
+        for name in ("vocabulary", "channels"):
+            require_whole(name, getattr(self, name))
+        # A context of n - 1 tokens has more than 2**(n - 1) numbers, and where there is one token, one says it all.
+        require(self.order <= MOST_ORDER, f"n-grams of order {self.order} are too many to number; "
+                                          "use a smaller --order")
+        count = self.order * self.channels * self.vocabulary ** (self.order - 1)
+        require(count < 2**63, f"n-grams of order {self.order} over {self.vocabulary} tokens are too many to number; "
+                               "use a smaller --order")
+
+    def __call__(self, channel: NumbersT, before: Sequence[NumbersT]) -> NumbersT:
+        """Return the numbers of contexts: the channel of the token to come, and the tokens before it, nearest first."""
+        context = channel * 0
+        for token in before:
+            context = context * self.vocabulary + token
+        most: int = self.vocabulary ** (self.order - 1)
+        return (len(before) * self.channels + channel) * most + context
+
+
+@dataclass(frozen=True, eq=False)
+class NgramTable:
+    """The likeliest next token by what comes before it, as far back as was seen often enough.
+
+    Attributes:
+        numbering: of the contexts.
+        keys: numbers of the contexts, int64 [N], rising; those of no token come first.
+        tokens: the token that followed each most often, int64 [N].
+    """
+
+    numbering: Numbering
+    keys: Int64
+    tokens: Int64
+
+    def to_bytes(self) -> bytes:
+        """Return the table as a safetensors file."""
+        from safetensors.numpy import save
+
+        settings = np.array([self.numbering.order, self.numbering.vocabulary, self.numbering.channels])
+        return save({"keys": self.keys, "tokens": self.tokens.astype(np.int32), "settings": settings})
+
+    @classmethod
+    def read(cls, path: Path) -> NgramTable:
+        """Read a file of `to_bytes`.
+
+        Raises:
+            CheckpointError: it is missing, damaged or another file.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            require_regular(path)
+            arrays = load_file(path)
+            settings, keys, tokens = arrays["settings"], arrays["keys"], arrays["tokens"]
+            numbering = Numbering(*settings.tolist())
+            whole = (keys.dtype == np.int64 and tokens.dtype == np.int32 and keys.shape == tokens.shape
+                     and keys.ndim == 1 and len(keys) >= 1 and bool((keys[1:] > keys[:-1]).all())
+                     and 0 <= tokens.min() <= tokens.max() < numbering.vocabulary)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"no n-grams at {path}; count them with 'superres train ngrams'") from error
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+            raise CheckpointError(f"{path} holds no n-grams ({plain(str(error))}); count them with "
+                                  "'superres train ngrams'") from error
+        if not whole:
+            raise CheckpointError(f"{path} holds no n-grams that belong together; count them again with "
+                                  "'superres train ngrams'")
+        return cls(numbering, keys, tokens.astype(np.int64))
+
+
+def count_ngrams(rows: Iterable[Int64], numbering: Numbering, least: int = 2, most: int = 200_000) -> NgramTable:
+    """Count the n-grams of training targets.
+
+    Args:
+        rows: tokens of each target, int64 [T].
+        numbering: order, vocabulary and channels.
+        least: contexts seen less often are left out.
+        most: at most so many contexts are kept, the most frequent, beside those of no token.
+    """
+    targets = [np.asarray(row, np.int64) for row in rows]
+    found = [_likeliest(*_contexts(targets, numbering, length)) for length in range(numbering.order)]
+    keys, tokens, counts = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    bare = np.arange(len(keys)) < len(found[0][0])
+    kept = np.flatnonzero((counts >= least) & ~bare)
+    kept = kept[np.argsort(-counts[kept], kind="stable")[:most]]
+    # The more tokens a context has, the higher its number, and within one length they came out rising.
+    kept = np.sort(np.concatenate([np.flatnonzero(bare), kept]))
+    return NgramTable(numbering, keys[kept], tokens[kept])
+
+
+def _contexts(targets: Sequence[Int64], numbering: Numbering, length: int) -> tuple[Int64, Int64]:
+    """Return the numbers of all contexts of `length` tokens, and the tokens that followed."""
+    contexts = [numbering(np.arange(length, len(row)) % numbering.channels,
+                          [row[length - 1 - back : len(row) - 1 - back] for back in range(length)])
+                for row in targets]
+    return np.concatenate(contexts), np.concatenate([row[length:] for row in targets])
+
+
+def _likeliest(contexts: Int64, following: Int64) -> tuple[Int64, Int64, Int64]:
+    """Return each context once, rising, the token that followed it most often (the smallest of several), its count."""
+    pairs, counts = np.unique(np.stack([contexts, following]), axis=1, return_counts=True)
+    best = np.lexsort((pairs[1], -counts, pairs[0]))
+    keys, first = np.unique(pairs[0][best], return_index=True)
+    return keys, pairs[1][best][first], np.add.reduceat(counts, np.unique(pairs[0], return_index=True)[1])
+
+
+class NgramProposer(Proposer):
+    """The table's token for the longest context that it knows, one after another."""
+
+    resource = "ngrams"
+    training = "counts"
+
+    def __init__(self, table: NgramTable | None = None) -> None:
+        """Take the counts.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        if table is None:
+            raise ConfigError("the proposer ngram needs counts; name their file with --ngrams, and make it with "
+                              "'superres train ngrams'")
+        self.table = table
+        self._searched: tuple[Tensor, Tensor] | None = None
+
+    def check(self, model: ScoringModel) -> None:
+        """See `Proposer.check`."""
+        counted = self.table.numbering.vocabulary
+        require(counted == model.vocabulary, f"the n-grams are of a vocabulary of {counted} tokens, the model's has "
+                f"{model.vocabulary}; count them for this model")
+
+    def propose(self, context: Context, offsets: Tensor) -> Tensor:
+        """See `Proposer.propose`."""
+        import torch
+
+        keys, known_tokens = self._table_on(context.tokens)
+        numbering, position = self.table.numbering, context.position
+        longest = numbering.order - 1
+        earlier = (context.tokens.gather(1, (position - back).clamp(min=0).unsqueeze(1))[:, 0]
+                   for back in range(1, longest))
+        before = [context.first, *earlier]  # nearest first
+        lengths = torch.arange(longest + 1, device=position.device)
+        tokens: list[Tensor] = []
+        for offset in range(1, len(offsets) + 1):
+            place = position + offset
+            wanted = torch.stack([numbering(place % numbering.channels, before[:length])
+                                  for length in range(longest + 1)], dim=1)
+            index = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
+            known = (keys[index] == wanted) & (lengths <= place.unsqueeze(1))
+            best = (known * (lengths + 1)).argmax(1, keepdim=True)
+            tokens.append(known_tokens[index.gather(1, best)])
+            before = [tokens[-1][:, 0], *before[: max(longest - 1, 0)]]
+        return torch.cat(tokens, dim=1)
+
+    @property
+    def held_bytes(self) -> int:
+        """See `Proposer.held_bytes`."""
+        return self.table.keys.nbytes + self.table.tokens.nbytes
+
+    def _table_on(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and tokens on the device of `like`, where they stay for later."""
+        import torch
+
+        if self._searched is None or self._searched[0].device != like.device:
+            parts = (torch.from_numpy(part).to(like.device) for part in (self.table.keys, self.table.tokens))
+            self._searched = next(parts), next(parts)
+        return self._searched

@@ -1,0 +1,1 @@
+"""Scores, comparisons, tables of the papers and benchmarks."""

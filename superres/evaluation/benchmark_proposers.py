@@ -1,0 +1,425 @@
+"""Every proposer in the same loop, on the same inputs: what the cost model predicts beside what is measured.
+
+A proposer is measured at the block size that it has by default, and then at the one that the model predicts to be the
+fastest by what was measured. Ways of decoding take turns, input by input, so that a busy machine slows all alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from superres.config import DecodeConfig, require
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.blockwise import DEFAULT_BLOCK_SIZE, decode, iterations
+from superres.decoding.cost import (
+    acceptance_rate,
+    best_gamma,
+    expected_tokens,
+    improvement_factor,
+    mean_overlap,
+    operations_factor,
+)
+from superres.decoding.loop import BlockwiseLoop, Decoded
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.base import Proposer, accompany
+from superres.decoding.trace import mean_accepted_block_size
+from superres.errors import CheckpointError, ConfigError
+from superres.evaluation.benchmark import Workload
+from superres.pipeline.upscaler import Pipeline
+from superres.system.machine import machine
+from superres.system.output import markdown_table, number_text, prepare_folder, write_result
+from superres.tasks import translation
+
+Report = dict[str, Any]
+Row = dict[str, Any]
+
+MODES = ("greedy", "coupled", "speculative")
+"""Ways to choose tokens: exact greedy decoding, and two ways of sampling."""
+
+LARGEST = 16
+"""Largest block size that the cost model may choose for a proposer that needs no heads."""
+
+
+def parse_proposers(text: str, pipeline: Pipeline) -> list[str]:
+    """Return the names in "heads,draft", or those of all proposers that suit the task of `pipeline` for "all".
+
+    Raises:
+        ConfigError: one is unknown, or is for images alone.
+    """
+    suitable = [name for name, kind in PROPOSERS.items()
+                if not (kind.raster and len(pipeline.model_config.target_shape) == 1)]
+    if text == "all":
+        return suitable
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        require(name in suitable, f"--proposers takes all, or some of {', '.join(suitable)}, not {name!r}")
+    return names
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs that are decoded together: source tokens [B, S], and where those are padding, bool [B, S] or None."""
+
+    source: Tensor
+    padding: Tensor | None
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, source: Tensor) -> Batch:
+        """Find the padding of `source`, and cut off what all rows have of it."""
+        if pipeline.task != translation.name:
+            return cls(source, None)
+        padding = source == translation.PADDING
+        longest = int((~padding).sum(1).max())
+        source, padding = source[:, :longest], padding[:, :longest]
+        return cls(source, padding if bool(padding.any()) else None)
+
+
+@dataclass
+class Way:
+    """A way of decoding, and what it has been seen to do.
+
+    Attributes:
+        mode: a name in MODES.
+        options: decoding settings.
+        proposer: what proposes; None where one token a step is chosen.
+        seconds: wall clock of all batches so far.
+        proposing: of that, what the proposer took.
+        decoded: results, one a batch.
+    """
+
+    mode: str
+    options: DecodeConfig
+    proposer: Proposer | None
+    seconds: float = 0.0
+    proposing: float = 0.0
+    decoded: list[Decoded] = dataclasses.field(default_factory=list)
+
+    def measure(self, pipeline: Pipeline, batch: Batch) -> None:
+        """Decode a batch, and remember time and result; the first time, not without having started once before."""
+        if not self.decoded:
+            for _ in islice(iterations(pipeline.scoring, batch.source, self.options, padding=batch.padding,
+                                       proposer=self.proposer), 2):
+                pass
+        with timed(self.proposer, pipeline.device) as spent:
+            seconds, decoded = self._decode(pipeline, batch)
+        proposing = sum(spent)
+        if self.proposer is not None and self.proposer.stateless:
+            # Iterations that nobody watches may be replayed, or left to the session. The share is taken to be the same.
+            share = proposing / seconds
+            seconds, decoded = self._decode(pipeline, batch)
+            proposing = share * seconds
+        self.seconds += seconds
+        self.proposing += proposing
+        self.decoded.append(decoded)
+
+    def _decode(self, pipeline: Pipeline, batch: Batch) -> tuple[float, Decoded]:
+        started = _now(pipeline.device)
+        decoded = decode(pipeline.scoring, batch.source, self.options, padding=batch.padding, proposer=self.proposer)
+        return _now(pipeline.device) - started, decoded
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens."""
+        return sum(int(decoded.lengths.sum()) for decoded in self.decoded)
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of the loop; a batch takes those of its slowest row."""
+        return sum(max(trace.iterations for trace in decoded.traces) for decoded in self.decoded)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+@contextmanager
+def timed(proposer: Proposer | None, device: torch.device) -> Iterator[list[float]]:
+    """Give a list of the seconds that each call of `proposer` takes meanwhile, which it will be called for."""
+    spent: list[float] = []
+    if proposer is None:
+        yield spent
+        return
+    plain = proposer.propose
+
+    def propose(*arguments: Any) -> Tensor:  # noqa: ANN401 -- those of `Proposer.propose`
+        started = _now(device)
+        tokens = plain(*arguments)
+        spent.append(_now(device) - started)
+        return tokens
+
+    proposer.propose, proposer.stateless = propose, False  # type: ignore[assignment, method-assign]
+    try:
+        yield spent
+    finally:
+        del proposer.propose, proposer.stateless
+
+
+@dataclass
+class Comparison:
+    """The proposers of one checkpoint on the same inputs.
+
+    Attributes:
+        pipeline: the checkpoint.
+        batches: inputs.
+        temperature: of sampling.
+        base: settings that name what proposers need (`draft`, `ngrams`).
+    """
+
+    pipeline: Pipeline
+    batches: Sequence[Batch]
+    temperature: float
+    base: DecodeConfig
+
+    def options(self, name: str, mode: str, block_size: int) -> DecodeConfig:
+        """Return the settings for a proposer and mode."""
+        temperature = 0.0 if mode == "greedy" else self.temperature
+        sampling = "speculative" if mode == "speculative" else "coupled"
+        return dataclasses.replace(self.base, proposer=name, block_size=block_size, temperature=temperature,
+                                   sampling=sampling)
+
+    def ways(self, names: Sequence[str], block_size: int | None) -> tuple[list[Way], dict[str, str]]:
+        """Return the ways of decoding with proposers `names`, and why some of these cannot be had, by name."""
+        ways, missing = [], dict[str, str]()
+        for name in names:
+            suits = PROPOSERS[name].block_size or max(self.pipeline.model_config.prediction_heads, DEFAULT_BLOCK_SIZE)
+            options = self.options(name, "greedy", min(block_size or suits, self.largest(name)))
+            try:
+                proposer = self.pipeline.proposers.get(options) or PROPOSERS[name]()
+                accompany(self.pipeline.scoring, proposer)
+                require(options.block_size != 1, "the checkpoint has no prediction heads")
+            except (ConfigError, CheckpointError) as error:
+                missing[name] = str(error)
+                continue
+            ways += [Way(mode, self.options(name, mode, options.block_size or 1), proposer) for mode in MODES]
+        return ways, missing
+
+    def largest(self, name: str) -> int:
+        """Return the largest block size of a proposer."""
+        config = self.pipeline.model_config
+        if PROPOSERS[name].branching:
+            return min(LARGEST, config.target_length + 2 - self.base.window)
+        return config.prediction_heads if PROPOSERS[name].uses_heads else min(LARGEST, config.target_length)
+
+    def rows(self, ways: Sequence[Way]) -> list[Row]:
+        """Measure all ways in turn, one token a step among them, and return a row a way."""
+        baselines = {mode: Way(mode, self.options("heads", mode, 1), None) for mode in MODES}
+        everything = [*baselines.values(), *ways]
+        with tqdm(total=len(self.batches) * len(everything), unit="decode", disable=None) as bar:
+            for batch in self.batches:
+                for way in everything:
+                    bar.set_postfix_str(f"{way.options.proposer} {way.mode}", refresh=False)
+                    way.measure(self.pipeline, batch)
+                    bar.update()
+        # One token a step can be sampled by either kind of noise; the faster is what sampling in blocks has to beat.
+        sampling = min((baselines["coupled"], baselines["speculative"]), key=lambda way: way.seconds / way.tokens)
+        return [self.row(way, baselines["greedy"] if way.mode == "greedy" else sampling, baselines[way.mode])
+                for way in ways]
+
+    def row(self, way: Way, baseline: Way, same: Way) -> Row:
+        """Return what was measured of a way, and what the cost model predicts by it.
+
+        Args:
+            way: has been measured.
+            baseline: one token a step, to compare times with.
+            same: one token a step in the same mode, to compare tokens with.
+        """
+        k = way.options.block_size or 1
+        gamma, call = k - 1, baseline.seconds / max(baseline.iterations, 1)
+        traces = [trace for decoded in way.decoded for trace in decoded.traces]
+        kind = PROPOSERS[way.options.proposer]
+        branches, columns = kind.branches(way.options), kind.columns(way.options, k)
+        seen = acceptance_rate(traces, k, branches)
+        overlap = self.overlap(way) if way.mode == "speculative" and not kind.branching else None
+        alpha = seen if overlap is None else overlap
+        c = way.proposing / max(way.iterations * gamma, 1) / call
+        verify = (way.seconds - way.proposing) / max(way.iterations, 1) / call
+        more = max(verify - 1, 0.0) / max(gamma, 1)
+        return {
+            "proposer": way.options.proposer, "mode": way.mode, "block_size": k,
+            "mean_accepted_block_size": mean_accepted_block_size(traces),
+            "model_calls": sum(trace.model_calls for trace in traces) / len(traces),
+            "seconds": way.seconds / len(traces), "baseline_seconds": baseline.seconds / len(traces),
+            "speed_up": baseline.seconds / baseline.tokens / (way.seconds / way.tokens),
+            "equal_tokens": self.equal(way, same) if way.mode != "speculative" else None,
+            "alpha": alpha, "alpha_seen": seen, "c": c, "verify": verify,
+            "predicted_tokens": expected_tokens(alpha, gamma, branches),
+            "predicted_speed_up": improvement_factor(alpha, gamma, c, branches=branches),
+            "predicted_speed_up_here": improvement_factor(alpha, gamma, c, verify, branches),
+            "operations": operations_factor(alpha, gamma, self.operations(way), columns, branches),
+            "best_block_size": 1 + best_gamma(alpha, c, self.largest(way.options.proposer) - 1, more, branches),
+            "extra_bytes": self.extra_bytes(way),
+            "training": PROPOSERS[way.options.proposer].training,
+        }
+
+    def overlap(self, way: Way) -> float:
+        """Return E[min(p, q)], measured in a decoding of its own."""
+        if way.proposer is None:
+            return 0.0
+        batch, k = self.batches[0], way.options.block_size or 1
+        model = accompany(self.pipeline.scoring, way.proposer)
+        with torch.inference_mode():
+            session = model.session(batch.source, k, batch.padding)
+            keys = torch.arange(len(batch.source), device=batch.source.device)
+            # A criterion, even of no say, keeps iterations from being replayed unseen.
+            criterion = CRITERIA[way.options.accept](way.options)
+            return mean_overlap(BlockwiseLoop(model, session, way.options, keys, k, way.proposer, criterion))
+
+    def equal(self, way: Way, baseline: Way) -> float:
+        """Return the share of tokens that are those of `baseline`, place by place."""
+        equal = total = 0
+        for mine, theirs in zip(way.decoded, baseline.decoded, strict=True):
+            inside = torch.arange(mine.tokens.shape[1], device=mine.tokens.device) < theirs.lengths.unsqueeze(1)
+            equal += int(((mine.tokens == theirs.tokens) & inside).sum())
+            total += int(inside.sum())
+        return equal / total
+
+    def operations(self, way: Way) -> float:
+        """Return the operations of a proposal over those of the verifier for a token, by the weights of both."""
+        model = self.pipeline.model
+        own = sum(weight.numel() for weight in (*model.decoder.parameters(), *model.project.parameters()))
+        draft = getattr(way.proposer, "draft", None)
+        if draft is not None:
+            parts = (*draft.model.decoder.parameters(), *draft.model.project.parameters())
+            return float(sum(weight.numel() for weight in parts) / own)
+        if PROPOSERS[way.options.proposer].uses_heads and model.heads is not None:
+            return model.heads.weights_per_head / own
+        return 0.0
+
+    def extra_bytes(self, way: Way) -> int:
+        """Return what the proposer holds beside the verifier: weights, tables, and its own state of a batch."""
+        if way.proposer is None:
+            return 0
+        held = way.proposer.held_bytes
+        if way.proposer.uses_heads and self.pipeline.model.heads is not None:
+            held += sum(weight.numel() * weight.element_size() for weight in self.pipeline.model.heads.parameters())
+        batch = self.batches[0]
+        with torch.inference_mode():
+            kept = way.proposer.companion(batch.source, way.options.block_size or 1, batch.padding, 1)
+        return held + sum(part.numel() * part.element_size() for part in (kept.row_state() if kept else []))
+
+
+def compare_proposers(
+    work: Workload, names: Sequence[str], *, batch: int = 1, count: int = 3, temperature: float = 0.9,
+    base: DecodeConfig | None = None,
+) -> Report:
+    """Measure proposers.
+
+    Args:
+        work: what is decoded.
+        names: of the proposers, in `PROPOSERS`.
+        batch: rows decoded together.
+        count: batches, each decoded in every way.
+        temperature: of sampling.
+        base: settings that name what proposers need, and the block size of the first measurement; if None, it is what
+            suits the proposer.
+
+    Returns:
+        a report, ready for JSON: `rows`, a row for each proposer, mode and block size, and `missing`, why a proposer
+        could not be measured, by name.
+
+    Raises:
+        ConfigError: a number is out of range, or there is nothing to measure.
+    """
+    require(batch >= 1 and count >= 1, f"batches and their number must be positive, not {batch} and {count}")
+    pipeline = work.pipeline
+    every = work.source(batch * count)
+    batches = [Batch.of(pipeline, every[batch * number : batch * (number + 1)]) for number in range(count)]
+    base = base or DecodeConfig()
+    comparison = Comparison(pipeline, batches, temperature, base)
+    ways, missing = comparison.ways(names, base.block_size)
+    require(bool(ways), f"none of the proposers can be measured: {'; '.join(missing.values())}")
+    rows = comparison.rows(ways)
+    again = [Way(way.mode, dataclasses.replace(way.options, block_size=best), way.proposer)
+             for way, row in zip(ways, rows, strict=True)
+             # Where no block pays, the smallest one tells by how much.
+             if (best := max(row["best_block_size"], 2)) != row["block_size"]]
+    rows += comparison.rows(again) if again else []
+    order = {name: place for place, name in enumerate(names)}
+    rows.sort(key=lambda row: (order[row["proposer"]], MODES.index(row["mode"]), row["block_size"]))
+    return {
+        "task": pipeline.task, "unit": work.unit, "machine": machine(pipeline.device),
+        "checkpoint": f"{pipeline.name}@{pipeline.revision}", "engine": pipeline.engine,
+        "device": str(pipeline.device), "batch": batch, "batches": count, "temperature": temperature,
+        "rows": rows, "missing": missing,
+    }
+
+
+COLUMNS = {
+    "mean_accepted_block_size": ("mean accepted block size", 2), "predicted_tokens": ("predicted", 2),
+    "speed_up": ("speed-up", 2), "predicted_speed_up": ("predicted", 2),
+    "predicted_speed_up_here": ("with the measured call", 2), "alpha": ("alpha", 3), "c": ("c", 3),
+    "verify": ("call", 2), "operations": ("operations", 2), "model_calls": ("model calls", 1),
+}
+"""Figures of a row that are shown, with their headings and decimals."""
+
+
+def proposers_markdown(report: Report) -> str:
+    """Return the report of `compare_proposers` as Markdown: what was measured, what was predicted beside it."""
+    rows = [[row["proposer"], row["mode"], str(row["block_size"]),
+             *(number_text(row[name], digits) for name, (_, digits) in COLUMNS.items()), str(row["best_block_size"])]
+            for row in report["rows"]]
+    header = ["proposer", "mode", "k", *(heading for heading, _ in COLUMNS.values()), "best k"]
+    lines = [f"- {name}: not measured: {reason}" for name, reason in report["missing"].items()]
+    return "\n\n".join([
+        f"# Proposers: {report['task']}", proposers_told(report),
+        markdown_table(header, rows), *(["\n".join(lines)] if lines else []),
+        "Greedy is exact greedy decoding; coupled and speculative are sampling. Speed-up is over one token a step, "
+        "sampled in the faster of both ways. alpha is the share of verified proposals that were accepted, E[min(p, q)] "
+        "where speculative, and of lookahead the likeliest rate of one candidate; c the cost of a proposal in calls "
+        "for one token, and call that of an iteration but for the proposals. Predicted are (1 - alpha^k) / (1 - alpha) "
+        "tokens a step (of lookahead with G candidates, k - sum of (1 - alpha^i)^G for i below k), and that over "
+        "(k - 1) c + 1, or over (k - 1) c + call. Operations are those of a token, by weights, over greedy ones.",
+    ]) + "\n"
+
+
+def proposers_told(report: Report) -> str:
+    """Return what the figures of a report are of, as a line."""
+    told = ", ".join(f"{name} {value}" for name, value in report["machine"].items() if value is not None)
+    return (f"{report['checkpoint']}, engine {report['engine']} on {report['device']}; {told}. {report['batches']} "
+            f"batches of {report['batch']}; sampling at temperature {report['temperature']}.")
+
+
+SUMMARY = ["proposer", "choosing", "k", "mean accepted block size", "model calls", "speed-up", "memory, MiB",
+           "training"]
+
+
+def summary_markdown(report: Report) -> str:
+    """Return the fastest block size of each proposer, for greedy decoding and for sampling, as a Markdown table."""
+    lines = []
+    for name in dict.fromkeys(row["proposer"] for row in report["rows"]):
+        own = [row for row in report["rows"] if row["proposer"] == name]
+        for modes in (("greedy",), ("coupled", "speculative")):
+            row = max((row for row in own if row["mode"] in modes), key=lambda row: float(row["speed_up"]))
+            chosen = "exact greedy" if row["mode"] == "greedy" else f"{row['mode']} sampling"
+            lines.append([name, chosen, str(row["block_size"]), number_text(row["mean_accepted_block_size"], 2),
+                          number_text(row["model_calls"], 1), number_text(row["speed_up"], 2),
+                          number_text(row["extra_bytes"] / 2**20, 2), row["training"]])
+    lines += [[name, "not measured", *["-"] * 5, reason] for name, reason in report["missing"].items()]
+    return markdown_table(SUMMARY, lines)
+
+
+def write_proposers(report: Report, folder: Path) -> list[Path]:
+    """Write proposers.json and proposers.md to `folder`, and return their paths.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
+    files = {"proposers.json": json.dumps(report, indent=1) + "\n", "proposers.md": proposers_markdown(report)}
+    prepare_folder(folder)
+    for name, text in files.items():
+        write_result(folder / name, text.encode())
+    return [folder / name for name in files]

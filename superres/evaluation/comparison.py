@@ -1,0 +1,120 @@
+"""Ways of decoding side by side: what each acceptance costs in quality, and what it gains in block size and time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from superres.config import DecodeConfig
+from superres.decoding.acceptance import CRITERIA
+from superres.evaluation.pictures import agreement, decode_interleaved, mean_bits_per_dim
+from superres.pipeline.upscaler import Upscaler
+from superres.system.output import markdown_table, number_text
+from superres.tasks.faces import FacePairs
+
+Scores = dict[str, float | None]
+
+GREEDY = DecodeConfig(block_size=1)
+
+ACCEPTANCE: tuple[DecodeConfig, ...] = (
+    DecodeConfig(),  # the same as epsilon 0
+    *(DecodeConfig(accept="distance", epsilon=epsilon) for epsilon in (1, 2, 3, 4, 6, 8)),
+    # Falling: a far proposal has less to go by. Rising: a near one is read by more tokens to come.
+    *(DecodeConfig(accept="distance-by-offset", epsilon=epsilons)
+      for epsilons in ((3, 2, 1), (4, 3, 2), (6, 4, 2), (8, 6, 4, 2), (1, 2, 3), (2, 3, 4), (2, 4, 6, 8))),
+    # Less for green, most for blue, to which eyes are least sensitive; and the reverse, as a control.
+    *(DecodeConfig(accept="distance-by-channel", epsilon=epsilons)
+      for epsilons in ((2, 1, 2), (2, 1, 3), (3, 2, 3), (3, 2, 4), (4, 3, 6), (2, 4, 2))),
+    *(DecodeConfig(accept="drift-budget", epsilon=epsilon, budget=budget)
+      for epsilon, budget in ((2, 4), (3, 6), (4, 4), (4, 8), (4, 12), (8, 4), (8, 8), (8, 16))),
+)
+"""Settings of acceptance that are worth a comparison; the block size is left open."""
+
+
+def label(options: DecodeConfig) -> str:
+    """Return what tells `options` from other settings of a comparison, such as "k 10, distance, epsilon 2"."""
+    parts = [] if options.block_size is None else [f"k {options.block_size}"]
+    parts.append(options.accept)
+    for setting in CRITERIA[options.accept].settings:
+        value = getattr(options, setting)
+        parts.append(f"{setting} {','.join(map(str, value)) if isinstance(value, tuple) else value}")
+    return ", ".join(parts + [f"min-block {options.min_block}"] * (options.min_block > 1))
+
+
+def compare(
+    pairs: FacePairs, upscaler: Upscaler, settings: Sequence[DecodeConfig], batch_size: int, with_bits: bool = True,
+) -> dict[DecodeConfig, Scores]:
+    """Decode the same images with each of `settings` and greedily, in turn.
+
+    Args:
+        pairs: inputs and truth.
+        upscaler: the checkpoint.
+        settings: ways of decoding; `GREEDY` is added.
+        batch_size: images decoded together.
+        with_bits: whether to compute the bits/dim of the decoded images, which takes a pass of p1 over each.
+
+    Returns:
+        scores by settings, greedy first: those of `superres.evaluation.pictures.Decoded.statistics` and `agreement`,
+        `speed_up` over greedy, and with `with_bits` `bits_per_dim` of the decoded images under p1 and `bits_loss`, its
+        excess over that of the greedy images.
+
+    Raises:
+        ConfigError: a setting does not fit the checkpoint.
+    """
+    ways = {repr(options): options for options in (GREEDY, *settings)}
+    decoded = decode_interleaved(pairs.lr, upscaler, ways, batch_size)
+    greedy = decoded[repr(GREEDY)]
+    rows: dict[DecodeConfig, Scores] = {}
+    for way, result in decoded.items():
+        speed_up = greedy.seconds_per_image / max(result.seconds_per_image, 1e-9)
+        close = agreement(result.images, greedy.images, pairs.hr)
+        rows[ways[way]] = {**result.statistics(), "speed_up": speed_up, **close}
+    if with_bits:
+        own = mean_bits_per_dim(pairs.lr, greedy.images, upscaler, batch_size)
+        for way, result in decoded.items():
+            bits = own if result is greedy else mean_bits_per_dim(pairs.lr, result.images, upscaler, batch_size)
+            rows[ways[way]].update(bits_per_dim=bits, bits_loss=bits - own)
+    return rows
+
+
+def psnr_to_greedy(scores: Scores) -> float:
+    """Return the PSNR to the greedy images in dB, infinite where all are identical."""
+    value = scores["psnr_to_greedy"]
+    return math.inf if value is None else value
+
+
+def pareto_front(points: dict[DecodeConfig, tuple[float, float]]) -> set[DecodeConfig]:
+    """Return the settings that no other one equals or beats in both coordinates, larger being better."""
+    return {
+        settings for settings, (x, y) in points.items()
+        if not any(a >= x and b >= y and (a, b) != (x, y) for a, b in points.values())
+    }
+
+
+COLUMNS = {
+    "mean_accepted_block_size": ("mean accepted block size", 2), "model_calls_per_image": ("model calls", 0),
+    "seconds_per_image": ("s/image", 3), "speed_up": ("speed-up", 2),
+    "psnr_to_greedy": ("PSNR to greedy, dB", 2), "psnr_difference": ("PSNR to the truth over greedy's, dB", 3),
+    "bits_per_dim": ("bits/dim", 3), "bits_loss": ("bits/dim over greedy's", 3),
+}
+"""Columns of a comparison's table: heading and decimals by score."""
+
+
+def comparison_table(rows: dict[DecodeConfig, Scores], marks: dict[DecodeConfig, str]) -> str:
+    """Return the scores of `compare` as a Markdown table.
+
+    Args:
+        rows: scores by settings, in the order of the table.
+        marks: what the first column says of some of them.
+    """
+    shown = [name for name in COLUMNS if all(name in scores for scores in rows.values())]
+    lines = [
+        [marks.get(options, ""), label(options), *(number_text(scores[name], COLUMNS[name][1]) for name in shown)]
+        for options, scores in rows.items()
+    ]
+    return markdown_table(["", "settings", *(COLUMNS[name][0] for name in shown)], lines)
+
+
+def as_rows(rows: dict[DecodeConfig, Scores]) -> list[dict[str, object]]:
+    """Return the scores of `compare` as JSON can hold them: each with its name and its settings."""
+    return [{"name": label(options), "config": options.to_dict(), **scores} for options, scores in rows.items()]

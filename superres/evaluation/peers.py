@@ -1,0 +1,143 @@
+"""Other ways to run a network of our size, timed beside ours: transformers' `generate`, and a loop without a cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from superres.config import DecodeConfig, ModelConfig
+from superres.errors import ConfigError
+from superres.nn.model import EncoderDecoder
+from superres.pipeline.upscaler import Upscaler
+from superres.system.machine import Timer
+from superres.tasks import faces
+
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel
+
+SIZES: dict[str, dict[str, Any]] = {
+    "S": {},
+    "M": {"width": 256, "decoder_layers": 6, "filter_size": 1024, "attention_heads": 8},
+}
+"""Networks by their usual name: what differs from the measured checkpoint, which is S."""
+
+FORCED = 5
+"""Tokens that every block of a network of random weights accepts, about what a trained one does with six heads."""
+
+HEADS = 6
+NEW_TOKENS = 512
+UNCACHED_CALLS = 5
+
+Row = dict[str, Any]
+
+
+def random_upscaler(config: ModelConfig, size: str, engine: str) -> Upscaler:
+    """Return an upscaler of random weights that differs from `config` by the name of its size, with six heads."""
+    torch.manual_seed(0)
+    model = EncoderDecoder(dataclasses.replace(config, prediction_heads=HEADS, **SIZES[size]))
+    return Upscaler(model, f"random {size}", engine=engine, device="cpu")
+
+
+def gpt2(config: ModelConfig, layers: int | None = None) -> GPT2LMHeadModel:
+    """Return transformers' GPT-2 with the layers, widths and vocabulary of our decoder, and random weights.
+
+    Raises:
+        ConfigError: transformers is not installed.
+    """
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel
+    except ImportError as error:
+        raise ConfigError("peers need transformers; install it with: pip install 'superres[peers]'") from error
+    torch.manual_seed(0)
+    same = GPT2Config(
+        vocab_size=config.vocabulary, n_positions=config.target_length, n_embd=config.width,
+        n_layer=layers or config.decoder_layers, n_head=config.attention_heads, n_inner=config.filter_size,
+        bos_token_id=0, eos_token_id=None, pad_token_id=0)
+    return GPT2LMHeadModel(same).eval()
+
+
+def generation_cost(config: ModelConfig, timer: Timer, assisted: bool) -> Row:
+    """Time transformers' greedy generation of a whole target with its cache, or of its first part if assisted.
+
+    The assistant is a GPT-2 of one layer. Both have random weights: what is timed is the machinery, not how well
+    a trained assistant would guess.
+    """
+    model = gpt2(config).to(timer.device)
+    extra = {"assistant_model": gpt2(config, 1).to(timer.device)} if assisted else {}
+    count = NEW_TOKENS if assisted else config.target_length - 1
+    start = torch.zeros(1, 1, dtype=torch.int64, device=timer.device)
+
+    def generate(new: int) -> torch.Tensor:
+        made: torch.Tensor = model.generate(
+            start, attention_mask=torch.ones_like(start), max_new_tokens=new, do_sample=False, use_cache=True, **extra)
+        return made
+
+    with torch.inference_mode():
+        generate(32)
+        seconds = timer.once(lambda: generate(count))
+    name = "transformers generate, assisted by one layer" if assisted else "transformers generate, greedy with cache"
+    return {"way": name, "tokens": count, "seconds": seconds, "tokens_per_second": count / seconds}
+
+
+def uncached_cost(upscaler: Upscaler, source: np.ndarray, iterations: int) -> Row:
+    """Time the loop that reads the whole prefix in every model call, as the published implementation's does.
+
+    Args:
+        upscaler: the network.
+        source: uint8 [1, 8, 8, 3].
+        iterations: model calls that an image takes; a few are timed.
+    """
+    scoring, timer = upscaler.scoring, Timer(upscaler.device)
+    tokens = torch.from_numpy(faces.encode(source)).to(upscaler.device)
+    target = torch.zeros(1, scoring.length, dtype=torch.int64, device=upscaler.device)
+    middle = torch.tensor([scoring.length // 2], device=upscaler.device)
+    seconds = timer.median(lambda: scoring.uncached_scores(tokens, target, middle), UNCACHED_CALLS, 1)
+    return {"way": f"no cache, {iterations} model calls ({UNCACHED_CALLS} timed)", "tokens": scoring.length,
+            "seconds": seconds * iterations, "tokens_per_second": scoring.length / (seconds * iterations)}
+
+
+def our_cost(upscaler: Upscaler, source: np.ndarray, name: str, options: DecodeConfig, repeats: int) -> Row:
+    """Time one of our ways of decoding one image."""
+    runs = [upscaler(source, options) for _ in range(repeats + 1)][1:]
+    seconds = statistics.median(run.seconds for run in runs)
+    trace = runs[0].traces[0]
+    return {"way": f"{upscaler.engine}: {name}", "tokens": trace.tokens, "seconds": seconds,
+            "tokens_per_second": trace.tokens / seconds, "iterations": trace.iterations}
+
+
+def compare_with_peers(
+    upscalers: dict[str, Upscaler], source: np.ndarray, close: DecodeConfig, repeats: int = 3,
+    said: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """Time our engines, greedy and blockwise, and the peers, on one image.
+
+    Args:
+        upscalers: the same network by its engines' names.
+        source: uint8 [1, 8, 8, 3].
+        close: blockwise decoding.
+        repeats: of our own ways; the peers, which take seconds to minutes, are timed once.
+        said: told what is measured next.
+
+    Returns:
+        a row a way with `tokens_per_second`, and `over_generate`, the ratio to transformers' greedy generation.
+    """
+    first = next(iter(upscalers.values()))
+    timer = Timer(first.device)
+    rows = []
+    for assisted in (False, True):
+        said("transformers")
+        rows.append(generation_cost(first.model_config, timer, assisted))
+    for upscaler in upscalers.values():
+        said(upscaler.engine)
+        rows += [our_cost(upscaler, source, name, options, repeats)
+                 for name, options in (("greedy", DecodeConfig(1)), ("blockwise", close))]
+    said("no cache")
+    rows.append(uncached_cost(first, source, rows[-1]["iterations"] + 1))
+    for row in rows:
+        row["over_generate"] = row["tokens_per_second"] / rows[0]["tokens_per_second"]
+    return rows

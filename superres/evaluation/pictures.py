@@ -1,0 +1,305 @@
+"""Scores of decoded faces: picture quality, likelihood, decoding statistics and agreement with greedy decoding.
+
+The measures are pure functions on uint8 arrays; `evaluate_images` puts them together for one checkpoint and one data
+set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+from tqdm import tqdm
+
+from superres.config import DecodeConfig, require
+from superres.pipeline.options import resolve_options
+from superres.system.output import number_text
+from superres.tasks.faces import FacePairs, area_reduce, enlarge, image_key
+
+if TYPE_CHECKING:
+
+    from superres.decoding.trace import RowTrace
+    from superres.pipeline.upscaler import Upscaler
+
+Pixels = npt.NDArray[np.uint8]
+Scores = npt.NDArray[np.float64]
+
+SHEET_ROWS = 12
+"""Most images that a contact sheet shows."""
+
+
+def mean_squared_error(images: Pixels, references: Pixels) -> Scores:
+    """Return each image's mean squared difference in grey levels.
+
+    Args:
+        images: uint8 [N,H,W,C].
+        references: uint8 [N,H,W,C].
+
+    Returns:
+        float64 [N].
+    """
+    difference = images.astype(np.float64) - references.astype(np.float64)
+    error: Scores = np.square(difference).reshape(len(images), -1).mean(axis=1)
+    return error
+
+
+def psnr(images: Pixels, references: Pixels) -> Scores:
+    """Return each image's peak signal-to-noise ratio in dB, with a peak of 255.
+
+    Args:
+        images: uint8 [N,H,W,C].
+        references: uint8 [N,H,W,C].
+
+    Returns:
+        float64 [N]; infinite where an image equals its reference.
+    """
+    with np.errstate(divide="ignore"):
+        return 10 * np.log10(255.0**2 / mean_squared_error(images, references))
+
+
+def ssim(images: Pixels, references: Pixels) -> Scores:
+    """Return each image's structural similarity: Gaussian window of sigma 1.5 and range 255, as Wang et al. (2004).
+
+    Args:
+        images: uint8 [N,H,W,C], at least 11x11.
+        references: uint8 [N,H,W,C].
+
+    Returns:
+        float64 [N], 1 where an image equals its reference.
+    """
+    from skimage import metrics  # slow to import, and only this needs it
+
+    score: Callable[..., float] = metrics.structural_similarity
+    return np.array([
+        score(image, reference, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255,
+              channel_axis=-1)
+        for image, reference in zip(images, references, strict=True)
+    ], dtype=np.float64)
+
+
+def consistency(images: Pixels, sources: Pixels) -> Scores:
+    """Return how far each image, reduced again as the training data was, is from the input that it was made from.
+
+    Args:
+        images: uint8 [N,H,W,C].
+        sources: uint8 [N,h,w,C], the decoder's inputs.
+
+    Returns:
+        float64 [N], root mean squared error in grey levels. The truth itself scores a little above 0 where input and
+        truth were reduced from the photograph separately, each with truncation.
+    """
+    return np.sqrt(mean_squared_error(area_reduce(images, sources.shape[1], sources.shape[2]), sources))
+
+
+def equal_tokens(images: Pixels, others: Pixels) -> Scores:
+    """Return the share of equal tokens (a token is one intensity) of each pair of images.
+
+    Args:
+        images: uint8 [N,H,W,C].
+        others: uint8 [N,H,W,C].
+
+    Returns:
+        float64 [N] in 0..1.
+    """
+    share: Scores = (images == others).reshape(len(images), -1).mean(axis=1, dtype=np.float64)
+    return share
+
+
+def pooled_psnr(images: Pixels, references: Pixels) -> float | None:
+    """Return the PSNR in dB of the squared errors of all images (uint8 [N,H,W,C]) together.
+
+    They are pooled because an identical pair alone would make a mean of PSNRs infinite; None where every pair is
+    identical.
+    """
+    error = float(mean_squared_error(images, references).mean())
+    return 10 * math.log10(255.0**2 / error) if error else None
+
+
+def agreement(images: Pixels, greedy: Pixels, truth: Pixels) -> dict[str, float | None]:
+    """Return how close `images` are to the greedily decoded ones; all arguments are uint8 [N,H,W,C].
+
+    `psnr_to_greedy` is a `pooled_psnr`; `psnr_difference` is the mean PSNR to the truth minus greedy's.
+    """
+    equal = equal_tokens(images, greedy)
+    return {
+        "psnr_to_greedy": pooled_psnr(images, greedy),
+        "psnr_difference": _finite(psnr(images, truth).mean() - psnr(greedy, truth).mean()),
+        "equal_tokens": float(equal.mean()),
+        "identical_images": float((equal == 1).mean()),
+    }
+
+
+def picture_scores(images: Pixels, pairs: FacePairs) -> dict[str, float | None]:
+    """Return the means over `images` (uint8 [N,32,32,3]) of PSNR, SSIM and consistency; None where not finite."""
+    return {
+        "psnr": _finite(psnr(images, pairs.hr).mean()),
+        "ssim": _finite(ssim(images, pairs.hr).mean()),
+        "consistency_rmse": _finite(consistency(images, pairs.lr).mean()),
+    }
+
+
+def _finite(value: float) -> float | None:
+    """Return `value` as JSON can hold it, which knows neither infinity nor NaN."""
+    return float(value) if math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What one way of decoding made of the data set.
+
+    Attributes:
+        images: uint8 [N,32,32,3].
+        traces: one an image.
+        seconds_per_image: wall-clock time of the timed batches / their images.
+    """
+
+    images: Pixels
+    traces: Sequence[RowTrace]
+    seconds_per_image: float
+
+    def statistics(self) -> dict[str, float]:
+        """Return the decoding statistics over all images."""
+        tokens = sum(trace.tokens for trace in self.traces)
+        iterations = sum(trace.iterations for trace in self.traces)
+        calls = sum(trace.model_calls for trace in self.traces)
+        return {
+            "mean_accepted_block_size": tokens / iterations,
+            "model_calls_per_image": calls / len(self.traces),
+            "seconds_per_image": self.seconds_per_image,
+        }
+
+
+def decode_interleaved(
+    sources: Pixels, upscaler: Upscaler, ways: dict[str, DecodeConfig], batch_size: int,
+) -> dict[str, Decoded]:
+    """Decode every batch in each of several ways in turn, so that a busy machine slows all of them alike.
+
+    The first batch is decoded once more beforehand and that time discarded (compilation, graph capture, caches); a
+    shorter last batch is not timed unless it is the only one.
+
+    Args:
+        sources: uint8 [N,8,8,3].
+        upscaler: the checkpoint.
+        ways: decoding settings by name.
+        batch_size: images decoded together.
+    """
+    keys = [image_key(source, 1) for source in sources]
+    images: dict[str, list[Pixels]] = {way: [] for way in ways}
+    traces: dict[str, list[RowTrace]] = {way: [] for way in ways}
+    seconds = dict.fromkeys(ways, 0.0)
+    timed = 0
+    for options in ways.values():
+        upscaler(sources[:batch_size], options, keys=keys[:batch_size])
+    for start in tqdm(range(0, len(sources), batch_size), "decoding", unit="batch", disable=None):
+        batch = sources[start:start + batch_size]
+        is_timed = start == 0 or len(batch) == batch_size
+        timed += is_timed * len(batch)
+        for way, options in ways.items():
+            result = upscaler(batch, options, keys=keys[start:start + batch_size])
+            images[way].append(result.images)
+            traces[way].extend(result.traces)
+            seconds[way] += is_timed * result.seconds
+    return {way: Decoded(np.concatenate(images[way]), traces[way], seconds[way] / timed) for way in ways}
+
+
+def mean_bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batch_size: int) -> float:
+    """Return the mean bits/dim of `targets` (uint8 [N,32,32,3]) given `sources` (uint8 [N,8,8,3])."""
+    starts = tqdm(range(0, len(sources), batch_size), "bits/dim", unit="batch", disable=None)
+    scores = [upscaler.bits_per_dim(sources[i:i + batch_size], targets[i:i + batch_size]) for i in starts]
+    return float(np.concatenate(scores).mean())
+
+
+def evaluate_images(
+    pairs: FacePairs, upscaler: Upscaler, decode: DecodeConfig, batch_size: int = 16, greedy: bool = True,
+) -> tuple[dict[str, Any], dict[str, Pixels]]:
+    """Score a checkpoint's decoding next to nearest and bicubic enlargement and to greedy decoding, on the same images.
+
+    Args:
+        pairs: inputs and truth.
+        upscaler: the checkpoint.
+        decode: settings of the blockwise decoding. At a temperature the greedy run samples with the same noise.
+        batch_size: images decoded together.
+        greedy: whether to decode with block size 1 as well, for agreement and speed-up.
+
+    Returns:
+        the report, ready for JSON; and the pictures by method, each uint8 [N,32,32,3].
+
+    Raises:
+        ConfigError: `decode` does not fit the checkpoint, or the batch size is not positive.
+    """
+    require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
+    decode = resolve_options(decode, upscaler)
+    ways = {"greedy": dataclasses.replace(decode, block_size=1, min_block=1, accept="exact")} if greedy else {}
+    decoded = decode_interleaved(pairs.lr, upscaler, {**ways, "blockwise": decode}, batch_size)
+    pictures = {method: enlarge(pairs.lr, method) for method in ("nearest", "bicubic")}
+    pictures.update({way: result.images for way, result in decoded.items()})
+    # Rolled by one image, each input is wrong but of the same kind: a network that ignores its input scores the same.
+    wrong = np.roll(pairs.lr, 1, axis=0) if len(pairs) > 1 else None
+    report: dict[str, Any] = {
+        "images": len(pairs), "checkpoint": f"{upscaler.name}@{upscaler.revision}", "config": decode.to_dict(),
+        "batch_size": min(batch_size, len(pairs)),
+        "bits_per_dim": mean_bits_per_dim(pairs.lr, pairs.hr, upscaler, batch_size),
+        "bits_per_dim_wrong_input": None if wrong is None else mean_bits_per_dim(wrong, pairs.hr, upscaler, batch_size),
+        "methods": {method: picture_scores(images, pairs) for method, images in pictures.items()},
+    }
+    for way, result in decoded.items():
+        report["methods"][way].update(result.statistics())
+    if greedy:
+        report["agreement"] = agreement(pictures["blockwise"], pictures["greedy"], pairs.hr)
+        report["speed_up"] = decoded["greedy"].seconds_per_image / max(decoded["blockwise"].seconds_per_image, 1e-9)
+    return report, pictures
+
+
+def report_table(report: dict[str, Any]) -> str:
+    """Return the report of `evaluate_images` as lines for people."""
+    config = report["config"]
+    lines = [f"{report['images']} images, {report['checkpoint']}, block size {config['block_size']}, "
+             f"{config['accept']}, temperature {config['temperature']}, batches of {report['batch_size']}",
+             *method_lines(report["methods"])]
+    lines.append(f"bits/dim {number_text(report['bits_per_dim'], 3)}, with a wrong input "
+                 f"{number_text(report['bits_per_dim_wrong_input'], 3)}")
+    if "agreement" in report:
+        scores = report["agreement"]
+        lines.append(f"speed-up over greedy {report['speed_up']:.2f}; "
+                     f"PSNR {number_text(scores['psnr_difference'], 3)} dB above greedy's, "
+                     f"PSNR to greedy {number_text(scores['psnr_to_greedy'], 2)} dB, "
+                     f"equal tokens {scores['equal_tokens']:.2%}, identical images {scores['identical_images']:.1%}")
+    return "\n".join(lines)
+
+
+def method_lines(methods: dict[str, dict[str, float | None]]) -> list[str]:
+    """Return the scores by method as lines for people, with a heading."""
+    columns = (("psnr", 9, 2), ("ssim", 8, 3), ("consistency_rmse", 13, 2), ("mean_accepted_block_size", 15, 2),
+               ("model_calls_per_image", 13, 1), ("seconds_per_image", 9, 3))
+    lines = [f"{'':10}  PSNR dB    SSIM  consistency  mean accepted  model calls  s/image"]
+    for method, scores in methods.items():
+        cells = (number_text(scores.get(name), digits).rjust(width) for name, width, digits in columns)
+        lines.append(f"{method:10}{''.join(cells)}")
+    return lines
+
+
+def contact_sheet(columns: dict[str, Pixels], scale: int = 4, caption_height: int = 16) -> Pixels:
+    """Lay pictures out as a sheet: a column a method with its name on top, a row an image.
+
+    Args:
+        columns: pictures by caption, each uint8 [N,H,W,3] with the same H and W; the first `SHEET_ROWS` are shown.
+        scale: how many pixels wide a pixel is drawn.
+        caption_height: height of the captions' line.
+
+    Returns:
+        uint8 [caption_height + rows * H * scale, columns * W * scale, 3].
+    """
+    strips = [np.concatenate(list(images[:SHEET_ROWS])) for images in columns.values()]
+    body = np.concatenate(strips, axis=1).repeat(scale, axis=0).repeat(scale, axis=1)
+    sheet = Image.new("RGB", (body.shape[1], body.shape[0] + caption_height), "white")
+    sheet.paste(Image.fromarray(body), (0, caption_height))
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
+    for index, caption in enumerate(columns):
+        draw.text((index * body.shape[1] // len(columns) + 3, 2), caption, fill="black", font=font)
+    return np.asarray(sheet)

@@ -1,0 +1,207 @@
+"""Scores of sampling: several samples of one input, and how far the speed of blockwise sampling changes the samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from superres.config import DecodeConfig, require
+from superres.evaluation.pictures import (
+    SHEET_ROWS,
+    Pixels,
+    decode_interleaved,
+    equal_tokens,
+    mean_squared_error,
+    method_lines,
+    picture_scores,
+    pooled_psnr,
+    psnr,
+    ssim,
+)
+from superres.pipeline.options import resolve_options
+from superres.system.output import markdown_table, number_text
+from superres.tasks.faces import FacePairs, enlarge, image_key
+
+if TYPE_CHECKING:
+    from superres.pipeline.upscaler import Upscaler
+
+EPSILONS = (0, 2, 4, 8)
+"""Grey levels; 0 is exact."""
+
+
+def diversity(samples: Pixels) -> float:
+    """Return how much samples of one input differ: the mean RMSE between two of them, over all pairs and all inputs.
+
+    Args:
+        samples: uint8 [N,M,H,W,C], M >= 2 samples of each of N inputs.
+
+    Returns:
+        grey levels; 0 where the samples of every input are equal.
+    """
+    pairs = itertools.combinations(range(samples.shape[1]), 2)
+    return float(np.mean([np.sqrt(mean_squared_error(samples[:, i], samples[:, j])) for i, j in pairs]))
+
+
+def sample_scores(samples: Pixels, pairs: FacePairs) -> dict[str, dict[str, float | None]]:
+    """Return the scores of several samples an input, by method.
+
+    "one sample" is the mean over all samples. "best of M" takes each input's best sample, each measure its own.
+    "mean of M" is the rounded mean picture of each input's samples.
+
+    Args:
+        samples: uint8 [N,M,32,32,3], M samples of each of N inputs.
+        pairs: the N inputs and their truth.
+    """
+    count = samples.shape[1]
+    every = FacePairs(pairs.hr.repeat(count, axis=0), pairs.lr.repeat(count, axis=0), pairs.ids.repeat(count))
+    flat = samples.reshape(-1, *samples.shape[2:])
+    best = {
+        name: float(measure(flat, every.hr).reshape(-1, count).max(axis=1).mean())
+        for name, measure in (("psnr", psnr), ("ssim", ssim))
+    }
+    mean = np.rint(samples.mean(axis=1)).astype(np.uint8)
+    return {
+        "one sample": picture_scores(flat, every),
+        f"best of {count}": {name: value if np.isfinite(value) else None for name, value in best.items()},
+        f"mean of {count}": picture_scores(mean, pairs),
+    }
+
+
+def draw_samples(
+    sources: Pixels, upscaler: Upscaler, decode: DecodeConfig, numbers: Sequence[int], batch_size: int,
+) -> Pixels:
+    """Draw samples of each input.
+
+    Args:
+        sources: uint8 [N,8,8,3].
+        upscaler: the checkpoint.
+        decode: settings of the decoding.
+        numbers: numbers of the samples, from 1, which key their noise.
+        batch_size: pictures decoded together.
+
+    Returns:
+        uint8 [N,M,32,32,3], M samples of each input.
+    """
+    keys = [image_key(source, number) for source in sources for number in numbers]
+    repeated = sources.repeat(len(numbers), axis=0)
+    starts = tqdm(range(0, len(keys), batch_size), "samples", unit="batch", disable=None)
+    drawn = [upscaler(repeated[i:i + batch_size], decode, keys=keys[i:i + batch_size]).images for i in starts]
+    return np.concatenate(drawn).reshape(len(sources), len(numbers), *drawn[0].shape[1:])
+
+
+def _greedy(sources: Pixels, upscaler: Upscaler, batch_size: int) -> Pixels:
+    """Return the greedily decoded pictures, uint8 [N,32,32,3]."""
+    return draw_samples(sources, upscaler, DecodeConfig(block_size=1), [1], batch_size)[:, 0]
+
+
+def evaluate_samples(
+    pairs: FacePairs, upscaler: Upscaler, decode: DecodeConfig, samples: int, batch_size: int, first: Pixels,
+) -> dict[str, Any]:
+    """Score several samples an input next to greedy decoding.
+
+    Args:
+        pairs: inputs and truth.
+        upscaler: the checkpoint.
+        decode: settings of the sampling.
+        samples: M, samples an input, at least 2.
+        batch_size: pictures decoded together.
+        first: sample 1 of each input, uint8 [N,32,32,3].
+
+    Returns:
+        the number of samples, their `diversity`, and the scores by method, ready for JSON.
+
+    Raises:
+        ConfigError: `decode` does not sample, or does not fit the checkpoint.
+    """
+    decode = resolve_options(decode, upscaler, samples)
+    others = draw_samples(pairs.lr, upscaler, decode, range(2, samples + 1), batch_size)
+    drawn = np.concatenate([first[:, None], others], axis=1)
+    methods = {
+        "greedy": picture_scores(_greedy(pairs.lr, upscaler, batch_size), pairs),
+        **sample_scores(drawn, pairs),
+    }
+    return {"samples": samples, "diversity_rmse": diversity(drawn), "methods": methods}
+
+
+def samples_table(report: dict[str, Any]) -> str:
+    """Return the report of `evaluate_samples` as lines for people."""
+    heading = (f"{report['samples']} samples an input, next to greedy decoding; two samples of an input differ by "
+               f"{report['diversity_rmse']:.2f} grey levels (RMSE)")
+    return "\n".join([heading, *method_lines(report["methods"])])
+
+
+def evaluate_coupled_sampling(
+    pairs: FacePairs, upscaler: Upscaler, sampling: DecodeConfig, batch_size: int = 16,
+) -> tuple[dict[str, Any], dict[str, Pixels]]:
+    """Compare blockwise sampling, with acceptance by distance, with sequential sampling from the same noise.
+
+    All prediction heads propose. At epsilon 0 the samples are those of sequential sampling, up to the last bit of
+    float32 kernels of another width.
+
+    Args:
+        pairs: inputs and truth.
+        upscaler: the checkpoint.
+        sampling: temperature, noise and seed; the rest is set here.
+        batch_size: images decoded together.
+
+    Returns:
+        the report, ready for JSON, with a row a way of sampling; and pictures of the first inputs, for
+        `superres.evaluation.pictures.contact_sheet`.
+
+    Raises:
+        ConfigError: the temperature is 0, or a number is out of range.
+    """
+    require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
+    sequential = dataclasses.replace(sampling, block_size=1)
+    require(sequential.is_sampling, "--temperature 0 is greedy decoding; give one above 0, such as 0.9")
+    block_size = upscaler.model_config.prediction_heads
+    ways = {"sequential": sequential}
+    for epsilon in EPSILONS:
+        way = dataclasses.replace(sequential, block_size=block_size, accept="distance", epsilon=epsilon)
+        ways[f"epsilon {epsilon}"] = way
+    decoded = decode_interleaved(pairs.lr, upscaler, ways, batch_size)
+    reference = decoded["sequential"]
+    rows = {
+        way: {
+            **result.statistics(),
+            "speed_up": reference.seconds_per_image / max(result.seconds_per_image, 1e-9),
+            "equal_tokens": float(equal_tokens(result.images, reference.images).mean()),
+            "psnr_to_sequential": pooled_psnr(result.images, reference.images),
+            **picture_scores(result.images, pairs),
+        }
+        for way, result in decoded.items()
+    }
+    report = {
+        "images": len(pairs), "checkpoint": f"{upscaler.name}@{upscaler.revision}", "device": str(upscaler.device),
+        "batch_size": min(batch_size, len(pairs)), "block_size": block_size,
+        "temperature": sampling.temperature, "noise": sampling.noise, "seed": sampling.seed, "ways": rows,
+    }
+    shown = pairs.lr[:SHEET_ROWS]
+    pictures = {"input": enlarge(shown, "nearest"), "greedy": _greedy(shown, upscaler, batch_size)}
+    # Epsilon 0 repeats the sequential sample.
+    pictures.update({way: result.images[:SHEET_ROWS] for way, result in decoded.items() if way != "epsilon 0"})
+    return report, pictures
+
+
+def coupled_sampling_markdown(report: dict[str, Any]) -> str:
+    """Return the report of `evaluate_coupled_sampling` as a Markdown document."""
+    columns = {
+        "mean accepted block size": ("mean_accepted_block_size", 2), "model calls": ("model_calls_per_image", 1),
+        "s/image": ("seconds_per_image", 3), "speed-up": ("speed_up", 2), "equal tokens": ("equal_tokens", 4),
+        "PSNR to sequential, dB": ("psnr_to_sequential", 2), "PSNR, dB": ("psnr", 2), "SSIM": ("ssim", 3),
+        "consistency": ("consistency_rmse", 2),
+    }
+    rows = [
+        [way, *(number_text(scores[name], digits) for name, digits in columns.values())]
+        for way, scores in report["ways"].items()
+    ]
+    heading = (f"Blockwise sampling with k = {report['block_size']} against sequential sampling from the same noise: "
+               f"temperature {report['temperature']}, noise {report['noise']}, seed {report['seed']}, "
+               f"{report['images']} images, batches of {report['batch_size']}, {report['device']}, "
+               f"{report['checkpoint']}.")
+    return f"# Coupled sampling\n\n{heading}\n\n{markdown_table(['', *columns], rows)}\n"

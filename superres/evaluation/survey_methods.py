@@ -1,0 +1,300 @@
+"""Methods of a survey: finished pictures from a folder, the photographs themselves, or a checkpoint's decoding of them.
+
+A method is described by one word of the command line, its SPEC:
+
+    camera                                            the photographs of --images
+    nearest | bicubic                                 enlargements of the 8x8 inputs
+    FOLDER                                            finished pictures; the folder's name is the method's
+    name=ours,folder=FOLDER                           the same under another name
+    name=k6,accept=distance,epsilon=2,block_size=6    a checkpoint's pictures, with settings of `DecodeConfig`
+    name=both,checkpoint=DIR,block_size=6             the same with another checkpoint than the bundled one
+
+Several numbers of a setting are joined by colons: epsilon=4:3:2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from superres.batch.inputs import list_inputs
+from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, parse_epsilon, parse_temperature, require
+from superres.errors import ConfigError, InvalidInputError
+from superres.pipeline.options import as_setting, combined
+from superres.survey.pairs import Compared, Method, check_counterparts, choose_images, compare_methods
+from superres.survey.study import CAMERA
+from superres.system.terminal import printable
+from superres.tasks.faces import (
+    ENLARGEMENTS,
+    HIGH_SIZE,
+    area_reduce,
+    crop_square,
+    enlarge,
+    is_celeba,
+    read_faces,
+    read_image,
+    to_source,
+)
+
+if TYPE_CHECKING:
+    from superres.pipeline.upscaler import Upscaler
+
+Pixels = npt.NDArray[np.uint8]
+
+TYPES: dict[str, Callable[[str], Any]] = {
+    "block_size": int, "top_k": int, "min_block": int, "seed": int, "budget": int, "accept": str, "noise": str,
+    "proposer": str, "epsilon": parse_epsilon, "temperature": parse_temperature, "draft": str, "ngrams": str,
+    "sampling": str, "sample_top_k": int, "nucleus": float, "window": int, "candidates": int,
+}
+"""What turns the text of a decoding setting into its value."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A method as it was asked for.
+
+    Attributes:
+        name: unique in the study.
+        folder: of finished pictures; None where they are to be made.
+        enlargement: "nearest" or "bicubic", else None.
+        checkpoint: bundled name, folder or hub id; None where nothing is decoded.
+        settings: decoding settings that were given; the others are the checkpoint's defaults.
+    """
+
+    name: str
+    folder: Path | None = None
+    enlargement: str | None = None
+    checkpoint: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def parse_spec(text: str) -> Spec:
+    """Return what a SPEC stands for; see the module's own text.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if text == CAMERA or text in ENLARGEMENTS:
+        return Spec(text, enlargement=text if text in ENLARGEMENTS else None)
+    if "=" not in text:
+        require(Path(text).is_dir(), f"{text!r} is no method: give a folder of finished pictures, {CAMERA}, "
+                                     f"{', '.join(ENLARGEMENTS)}, or settings such as name=k6,block_size=6")
+        return Spec(Path(text).resolve().name, folder=Path(text))
+    entries = [part.partition("=") for part in text.split(",")]
+    values = {key.strip().replace("-", "_"): value.strip() for key, _, value in entries}
+    known = ("name", "folder", "checkpoint", *TYPES)
+    unknown = sorted(set(values) - set(known))
+    require(not unknown, f"unknown {', '.join(map(repr, unknown))} in the method {text!r}; known: {', '.join(known)} "
+                         "(join the numbers of one setting by colons)")
+    require(len(values) == len(entries), f"a setting stands twice in the method {text!r}; leave one out")
+    name, folder, checkpoint = values.pop("name", ""), values.pop("folder", None), values.pop("checkpoint", None)
+    if folder is not None:
+        require(not values and checkpoint is None, f"the method {text!r} is a folder of finished pictures and takes no "
+                                                   "decoding settings; leave one of the two out")
+        require(Path(folder).is_dir(), f"the method {text!r}: {folder} is not a folder; correct the path")
+        return Spec(name or Path(folder).resolve().name, folder=Path(folder))
+    require(bool(name), f"the method {text!r} needs a name: name=k6,...")
+    require(name != CAMERA, f"{CAMERA!r} is the name of the photographs; choose another for {text!r}")
+    settings = {key: _setting(key, value) for key, value in values.items()}
+    DecodeConfig(**settings)
+    return Spec(name, checkpoint=checkpoint or DEFAULT_CHECKPOINT, settings=settings)
+
+
+def _setting(key: str, value: str) -> Any:  # noqa: ANN401 -- the type of the setting
+    try:
+        return TYPES[key](value.replace(":", ","))
+    except ValueError:
+        kind = "number" if TYPES[key] is float else "whole number"
+        raise ConfigError(f"{key} must be a {kind}, not {value!r}") from None
+
+
+@dataclass(frozen=True)
+class Images:
+    """What methods are to be compared on.
+
+    Attributes:
+        sources: uint8 [8, 8, 3] by the image's name.
+        photographs: uint8 [32, 32, 3] by name, of those that are large enough.
+    """
+
+    sources: dict[str, Pixels]
+    photographs: dict[str, Pixels]
+
+
+def read_images(path: Path) -> Images:
+    """Read a prepared `.npz`, a CelebA root, or a folder of pictures, 8x8 or larger.
+
+    Raises:
+        InvalidInputError: the path holds no pictures, one cannot be read, or two have the same name.
+    """
+    if not path.is_dir() or is_celeba(path):
+        pairs = read_faces(path, "valid")
+        names = [f"{number:06d}" for number in pairs.ids]
+        if len(set(names)) < len(names):
+            names = [f"{index:06d}" for index in range(len(pairs))]
+        return Images(dict(zip(names, pairs.lr, strict=True)), dict(zip(names, pairs.hr, strict=True)))
+    pictures = read_folder(path)
+    squares = {name: crop_square(picture) for name, picture in pictures.items()}
+    photographs = {name: area_reduce(square, HIGH_SIZE, HIGH_SIZE) for name, square in squares.items()
+                   if len(square) >= HIGH_SIZE}
+    return Images({name: to_source(picture) for name, picture in pictures.items()}, photographs)
+
+
+def read_folder(folder: Path) -> dict[str, Pixels]:
+    """Return the pictures of a folder, uint8 [H, W, 3], by file name without its suffix.
+
+    Raises:
+        InvalidInputError: there are none, one cannot be read, or two differ in their suffix alone.
+    """
+    files = list_inputs([folder], recursive=False, excluded=Path())
+    names: dict[str, Path] = {}
+    for file in files:
+        first = names.setdefault(file.stem, file)
+        if first is not file:
+            raise InvalidInputError(f"{first} and {file} have the same name, by which images are matched; rename one")
+    bar = tqdm(names.items(), f"reading {printable(str(folder))}", disable=None)
+    return {name: read_image(file) for name, file in bar}
+
+
+@dataclass
+class Workshop:
+    """Makes the methods of a study from what they were asked for as.
+
+    Attributes:
+        images: what to make pictures of; may be None if all methods are folders.
+        batch_size: images decoded together.
+        device: "auto", "cpu" or "cuda".
+        folders: pictures of the methods that are folders, by the method's name.
+        upscalers: checkpoints by the name that was given.
+    """
+
+    images: Images | None
+    batch_size: int
+    device: str
+    folders: dict[str, dict[str, Pixels]] = field(default_factory=dict)
+    upscalers: dict[str, Upscaler] = field(default_factory=dict)
+
+    def names(self, specs: Sequence[Spec]) -> list[str]:
+        """Return the names of the images that all of `specs` can show.
+
+        Raises:
+            ConfigError: two different methods have one name, or there are no images to make pictures of.
+            InvalidInputError: folders of finished pictures do not hold the same images, or `images` lacks some of them.
+        """
+        asked: dict[str, Spec] = {}
+        for spec in specs:
+            require(asked.setdefault(spec.name, spec) == spec,
+                    f"two different methods are named {spec.name!r}; tell them apart with name=")
+            require(spec.folder is not None or self.images is not None,
+                    f"the method {spec.name!r} makes pictures of images; give --images")
+            if spec.folder is not None and spec.name not in self.folders:
+                self.folders[spec.name] = read_folder(spec.folder)
+        known = {name: set(pictures) for name, pictures in self.folders.items()}
+        if self.images is not None and any(spec.folder is None for spec in specs):
+            # More images than the folders have are no harm; fewer are.
+            wanted = set().union(*known.values()) if known else set(self.images.sources)
+            known["--images"] = wanted & set(self.images.sources)
+        check_counterparts(known)
+        return sorted(next(iter(known.values())))
+
+    def make(self, spec: Spec, names: Sequence[str]) -> Method:
+        """Return a method with its pictures of the images `names`.
+
+        Raises:
+            ConfigError: settings do not fit the checkpoint.
+            CheckpointError: the checkpoint cannot be loaded.
+            InvalidInputError: an image is too small to be a photograph.
+        """
+        if spec.folder is not None:
+            pictures = self.folders[spec.name]
+            return Method(spec.name, {name: pictures[name] for name in names}, {"folder": str(spec.folder)})
+        if self.images is None:
+            raise ConfigError(f"the method {spec.name!r} makes pictures of images; give --images")
+        if spec.name == CAMERA:
+            return Method(CAMERA, _photographs(self.images, names), {"photographs": True})
+        sources = np.stack([self.images.sources[name] for name in names])
+        if spec.enlargement is not None:
+            made, record = enlarge(sources, spec.enlargement), {"enlargement": spec.enlargement}
+        else:
+            made, record = self._decode(spec, sources)
+        return Method(spec.name, dict(zip(names, made, strict=True)), record)
+
+    def decoder(self, spec: Spec) -> tuple[Upscaler, DecodeConfig]:
+        """Return the checkpoint of a method and its settings with the block size filled in.
+
+        Raises:
+            ConfigError: settings do not fit the checkpoint.
+            CheckpointError: the checkpoint cannot be loaded.
+        """
+        from superres.pipeline.options import resolve_options
+        from superres.pipeline.upscaler import Upscaler
+
+        name = spec.checkpoint or DEFAULT_CHECKPOINT
+        if name not in self.upscalers:
+            self.upscalers[name] = Upscaler.load(name, self.device)
+        upscaler = self.upscalers[name]
+        try:
+            options = combined(upscaler.default, spec.settings, upscaler.model_config.prediction_heads, as_setting)
+        except ConfigError as error:
+            raise ConfigError(f"the method {spec.name!r}: {error}") from error
+        return upscaler, resolve_options(options, upscaler)
+
+    def _decode(self, spec: Spec, sources: Pixels) -> tuple[Pixels, dict[str, Any]]:
+        """Decode `sources`, uint8 [N, 8, 8, 3]; return the pictures and what made them."""
+        from superres.tasks.faces import image_key
+
+        upscaler, options = self.decoder(spec)
+        pictures: list[Pixels] = []
+        tokens = iterations = 0
+        with tqdm(total=len(sources), desc=f"decoding {printable(spec.name)}", unit="image", disable=None) as bar:
+            for start in range(0, len(sources), self.batch_size):
+                batch = sources[start:start + self.batch_size]
+                result = upscaler(batch, options, keys=[image_key(source, 1) for source in batch])
+                pictures.append(result.images)
+                tokens += sum(trace.tokens for trace in result.traces)
+                iterations += sum(trace.iterations for trace in result.traces)
+                bar.update(len(batch))
+        record = {"checkpoint": upscaler.name, "revision": upscaler.revision, "config": options.to_dict(),
+                  "mean_accepted_block_size": tokens / iterations}
+        return np.concatenate(pictures), record
+
+
+def _photographs(images: Images, names: Sequence[str]) -> dict[str, Pixels]:
+    small = [name for name in names if name not in images.photographs]
+    if small:
+        raise InvalidInputError(f"{len(small)} of the images (such as {small[0]}) are under {HIGH_SIZE}x{HIGH_SIZE}, "
+                                f"too small to stand for photographs; give larger ones, or leave out {CAMERA}")
+    return {name: images.photographs[name] for name in names}
+
+
+def make_comparisons(
+    specs_a: Sequence[Spec], specs_b: Sequence[Spec], workshop: Workshop, count: int | None, seed: int,
+) -> list[Compared]:
+    """Return what is compared with what, with the pictures: everything is checked before anything is decoded.
+
+    Args:
+        specs_a: methods a.
+        specs_b: methods b; as many as `specs_a`, or one of either for all of the other.
+        workshop: what makes them.
+        count: images of each comparison, chosen by `seed`; None for all.
+        seed: of the choice.
+
+    Raises:
+        ConfigError, CheckpointError, InvalidInputError: see `Workshop` and `superres.survey.pairs`.
+    """
+    named = [[Method(spec.name, {}) for spec in specs] for specs in (specs_a, specs_b)]
+    compare_methods(*named)
+    specs = {spec.name: spec for spec in (*specs_a, *specs_b)}
+    names = workshop.names([*specs_a, *specs_b])
+    for spec in specs.values():
+        if spec.checkpoint is not None:
+            workshop.decoder(spec)
+    chosen = names if count is None else choose_images(names, count, seed)
+    methods = {name: workshop.make(spec, chosen) for name, spec in specs.items()}
+    return compare_methods([methods[spec.name] for spec in specs_a], [methods[spec.name] for spec in specs_b])

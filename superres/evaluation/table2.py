@@ -1,0 +1,335 @@
+"""Table 2 of Stern et al. (2018), measured again: acceptance by block size, with quality and time beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from superres.config import DecodeConfig, require
+from superres.decoding.trace import survival_curve
+from superres.errors import ConfigError
+from superres.evaluation.pictures import Decoded, agreement, decode_interleaved, mean_bits_per_dim, picture_scores
+from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_result
+from superres.system.progress import say
+from superres.tasks.faces import FacePairs
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from superres.pipeline.upscaler import Upscaler
+
+BLOCK_SIZES = (1, 2, 4, 6, 8, 10)
+"""Block sizes k of the paper's table."""
+
+PAPER = "Stern, Shazeer and Uszkoreit: Blockwise Parallel Decoding for Deep Autoregressive Models, NeurIPS 2018"
+
+FIGURE_4 = (5.3, 4.0)
+"""Mean accepted block size and wall-clock speed-up of the paper's fastest setting, k = 6 (section 7.3)."""
+
+EXACT = DecodeConfig()
+APPROXIMATE = DecodeConfig(accept="distance", epsilon=2)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Measurements of one network with one criterion at growing block sizes: a column of the paper's table.
+
+    Attributes:
+        checkpoint: role of the network, an option of the script.
+        decode: the criterion; the block size is filled in.
+        paper: the paper's mean accepted block sizes by k (Table 2: 1,000,000 steps of training and 250,000 more for
+            the heads, a network for each k).
+        block_sizes: k; those above the network's prediction heads are left out.
+    """
+
+    checkpoint: str
+    decode: DecodeConfig
+    paper: dict[int, float] = field(default_factory=dict)
+    block_sizes: tuple[int, ...] = BLOCK_SIZES
+
+    def ways(self, prediction_heads: int) -> dict[int, DecodeConfig]:
+        """Return the settings by block size k, greedy decoding (k = 1) first."""
+        return {k: dataclasses.replace(self.decode, block_size=k) for k in self.block_sizes if k <= prediction_heads}
+
+
+SERIES: dict[str, Series] = {
+    "base": Series("base", EXACT, block_sizes=(1,)),
+    "regular": Series("regular", EXACT, {1: 1.00, 2: 1.07, 4: 1.08, 6: 1.09, 8: 1.09, 10: 1.10}),
+    "approximate": Series("regular", APPROXIMATE, {2: 1.24, 4: 1.36, 6: 1.38, 8: 1.49, 10: 1.40}),
+    "fine-tuned": Series("fine-tuned", EXACT, {2: 1.59, 4: 2.11, 6: 2.23, 8: 2.17, 10: 2.04}),
+    "both": Series("fine-tuned", APPROXIMATE, {2: 1.96, 4: 3.75, 6: 5.25, 8: 6.36, 10: 6.79}),
+    "distilled": Series("distilled", EXACT),
+    "distilled, approximate": Series("distilled", APPROXIMATE),
+}
+"""The paper's four, the base by itself, and self-distillation, which the paper did not try for images."""
+
+CHECKPOINTS = tuple(dict.fromkeys(series.checkpoint for series in SERIES.values()))
+"""Roles of the networks."""
+
+
+def data_digest(pairs: FacePairs) -> str:
+    """Return the first 12 hexadecimal digits of the SHA-256 of the pictures."""
+    return hashlib.sha256(pairs.hr.tobytes() + pairs.lr.tobytes()).hexdigest()[:12]
+
+
+def measure(series: Series, pairs: FacePairs, upscaler: Upscaler, batch_size: int) -> list[dict[str, Any]]:
+    """Decode with every block size of `series`, interleaved, and return the cells, ready for JSON.
+
+    Speed-up and agreement are against greedy decoding with the same network in the same run. bits/dim is under the
+    network's own p1.
+    """
+    ways = series.ways(upscaler.model_config.prediction_heads)
+    decoded = decode_interleaved(pairs.lr, upscaler, {str(k): way for k, way in ways.items()}, batch_size)
+    truth = mean_bits_per_dim(pairs.lr, pairs.hr, upscaler, batch_size)
+    return [
+        {
+            "block_size": k,
+            "config": way.to_dict(),
+            **_scores(decoded[str(k)], decoded["1"], pairs),
+            "bits_per_dim_truth": truth,
+            "bits_per_dim_decoded": mean_bits_per_dim(pairs.lr, decoded[str(k)].images, upscaler, batch_size),
+            "survival": survival_curve(list(decoded[str(k)].traces), k),
+            "paper_mean_accepted_block_size": series.paper.get(k),
+        }
+        for k, way in ways.items()
+    ]
+
+
+def _scores(result: Decoded, greedy: Decoded, pairs: FacePairs) -> dict[str, float | None]:
+    return {
+        **result.statistics(),
+        "speed_up": greedy.seconds_per_image / max(result.seconds_per_image, 1e-9),
+        **picture_scores(result.images, pairs),
+        **agreement(result.images, greedy.images, pairs.hr),
+    }
+
+
+class Table:
+    """Measurements in a folder, as a JSON document from which tables and plots are drawn.
+
+    A series is written as soon as it is measured, and is not measured again for the same revision of its checkpoint
+    and the same settings. Series can so be added one by one.
+    """
+
+    name: ClassVar[str]
+    """Name of its files."""
+
+    def __init__(self, folder: Path, run: dict[str, Any], names: Sequence[str]) -> None:
+        """Open the folder, or start a new one.
+
+        Args:
+            folder: where the results are and go.
+            run: what all measurements have in common, ready for JSON.
+            names: of the series, in the order of the document.
+
+        Raises:
+            ConfigError: the folder holds measurements with another `run`, or a document that cannot be read.
+            OutputError: the folder cannot be written.
+        """
+        self.folder, self.names = folder, names
+        self.document: dict[str, Any] = {"paper": PAPER, "run": run, "series": {}}
+        prepare_folder(folder)
+        if self.path.exists():
+            self._resume(run)
+
+    @property
+    def path(self) -> Path:
+        """The JSON file."""
+        return self.folder / f"{self.name}.json"
+
+    def _resume(self, run: dict[str, Any]) -> None:
+        try:
+            document = json.loads(self.path.read_text())
+            before = dict(document["run"])
+            series = {name: document["series"][name] for name in self.names if name in document["series"]}
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            message = f"{self.path} cannot be read ({error!r}); remove it or choose another --output"
+            raise ConfigError(message) from error
+        changed = [f"{name} {before.get(name)}, not {run[name]}" for name in run if before.get(name) != run[name]]
+        require(not changed, f"{self.path} was measured with {', '.join(changed)}; choose another --output")
+        self.document["series"] = series
+
+    def measured(self, name: str, revision: str, configs: list[dict[str, Any]]) -> bool:
+        """Tell whether the series `name` is known for these weights and the settings of its cells."""
+        known = self.document["series"].get(name, {"revision": None, "cells": []})
+        return bool(known["revision"] == revision and [cell["config"] for cell in known["cells"]] == configs)
+
+    def keep(self, name: str, checkpoint: str, revision: str, cells: list[dict[str, Any]]) -> None:
+        """Write the cells of the series `name`.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        entry = {"checkpoint": checkpoint, "revision": revision, "cells": cells}
+        measured = {**self.document["series"], name: entry}
+        self.document["series"] = {n: measured[n] for n in self.names if n in measured}
+        write_result(self.path, (json.dumps(self.document, indent=1) + "\n").encode())
+
+    def write(self, views: dict[str, bytes]) -> list[Path]:
+        """Write files by name into the folder, and return their paths.
+
+        Raises:
+            OutputError: a file cannot be written.
+        """
+        for name, data in views.items():
+            write_result(self.folder / name, data)
+        return [self.folder / name for name in views]
+
+
+class Table2(Table):
+    """Measurements of faces: `table2.json`, from which the Markdown table and the plots are drawn."""
+
+    name = "table2"
+
+    def __init__(self, folder: Path, pairs: FacePairs, batch_size: int, device: str) -> None:
+        """Open the folder, or start a new one.
+
+        Args:
+            folder: where the results are and go.
+            pairs: inputs and truth.
+            batch_size: images decoded together.
+            device: name of where the networks run.
+
+        Raises:
+            ConfigError: the folder holds measurements of other data, on another device or with another batch size, or
+                a table2.json that cannot be read; or the batch size is not positive.
+            OutputError: the folder cannot be written.
+        """
+        require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
+        self.pairs, self.batch_size = pairs, batch_size
+        run = {"data": data_digest(pairs), "images": len(pairs), "batch_size": batch_size, "device": device}
+        super().__init__(folder, run, list(SERIES))
+
+    def add(self, name: str, upscaler: Upscaler) -> None:
+        """Measure the series `name` with its network, unless that is done, and write what is known so far.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        series = SERIES[name]
+        configs = [way.to_dict() for way in series.ways(upscaler.model_config.prediction_heads).values()]
+        if self.measured(name, upscaler.revision, configs):
+            say(f"{name}: measured already")
+            return
+        say(f"{name}: {upscaler.name}@{upscaler.revision}, k = {', '.join(str(c['block_size']) for c in configs)}")
+        cells = measure(series, self.pairs, upscaler, self.batch_size)
+        self.keep(name, upscaler.name, upscaler.revision, cells)
+
+    def write_views(self) -> list[Path]:
+        """Write the Markdown table and the plots, and return their paths.
+
+        Raises:
+            OutputError: a file cannot be written.
+        """
+        views = {"table2.md": table2_markdown(self.document).encode()}
+        views.update({name: _png(draw, self.document["series"]) for name, draw in PLOTS.items()})
+        return self.write(views)
+
+
+COLUMNS = {
+    "mean accepted block size": ("mean_accepted_block_size", 2), "model calls": ("model_calls_per_image", 1),
+    "s/image": ("seconds_per_image", 3), "speed-up": ("speed_up", 2), "PSNR, dB": ("psnr", 2), "SSIM": ("ssim", 3),
+    "consistency": ("consistency_rmse", 2), "PSNR to greedy, dB": ("psnr_to_greedy", 2),
+    "equal tokens": ("equal_tokens", 4), "bits/dim, truth": ("bits_per_dim_truth", 3),
+    "bits/dim, decoded": ("bits_per_dim_decoded", 3),
+}
+"""Columns of the detailed table: the cell's entry and its decimals."""
+
+
+def table2_markdown(document: dict[str, Any]) -> str:
+    """Return the content of table2.json as Markdown: the paper's table with its figures below ours, then all scores."""
+    series, run = document["series"], document["run"]
+    accepted: list[list[str]] = []
+    details: list[list[str]] = []
+    for name, entry in series.items():
+        cells = {cell["block_size"]: cell for cell in entry["cells"]}
+        means = {k: cell["mean_accepted_block_size"] for k, cell in cells.items()}
+        accepted.append([f"**{name}**", *(number_text(means.get(k), 2) for k in BLOCK_SIZES)])
+        if SERIES[name].paper:
+            accepted.append([f"{name}, paper", *(number_text(SERIES[name].paper.get(k), 2) for k in BLOCK_SIZES)])
+        for k, cell in cells.items():
+            details.append([name, str(k), *(number_text(cell[key], digits) for key, digits in COLUMNS.values())])
+    networks = {SERIES[name].checkpoint: f"{entry['checkpoint']}@{entry['revision']}" for name, entry in series.items()}
+    missing = [f"{name} (needs --{SERIES[name].checkpoint})" for name in SERIES if name not in series]
+    parts = [
+        "# Table 2: mean accepted block size",
+        f"{run['images']} images (data {run['data']}), batches of {run['batch_size']}, {run['device']}. "
+        f"Networks: {', '.join(f'{role} {network}' for role, network in networks.items())}.",
+        *([f"Missing: {', '.join(missing)}."] if missing else []),
+        markdown_table(["k", *map(str, BLOCK_SIZES)], accepted),
+        f"The paper's figures: {document['paper']}, Table 2; CelebA development set, a network trained for each k. "
+        "Ours: one network serves all k with its first k prediction heads.",
+        "## Quality and cost",
+        markdown_table(["series", "k", *COLUMNS], details),
+        "PSNR and SSIM are to the truth, consistency is the RMSE to the input after reduction in grey levels. Greedy, "
+        "for PSNR and speed-up, is the same network at k = 1 in the same run. bits/dim is under the network's own p1.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _draw_survival(figure: Figure, series: dict[str, Any]) -> None:
+    axes = figure.subplots()
+    for name, entry in series.items():
+        cell = entry["cells"][-1]
+        places = range(1, cell["block_size"] + 1)
+        axes.plot(places, cell["survival"], marker="o", label=f"{name}, k = {cell['block_size']}", color=_color(name))
+    _label(axes, "i", "share of iterations that accept at least i tokens")
+    axes.set_ylim(0, 1.05)
+    axes.legend()
+
+
+def _draw_quality(figure: Figure, series: dict[str, Any]) -> None:
+    panels = {"psnr": "PSNR to the truth, dB", "ssim": "SSIM", "psnr_to_greedy": "PSNR to its own greedy output, dB",
+              "bits_per_dim_decoded": "bits/dim of the decoded image"}
+    grid = figure.subplots(2, 2)
+    for axes, (key, title) in zip(grid.flat, panels.items(), strict=True):
+        _draw_cells(axes, series, key, title)
+    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+
+
+def _draw_wall_clock(figure: Figure, series: dict[str, Any]) -> None:
+    axes = figure.subplots()
+    _draw_cells(axes, series, "speed_up", "wall-clock speed-up over greedy")
+    axes.plot(*FIGURE_4, marker="*", markersize=12, color="black", linestyle="none", label="paper, both, k = 6")
+    axes.axline((1, 1), slope=1, color="grey", linewidth=1, linestyle=":")
+    axes.legend()
+
+
+def _draw_cells(axes: Axes, series: dict[str, Any], key: str, title: str) -> None:
+    """Draw `key` of the cells that have it against mean accepted block size."""
+    for name, entry in series.items():
+        known = [cell for cell in entry["cells"] if cell[key] is not None]
+        x, y = ([cell[column] for cell in known] for column in ("mean_accepted_block_size", key))
+        axes.plot(x, y, marker="o", label=name, color=_color(name))
+    _label(axes, "mean accepted block size", title)
+
+
+def _label(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+
+
+def _color(name: str) -> str:
+    """Return the colour of a series, the same in every plot."""
+    return f"C{list(SERIES).index(name)}"
+
+
+PLOTS: dict[str, Callable[[Figure, dict[str, Any]], None]] = {
+    "survival.png": _draw_survival, "quality.png": _draw_quality, "wall_clock.png": _draw_wall_clock,
+}
+"""What draws each plot; `wall_clock.png` is Figure 4 of the paper."""
+
+
+def _png(draw: Callable[[Figure, dict[str, Any]], None], series: dict[str, Any]) -> bytes:
+    from matplotlib.figure import Figure  # heavy, and not among the dependencies of decoding
+
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    draw(figure, series)
+    return figure_png(figure)

@@ -1,0 +1,162 @@
+"""Table 3 of Stern et al. (2018) from a survey: how often people prefer blockwise decoding to regular decoding."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from superres.config import require
+from superres.survey.presentation import READING, interval_text, p_text, percent
+from superres.survey.report import Report
+from superres.system.output import figure_png, markdown_table, prepare_folder, write_result
+
+BLOCK_SIZES = (2, 4, 6, 8, 10)
+"""Block sizes k of the paper's table."""
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A row of the paper's table: a fine-tuned network at block size k against the regular one at k = 1, exact.
+
+    Attributes:
+        criterion: "exact", or "approximate": accepted within epsilon 2.
+        block_size: k.
+        preference: % of the votes for the fine-tuned network.
+        interval: the paper's 90% bootstrap interval, %.
+    """
+
+    criterion: str
+    block_size: int
+    preference: float
+    interval: tuple[float, float]
+
+    @property
+    def name(self) -> str:
+        """What the row is called here, and what a method may be named to stand for it."""
+        return f"{self.criterion}-k{self.block_size}"
+
+
+ROWS = tuple(PaperRow(criterion, k, *figures) for criterion, entries in {
+    "exact": ((52.8, (50.8, 54.9)), (54.4, (52.5, 56.3)), (53.2, (51.3, 55.0)), (55.1, (53.3, 56.8)),
+              (54.5, (53.1, 56.0))),
+    "approximate": ((50.0, (48.4, 51.5)), (53.3, (51.7, 55.0)), (56.8, (55.4, 58.2)), (55.2, (53.5, 56.7)),
+                    (50.3, (48.9, 51.8))),
+}.items() for k, figures in zip(BLOCK_SIZES, entries, strict=True))
+"""The paper's Table 3."""
+
+
+def match_rows(report: Report) -> dict[str, dict[str, Any]]:
+    """Return the comparisons of a survey's report by the name of the row that each one measures.
+
+    A comparison belongs to a row if its method b is greedy (decoded at block size 1) and its method a was decoded at
+    the row's block size, exactly or within epsilon 2. Finished pictures belong to the row that their method is
+    named after, such as "approximate-k6".
+
+    Raises:
+        ConfigError: two comparisons measure the same row.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for comparison in report["result"]["comparisons"]:
+        name = _row_of(comparison, report["methods"])
+        if name is not None:
+            require(name not in found, f"{comparison['name']!r} and another comparison of {report['study']!r} measure "
+                                       f"the row {name}; a study for Table 3 has one of each")
+            found[name] = comparison
+    return found
+
+
+def _row_of(comparison: dict[str, Any], methods: dict[str, dict[str, Any]]) -> str | None:
+    a, b = (methods.get(comparison[key], {}).get("config") for key in ("method_a", "method_b"))
+    if comparison["fool_rate"]:
+        return None
+    if a is None:
+        return next((row.name for row in ROWS if row.name == comparison["method_a"]), None)
+    if b is None or b["block_size"] != 1 or b["temperature"]:
+        return None
+    plain = a["min_block"] == 1 and not a["temperature"] and a["proposer"] == "heads"
+    criterion = {"exact": "exact", "distance": "approximate"}.get(a["accept"])
+    if not plain or (criterion == "approximate" and a["epsilon"] != 2):
+        return None
+    return next((row.name for row in ROWS if (row.criterion, row.block_size) == (criterion, a["block_size"])), None)
+
+
+def table3_markdown(report: Report) -> str:
+    """Return the ten rows with the paper's figures below ours, as Markdown.
+
+    Raises:
+        ConfigError: no comparison of the survey measures a row, or two measure the same.
+    """
+    found = match_rows(report)
+    require(bool(found), f"no comparison of the study {report['study']!r} measures a row of Table 3: compare methods "
+                         f"decoded at block size {', '.join(map(str, BLOCK_SIZES))} (exact, or distance with epsilon "
+                         "2), or folders named after the rows, such as approximate-k6, with greedy pictures (block "
+                         "size 1)")
+    table = []
+    for row in ROWS:
+        ours: dict[str, Any] = found.get(row.name, {})
+        intervals = ours.get("intervals", {})
+        table.append([f"**{row.criterion}, k = {row.block_size}**", percent(ours.get("preference")),
+                      interval_text(intervals.get("votes")), interval_text(intervals.get("two_way")),
+                      p_text(ours.get("p_two_way")),
+                      *(str(ours.get(key, "-")) for key in ("votes", "raters", "images"))])
+        low, high = row.interval
+        table.append([f"{row.criterion}, k = {row.block_size}, paper", f"{row.preference:.1f}",
+                      f"({low:.1f}, {high:.1f})", *["-"] * 5])
+    header = ["fine-tuned over regular", "% for fine-tuned", "votes only (as the paper)", "two-way", "p two-way",
+              "votes", "raters", "images"]
+    missing = [row.name for row in ROWS if row.name not in found]
+    level = f"{100 * report['level']:g}%"
+    networks = {name: f"{record['checkpoint']}@{record['revision']}" for name, record in report["methods"].items()
+                if "checkpoint" in record}
+    return "\n\n".join([
+        "# Table 3: preference of people",
+        f"Study {report['study']}: {report['result']['votes']} votes of {report['result']['raters']} raters. "
+        f"Intervals at {level}. "
+        + (f"Networks: {', '.join(f'{name} {network}' for name, network in networks.items())}. " if networks else "")
+        + (f"Not in the study: {', '.join(missing)}." if missing else ""),
+        markdown_table(header, table),
+        "The paper's figures: Stern, Shazeer and Uszkoreit 2018, Table 3; 8x8 to 32x32 CelebA, a fine-tuned network "
+        "for each k, approximate within epsilon 2, against the regular network at k = 1; 90% bootstrap intervals. What "
+        "was resampled is not said; the intervals' widths are those of 1,600 to 3,400 independent votes a row.",
+        READING]) + "\n"
+
+
+def table3_plot(report: Report) -> bytes:
+    """Return a PNG: preference by block size with intervals, ours and the paper's, a panel a criterion."""
+    from matplotlib.figure import Figure
+
+    found = match_rows(report)
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, criterion in zip(panels, ("exact", "approximate"), strict=True):
+        rows = [row for row in ROWS if row.criterion == criterion]
+        theirs = [(row.block_size + 0.2, row.preference, *row.interval) for row in rows]
+        ours = [(row.block_size - 0.2, *(100 * value for value in (c["preference"], *c["intervals"]["two_way"])))
+                for row in rows if (c := found.get(row.name)) and c["votes"] and c["intervals"]["two_way"]]
+        for points, label, color in ((ours, "this study, two-way", "C0"), (theirs, "paper, bootstrap", "C1")):
+            for place, middle, low, high in points:
+                axes.plot([place, place], [low, high], color=color, linewidth=2)
+                axes.plot(place, middle, marker="o", color=color)
+            axes.plot([], [], marker="o", color=color, label=label)
+        axes.axhline(50, color="grey", linewidth=1, linestyle=":")
+        axes.set(title=criterion, xlabel="block size k", xticks=BLOCK_SIZES)
+    panels[0].set_ylabel("votes for fine-tuned, %")
+    panels[0].legend()
+    return figure_png(figure)
+
+
+def write_table3(report: Report, folder: Path) -> list[Path]:
+    """Write table3.json (the survey's report), table3.md and table3.png to `folder`, and return their paths.
+
+    Raises:
+        ConfigError: see `table3_markdown`.
+        OutputError: a file cannot be written.
+    """
+    files = {"table3.json": (json.dumps(report, indent=1) + "\n").encode(),
+             "table3.md": table3_markdown(report).encode(), "table3.png": table3_plot(report)}
+    prepare_folder(folder)
+    for name, data in files.items():
+        write_result(folder / name, data)
+    return [folder / name for name in files]

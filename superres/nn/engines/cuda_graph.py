@@ -1,0 +1,107 @@
+"""The engine for GPUs: whole iterations of decoding captured as CUDA graphs, which replay without the host.
+
+A step of a small model is some hundred kernels of a few microseconds each; launched one by one they wait for the host.
+What is captured is the decoder's own iteration (`superres.decoding.loop`) on the plain step's own code, so that
+tokens are those of the plain engine. Only the capture itself needs a GPU: given another, the rest runs anywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from superres.errors import ConfigError
+from superres.interfaces import Replaying
+from superres.nn.engines.fused_weights import Folded
+from superres.nn.engines.torch_model import StepModel
+from superres.nn.engines.torch_step import StepSession
+from superres.nn.model import EncoderDecoder
+
+LOG = logging.getLogger(__name__)
+
+WARM_UP = 3
+"""Calls before the capture, in which libraries allocate what they need. They do real work."""
+
+Work = Callable[[], None]
+
+
+class Captured:
+    """Work that is called some times, then captured as a CUDA graph, and replayed ever after.
+
+    Where it cannot be captured, a warning in the log says why, and it is called every time.
+    """
+
+    def __init__(self, work: Work) -> None:
+        """Prepare for `work`, which always uses the same memory and never waits for the device."""
+        self.work, self.calls = work, 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self) -> None:
+        """Do the work once."""
+        if self.calls == WARM_UP:
+            self._capture()
+        self.calls += 1
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            self.work()
+        current.wait_stream(self.stream)
+
+    def _capture(self) -> None:
+        """Record the work's kernels; nothing is computed."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads may go on allocating meanwhile.
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                self.work()
+        except RuntimeError as error:
+            LOG.warning("decoding without CUDA graphs, which is slower: %s", (str(error).splitlines() or ["?"])[0])
+        else:
+            self.graph = graph
+
+
+class GraphModel(StepModel):
+    """`EncoderDecoder` as a `superres.interfaces.ScoringModel` whose iterations are captured and replayed."""
+
+    engine = "graph"
+
+    def __init__(
+        self, model: EncoderDecoder, end_token: int | None = None, *, half: bool = False, fused: bool = True,
+        compiled: bool = False, capture: Callable[[Work], Work] | None = None,
+    ) -> None:
+        """Wrap `model`, which must be in evaluation mode and on its device.
+
+        Args:
+            model: the network.
+            end_token: as in `StepModel`.
+            half: keep the weights of the decoder's layers, keys and values as bfloat16, and compute the aligned
+                conditioning so; norms, sums and scores stay in float32.
+            fused: attend by torch's one kernel instead of three operations.
+            compiled: let torch.compile fuse the operations of a step, which takes it up to a minute for each shape.
+            capture: turns work into what replays it; if None, CUDA graphs.
+
+        Raises:
+            ConfigError: the model is not on a GPU, and there is no `capture`.
+        """
+        device = model.signal.device.type
+        if capture is None and device != "cuda":
+            raise ConfigError(f"engine graph runs on a GPU, not on {device}; choose plain or native")
+        super().__init__(model, end_token)
+        self.engine, self.half = "graph-bf16" if half else "graph", half
+        self.fused, self.compiled = fused, compiled
+        self.folded = Folded(model, half)
+        self.replaying = Replaying(capture or Captured)
+
+    def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
+        """See `superres.interfaces.ScoringModel.session`."""
+        session = StepSession(self.folded, self.encode(source, padding, copies), width, self.fused)
+        if self.compiled:
+            session.compute = torch.compile(session.compute, dynamic=False)  # type: ignore[method-assign]
+        return session

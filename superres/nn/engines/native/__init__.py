@@ -1,0 +1,1 @@
+"""The engine of compiled C++ for CPUs."""

@@ -1,0 +1,199 @@
+"""The C++ in the folder cpp: built on first use, and kept; and its structures."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from pathlib import Path
+
+from superres.errors import ConfigError
+from superres.system.machine import cache_folder
+
+SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
+COMPILERS = ("c++", "g++", "clang++")
+
+EXTRA_FLAGS = "SUPERRES_NATIVE_FLAGS"
+"""Environment variable with more flags for the compiler, separated by spaces: sanitizers, say. Each set of flags has a
+file of its own in the cache."""
+
+LANES = 16
+"""Numbers in a vector of the C++."""
+
+PANEL = 2 * LANES
+"""Outputs that lie side by side in a packed weight."""
+
+
+class CLinear(Structure):
+    """`Linear` of cpp/structures.h."""
+
+    _fields_ = [("inputs", c_int64), ("panels", c_int64), ("half", c_int64), ("weight", c_void_p), ("bias", c_void_p)]
+
+
+class CScreen(Structure):
+    """`Screen` of cpp/structures.h."""
+
+    _fields_ = [*((name, c_void_p) for name in ("weight", "bias", "scale", "norm", "sum")), ("rounding", c_float)]
+
+
+class CCache(Structure):
+    """`Cache` of cpp/structures.h."""
+
+    _fields_ = [("key", c_void_p), ("value", c_void_p)]
+
+
+class CLoop(Structure):
+    """`Loop` of cpp/structures.h."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("block_size", "room", "stride", "minimum", "best", "bound", "end_token")),
+        *((name, c_void_p) for name in (
+            "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "winners", "hidden",
+            "scores", "scratch")),
+    ]
+
+
+LINEARS = ("projection", "output", "expand", "contract", "cross_query", "cross_output")
+
+
+class CLayer(Structure):
+    """`Layer` of cpp/structures.h."""
+
+    _fields_ = [
+        *((name, CLinear) for name in LINEARS), ("norm_weight", c_void_p * 3), ("norm_bias", c_void_p * 3),
+        ("self", CCache), ("cross", CCache),
+    ]
+
+
+class CHeads(Structure):
+    """`Heads` of cpp/structures.h."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("count", "size", "adaptive", "earlier", "recurrent")), ("expand", CLinear),
+        ("adapt", CLinear), ("contract", POINTER(CLinear)),
+        *((name, c_void_p) for name in ("bias", "norm_weight", "norm_bias", "conditioning", "direct")),
+        ("cross_query", CLinear), ("cross_output", CLinear), ("cross", CCache),
+    ]
+
+
+class CSession(Structure):
+    """`Session` of cpp/structures.h."""
+
+    _fields_ = [
+        *((name, c_int64) for name in (
+            "batch", "width", "length", "size_d", "attention_heads", "filter", "layers", "vocabulary", "channels",
+            "outputs", "slots", "block_length", "cross_slots", "pre", "threads", "patient", "stride", "together")),
+        ("layer", POINTER(CLayer)), ("final_weight", c_void_p), ("final_bias", c_void_p), ("project", CLinear),
+        ("screen", CScreen), ("token_table", c_void_p), ("position_table", c_void_p), ("conditioned", c_int64),
+        ("cross_mask", c_void_p),
+        *((name, c_int64) for name in ("numbers", "near", "cell_size", "ordinal")),
+        *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "budget")),
+        ("source_length", c_int64), ("deviation", c_void_p), ("first", CLinear), ("second", CLinear),
+        ("channel_bias", c_void_p), ("direct", c_void_p), ("residual_scale", c_float), ("initial_sharpness", c_float),
+        ("heads", CHeads), ("flawed", c_void_p), ("seconds", c_void_p),
+        *((name, c_void_p) for name in ("x", "wide", "attended", "weights", "gathered", "projected")),
+    ]
+
+
+STRUCTURES = (CLinear, CScreen, CCache, CLayer, CHeads, CLoop, CSession)
+
+
+def layout() -> str:
+    """Return the sizes of the structures and the offsets of their fields, as `superres_layout` tells them."""
+    lines = []
+    for kind in STRUCTURES:
+        fields = [f"{name}={getattr(kind, name).offset}" for name, *_ in kind._fields_]
+        lines.append(" ".join([f"{kind.__name__[1:]}:{ctypes.sizeof(kind)}", *fields]) + "\n")
+    return "".join(lines)
+
+
+class NativeUnavailable(ConfigError):
+    """The native step cannot serve here; the message tells why."""
+
+
+def _compile(command: str, flags: list[str], stem: Path) -> Path:
+    """Compile native.cpp, whole or not at all, and return the file: `stem`, a hyphen, its SHA-256, and .so.
+
+    A name never stands for other bytes than its hash says, so processes that build at once do not disturb each other.
+    """
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=stem.parent) as folder:
+        built = Path(folder) / "native.so"
+        words = [command, *flags, "-o", str(built), str(SOURCE)]
+        result = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+        if result.returncode:
+            message = (result.stderr.strip().splitlines() or ["no message"])[0]
+            raise NativeUnavailable(f"{command} cannot compile {SOURCE.name}: {message}")
+        target = stem.with_name(f"{stem.name}-{_sha256(built)}.so")
+        # On disc before it has its name: a power cut may otherwise leave the name of a file without content.
+        _sync(built)
+        built.replace(target)
+        _sync(target.parent)
+        return target
+
+
+def _sync(path: Path) -> None:
+    """Bring a file's content, or a folder's names, to disc."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _kept(stem: Path) -> Path | None:
+    """Return what `_compile` has kept for `stem`, if it still is what it was: half a file would end the process."""
+    files = sorted(stem.parent.glob(f"{stem.name}-*.so"))
+    return next((path for path in files if path.name == f"{stem.name}-{_sha256(path)}.so"), None)
+
+
+def compiler() -> str | None:
+    """Return the path of a C++ compiler, if there is one."""
+    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Return the compiled code, built now if this machine has not built this version of it yet, or its file is broken.
+
+    Raises:
+        NativeUnavailable: there is no compiler, or it fails.
+    """
+    found = compiler()
+    if found is None:
+        raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
+    flags = [*FLAGS, *os.environ.get(EXTRA_FLAGS, "").split()]
+    # The processor counts: a home folder may serve machines of several kinds.
+    files = [path.read_bytes() for path in sorted(SOURCE.parent.iterdir())]
+    key = [*files, " ".join(flags).encode(), found.encode(), _processor().encode()]
+    digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
+    stem = cache_folder() / f"native-{digest}"
+    try:
+        code = ctypes.CDLL(str(_kept(stem) or _compile(found, flags, stem)))
+    except OSError as error:
+        raise NativeUnavailable(f"cannot build or load {stem}: {error}") from error
+    code.superres_layout.restype = ctypes.c_char_p
+    if code.superres_layout().decode() != layout():
+        raise NativeUnavailable(f"{SOURCE.name} has other structures than this release; install it again")
+    code.superres_propose_room.restype = code.superres_iterate.restype = code.superres_screens.restype = c_int64
+    code.superres_busy.restype = c_int64
+    return code
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

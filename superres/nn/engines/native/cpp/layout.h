@@ -1,0 +1,58 @@
+// Sizes and offsets of the structures, as the compiler lays them out: superres/nn/engines/native/build.py compares its own with them.
+
+#pragma once
+
+#include <cstddef>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+#include "structures.h"
+
+namespace {
+
+#define AT(STRUCTURE, FIELD) {#FIELD, offsetof(STRUCTURE, FIELD)}
+
+void describe(std::string& text, const char* name, size_t size, std::initializer_list<std::pair<const char*, size_t>> fields) {
+  text += std::string(name) + ":" + std::to_string(size);
+  for (const auto& field : fields) text += std::string(" ") + field.first + "=" + std::to_string(field.second);
+  text += "\n";
+}
+
+std::string layout() {
+  std::string text;
+  describe(text, "Linear", sizeof(Linear), {AT(Linear, inputs), AT(Linear, panels), AT(Linear, half),
+      AT(Linear, weight), AT(Linear, bias)});
+  describe(text, "Screen", sizeof(Screen), {AT(Screen, weight), AT(Screen, bias), AT(Screen, scale),
+      AT(Screen, norm), AT(Screen, sum), AT(Screen, rounding)});
+  describe(text, "Cache", sizeof(Cache), {AT(Cache, key), AT(Cache, value)});
+  describe(text, "Layer", sizeof(Layer), {AT(Layer, projection), AT(Layer, output), AT(Layer, expand),
+      AT(Layer, contract), AT(Layer, cross_query), AT(Layer, cross_output), AT(Layer, norm_weight),
+      AT(Layer, norm_bias), AT(Layer, self), AT(Layer, cross)});
+  describe(text, "Heads", sizeof(Heads), {AT(Heads, count), AT(Heads, size), AT(Heads, adaptive), AT(Heads, earlier),
+      AT(Heads, recurrent), AT(Heads, expand), AT(Heads, adapt), AT(Heads, contract), AT(Heads, bias),
+      AT(Heads, norm_weight), AT(Heads, norm_bias), AT(Heads, conditioning), AT(Heads, direct),
+      AT(Heads, cross_query), AT(Heads, cross_output), AT(Heads, cross)});
+  describe(text, "Loop", sizeof(Loop), {AT(Loop, block_size), AT(Loop, room), AT(Loop, stride), AT(Loop, minimum),
+      AT(Loop, best), AT(Loop, bound), AT(Loop, end_token), AT(Loop, position), AT(Loop, limit), AT(Loop, store),
+      AT(Loop, proposals), AT(Loop, tokens), AT(Loop, place), AT(Loop, index), AT(Loop, first), AT(Loop, next),
+      AT(Loop, winners), AT(Loop, hidden), AT(Loop, scores), AT(Loop, scratch)});
+  describe(text, "Session", sizeof(Session), {AT(Session, batch), AT(Session, width), AT(Session, length),
+      AT(Session, size_d), AT(Session, attention_heads), AT(Session, filter), AT(Session, layers),
+      AT(Session, vocabulary), AT(Session, channels), AT(Session, outputs), AT(Session, slots),
+      AT(Session, block_length), AT(Session, cross_slots), AT(Session, pre), AT(Session, threads),
+      AT(Session, patient), AT(Session, stride), AT(Session, together), AT(Session, layer),
+      AT(Session, final_weight), AT(Session, final_bias), AT(Session, project), AT(Session, screen),
+      AT(Session, token_table), AT(Session, position_table), AT(Session, conditioned), AT(Session, cross_mask),
+      AT(Session, numbers), AT(Session, near), AT(Session, cell_size), AT(Session, ordinal), AT(Session, near_table),
+      AT(Session, cell), AT(Session, cell_positions), AT(Session, estimate), AT(Session, budget),
+      AT(Session, source_length), AT(Session, deviation), AT(Session, first), AT(Session, second),
+      AT(Session, channel_bias), AT(Session, direct), AT(Session, residual_scale), AT(Session, initial_sharpness),
+      AT(Session, heads), AT(Session, flawed), AT(Session, seconds), AT(Session, x), AT(Session, wide),
+      AT(Session, attended), AT(Session, weights), AT(Session, gathered), AT(Session, projected)});
+  return text;
+}
+
+#undef AT
+
+}  // namespace

@@ -1,0 +1,80 @@
+// Proposals of recurrent heads, one after another: what `Recurrence` in superres/nn/engines/proposing.py computes.
+
+#pragma once
+
+#include "rows.h"
+#include "winners.h"
+
+namespace {
+
+struct Recurrence {
+  const Session& s;
+  Team& team;
+  int64_t begin, end;
+  float *state, *read, *normed, *inner, *query, *attended, *projected, *scores;  // of the team's rows
+
+  static int64_t room(const Session& s) { return 6 * s.size_d + s.heads.size + s.stride + s.vocabulary; }
+
+  Recurrence(const Session& s, Team& team, int64_t begin, int64_t end, float* scratch)
+      : s(s), team(team), begin(begin), end(end) {
+    const int64_t rows = end - begin;
+    state = scratch;
+    read = state + rows * s.size_d;
+    normed = read + rows * 2 * s.size_d;
+    query = normed + rows * s.size_d;
+    attended = query + rows * s.size_d;
+    inner = attended + rows * s.size_d;
+    projected = inner + rows * s.heads.size;
+    scores = projected + rows * s.stride;
+  }
+
+  void attend() const {
+    team.share(s.attention_heads, [me = *this](int64_t first, int64_t past) { me.attend_heads(first, past); });
+  }
+
+  void attend_heads(int64_t first, int64_t past) const {
+    const int64_t D = s.size_d, size = D / s.attention_heads, from = 0, last = s.cross_slots - 1;
+    const int64_t stride = s.slots > s.cross_slots ? s.slots : s.cross_slots;
+    for (int64_t b = begin; b < end; b++)
+      for (int64_t h = first; h < past; h++) {
+        const int64_t head = b * s.attention_heads + h, start = head * s.cross_slots * size, row = (b - begin) * D + h * size;
+        attend_rows(1, query + row, D, s.heads.cross.key + start, s.heads.cross.value + start, s.cross_slots, size, &from,
+                    &last, s.cross_mask + b * s.cross_slots, s.weights + head * s.width * stride, stride, attended + row, D);
+      }
+  }
+
+  // The state of the next head, from that of the last one and its tokens, `apart` one from the next.
+  void advance(const int64_t* tokens, int64_t apart) const {
+    const Heads& heads = s.heads;
+    const int64_t D = s.size_d, rows = end - begin;
+    for (int64_t r = 0; r < rows; r++) {
+      normalise(state + r * D, D, nullptr, nullptr, read + 2 * r * D);
+      std::memcpy(read + (2 * r + 1) * D, s.token_table + tokens[r * apart] * D, D * sizeof(float));
+    }
+    apply(heads.expand, team, read, 2 * D, rows, inner, heads.size, RELU);
+    apply(heads.contract[0], team, inner, heads.size, rows, state, D, ADD);
+    for (int64_t r = 0; r < rows; r++) normalise(state + r * D, D, nullptr, nullptr, normed + r * D);
+    apply(heads.cross_query, team, normed, D, rows, query, D, STORE);
+    attend();
+    apply(heads.cross_output, team, attended, D, rows, state, D, ADD);
+    for (int64_t r = 0; r < rows; r++)
+      normalise(state + r * D, D, heads.norm_weight, heads.norm_bias, normed + r * D);
+  }
+
+  // The head's choice of each row, into tokens[r * apart]; noise and temperature as for `best`, at distances of `apart`.
+  void choose(const float* temperature, const float* noise, int64_t* tokens, int64_t apart) const {
+    const int64_t rows = end - begin;
+    if (s.screen.weight && !noise) {
+      winners(s, team, normed, rows, projected, tokens, apart);
+      return;
+    }
+    project(s, team, normed, rows, projected);
+    for (int64_t r = 0; r < rows; r++) {
+      std::memcpy(scores, projected + r * s.stride, s.vocabulary * sizeof(float));
+      tokens[r * apart] = best(s, scores, temperature ? temperature + r * apart : nullptr,
+                               noise ? noise + r * apart * s.vocabulary : nullptr);
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,116 @@
+"""Decoding settings that a user gave, joined with a checkpoint's defaults.
+
+A given setting that the others leave without effect is refused: whoever gives one expects a difference. A default never
+is. The seed is no such setting, since records name it whether it was used or not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from superres.config import DecodeConfig, require
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.proposers import PROPOSERS
+from superres.errors import ConfigError
+
+if TYPE_CHECKING:
+    from superres.pipeline.upscaler import Upscaler
+
+Spell = Callable[[str, str], str]
+"""Writes a setting and its value (nothing for a switch) as the user does."""
+
+OF_CRITERIA = tuple(dict.fromkeys(name for criterion in CRITERIA.values() for name in criterion.settings))
+"""Settings that some criterion reads."""
+
+OF_PROPOSERS = {
+    **{kind.resource: name for name, kind in PROPOSERS.items() if kind.resource is not None},
+    **{setting: name for name, kind in PROPOSERS.items() if kind.branching for setting in ("window", "candidates")},
+}
+"""Settings that a single proposer reads, and its name."""
+
+
+def as_option(name: str, value: str) -> str:
+    """Spell a setting as an option of the command line."""
+    return f"--{name.replace('_', '-')} {value}".rstrip()
+
+
+def as_setting(name: str, value: str) -> str:
+    """Spell a setting as in the SPEC of a survey's method."""
+    return f"{name}={value}"
+
+
+def combined(
+    default: DecodeConfig, given: dict[str, Any], prediction_heads: int, spell: Spell = as_option,
+) -> DecodeConfig:
+    """Return the settings `default` with those that a user gave instead.
+
+    Args:
+        default: the checkpoint's own.
+        given: settings that the user named, equal to a default or not.
+        prediction_heads: K of the checkpoint.
+        spell: how the user writes a setting.
+
+    Raises:
+        ConfigError: settings contradict one another, do not fit the checkpoint, or leave a given one without effect.
+    """
+    from superres.decoding.blockwise import check_options  # waits for torch
+
+    options = default.changed(given)
+    reasons = idle_settings(options, check_options(options, prediction_heads), spell)
+    for name, value in given.items():
+        if name in reasons:
+            values = value if isinstance(value, tuple) else () if value is True else (value,)
+            raise ConfigError(f"{spell(name, ','.join(map(str, values)))} has no effect {reasons[name]}")
+    return options
+
+
+def idle_settings(options: DecodeConfig, block_size: int, spell: Spell = as_option) -> dict[str, str]:
+    """Return why settings are without effect, and what to do, by their names; `block_size` is the resolved one."""
+    reasons: dict[str, str] = {}
+
+    def idle(reason: str, *names: str) -> None:
+        for name in names:
+            reasons.setdefault(name, reason)
+
+    if block_size == 1:
+        idle(f"in blocks of one token, which propose nothing; leave it out, or give {spell('block_size', 'K')} above 1",
+             "accept", *OF_CRITERIA, "min_block", "adaptive", "proposer", *OF_PROPOSERS)
+    elif options.min_block == block_size:
+        idle(f"with {spell('min_block', str(options.min_block))}, which accepts whole blocks whatever they hold; leave "
+             f"it out, or give a smaller {spell('min_block', 'L')}", "accept", *OF_CRITERIA, "adaptive")
+    if not options.is_sampling:
+        idle(f"without sampling; leave it out, or give {spell('temperature', '0.9')}",
+             "sampling", "sample_top_k", "nucleus", "noise")
+    elif options.sampling == "speculative":
+        idle(f"with {spell('sampling', 'speculative')}, which has its own rule of acceptance and its own noise; leave "
+             f"it out, or give {spell('sampling', 'coupled')}", "accept", *OF_CRITERIA, "min_block", "noise")
+    for name in set(OF_CRITERIA) - set(CRITERIA[options.accept].settings):
+        readers = [criterion for criterion, kind in CRITERIA.items() if name in kind.settings]
+        idle(f"with {spell('accept', options.accept)}; leave it out, or give {spell('accept', ' or '.join(readers))}",
+             name)
+    for name, proposer in OF_PROPOSERS.items():
+        if options.proposer != proposer:
+            idle(f"with {spell('proposer', options.proposer)}; leave it out, or give {spell('proposer', proposer)}",
+                 name)
+    return reasons
+
+
+def resolve_options(decode: DecodeConfig, upscaler: Upscaler, samples: int = 1) -> DecodeConfig:
+    """Return `decode` with the block size filled in, having checked it against the checkpoint.
+
+    Raises:
+        ConfigError: the block size does not fit the checkpoint, or greedy decoding is asked for several samples.
+    """
+    from superres.decoding.blockwise import check_options  # waits for torch
+
+    block_size = check_options(decode, upscaler.model_config.prediction_heads, upscaler.model_config.target_length)
+    check_samples(decode, samples)
+    return dataclasses.replace(decode, block_size=block_size)
+
+
+def check_samples(decode: DecodeConfig, samples: int) -> None:
+    """Raise ConfigError where several samples of an image would all be the same."""
+    require(samples == 1 or decode.is_sampling, f"--samples {samples} at temperature 0 would draw the same picture "
+            f"{samples} times; add --temperature 0.9 or leave --samples at 1")

@@ -1,0 +1,93 @@
+"""The proposers of a loaded checkpoint, with the draft models and counts that decoding options name, each read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from superres.checkpoint import find_checkpoint, load_checkpoint, read_network, read_task_files
+from superres.config import DecodeConfig, ModelConfig, require
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.base import Proposer
+from superres.decoding.proposers.draft import DraftProposer
+from superres.decoding.proposers.ngrams import NgramProposer, NgramTable
+from superres.nn.engines import step_model
+
+NGRAMS = "ngrams.safetensors"
+"""File of counted n-grams in a checkpoint's folder, for options that name none."""
+
+DRAFT = "-draft"
+"""Ending of the name of a checkpoint's draft model beside it, for options that name none."""
+
+
+@dataclass(eq=False)
+class Proposers:
+    """Makes the proposers for one network on one device.
+
+    Attributes:
+        network: its settings.
+        end_token: of its targets.
+        device: where it is.
+        engine: how steps are computed, as for `superres.nn.engines.step_model`.
+        folder: of its checkpoint, where it has one.
+        files: content of its task's files by name.
+    """
+
+    network: ModelConfig
+    end_token: int | None
+    device: torch.device
+    engine: str
+    folder: Path | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    _kept: dict[tuple[str, str], Proposer] = field(default_factory=dict)
+
+    def get(self, options: DecodeConfig) -> Proposer | None:
+        """Return the proposer that `options` name, or None where the decoder can make it by itself.
+
+        Raises:
+            ConfigError: what it needs is not named, or does not fit the network.
+            CheckpointError: that cannot be read.
+        """
+        resource = PROPOSERS[options.proposer].resource if options.proposer in PROPOSERS else None
+        if resource is None:
+            return None
+        make: dict[str, Callable[[str], Proposer]] = {"draft": self._draft, "ngrams": self._ngrams}
+        name = getattr(options, resource) or self.default(resource)
+        if name is None:
+            return PROPOSERS[options.proposer]()  # which says what is missing
+        key = resource, name
+        if key not in self._kept:
+            self._kept[key] = make[resource](name)
+        return self._kept[key]
+
+    def default(self, resource: str) -> str | None:
+        """Return what serves as `resource` beside the checkpoint ("draft", "ngrams"), if it is there."""
+        if self.folder is None:
+            return None
+        folder = self.folder.resolve()
+        found = {"draft": folder.with_name(folder.name + DRAFT), "ngrams": folder / NGRAMS}[resource]
+        return str(found) if found.exists() else None
+
+    def _draft(self, name: str) -> DraftProposer:
+        folder = find_checkpoint(name)
+        network = read_network(folder)
+        for what in ("task", "languages", "vocabulary", "source_shape", "target_shape"):
+            mine, theirs = getattr(network, what), getattr(self.network, what)
+            require(mine == theirs, f"the draft model {name} has {what} {mine}, the verifier {theirs}; choose a draft "
+                                    "that was trained for it")
+        for file, content in read_task_files(folder, network.task).items():
+            require(content == self.files.get(file, content), f"the draft model {name} has another {file} than the "
+                    "verifier, so its tokens mean other things; choose a draft that was trained with the same")
+        model = load_checkpoint(folder).to(self.device).requires_grad_(False)
+        return DraftProposer(step_model(model, self.end_token, self.engine))
+
+    def _ngrams(self, name: str) -> NgramProposer:
+        proposer = NgramProposer(NgramTable.read(Path(name)))
+        counted, channels = proposer.table.numbering, self.network.channels
+        require((counted.vocabulary, counted.channels) == (self.network.vocabulary, channels),
+                f"the n-grams in {name} are of {counted.vocabulary} tokens in {counted.channels} channels, the model "
+                f"has {self.network.vocabulary} in {channels}; count them for this model")
+        return proposer

@@ -1,0 +1,249 @@
+"""The join of network, decoder and task for text: load a checkpoint once, then call it on lines."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from superres.config import DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require
+from superres.decoding.acceptance import UNORDERED
+from superres.decoding.beam import BeamLoop, Beams, beam_steps
+from superres.decoding.blockwise import iterations
+from superres.decoding.loop import BlockwiseLoop, Decoded
+from superres.decoding.noise import noise_keys, part_keys
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.trace import RowTrace
+from superres.errors import CheckpointError, InvalidInputError
+from superres.nn.model import EncoderDecoder
+from superres.pipeline.upscaler import Pipeline, paced
+from superres.tasks import translation
+
+
+@dataclass(frozen=True)
+class Translated:
+    """Result of translating lines, or what there is of it so far.
+
+    Attributes:
+        texts: a translation a line, "" for an empty line.
+        traces: of each line's segments, what was accepted when; none where it was translated by beam search.
+        cut: whether a line's translation was ended by the model's largest length rather than by itself.
+        tokens: generated tokens of each line, end tokens counted.
+        parts: segments of each line: 1 where it fits the model, 0 where it is empty.
+        model_calls: of the whole, each for a batch.
+        seconds: wall clock of the whole.
+        is_complete: whether this is the result.
+    """
+
+    texts: list[str]
+    traces: list[list[RowTrace]]
+    cut: list[bool]
+    tokens: list[int]
+    parts: list[int]
+    model_calls: int
+    seconds: float
+    is_complete: bool = True
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """A line, or a part of one that is too long: the line's number, its source tokens and the key of its noise."""
+
+    line: int
+    tokens: list[int]
+    key: int
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What became of a segment."""
+
+    text: str
+    trace: RowTrace | None
+    cut: bool
+    tokens: int
+
+
+class Translator(Pipeline):
+    """Translates lines of text with a checkpoint.
+
+    Attributes:
+        codec: text to tokens and back.
+        languages: of source and target, such as ("en", "de").
+    """
+
+    task = translation.name
+    bundled = DEFAULT_TRANSLATOR
+    end_token = translation.END
+
+    def __init__(
+        self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto",
+        default: DecodeConfig | None = None, engine: str = "auto", *, codec: translation.Codec,
+    ) -> None:
+        """Wrap a network for translation and its `codec`; see `Pipeline`.
+
+        Raises:
+            ConfigError: the device is absent, or the engine cannot serve there.
+            CheckpointError: the network serves another task, or its vocabulary is not the codec's.
+        """
+        super().__init__(model, name, revision, device, default, engine)
+        if codec.size != model.config.vocabulary:
+            raise CheckpointError(f"checkpoint {name} has {model.config.vocabulary} tokens, its "
+                                  f"{translation.VOCABULARY_FILE} {codec.size}; they do not belong together")
+        source, target = model.config.languages
+        self.codec, self.languages = codec, (source, target)
+        self.proposers.files = {translation.VOCABULARY_FILE: codec.model}
+
+    @classmethod
+    def _of_task(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
+        if model.config.task != cls.task:
+            return {"codec": None}  # the constructor refuses the network
+        return {"codec": translation.Codec.read(folder, model.config.source_length)}
+
+    def __call__(
+        self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *,
+        keys: Sequence[int] | None = None, batch_size: int = 64, width: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Translated:
+        """Translate lines, in batches of like length.
+
+        An empty line stays empty. A line that is longer than the model reads is cut between sentences, or else
+        between words, and its parts are translated separately.
+
+        Args:
+            lines: text, a line each.
+            options: blockwise decoding, or beam search; if None as for `Upscaler`.
+            keys: a number per line in [0, 2**63) that keys its sampling noise; its place among the lines if None.
+                Every part of a long line has noise of its own.
+            batch_size: segments decoded together.
+            width: step width of blockwise decoding; see `superres.decoding.blockwise.decode`.
+            progress: called after every batch with (segments done, segments).
+
+        Raises:
+            InvalidInputError: a word is too long for the model; there is not one key in range per line.
+            ConfigError: options do not fit the checkpoint or text.
+        """
+        options = options or self.default
+        self.check(options)
+        require(batch_size >= 1, f"batch-size must be at least 1, not {batch_size}")
+        started = time.perf_counter()
+        segments = self._segments(lines, keys)
+        done: dict[int, _Made] = {}
+        calls = 0
+        order = sorted(range(len(segments)), key=lambda place: (len(segments[place].tokens), place))
+        for first in range(0, len(order), batch_size):
+            batch = order[first : first + batch_size]
+            loop = deque(self._loops([segments[place] for place in batch], options, width), maxlen=1).pop()
+            made, steps = self._made(loop.result())
+            done.update(zip(batch, made, strict=True))
+            calls += steps
+            if progress is not None:
+                progress(len(done), len(segments))
+        made = [done[place] for place in range(len(segments))]
+        return _joined(lines, segments, made, calls, time.perf_counter() - started)
+
+    def stream(
+        self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *,
+        keys: Sequence[int] | None = None, interval: float = 0.125,
+    ) -> Iterator[Translated]:
+        """Translate lines in one batch and show how far it is, now and then; it stops when nobody asks for more.
+
+        Args:
+            lines: as for a call.
+            options: as for a call.
+            keys: as for a call.
+            interval: seconds of decoding between two looks, at the least; 0 shows every step.
+
+        Yields:
+            What there is so far (of a beam search, the best hypotheses), and last the complete result. `seconds` leaves
+            out the time between two requests.
+
+        Raises:
+            InvalidInputError: a word is too long for the model; there is not one key in range per line.
+            ConfigError: options do not fit the checkpoint or text.
+        """
+        options = options or self.default
+        self.check(options)
+        segments = self._segments(lines, keys)
+        if not segments:
+            yield _joined(lines, [], [], 0, 0.0)
+            return
+        for loop, seconds in paced(self._loops(segments, options), interval):
+            yield _joined(lines, segments, *self._made(loop.result()), seconds, loop.done())
+
+    def check(self, options: DecodeConfig | BeamConfig) -> None:
+        """Raise ConfigError where `options` do not fit the checkpoint, or measure tokens as if they were grey levels.
+
+        Raises:
+            ConfigError: see above.
+        """
+        if isinstance(options, BeamConfig):
+            return
+        self.block_size(options)
+        require(not PROPOSERS[options.proposer].raster, f"the proposer {options.proposer} is for images; choose one of "
+                f"{', '.join(name for name, kind in PROPOSERS.items() if not kind.raster)}")
+        require(options.accept in UNORDERED, f"{options.accept} accepts by grey levels, which text has not; "
+                f"choose one of {', '.join(UNORDERED)}")
+        require(len(options.temperatures) == 1 and options.noise == "gumbel",
+                "text has no colours and no order of its tokens; give one temperature, and noise gumbel")
+
+    def _segments(self, lines: Sequence[str], keys: Sequence[int] | None) -> list[_Segment]:
+        """Cut lines into segments, none for an empty line; `keys` as for a call."""
+        keyed = noise_keys(keys, len(lines), torch.device("cpu"))
+        segments = list[_Segment]()
+        for number, line in enumerate(lines):
+            try:
+                parts = self.codec.segments(line)
+            except InvalidInputError as error:
+                raise InvalidInputError(f"line {number + 1}: {error}") from error
+            own = part_keys(keyed[number].expand(len(parts)), torch.arange(len(parts))).tolist()
+            segments += map(_Segment, repeat(number), self.codec.split(parts), own)
+        return segments
+
+    def _loops(
+        self, segments: Sequence[_Segment], options: DecodeConfig | BeamConfig, width: int | None = None,
+    ) -> Iterator[BlockwiseLoop | BeamLoop]:
+        """Decode one batch of segments, and hand out the loop now and then, last when it is done."""
+        source = torch.from_numpy(translation.pad([segment.tokens for segment in segments])).to(self.device)
+        padding = source == translation.PADDING
+        hidden = padding if bool(padding.any()) else None
+        if isinstance(options, BeamConfig):
+            return beam_steps(self.scoring, source, options, padding=hidden)
+        keys = [segment.key for segment in segments]
+        return iterations(self.scoring, source, options, padding=hidden, keys=keys, width=width,
+                          proposer=self.proposers.get(options), adaptive=self.block_sizes.get(options, source, hidden))
+
+    def _made(self, result: Decoded | Beams) -> tuple[list[_Made], int]:
+        """Return what has become of a batch so far, and the number of model calls."""
+        traces: Sequence[RowTrace | None] = [None] * len(result.tokens)
+        if isinstance(result, Beams):
+            calls = result.model_calls
+        else:
+            traces, calls = result.traces, max(trace.model_calls for trace in result.traces)
+        full = (result.lengths == self.model_config.target_length) & (result.tokens != translation.END).all(1)
+        rows = zip(self.codec.decode(result.tokens.cpu().numpy()), traces, full.tolist(), result.lengths.tolist(),
+                   strict=True)
+        return [_Made(*row) for row in rows], calls
+
+
+def _joined(
+    lines: Sequence[str], segments: Sequence[_Segment], made: Sequence[_Made], calls: int, seconds: float,
+    is_complete: bool = True,
+) -> Translated:
+    """Put the segments' results together again, line by line."""
+    by_line: list[list[_Made]] = [[] for _ in lines]
+    for segment, part in zip(segments, made, strict=True):
+        by_line[segment.line].append(part)
+    return Translated(
+        [" ".join(part.text for part in parts) for parts in by_line],
+        [[part.trace for part in parts if part.trace is not None] for parts in by_line],
+        [any(part.cut for part in parts) for parts in by_line],
+        [sum(part.tokens for part in parts) for parts in by_line],
+        [len(parts) for parts in by_line], calls, seconds, is_complete,
+    )

@@ -1,0 +1,1 @@
+"""The machine and its surroundings: cores, files, the terminal, the hub."""

@@ -1,0 +1,1 @@
+"""Training in stages: the base network, its prediction heads, fine-tuning and distillation."""

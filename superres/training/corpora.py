@@ -1,0 +1,245 @@
+"""What a stage trains on, by the task: batches, a score on development data, and files that the checkpoint needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from superres.checkpoint import find_checkpoint, read_config
+from superres.config import PRESETS, ModelConfig, require
+from superres.errors import ConfigError, InvalidInputError
+from superres.evaluation.text import bleu
+from superres.nn.likelihood import bits_per_dim, bits_per_token
+from superres.nn.model import EncoderDecoder
+from superres.pipeline.translator import Translator
+from superres.system.output import prepare_folder, write_result
+from superres.system.progress import say
+from superres.tasks import faces, translation
+from superres.tasks.translation import VOCABULARY_FILE, Codec, TextPairs
+from superres.training.data import Batches, DistilBatches, ImageBatches, TextBatches
+from superres.training.settings import TrainConfig
+
+PREDICTION_HEADS = 10
+"""K of new prediction heads, unless asked otherwise."""
+
+DEV_IMAGES = 64
+"""Development images whose bits/dim is followed during training."""
+
+DEV_PAIRS = 256
+"""Development sentences whose bits a token and BLEU are followed during training."""
+
+Score = Callable[[EncoderDecoder], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of training, as the command line asks for it; its task is that of the network.
+
+    Attributes:
+        settings: how to train.
+        data: training data; faces for `superres.tasks.faces.read_faces`, text for
+            `superres.tasks.translation.read_pairs`.
+        output: the run's folder; a run found there is resumed.
+        dev: development data for scores on the way, or None.
+        start: checkpoint to start from; needed where heads are trained.
+        preset: network of the stage "base", a name in PRESETS, unless `start` gives one.
+        prediction_heads: K where heads are trained; None keeps those of `start`, or makes PREDICTION_HEADS.
+        head_layer: of new heads, a name in HEAD_LAYERS; as in `start` if None.
+        limit: use the first examples of `data` only.
+        own: faces, for the stage "distil": pictures that `start` decoded itself (`decode_own_faces`).
+        languages: text: of source and target; those of the preset or of `start` if None.
+        vocabulary: text: a SentencePiece model's file; if None that of `start` or of the teacher, or else one trained
+            on `data`.
+        more: text: further parallel text, to be read beside `copies` copies of `data`; None for none.
+        copies: text: weight of `data` against `more`, at least 1; 1 without `more`.
+    """
+
+    settings: TrainConfig
+    data: Path
+    output: Path
+    dev: Path | None = None
+    start: Path | None = None
+    preset: str = "base"
+    prediction_heads: int | None = None
+    limit: int | None = None
+    own: Path | None = None
+    head_layer: str | None = None
+    languages: tuple[str, str] | None = None
+    vocabulary: Path | None = None
+    more: Path | None = None
+    copies: int = 1
+
+    def network(self) -> ModelConfig:
+        """Return the settings of the network to train.
+
+        Raises:
+            CheckpointError: `start` cannot be read.
+            ConfigError: the preset is unknown, or the heads have nothing to start from.
+        """
+        if self.start is not None:
+            values: dict[str, Any] = read_config(self.start)["model"]
+            layer = {} if self.head_layer is None else {"head_layer": self.head_layer}
+            network = ModelConfig.from_dict({**values, **layer})
+            require(self.languages in (None, network.languages), f"{self.start} translates "
+                    f"{'-'.join(network.languages) or 'nothing'}, not {'-'.join(self.languages or ())}; "
+                    "leave --languages out")
+            return dataclasses.replace(network, prediction_heads=self._heads(network))
+        if self.settings.trains_heads:
+            raise ConfigError(f"stage {self.settings.stage} needs a trained base; name its folder with --start")
+        if self.preset not in PRESETS:
+            raise ConfigError(f"unknown preset {self.preset!r}; choose one of {', '.join(PRESETS)}")
+        network = PRESETS[self.preset]
+        if not network.identity_p1:
+            # The layer that p1 is to go through is inserted with the other heads, after the base is trained.
+            network = dataclasses.replace(network, one_head_layer=False)
+        if self.languages is None:
+            return network
+        require(network.task == translation.name, f"preset {self.preset} has no languages; leave --languages out, or "
+                                                  "choose a preset for translation")
+        return dataclasses.replace(network, languages=self.languages)
+
+    @property
+    def teacher(self) -> Path | None:
+        """Folder of the checkpoint that p1 learns from, or None.
+
+        Raises:
+            CheckpointError: there is no such checkpoint.
+        """
+        return None if self.settings.teacher is None else find_checkpoint(self.settings.teacher)
+
+    def _heads(self, start: ModelConfig) -> int:
+        if not self.settings.trains_heads:
+            return 1
+        return self.prediction_heads or (start.prediction_heads if start.prediction_heads > 1 else PREDICTION_HEADS)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Data of a stage.
+
+    Attributes:
+        network: the network for it.
+        batches: training pairs.
+        evaluate: scores a network on the development data; None without such.
+        files: what the checkpoint holds for the task beside the weights, by name.
+    """
+
+    network: ModelConfig
+    batches: Batches
+    evaluate: Score | None
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
+    """Read the faces of a stage.
+
+    Raises:
+        InvalidInputError: they cannot be used.
+        ConfigError: the stage "distil" without own pictures, or another stage with them.
+    """
+    settings = stage.settings
+    require((settings.stage == "distil") == (stage.own is not None), "the stage distil, and no other, needs the "
+            "model's own pictures (--own); make them with 'superres train decode'")
+    require(stage.more is None, f"further text is of no use for faces; leave out --more {stage.more}")
+    evaluate = None if stage.dev is None else face_score(stage.dev)
+    pairs = faces.read_faces(stage.data, "train", stage.limit)
+    if stage.own is None:
+        batches = ImageBatches(pairs.lr, pairs.hr, settings.batch_size, settings.seed, settings.flip)
+        return Corpus(network, batches, evaluate)
+    own = faces.read_faces(stage.own)
+    half = settings.batch_size // 2
+    true = ImageBatches(pairs.lr, pairs.hr, half, settings.seed, settings.flip)
+    return Corpus(network, DistilBatches(true, ImageBatches(own.lr, own.hr, half, settings.seed)), evaluate)
+
+
+def face_score(path: Path) -> Score:
+    """Return a function that scores a network on the first DEV_IMAGES faces of `path`.
+
+    Raises:
+        InvalidInputError: there are no such faces.
+    """
+    pairs = faces.read_faces(path, "valid", DEV_IMAGES)
+    source, target = (torch.from_numpy(faces.encode(images)) for images in (pairs.lr, pairs.hr))
+
+    def score(model: EncoderDecoder) -> dict[str, float]:
+        return {"bits_per_dim": float(bits_per_dim(model, source, target).mean()), "dev_images": len(pairs)}
+
+    return score
+
+
+def text_corpus(stage: Stage, network: ModelConfig) -> Corpus:
+    """Read the parallel text of a stage, and its vocabulary, or else train one; its size becomes the network's.
+
+    Pairs with an empty side, or with one that is too long for the network, are left out, and how many is said.
+
+    Raises:
+        InvalidInputError: the text cannot be used.
+        CheckpointError: the vocabulary cannot be used.
+        ConfigError: the stage "distil", which is for faces.
+    """
+    settings = stage.settings
+    if settings.stage == "distil":
+        raise ConfigError("the stage distil mixes own pictures with true ones; for text, let a teacher translate the "
+                          "training text with 'superres train decode' and train base or heads on that")
+    languages = network.languages[0], network.languages[1]
+    pairs = translation.read_pairs(stage.data, languages, stage.limit)
+    codec = _vocabulary(stage, pairs, network)
+    network = dataclasses.replace(network, vocabulary=codec.size)
+    evaluate = None if stage.dev is None else text_score(translation.read_pairs(stage.dev, languages), codec)
+    if stage.more is not None:
+        more = translation.read_pairs(stage.more, languages)
+        pairs = TextPairs(pairs.source * stage.copies + more.source, pairs.target * stage.copies + more.target)
+    rows = [codec.split(lines) for lines in (pairs.source, pairs.target)]
+    most = network.source_length, network.target_length
+    kept = [place for place, both in enumerate(zip(*rows, strict=True))
+            if all(1 < len(row) <= limit for row, limit in zip(both, most, strict=True))]
+    if len(kept) < len(pairs):
+        say(f"{stage.data}: {len(pairs) - len(kept)} of {len(pairs)} pairs are left out: a side is empty or has more "
+            f"than {min(most)} tokens")
+    if not kept:
+        raise InvalidInputError(f"{stage.data} holds no pair that can be trained on; use other text")
+    sources, targets = ([np.array(side[place]) for place in kept] for side in rows)
+    batches = TextBatches(sources, targets, settings.batch_size, settings.seed, translation.PADDING)
+    return Corpus(network, batches, evaluate, {VOCABULARY_FILE: codec.model})
+
+
+def _vocabulary(stage: Stage, pairs: TextPairs, network: ModelConfig) -> Codec:
+    """Read the vocabulary that the stage names, or train one and keep it in the run's folder."""
+    given = stage.start or stage.teacher
+    path = stage.vocabulary or (given or stage.output) / VOCABULARY_FILE
+    if stage.vocabulary is None and given is None and not path.exists():
+        say(f"training a vocabulary of {network.vocabulary} pieces on {stage.data}")
+        prepare_folder(stage.output)
+        write_result(path, translation.train_vocabulary([*pairs.source, *pairs.target], network.vocabulary))
+    return Codec(translation.read_vocabulary(path), str(path), network.source_length)
+
+
+def text_score(pairs: TextPairs, codec: Codec) -> Score:
+    """Return a function that scores a network on the first DEV_PAIRS of `pairs`: bits a token, BLEU of greedy.
+
+    Bits are those of the pairs that fit into the network.
+    """
+    source, target = pairs.source[:DEV_PAIRS], pairs.target[:DEV_PAIRS]
+    rows = list(zip(codec.split(source), codec.split(target), strict=True))
+
+    def score(model: EncoderDecoder) -> dict[str, float]:
+        translator = Translator(model, "dev", device=model.signal.device.type, codec=codec)
+        most = model.config.source_length, model.config.target_length
+        fitting = [(s, t) for s, t in rows if len(s) <= most[0] and len(t) <= most[1]]
+        bits = bits_per_token(model, [s for s, _ in fitting], [t for _, t in fitting], translation.PADDING)
+        return {"bits_per_token": bits, "bleu": bleu(translator(source).texts, target)["score"],
+                "dev_pairs": len(source)}
+
+    return score
+
+
+CORPORA: dict[str, Callable[[Stage, ModelConfig], Corpus]] = {
+    faces.name: face_corpus, translation.name: text_corpus,
+}
+"""What reads the data of a stage, by the task."""

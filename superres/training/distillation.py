@@ -1,0 +1,131 @@
+"""What models decode for training: their own pictures (self-distillation), a teacher's translations."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from superres.config import BeamConfig, DecodeConfig, require
+from superres.pipeline.translator import Translator
+from superres.pipeline.upscaler import Upscaler
+from superres.system.output import prepare_folder, write_result
+from superres.tasks import faces
+from superres.tasks.faces import FacePairs, image_key
+from superres.tasks.translation import TextPairs, read_lines
+
+Stop = Callable[[], bool]
+Report = Callable[[dict[str, float]], None]
+
+CHUNK = 512
+"""Sentences that are translated before they are kept."""
+
+
+def decode_own_faces(
+    upscaler: Upscaler, pairs: FacePairs, output: Path, decode: DecodeConfig, batch_size: int, stop: Stop,
+    report: Report,
+) -> bool:
+    """Let a model decode the inputs of training faces, as targets for its own prediction heads (self-distillation).
+
+    Args:
+        upscaler: the model.
+        pairs: training faces, of which only the inputs are used.
+        output: folder for `faces.npz`; batches that an earlier call left there are not decoded again.
+        decode: settings of the decoding; exact ones give p1's own greedy pictures.
+        batch_size: images decoded together.
+        stop: asked after every batch.
+        report: called with the number of images done.
+
+    Returns:
+        Whether all are decoded, so that `output / "faces.npz"` holds them.
+
+    Raises:
+        ConfigError: `output` holds pictures of another model, other data or other settings.
+        OutputError: the folder cannot be written.
+    """
+    digest = hashlib.sha256(pairs.lr.tobytes()).hexdigest()[:12]
+    settings = {"checkpoint": f"{upscaler.name}@{upscaler.revision}", "data": digest, "decode": decode.to_dict(),
+                "batch_size": batch_size}
+    _claim(output, settings)
+    parts = [output / f"part-{start:08d}.npz" for start in range(0, len(pairs), batch_size)]
+    if (output / "faces.npz").exists():
+        return True
+    for number, part in enumerate(parts):
+        if stop():
+            return False
+        rows = slice(number * batch_size, (number + 1) * batch_size)
+        sources, ids = pairs.lr[rows], pairs.ids[rows]
+        if not part.exists():
+            keys = [image_key(source, 1) for source in sources]
+            faces.write_npz(FacePairs(upscaler(sources, decode, keys=keys).images, sources, ids), part)
+        report({"images": min((number + 1) * batch_size, len(pairs))})
+    decoded = [faces.read_faces(part).hr for part in parts]
+    faces.write_npz(FacePairs(np.concatenate(decoded), pairs.lr, pairs.ids), output / "faces.npz")
+    for part in parts:
+        part.unlink()
+    return True
+
+
+def _claim(folder: Path, settings: dict[str, Any]) -> None:
+    """Write `settings` into `folder`, or check that they are the ones it was started with."""
+    prepare_folder(folder)
+    path = folder / "settings.json"
+    text = json.dumps(settings, indent=1) + "\n"
+    if not path.exists():
+        write_result(path, text.encode())
+    require(path.read_text() == text, f"{folder} was started with other settings (see settings.json there); "
+            "repeat those or choose a new folder")
+
+
+def translate_pairs(
+    translator: Translator, pairs: TextPairs, output: Path, beam: BeamConfig, batch_size: int, stop: Stop,
+    report: Report,
+) -> bool:
+    """Let a teacher translate the sources of training text by beam search (sequence-level distillation).
+
+    Args:
+        translator: the teacher.
+        pairs: training text, of which only the sources are used.
+        output: folder for `pairs.<language>`, a parallel text of the sources and their translations; what an earlier
+            call left there is not translated again.
+        beam: settings of the search.
+        batch_size: sentences translated together.
+        stop: asked after every CHUNK sentences.
+        report: called with the number of pairs done.
+
+    Returns:
+        Whether all are translated, so that `output / "pairs"` can be read as a parallel text.
+
+    Raises:
+        ConfigError: `output` holds the translations of another teacher, other data or other settings.
+        InvalidInputError: a line holds a word that is too long for the teacher.
+        OutputError: the folder cannot be written.
+    """
+    digest = hashlib.sha256("\n".join(pairs.source).encode()).hexdigest()[:12]
+    settings = {"checkpoint": f"{translator.name}@{translator.revision}", "data": digest, "beam": beam.to_dict(),
+                "batch_size": batch_size}
+    _claim(output, settings)
+    files = [output / f"pairs.{language}" for language in translator.languages]
+    if files[1].exists():
+        return True
+    parts = [output / f"part-{start:08d}.txt" for start in range(0, len(pairs), CHUNK)]
+    for number, part in enumerate(parts):
+        if stop():
+            return False
+        sources = pairs.source[number * CHUNK : (number + 1) * CHUNK]
+        if not part.exists():
+            write_result(part, _text(translator(sources, beam, batch_size=batch_size).texts))
+        report({"pairs": min((number + 1) * CHUNK, len(pairs))})
+    write_result(files[0], _text(pairs.source))
+    write_result(files[1], b"".join(part.read_bytes() for part in parts))
+    for part in parts:
+        part.unlink()
+    return len(read_lines(files[1])) == len(pairs)
+
+
+def _text(lines: list[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()

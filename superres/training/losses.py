@@ -1,0 +1,174 @@
+"""Training losses of the network, in nats a token."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from superres.nn.model import Decoded, EncoderDecoder
+from superres.training.settings import TrainConfig
+
+IGNORED = -100
+"""Target token that does not count."""
+
+
+class TeacherForcingLoss(nn.Module):
+    """Cross-entropy of p1, the proposal heads' loss where they are trained, and the estimate's error beside them.
+
+    A module, so that every weight is used inside one forward call (which distributed training requires).
+    """
+
+    def __init__(self, model: EncoderDecoder, settings: TrainConfig, teacher: EncoderDecoder | None = None) -> None:
+        """Wrap `model`, whose weights are this module's only ones; p1 learns from `teacher` if there is one."""
+        super().__init__()
+        self.model = model
+        self.settings = settings
+        self.teachers = (teacher,)  # in a tuple it is no part of the module
+
+    def train(self, mode: bool = True) -> TeacherForcingLoss:
+        """Switch to training, in which a frozen base drops nothing: heads learn from what they will see in decoding."""
+        super().train(mode)
+        self.model.train(mode and self.settings.trains_base)
+        return self
+
+    def forward(
+        self, source: Tensor, target: Tensor, draw: int, true_count: int | None = None,
+        padding: Tensor | None = None, lengths: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the losses of a batch.
+
+        Args:
+            source: tokens [B, S].
+            target: tokens [B, T].
+            draw: key of the random choice of positions or head; see `drawn_head`.
+            true_count: the first so many targets are true pictures, the rest the model's own, from which p1 could learn
+                nothing but to be surer of itself. None: all are true.
+            padding: bool [B, S], True where a source is padding; None where nothing is.
+            lengths: tokens of each target [B], what follows being padding, which does not count; None where nothing is.
+
+        Returns:
+            "total" (to minimise) and those of its parts that the minibatch has: "p1", "heads", "estimate" (grey
+            levels).
+        """
+        decoded = self.model(source, target, padding)
+        settings, losses = self.settings, {}
+        true = slice(true_count)
+        head = self.drawn_head(draw)
+        with_p1, with_heads = self._parts(head)
+        from_p1 = with_heads and settings.head_target == "p1"
+        scores = self.model.scores(decoded) if with_p1 or from_p1 else None
+        if with_p1 and scores is not None:
+            losses["p1"] = self._first(scores[true], source[true], target[true], *(
+                part if part is None else part[true] for part in (padding, lengths)))
+        total = losses.get("p1", decoded.hidden.new_zeros(()))
+        if with_heads:
+            wanted = scores.detach() if from_p1 and scores is not None else target
+            losses["heads"] = self._all_heads(decoded, wanted, draw, lengths) if head is None else \
+                self._one_head(decoded, wanted, head, lengths)
+            total = total + settings.head_weight * losses["heads"]
+        if decoded.memory.estimate is not None and self.model.conditioning is not None and settings.trains_base:
+            losses["estimate"] = (decoded.memory.estimate - target)[true].abs().mean()
+            total = total + settings.estimate_weight * losses["estimate"]
+        return losses | {"total": total}
+
+    def drawn_head(self, draw: int) -> int | None:
+        """Return the head (0-based) that is drawn uniformly with the key `draw`; None where all heads are trained.
+
+        It is 0 only where p1 learns by being drawn.
+        """
+        settings, network = self.settings, self.model.config
+        if not settings.trains_heads or settings.head_loss == "all-heads":
+            return None
+        first = self._first_head
+        if settings.head_loss == "random-head" and (settings.trains_base or not network.identity_p1):
+            first = 0
+        return int(torch.randint(first, network.prediction_heads, (), generator=torch.Generator().manual_seed(draw)))
+
+    def _parts(self, head: int | None) -> tuple[bool, bool]:
+        """Tell whether p1's loss and whether that of other heads is minimised, where `head` is drawn."""
+        if self.settings.head_loss == "random-head" and head is not None:
+            return head == 0, head > 0
+        return self.settings.trains_base, self.settings.trains_heads
+
+    def _first(
+        self, scores: Tensor, source: Tensor, target: Tensor, padding: Tensor | None, lengths: Tensor | None
+    ) -> Tensor:
+        """Return p1's loss: its cross-entropy, or its divergence from the teacher's distributions."""
+        teacher = self.teachers[0]
+        if teacher is not None:
+            with torch.no_grad():
+                wanted = teacher.scores(teacher(source, target, padding))
+            position = torch.arange(target.shape[1], device=target.device).expand(len(target), -1)
+            inside = is_inside(position, target.shape[1], lengths)
+            return mean_loss(scores[inside], position, inside, wanted)
+        wanted = target if lengths is None else mark_padding(target, lengths)
+        return F.cross_entropy(scores.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED,
+                               label_smoothing=self.settings.label_smoothing)
+
+    def _all_heads(self, decoded: Decoded, wanted: Tensor, draw: int, lengths: Tensor | None) -> Tensor:
+        """Mean loss of all proposal heads on a random subset of positions; `wanted` as in `mean_loss`."""
+        batch, length = wanted.shape[:2]
+        count = min(self.settings.head_positions, length)
+        position = torch.arange(length, device=wanted.device)
+        if count < length:
+            generator = torch.Generator().manual_seed(draw)
+            position = torch.randperm(length, generator=generator)[:count].to(wanted.device)
+        position = position.expand(batch, -1)
+        heads = torch.arange(self._first_head, self.model.config.prediction_heads, device=wanted.device)
+        target = position.unsqueeze(-1) + heads
+        inside = is_inside(target, length, lengths)
+        scores = self.model.block_scores(decoded, position, inside)
+        return mean_loss(scores, target, inside, wanted, self._head_weights(wanted.device))
+
+    def _one_head(self, decoded: Decoded, wanted: Tensor, head: int, lengths: Tensor | None) -> Tensor:
+        """Loss of one head at all positions; `wanted` as in `mean_loss`."""
+        position = torch.arange(wanted.shape[1], device=wanted.device).expand(len(wanted), -1)
+        weight = self._head_weights(wanted.device)[head - self._first_head]
+        inside = is_inside(position + head, wanted.shape[1], lengths)
+        scores = self.model.head_scores(decoded, position, head)
+        return weight * mean_loss(scores[inside], position + head, inside, wanted)
+
+    @property
+    def _first_head(self) -> int:
+        """The first of the heads that learn as such, 0-based: p1 does if it is in the layer and not drawn by itself."""
+        return 1 if self.model.config.identity_p1 or self.settings.head_loss == "random-head" else 0
+
+    def _head_weights(self, device: torch.device) -> Tensor:
+        """Return what each head from the first on counts: decay**(i - 2) for head i, p1 as p2; the mean is 1."""
+        distance = torch.arange(self._first_head - 1, self.model.config.prediction_heads - 1, device=device)
+        weights = self.settings.head_decay ** distance.clamp(min=0)
+        return weights / weights.mean()
+
+
+def mark_padding(target: Tensor, lengths: Tensor) -> Tensor:
+    """Return `target` [B, T] with IGNORED past the `lengths` [B]."""
+    return target.masked_fill(torch.arange(target.shape[1], device=target.device) >= lengths.unsqueeze(1), IGNORED)
+
+
+def is_inside(position: Tensor, length: int, lengths: Tensor | None = None) -> Tensor:
+    """Tell which target positions [B, ...] come before the ends of their rows, `lengths` [B], or `length` if None."""
+    return position < (length if lengths is None else lengths.view(-1, *[1] * (position.dim() - 1)))
+
+
+def mean_loss(
+    scores: Tensor, position: Tensor, inside: Tensor, wanted: Tensor, weight: Tensor | None = None
+) -> Tensor:
+    """Return the mean loss of the scores of targets; 0 where there are none.
+
+    Args:
+        scores: of the N targets that are inside, in order, [N, V].
+        position: target positions [B, ...].
+        inside: those that are scored, bool [B, ...].
+        wanted: tokens [B, T], for the cross-entropy; or scores [B, T, V] of the distributions to learn, for the
+            Kullback-Leibler divergence from them.
+        weight: how much each counts in the mean, broadcastable to `position`; alike if None.
+    """
+    row = torch.arange(len(wanted), device=wanted.device).view(-1, *[1] * (position.dim() - 1)).expand_as(position)
+    found = wanted[row[inside], position[inside]]
+    if wanted.dim() == 2:
+        loss = F.cross_entropy(scores, found, reduction="none")
+    else:
+        loss = F.kl_div(scores.log_softmax(-1), found.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+    counts = torch.ones_like(loss) if weight is None else weight.expand_as(position)[inside].to(loss.dtype)
+    return (loss * counts).sum() / counts.sum().clamp(min=torch.finfo(loss.dtype).tiny)

@@ -1,0 +1,366 @@
+"""Training in stages: the base by teacher forcing, then the heads on a warm start. Resumable, on CPU or GPUs."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, broadcast
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from superres.checkpoint import (
+    load_checkpoint,
+    load_weights,
+    read_tensors,
+    recover_folder,
+    replaced_folder,
+    save_checkpoint,
+)
+from superres.config import ModelConfig, require
+from superres.errors import CheckpointError, ConfigError
+from superres.nn.heads import PredictionHeads
+from superres.nn.model import EncoderDecoder
+from superres.training.data import Batches
+from superres.training.losses import TeacherForcingLoss
+from superres.training.settings import TrainConfig
+
+SAVE_SECONDS = 45.0
+"""Longest time between two resumable states: a kill loses less than a minute."""
+
+REPORT_STEPS = 50
+"""Steps between two records of the losses."""
+
+
+DEV_SCORES = ("bits_per_dim", "dev_images", "bits_per_token", "bleu", "dev_pairs")
+"""Scores of the history that an evaluation on development data gives."""
+
+
+@dataclass
+class Progress:
+    """Where a run stands; saved with its weights.
+
+    Attributes:
+        step: optimiser steps done.
+        seconds: training time so far, summed over resumes.
+        history: one record a report: step, seconds, images (or pairs), and losses or scores.
+    """
+
+    step: int
+    seconds: float
+    history: list[dict[str, float]]
+
+
+def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | None = None) -> EncoderDecoder:
+    """Build the network to train, warm-started from a checkpoint folder if one is named.
+
+    Args:
+        config: the network. The warm start may lack the head layer, nothing else. A head layer that it has for p1
+            alone becomes p1's part of the new one.
+        settings: the stage and seed.
+        start: checkpoint folder.
+
+    Raises:
+        CheckpointError: the warm start does not fit.
+        ConfigError: the stage has no heads to train.
+    """
+    if settings.trains_heads and config.prediction_heads < 2:
+        raise ConfigError(f"stage {settings.stage} needs at least 2 prediction heads, not {config.prediction_heads}")
+    learns_p1 = settings.trains_base or settings.head_target == "tokens"
+    if settings.trains_heads and not config.identity_p1 and not learns_p1:
+        raise ConfigError("on a frozen base, a p1 with a layer of its own has only tokens to learn from; "
+                          "set head_target tokens")
+    torch.manual_seed(settings.seed)
+    model = EncoderDecoder(config)
+    model.gradient_checkpointing = settings.gradient_checkpointing
+    if start is not None:
+        _warm_start(model, load_checkpoint(start), str(start))
+    if not settings.trains_base:
+        model.requires_grad_(False)
+        if model.heads is not None:
+            model.heads.requires_grad_(True)
+    return model
+
+
+def _warm_start(model: EncoderDecoder, base: EncoderDecoder, origin: str) -> None:
+    """Copy the weights of `base`, read from `origin`, into `model`, whose head layer may be new."""
+    weights, single, layer = base.state_dict(), base.heads, model.heads
+    widened = base.config.prediction_heads == 1 < model.config.prediction_heads and not model.config.identity_p1
+    if widened and isinstance(single, PredictionHeads) and isinstance(layer, PredictionHeads):
+        kind = base.config.head_layer
+        require(model.config.head_layer == kind, f"{origin} has a head layer {kind} for p1, which the other heads have "
+                                                 f"to share, not {model.config.head_layer}; leave --head-layer out")
+        layer.take_p1(single)
+        weights = {name: weight for name, weight in weights.items() if not name.startswith("heads.")}
+    load_weights(model, weights, origin, optional="heads.")
+
+
+def learning_rate_factor(settings: TrainConfig, progress: Progress) -> float:
+    """Return the share of the peak learning rate: linear warm-up, then cosine to zero at the end of the run."""
+    done = progress.step / settings.steps if settings.steps else progress.seconds / (60 * (settings.minutes or 1))
+    warm = min(1.0, (progress.step + 1) / max(settings.warmup_steps, 1))
+    return warm * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+
+
+def finished(settings: TrainConfig, progress: Progress) -> bool:
+    """Tell whether the run has reached its length."""
+    if settings.steps is not None:
+        return progress.step >= settings.steps
+    return progress.seconds >= 60 * (settings.minutes or 0)
+
+
+def build_optimizer(model: nn.Module, settings: TrainConfig) -> torch.optim.Optimizer:
+    """Return the optimiser over the weights that are trained; vectors (biases, norms) are not decayed."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(trained, settings.learning_rate, betas=(0.9, 0.98), eps=1e-9)
+    groups = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, settings.learning_rate, betas=(0.9, 0.98))
+
+
+class Trainer:
+    """One stage of training in a run folder.
+
+    The folder holds `state/` (weights, averaged weights and optimiser, replaced every SAVE_SECONDS), `history.json`,
+    `curves.png`, and at the end `checkpoint/`.
+    """
+
+    def __init__(
+        self, model: EncoderDecoder, settings: TrainConfig, batches: Batches, folder: str | Path,
+        evaluate: Callable[[EncoderDecoder], dict[str, float]] | None = None, evaluate_seconds: float = 600.0,
+        earlier: Sequence[dict[str, Any]] = (), files: Mapping[str, bytes] | None = None,
+        teacher: EncoderDecoder | None = None,
+    ) -> None:
+        """Prepare the run and resume it if `folder` holds a state.
+
+        Args:
+            model: the network, warm-started.
+            settings: the stage.
+            batches: training pairs.
+            folder: the run's folder.
+            evaluate: scores the averaged model for the history (e.g. dev bits/dim).
+            evaluate_seconds: time between two evaluations.
+            earlier: the stages that led to `model`'s weights.
+            files: of the task, that the checkpoint holds beside the weights, by name.
+            teacher: the network that `settings.teacher` names.
+
+        Raises:
+            CheckpointError: the state in `folder` belongs to another network or other settings.
+        """
+        self.settings, self.batches, self.folder = settings, batches, Path(folder)
+        self.evaluate, self.evaluate_seconds = evaluate, evaluate_seconds
+        self.earlier, self.files = earlier, files or {}
+        # Its own mixed precision is one choice for a whole process, which may train several stages.
+        parallel = DistributedDataParallelKwargs(find_unused_parameters=settings.head_loss == "random-head")
+        self.accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available(),
+                                       kwargs_handlers=[parallel])
+        self.progress = Progress(0, 0.0, [])
+        self.model = model.to(self.accelerator.device)
+        self.averaged = copy.deepcopy(self.model)
+        self.optimizer = build_optimizer(self.model, settings)
+        recover_folder(self.folder / "state")
+        if (self.folder / "state").is_dir():
+            self._resume()
+        if teacher is not None:
+            teacher = teacher.to(self.accelerator.device).eval().requires_grad_(False)
+        loss = TeacherForcingLoss(self.model, settings, teacher)
+        self.loss, self.prepared = self.accelerator.prepare(loss, self.optimizer)
+
+    def run(
+        self, stop: Callable[[], bool] = lambda: False, report: Callable[[dict[str, float]], None] = lambda _: None,
+    ) -> bool:
+        """Train until the schedule ends or `stop()` is true; the state is saved either way.
+
+        Args:
+            stop: asked after every step.
+            report: called with each new record of the history.
+
+        Returns:
+            Whether the schedule ended; then `checkpoint/` is written.
+        """
+        if finished(self.settings, self.progress) and (self.folder / "checkpoint").is_dir():
+            return True
+        started = saved = evaluated = time.monotonic()
+        before = self.progress.seconds
+        self.loss.train()
+        stopped = False
+        while not finished(self.settings, self.progress) and not stopped:
+            losses = self._step()
+            now = time.monotonic()
+            self.progress.seconds, stopped = self._agree(before + now - started, stop())
+            if self.progress.step % REPORT_STEPS == 0:
+                report(self._record(losses))
+            if self.evaluate is not None and now - evaluated > self.evaluate_seconds:
+                report(self._record(self._evaluation()))
+                evaluated = time.monotonic()
+            if now - saved > SAVE_SECONDS:
+                self.save()
+                saved = time.monotonic()
+        done = finished(self.settings, self.progress)
+        if done and self.evaluate is not None:
+            report(self._record(self._evaluation()))
+        self.save()
+        if done and self.accelerator.is_main_process:
+            training = [*self.earlier, self.summary()]
+            save_checkpoint(self.averaged, self.folder / "checkpoint", training=training, files=self.files)
+        return done
+
+    def summary(self) -> dict[str, Any]:
+        """Return what was done, on what, and the latest scores."""
+        scores = {name: value for record in self.progress.history for name, value in record.items()}
+        device = self.accelerator.device
+        cores = f"{os.cpu_count()} {platform.machine()} cores ({torch.backends.cpu.get_cpu_capability()})"
+        return {
+            "stage": self.settings.stage, "steps": self.progress.step, "seconds": round(self.progress.seconds),
+            f"{self.batches.unit}_seen": self.progress.step * self.settings.batch_size,
+            **{f"dev_{name.removeprefix('dev_')}": scores[name] for name in DEV_SCORES if name in scores},
+            "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cores,
+            "processes": self.accelerator.num_processes, "torch": torch.__version__,
+            "settings": self.settings.to_dict(),
+        }
+
+    def save(self) -> None:
+        """Replace the resumable state in one move.
+
+        Raises:
+            OutputError: no space left or folder not writable; the last good state is intact.
+        """
+        if not self.accelerator.is_main_process:
+            return
+        with replaced_folder(self.folder / "state") as fresh:
+            save_file(_detached(self.model.state_dict()), fresh / "model.safetensors")
+            save_file(_detached(self.averaged.state_dict()), fresh / "averaged.safetensors")
+            save_file(self._moments(), fresh / "optimizer.safetensors")
+            document = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(),
+                        **dataclasses.asdict(self.progress)}
+            (fresh / "state.json").write_text(json.dumps(document))
+        (self.folder / "history.json").write_text(json.dumps(self.progress.history, indent=1))
+        plot_history(self.progress.history, self.folder / "curves.png", self.batches.unit)
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Move the averaged weights; the decay grows from 0, so that early weights are forgotten."""
+        decay = min(self.settings.ema_decay, (1 + self.progress.step) / (10 + self.progress.step))
+        torch._foreach_lerp_(list(self.averaged.parameters()), list(self.model.parameters()), 1 - decay)
+
+    def _step(self) -> dict[str, float]:
+        part, parts = self.accelerator.process_index, self.accelerator.num_processes
+        batch = self.batches.batch(self.progress.step, part, parts).to(self.accelerator.device)
+        factor = learning_rate_factor(self.settings, self.progress)
+        for group in self.prepared.param_groups:
+            group["lr"] = self.settings.learning_rate * factor
+        draw = self.settings.seed * 1_000_003 + self.progress.step
+        torch.manual_seed(draw * parts + part)  # dropout, too, is then the same after a resume by as many
+        mixed = self.settings.precision == "bf16"
+        with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=mixed):
+            losses = self.loss(batch.source, batch.target, draw, batch.true_count, batch.padding, batch.lengths)
+        self.accelerator.backward(losses["total"])
+        self.accelerator.clip_grad_norm_(self.loss.parameters(), self.settings.clip)
+        self.prepared.step()
+        self.prepared.zero_grad()
+        self.progress.step += 1
+        self._average()
+        return self._mean(losses) if self.progress.step % REPORT_STEPS == 0 else {}
+
+    def _mean(self, losses: dict[str, Tensor]) -> dict[str, float]:
+        """Return the means over all processes, whose shares of a batch are equal: what one process would have seen."""
+        values = self.accelerator.reduce(torch.stack([value.detach().double() for value in losses.values()]), "mean")
+        return dict(zip(losses, values.tolist(), strict=True))
+
+    def _agree(self, seconds: float, stopped: bool) -> tuple[float, bool]:
+        """Return the first process's clock and wish to stop, so that all processes end at the same step."""
+        if self.accelerator.num_processes == 1:
+            return seconds, stopped
+        first = broadcast(torch.tensor([seconds, float(stopped)], dtype=torch.float64, device=self.accelerator.device))
+        return float(first[0]), bool(first[1])
+
+    def _record(self, values: dict[str, float]) -> dict[str, float]:
+        record = {"step": self.progress.step, "seconds": round(self.progress.seconds, 1),
+                  self.batches.unit: self.progress.step * self.settings.batch_size, **values}
+        self.progress.history.append(record)
+        return record
+
+    def _evaluation(self) -> dict[str, float]:
+        model = self.averaged.eval()
+        with torch.inference_mode():
+            return self.evaluate(model) if self.evaluate is not None else {}
+
+    def _moments(self) -> dict[str, Tensor]:
+        """Flatten the optimiser's state to named tensors."""
+        state = self.optimizer.state_dict()["state"]
+        named = {f"{index}.{name}": value for index, values in state.items() for name, value in values.items()}
+        return _detached(named)
+
+    def _resume(self) -> None:
+        folder = self.folder / "state"
+        try:
+            document = json.loads((folder / "state.json").read_text())
+            # Through the settings' own classes, so that a setting newer than the run has its default.
+            there = ModelConfig.from_dict(document["model"]), TrainConfig.from_dict(document["settings"])
+            position = document["step"], document["seconds"], document["history"]
+        except (OSError, ValueError, KeyError, ConfigError) as error:
+            raise CheckpointError(f"{folder}/state.json is damaged ({error!r}); choose a new run folder") from error
+        for saved, current in zip(there, (self.model.config, self.settings), strict=True):
+            before = saved.to_dict()
+            different = [f"{k} {before[k]!r} there, {v!r} now" for k, v in current.to_dict().items() if before[k] != v]
+            if different:
+                raise CheckpointError(f"{self.folder} was started with other settings ({'; '.join(different)}); "
+                                      "repeat those or choose a new run folder")
+        for model, name in ((self.model, "model.safetensors"), (self.averaged, "averaged.safetensors")):
+            load_weights(model, read_tensors(folder / name), str(folder / name))
+        self._load_moments(read_tensors(folder / "optimizer.safetensors"))
+        self.progress = Progress(*position)
+
+    def _load_moments(self, tensors: dict[str, Tensor]) -> None:
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            index, name = key.split(".", 1)
+            state.setdefault(int(index), {})[name] = value
+        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+
+
+def _detached(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().contiguous() for name, value in state.items()}
+
+
+def plot_history(history: list[dict[str, float]], path: str | Path, unit: str = "images") -> None:
+    """Draw the curves of a run against examples seen, as a PNG at `path`: loss in nats a token, scores on dev.
+
+    Args:
+        history: records of the run.
+        path: where to.
+        unit: what an example is, in the plural, as the records have it.
+    """
+    from matplotlib.figure import Figure  # heavy, and needed by training alone
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    for name in ("p1", "heads", *DEV_SCORES):
+        points = [(record[unit], record[name]) for record in history if name in record]
+        if not points or name.startswith("dev_"):
+            continue
+        panel = axes
+        if name == "bleu":  # it has an axis of its own
+            panel = axes.twinx()
+            panel.set_ylabel("BLEU on dev (black)")
+        panel.plot(*zip(*points, strict=True), label=name, linewidth=1, marker="o" if name in DEV_SCORES else None,
+                   color="black" if name == "bleu" else None)
+    axes.set_xlabel(f"{unit} seen")
+    axes.set_ylabel("nats a token; bits on dev")
+    if axes.lines:
+        axes.legend()
+    figure.savefig(path, dpi=100)
