@@ -37,8 +37,7 @@ SECTIONS = {
 }
 """What sections of the README are about, beside the commands whose lines they have."""
 
-SUBJECTS = {"batch_text": ["translate"], "batch": ["upscale"], "scale_out": ["upscale"], "staging": ["upscale"],
-            "survey": ["survey"], "stages": ["train"], "corpora": ["train"], "counting": ["train ngrams"]}
+SUBJECTS = {"batch/text": ["translate"], "batch": ["upscale"], "survey": ["survey"], "training": ["train"]}
 """What modules with options in their messages are about, by the beginning of their path."""
 
 

@@ -119,7 +119,7 @@ def test_failing_save_leaves_the_last_good_state(tmp_path, monkeypatch):
         real(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("superres.training.training.save_file", full)
+        patch.setattr("superres.training.trainer.save_file", full)
         with pytest.raises(OutputError, match="No space left"):
             run.run(stop=stop_after(run, 4))
     again = trainer(tmp_path)
