@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from superres.config import PRESETS, DecodeConfig
 from superres.decoding import blockwise
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.blockwise import check_options, decode
+from superres.decoding.decode import check_options, decode
 from superres.decoding.loop import BlockwiseLoop, accepted_length
 from superres.decoding.noise import NOISES
 from superres.decoding.proposers.base import accompany
@@ -307,11 +307,11 @@ def finish(model, source, block_size, width=None):
     options = DecodeConfig(block_size=block_size)
     session = model.session(source, width or block_size)
     loop = BlockwiseLoop(model, session, options, torch.arange(len(source)), block_size)
-    before = loop.position.clone()
+    before = loop.state.position.clone()
     while not loop.done():
         loop.iterate()
-        assert bool(((loop.position > before) | (before >= loop.limit)).all())
-        before = loop.position.clone()
+        assert bool(((loop.state.position > before) | (before >= loop.state.limit)).all())
+        before = loop.state.position.clone()
     return loop.result(), session.calls
 
 
@@ -405,7 +405,7 @@ def test_iterating_reads_nothing_from_the_device(variant, accept, proposer, temp
             patch.setattr(torch.Tensor, name, refuse)
         for _ in range(3):
             loop.iterate()
-    assert bool((loop.position > 0).all())
+    assert bool((loop.state.position > 0).all())
 
 
 @pytest.mark.parametrize("proposer", CHAINS)

@@ -16,10 +16,10 @@ from textual import CONFIG, wordy, write_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.blockwise import check_options, decode, iterations
+from superres.decoding.decode import check_options, decode, iterations
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.lookahead.loop import Layout, LookaheadLoop
+from superres.decoding.proposers.lookahead.decoding import Layout, LookaheadLoop
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.reference import sequential_reference
 from superres.decoding.trace import mean_accepted_block_size
@@ -127,7 +127,7 @@ class Hostile(NgramPool):
     def find(self, first, most):
         shape = len(first), most, self.grams.shape[2] - 1
         tokens = torch.randint(2, 6, shape, generator=self.generator)
-        place = self.loop.position.unsqueeze(1) + 1 + torch.arange(shape[2])
+        place = self.loop.state.position.unsqueeze(1) + 1 + torch.arange(shape[2])
         right = self.result.gather(1, place.clamp(max=self.result.shape[1] - 1))
         if self.kind != "random":
             tokens[:, -1] = right
@@ -148,7 +148,7 @@ def with_pool(pool, model, source, options, monkeypatch):
         return plain(loop, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("superres.decoding.proposers.lookahead.loop.NgramPool", pool)
+        patch.setattr("superres.decoding.proposers.lookahead.decoding.NgramPool", pool)
         patch.setattr(LookaheadLoop, "_next", watched)
         return decode(model, source, options)
 
@@ -183,14 +183,14 @@ def check_width_matched(model, source, options, monkeypatch):
         best, accepted, first = plain(loop, scores, start)
         for row, place in enumerate(start.tolist()):
             for offset in range(int(accepted[row])):
-                if -1 <= place < loop.limit[row] - offset - 1:
+                if -1 <= place < loop.state.limit[row] - offset - 1:
                     chosen.setdefault((row, place + offset), []).append(scores[row, loop.paths[best[row], offset]])
         return best, accepted, first
 
     monkeypatch.setattr(LookaheadLoop, "_judge", watched)
     blocks = decode(model, source, options)
     with monkeypatch.context() as patch:
-        patch.setattr("superres.decoding.proposers.lookahead.loop.NgramPool", Empty)
+        patch.setattr("superres.decoding.proposers.lookahead.decoding.NgramPool", Empty)
         alone = decode(model, source, options)
     assert torch.equal(blocks.tokens, alone.tokens)
     assert all(trace.mean_accepted_block_size == 1 for trace in alone.traces)

@@ -9,7 +9,7 @@ import torch
 from test_speculative import FILTERS, LENGTH, ROWS, VOCABULARY, MarkovModel, MarkovSession, joint, statistic
 
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.decoding.proposers.lookahead import loop, sampling
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.sampling import verify_candidates

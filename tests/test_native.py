@@ -12,7 +12,7 @@ from fakes import SMALL, VARIANTS, Restless, random_model, random_tokens
 from stepping import check_steps
 
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.errors import ScoresError
 from superres.interfaces import LoopState
 from superres.nn.engines import step_model
@@ -156,7 +156,7 @@ def test_rows_that_do_their_iterations_apart_do_what_they_do_together(variant, t
         model = model_of(config, end_token=end_token, threads=threads)
         for options in (DecodeConfig(), DecodeConfig(accept="top-k", top_k=2)):
             with monkeypatch.context() as patch:  # rows end in the midst of a call
-                patch.setattr("superres.decoding.blockwise.check_interval", lambda *arguments: 5)
+                patch.setattr("superres.decoding.decode.check_interval", lambda *arguments: 5)
                 apart = decode(model, source, options)
             with monkeypatch.context() as patch:
                 patch.setattr(native.NativeSession, "iterations", lambda *arguments: None)
@@ -166,7 +166,7 @@ def test_rows_that_do_their_iterations_apart_do_what_they_do_together(variant, t
 @pytest.mark.parametrize("end_token", [None, 3])
 @pytest.mark.parametrize("variant", ["base aids", "text"])
 def test_whole_iterations_change_the_block_size_as_the_loop_does(variant, end_token, monkeypatch):
-    monkeypatch.setattr("superres.decoding.blockwise.DONE_CHECK_INTERVAL", 3)
+    monkeypatch.setattr("superres.decoding.decode.DONE_CHECK_INTERVAL", 3)
     model, source = model_of(KNOWN[variant], end_token=end_token), random_tokens(KNOWN[variant], 3)[0]
     for seed in range(3):
         sizes = [Restless(5, seed) for _ in range(2)]

@@ -11,7 +11,7 @@ from fakes import SMALL, VARIANTS, Restless, ScriptedModel, proposer_for, random
 
 from superres.config import DecodeConfig
 from superres.decoding.batching import RefilledDecoder, Waiting
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel
 from superres.nn.engines.torch_model import StepModel

@@ -67,7 +67,7 @@ class Proposer:
     resource: ClassVar[str | None] = None
     """Field of `DecodeConfig` that names what has to be loaded for it, its constructor's only argument."""
     branching: ClassVar[bool] = False
-    """Whether it proposes several branches a step, in a loop of its own (`superres.decoding.blockwise.loop_type`)."""
+    """Whether it proposes several branches a step, in a loop of its own (`superres.decoding.loop.decoding_type`)."""
     training: ClassVar[str] = "none"
     """What has to be trained for it, for people."""
 
