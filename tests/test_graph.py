@@ -18,9 +18,9 @@ from superres.config import DecodeConfig
 from superres.decoding import graph_cache
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.batching import RefilledDecoder, Waiting
+from superres.decoding.blockwise import BlockwiseDecoding
 from superres.decoding.cost import measured_costs
 from superres.decoding.decode import decode, iterations
-from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 from superres.nn.engines import step_model
@@ -168,18 +168,18 @@ def test_nothing_moves_from_one_iteration_to_the_next(way):
 @torch.inference_mode()
 def test_a_tensor_that_moves_is_noticed(monkeypatch):
     plain, graph = pair()
-    real = BlockwiseLoop._iterate
+    real = BlockwiseDecoding.iterate
 
-    def moving(loop):
-        old, start = loop.state.position, loop.state.position.clone()
-        real(loop)
-        loop.state.position = old.clone()
+    def moving(decoding, state):
+        old, start = state.position, state.position.clone()
+        real(decoding, state)
+        state.position = old.clone()
+        state.place = state.position.unsqueeze(1)
         old.copy_(start)
-        loop._see()
 
     source = random_tokens(CONFIG, 1)[0]
     expected = decode(plain, source, DecodeConfig())
-    monkeypatch.setattr(BlockwiseLoop, "_iterate", moving)
+    monkeypatch.setattr(BlockwiseDecoding, "iterate", moving)
     loop = next(iterations(graph, source, DecodeConfig()))
     loop.run(48)
     with pytest.raises(AssertionError):
@@ -188,8 +188,9 @@ def test_a_tensor_that_moves_is_noticed(monkeypatch):
 
 def test_a_read_of_the_host_is_noticed(monkeypatch):
     _, graph = pair()
-    real = BlockwiseLoop._iterate
-    monkeypatch.setattr(BlockwiseLoop, "_iterate", lambda loop: (real(loop), bool(loop.state.position.sum() < 0)))
+    real = BlockwiseDecoding.iterate
+    monkeypatch.setattr(
+        BlockwiseDecoding, "iterate", lambda decoding, state: (real(decoding, state), bool(state.position.sum() < 0)))
     with pytest.raises(AssertionError, match="reads from the device"):
         decode(graph, random_tokens(CONFIG, ROWS)[0], DecodeConfig())
 

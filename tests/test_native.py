@@ -14,7 +14,6 @@ from stepping import check_steps
 from superres.config import DecodeConfig
 from superres.decoding.decode import decode
 from superres.errors import ScoresError
-from superres.interfaces import LoopState
 from superres.nn.engines import step_model
 from superres.nn.engines.native import build
 from superres.nn.engines.native import session as native
@@ -198,11 +197,14 @@ def test_the_best_of_many_words_is_found_however_close_the_next(variant, apart, 
     DecodeConfig(temperature=0.5), DecodeConfig(proposer="left"), DecodeConfig(accept="drift-budget", epsilon=1),
     DecodeConfig(accept="distance-by-offset", epsilon=(1, 2)),
 ])
-def test_iterations_that_the_code_does_not_know_are_left_to_the_loop(options):
-    model = model_of(KNOWN["sequential heads"])
-    session = model.session(random_tokens(KNOWN["sequential heads"], 1)[0], 3)
-    empty = torch.zeros(1, 3, dtype=torch.int64)
-    assert session.iterations(LoopState(empty[0, :1], empty[0, :1], empty, empty, 3, options, None)) is None
+def test_iterations_that_the_code_does_not_know_are_left_to_the_loop(options, monkeypatch):
+    model, source = model_of(KNOWN["sequential heads"]), random_tokens(KNOWN["sequential heads"], 1)[0]
+    asked = []
+    monkeypatch.setattr(native.NativeSession, "iterations", lambda session, state: asked.append(state))
+    decode(model, source, replace(options, block_size=3))
+    assert not asked
+    decode(model, source, DecodeConfig(block_size=3))
+    assert asked
 
 
 def test_bfloat16_weights_score_nearly_alike():

@@ -189,6 +189,8 @@ def test_what_is_under_way_is_known_when_decoding_fails():
     feed = ScriptedFeed([Waiting(one, 0, tag) for tag, one in enumerate(source)])
     decoder = RefilledDecoder(model, feed, DecodeConfig(), 3)
     steps = decoder.run()
+    next(steps)  # reads the start of the sequences
+    assert decoder.tokens_under_way == 0
     next(steps)
     assert [waiting.tag for waiting in decoder.under_way] == [0, 1, 2]
     assert 3 <= decoder.tokens_under_way <= 15

@@ -145,8 +145,9 @@ def mean_overlap(loop: BlockwiseLoop) -> float:
         loop.iterate()
         if not isinstance(choice, SpeculativeChoice) or choice.p is None:
             continue
-        # What follows the last accepted token was verified, too, unless the sequence ends there.
+        # What follows the last accepted token was verified, too, unless the sequence ends there or has just begun.
         verified = loop.state.position - before - (loop.state.position >= loop.state.limit).long()
+        verified = verified.masked_fill(before < 0, 0)
         tested = loop.state.columns[: choice.p.shape[1]] < verified.unsqueeze(1)
         total += float((torch.minimum(choice.p, choice.q[:, :-1]).sum(-1) * tested).sum())
         count += int(tested.sum())

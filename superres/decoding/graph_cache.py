@@ -67,5 +67,5 @@ def keep(replaying: Replaying, kind: Hashable, loop: Any) -> None:  # noqa: ANN4
     """Keep a loop for the next decode of its kind; the oldest make room where there are too many rows."""
     replaying.kept.pop(kind, None)
     replaying.kept[kind] = loop
-    while len(replaying.kept) > 1 and sum(len(one.position) for one in replaying.kept.values()) > KEPT_ROWS:
+    while len(replaying.kept) > 1 and sum(len(one.keys) for one in replaying.kept.values()) > KEPT_ROWS:
         del replaying.kept[next(iter(replaying.kept))]
