@@ -172,10 +172,11 @@ def test_a_tensor_that_moves_is_noticed(monkeypatch):
 
     def moving(decoding, state):
         old, start = state.position, state.position.clone()
-        real(decoding, state)
+        made = real(decoding, state)
         state.position = old.clone()
         state.place = state.position.unsqueeze(1)
         old.copy_(start)
+        return made
 
     source = random_tokens(CONFIG, 1)[0]
     expected = decode(plain, source, DecodeConfig())
@@ -189,8 +190,13 @@ def test_a_tensor_that_moves_is_noticed(monkeypatch):
 def test_a_read_of_the_host_is_noticed(monkeypatch):
     _, graph = pair()
     real = BlockwiseDecoding.iterate
-    monkeypatch.setattr(
-        BlockwiseDecoding, "iterate", lambda decoding, state: (real(decoding, state), bool(state.position.sum() < 0)))
+
+    def reading(decoding, state):
+        made = real(decoding, state)
+        assert bool(state.position.sum() >= 0)
+        return made
+
+    monkeypatch.setattr(BlockwiseDecoding, "iterate", reading)
     with pytest.raises(AssertionError, match="reads from the device"):
         decode(graph, random_tokens(CONFIG, ROWS)[0], DecodeConfig())
 

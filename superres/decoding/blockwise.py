@@ -39,22 +39,24 @@ class BlockwiseDecoding:
         self.min_block, self.end_token, self.block_size = options.min_block, model.end_token, state.block_size
         self.choice = chooser.at(state.targets(self.block_size).clamp(min=0))
 
-    def iterate(self, state: DecodeState) -> None:
-        """Do one iteration."""
-        output = self.step(state.pending, state.position + 1)  # scores [B, W, V]: the only model call
-        block, accepted = self.verify(state, output)  # [B, W], [B]: the longest prefix that passes
+    def iterate(self, state: DecodeState) -> tuple[Tensor, Tensor]:
+        """Do one iteration, and return the block that it verified [B, W] and how many tokens it accepted [B]."""
+        place = state.place + state.next_columns  # [B, W]: the targets that the step's columns score
+        output = self.step(state.pending, place[:, 0])  # scores [B, W, V]: the only model call
+        block, accepted = self.verify(state, output, place)  # [B, W], [B]: the longest prefix that passes
         accepted = self.stop_at_end_token(state, block, accepted)
-        state.commit(block, accepted)
-        self.propose(state, output, accepted)  # from the same call: predictions at the last accepted token
+        state.commit(block, place, accepted)
+        self.propose(state, output, accepted)  # from the same call: predictions after the last accepted token
+        return block, accepted
 
-    def verify(self, state: DecodeState, output: StepOutput) -> tuple[Tensor, Tensor]:
+    def verify(self, state: DecodeState, output: StepOutput, place: Tensor) -> tuple[Tensor, Tensor]:
         """Return the pending block [B, W], and how many of its tokens p1 accepts [B] (sections 3 and 5)."""
-        k = state.block_size
+        k, block = state.block_size, state.pending.clone()  # the next proposals take its place
         if k == 1:  # nothing to verify
-            return state.pending, (state.limit - state.position).clamp_(max=1)
-        proposed, target = state.proposals[:, 1:k], state.targets(k)[:, 1:]  # [B, k - 1] each
-        passed = self.choice.accept(self.criterion, proposed, output.scores[:, : k - 1], target)  # [B, k - 1]
-        return state.pending, accepted_length(passed, self.min_block, state.room())
+            return block, (state.limit - state.position).clamp_(max=1)
+        scores, target = output.scores[:, : k - 1], place[:, : k - 1]  # of proposals 2..k: [B, k - 1, V], [B, k - 1]
+        passed = self.choice.accept(self.criterion, block[:, 1:k], scores, target)  # [B, k - 1]
+        return block, accepted_length(passed, self.min_block, state.room())
 
     def stop_at_end_token(self, state: DecodeState, block: Tensor, accepted: Tensor) -> Tensor:
         """Cut the accepted part of `block` right after its first end token, and end the rows that have one."""

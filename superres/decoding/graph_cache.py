@@ -33,8 +33,9 @@ class Replays:
         self._turn = proposals.new_zeros(1)
 
     def record(self, position: Tensor, proposed: Tensor, accepted: Tensor) -> None:
-        """Keep one iteration, as `TraceRecorder.record` does."""
-        self._record.index_copy_(0, self._turn, entry(position, proposed, accepted).unsqueeze(0))
+        """Keep one iteration, as `TraceRecorder.record` does; `proposed` [B, N] may be narrower than the loop's."""
+        made = entry(position, proposed, accepted)
+        self._record[..., : made.shape[1]].index_copy_(0, self._turn, made.unsqueeze(0))
         self._turn.add_(1)
 
     def run(self, iteration: Callable[[], None], block_size: int, count: int, recorder: TraceRecorder) -> None:

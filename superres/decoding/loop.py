@@ -142,7 +142,9 @@ class BlockwiseLoop:
             self.state.block_size = wanted
         elif self.replays is None:
             count = 1
-            self.recorder.record(*self._observed(size))
+            block, accepted = self.decoding.iterate(self.state)
+            self.recorder.record(self.state.position - accepted, block[:, :size], accepted)
+            self.state.starting = False
         elif wanted != size:
             count = 1
             self._recorded()
@@ -155,16 +157,11 @@ class BlockwiseLoop:
             self.state.fit(wanted)
         return count
 
-    def _observed(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Do one iteration, and return its position [B], the block of `size` [B, size] and accepted tokens [B]."""
-        position = self.state.position.clone()
-        self.decoding.iterate(self.state)
-        return position, self.state.block_at(position, size), self.state.position - position
-
     def _recorded(self) -> None:
         """Do one iteration and record it on the device."""
+        block, accepted = self.decoding.iterate(self.state)
         if self.replays is not None:
-            self.replays.record(*self._observed(len(self.state.columns)))
+            self.replays.record(self.state.position - accepted, block, accepted)
 
     def _whole(self, size: int) -> Iterate | None:
         """Return what does whole iterations in blocks of `size`, if the session knows how."""

@@ -18,6 +18,7 @@ class DecodeState:
         proposals: tokens to verify, int64 [B, W]; the first of them is p1's own choice.
         pending: those of them that a step reads.
         block_size: k, how many of the proposals are a block; the rest is filler.
+        starting: whether some rows may have yet to start.
         length: T.
     """
 
@@ -32,7 +33,7 @@ class DecodeState:
             filler: what a row that starts has as proposals; it is never committed, and must not be the end token.
             device: where the tensors are.
         """
-        self.length, self.block_size, self.filler = length, block_size, filler
+        self.length, self.block_size, self.filler, self.starting = length, block_size, filler, True
         self.store = torch.zeros(batch, 1 + length + width, dtype=torch.int64, device=device)  # [B, 1 + T + W]
         self.position = torch.full((batch,), -1, dtype=torch.int64, device=device)  # [B]
         self.limit = torch.full((batch,), length, dtype=torch.int64, device=device)  # [B]
@@ -43,11 +44,11 @@ class DecodeState:
         self.tokens = self.store[:, 1:]  # [B, T + W]
         self.columns = torch.arange(self.proposals.shape[1], device=self.store.device)  # [W]
         self.place = self.position.unsqueeze(1)  # [B, 1], the same memory
-        self.pending = self.proposals
+        self.fit(self.proposals.shape[1])
 
     def fit(self, width: int) -> None:
         """Let a step read the first `width` proposals, `pending`; all of them are read otherwise."""
-        self.pending = self.proposals[:, :width]
+        self.pending, self.next_columns = self.proposals[:, :width], self.columns[:width] + 1
 
     def targets(self, width: int) -> Tensor:
         """Return the target positions of the next `width` tokens, [B, width]."""
@@ -55,30 +56,32 @@ class DecodeState:
 
     def room(self) -> Tensor:
         """Return how many tokens a row may accept at most, [B]; a row that starts accepts the start alone."""
-        return (self.limit - self.position).masked_fill_(self.position < 0, 1)
+        room = self.limit - self.position
+        return room.masked_fill_(self.position < 0, 1) if self.starting else room
 
-    def commit(self, block: Tensor, accepted: Tensor) -> None:
-        """Commit the first `accepted` [B] tokens of `block` [B, N], which stands at `position`.
+    def commit(self, block: Tensor, place: Tensor, accepted: Tensor) -> None:
+        """Commit the first `accepted` [B] tokens of `block` [B, N].
 
         All N are written: those that were not accepted are overwritten before anything reads them.
-        """
-        self.store.scatter_(1, self.targets(block.shape[1]) + 1, block)
-        self.position.add_(accepted)
 
-    def block_at(self, position: Tensor, size: int) -> Tensor:
-        """Return the `size` tokens that were written last at `position` [B], accepted or not, [B, size]."""
-        return self.store.gather(1, position.unsqueeze(1) + self.columns[:size] + 1)
+        Args:
+            block: the pending tokens.
+            place: target positions that follow each of the pending tokens, [B, W].
+            accepted: how many are committed.
+        """
+        self.store.scatter_(1, place[:, : block.shape[1]], block)
+        self.position.add_(accepted)
 
     def start(self, rows: Tensor) -> None:
         """Begin new sequences in `rows` [R]."""
         self.position.index_fill_(0, rows, -1)
         self.limit.index_fill_(0, rows, self.length)
         self.proposals.index_fill_(0, rows, self.filler)
+        self.starting = True
 
     def keep(self, rows: Tensor) -> None:
         """Go on with `rows` [R] alone."""
         self.store, self.position, self.limit = self.store[rows], self.position[rows], self.limit[rows]
-        width = self.pending.shape[1]
-        self.proposals = self.proposals[rows]
+        width, self.proposals = self.pending.shape[1], self.proposals[rows]
         self._view()
         self.fit(width)

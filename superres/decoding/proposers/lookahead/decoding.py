@@ -148,7 +148,7 @@ class LookaheadDecoding(BlockwiseDecoding):
         require(width is None, f"a step of lookahead is as wide as its branches; leave out the width {width}")
         return model.tree_session(source, Layout.of(options, block_size, model.peers).tree, block_size, padding)
 
-    def verify(self, state: DecodeState, output: StepOutput) -> tuple[Tensor, Tensor]:
+    def verify(self, state: DecodeState, output: StepOutput, place: Tensor) -> tuple[Tensor, Tensor]:
         """Return the best block [B, N] of all candidates, and how many of its tokens are accepted [B]."""
         self.told = self._read(state, output)
         return self.told.block, torch.minimum(self.told.accepted, state.room())
