@@ -1,0 +1,55 @@
+"""The laws of the packages, beside the layers that import-linter checks."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import grimp
+import pytest
+import torch
+
+from superres.decoding.blockwise import BlockwiseDecoding
+from superres.decoding.state import DecodeState
+
+PACKAGE = Path(__file__).parent.parent / "superres"
+APART = ("nn", "decoding", "tasks", "survey")
+
+
+@pytest.fixture(scope="module")
+def imports():
+    """Which modules each module imports, those that only type checkers see included."""
+    graph = grimp.build_graph("superres", cache_dir=None)
+    return {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+
+
+def test_few_modules_lie_directly_in_the_package():
+    assert len([path for path in PACKAGE.glob("*.py") if path.name != "__init__.py"]) <= 8
+
+
+def test_no_files_import_each_other_in_a_circle(imports):
+    left = dict(imports)
+    while ends := [name for name, imported in left.items() if not imported & left.keys()]:
+        for name in ends:
+            del left[name]
+    assert not left
+
+
+@pytest.mark.parametrize("room", APART)
+def test_network_decoder_tasks_and_survey_know_nothing_of_one_another(room, imports):
+    others = tuple(f"superres.{other}" for other in APART if other != room)
+    for name, imported in imports.items():
+        if name.startswith(f"superres.{room}"):
+            assert not [one for one in imported if one.startswith(others)], name
+
+
+def test_the_network_reads_no_decoding_option():
+    for path in (PACKAGE / "nn").rglob("*.py"):
+        assert "DecodeConfig" not in path.read_text(), path
+
+
+def test_the_algorithm_is_on_one_screen():
+    steps = BlockwiseDecoding.iterate, BlockwiseDecoding.verify, BlockwiseDecoding.propose
+    assert sum(len(inspect.getsource(step).splitlines()) for step in steps) <= 45
+    state = vars(DecodeState(2, 12, 3, 3, 0, torch.device("cpu")))
+    assert sum(isinstance(value, torch.Tensor) for value in state.values()) <= 12
