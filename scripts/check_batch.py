@@ -345,7 +345,7 @@ def overhead(work: Path, arguments: argparse.Namespace) -> bool:
     from superres.batch.plan import BatchOptions, plan
     from superres.batch.upscaling import upscale_files
     from superres.config import DecodeConfig
-    from superres.pipeline.upscaler import load
+    from superres.pipeline.auto import load
 
     draw = np.random.default_rng(arguments.seed)
     faces = [np.asarray(Image.open(path)) for path in sorted((Path(__file__).parent / "faces").glob("*.png"))]

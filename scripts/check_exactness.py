@@ -24,8 +24,9 @@ from tqdm import tqdm
 from superres import DecodeConfig, SuperresError, load
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
+from superres.pipeline.base import Pipeline
 from superres.pipeline.translator import Translator
-from superres.pipeline.upscaler import Pipeline, Upscaler
+from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import image_key, read_faces
 from superres.tasks.translation import read_pairs
 

@@ -18,7 +18,8 @@ from superres.config import DecodeConfig, ModelConfig
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.pipeline import upscaler as pipeline
 from superres.pipeline.auto import load
-from superres.pipeline.upscaler import Upscaler, pick_device
+from superres.pipeline.base import pick_device
+from superres.pipeline.upscaler import Upscaler
 
 TINY = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
                    prediction_heads=8, head_filter_size=8, conditioning_blocks=1, conditioning_width=4,

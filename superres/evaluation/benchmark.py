@@ -27,8 +27,9 @@ from superres.system.output import figure_png, markdown_table, number_text, prep
 from superres.tasks import faces, translation
 
 if TYPE_CHECKING:
+    from superres.pipeline.base import Pipeline
     from superres.pipeline.translator import Translator
-    from superres.pipeline.upscaler import Pipeline, Upscaler
+    from superres.pipeline.upscaler import Upscaler
 
 Way = DecodeConfig | BeamConfig
 Report = dict[str, Any]

@@ -37,7 +37,7 @@ from superres.decoding.proposers.base import Proposer, accompany
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError
 from superres.evaluation.benchmark import Workload
-from superres.pipeline.upscaler import Pipeline
+from superres.pipeline.base import Pipeline
 from superres.system.machine import machine
 from superres.system.output import markdown_table, number_text, prepare_folder, write_result
 from superres.tasks import translation

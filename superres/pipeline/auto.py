@@ -8,8 +8,9 @@ from typing import Any
 from superres.checkpoint import find_checkpoint, read_config
 from superres.config import DEFAULT_CHECKPOINT
 from superres.errors import CheckpointError
+from superres.pipeline.base import Pipeline
 from superres.pipeline.translator import Translator
-from superres.pipeline.upscaler import Pipeline, Upscaler
+from superres.pipeline.upscaler import Upscaler
 from superres.tasks import faces
 
 PIPELINES: dict[str, type[Pipeline]] = {pipeline.task: pipeline for pipeline in (Upscaler, Translator)}

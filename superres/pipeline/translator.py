@@ -22,7 +22,7 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.upscaler import Pipeline, paced
+from superres.pipeline.base import Pipeline, paced
 from superres.tasks import translation
 
 
