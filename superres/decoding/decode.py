@@ -80,9 +80,9 @@ def iterations(
 ) -> Iterator[BlockwiseLoop]:
     """Decode a batch blockwise, and hand out the loop now and then, to be looked at.
 
-    The loop is handed out first before any iteration, then every `check_interval` iterations, and last when every row
-    is `complete`. It is one and the same object; whoever stops asking has stopped the decoding, and whoever asks for
-    more after the last has given it back: its result must be read before.
+    The loop is handed out first before any token is committed, then every `check_interval` iterations, and last when
+    every row is `complete`. It is one and the same object. Closing the iterator stops the decoding. Asking for more
+    after the last time gives the loop back: its result must be read before.
 
     Args:
         model: the model.
@@ -114,11 +114,12 @@ def iterations(
     first = block_size if adaptive is None else adaptive.choose()
     loop, release = _loop(model, session, options, keys, first, proposer, adaptive is not None)
     interval = check_interval(model.end_token, source.device.type)
+    loop.run(1)  # reads the start of the sequences, and makes the first proposals
     try:
         yield loop
         while not loop.complete:
             loop.run(interval)
-            if adaptive is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 0:
+            if adaptive is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 1:  # the start is one more
                 loop.adapt(adaptive)
             loop.done()
             yield loop
