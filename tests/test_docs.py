@@ -99,6 +99,14 @@ def test_the_names_on_the_page_of_the_api_exist():
         assert hasattr(importlib.import_module(module), attribute), full
 
 
+def test_the_architecture_has_the_layers_that_are_checked():
+    layers = re.search(r"^layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)[1]
+    checked = [(str(number), package) for number, layer in enumerate(layers.splitlines(), 1)
+               for package in re.findall(r"\w+", layer)]
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(), flags=re.MULTILINE)
+    assert rows == checked
+
+
 def test_the_citation_names_this_version():
     assert f"\nversion: {superres.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
