@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test app check clean
+.PHONY: demo test app check docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -19,6 +19,9 @@ check: $(VENV)/.installed-dev
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
+
+docs: $(VENV)/.installed-docs
+	$(VENV)/bin/mkdocs build $(ARGS)
 
 clean:
 	rm -rf $(VENV)

@@ -4,7 +4,7 @@
     superres benchmark text --proposers all --output speed/text
     python scripts/fill_proposers.py speed/images/proposers.json speed/text/proposers.json
 
-The tables stand between the marks `<!-- proposers: TASK -->` and `<!-- end -->` of scripts/proposers.md; what is there
+The tables stand between the marks `<!-- proposers: TASK -->` and `<!-- end -->` of docs/proposers.md; what is there
 is replaced.
 """
 
@@ -22,7 +22,7 @@ from superres.errors import InvalidInputError, SuperresError
 from superres.evaluation.benchmark_proposers import proposers_told, summary_markdown
 from superres.system.output import write_result
 
-PAGE = Path(__file__).with_name("proposers.md")
+PAGE = Path(__file__).parent.parent / "docs" / "proposers.md"
 
 
 def read_report(path: Path) -> dict[str, Any]:

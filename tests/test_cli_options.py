@@ -16,7 +16,7 @@ import typer
 from superres.cli.main import app, run
 
 ROOT = Path(__file__).parent.parent
-TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("scripts/*.md"), *ROOT.glob("checkpoints/*/*.md"),
+TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("checkpoints/*/*.md"),
                 *ROOT.glob(".github/*.md")])
 MODULES = sorted(path for path in (ROOT / "superres").rglob("*.py") if "web" not in path.parts)
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -30,12 +30,13 @@ SAME = {"scripts/upscale.py": "upscale", "scripts/evaluate.py": "evaluate", "scr
 
 PROGRAM = re.compile(r"(^|/)superres$|^app\.py$|^scripts/\w+\.py$")
 
-SECTIONS = {
-    "Run it": ["upscale"], "Many images": ["upscale", "manifest"], "Web demo": ["app.py"],
-    "Translation": ["translate", "evaluate text", "train"], "How acceptance works": ["upscale", "tune"],
-    "Train": ["train", "evaluate images"], "Ask people": ["survey", "app.py"],
+PAGES = {
+    "docs/acceptance.md": ["upscale", "tune"], "docs/engines.md": ["upscale"],
+    "docs/many-images.md": ["upscale", "manifest"],
+    "docs/web-demo.md": ["app.py"], "docs/translation.md": ["translate", "evaluate text", "train"],
+    "docs/training.md": ["train", "evaluate images"], "docs/survey.md": ["survey", "app.py"],
 }
-"""What sections of the README are about, beside the commands whose lines they have."""
+"""What pages are about, beside the commands whose lines they have; other texts may name the options of all."""
 
 SUBJECTS = {"batch/text": ["translate"], "batch": ["upscale"], "survey": ["survey"], "training": ["train"]}
 """What modules with options in their messages are about, by the beginning of their path."""
@@ -124,7 +125,7 @@ def test_an_option_in_a_text_is_one_of_what_its_section_is_about(path):
     everything = ["", "app.py", *(f"scripts/{script.name}" for script in ROOT.glob("scripts/*.py"))]
     for heading, body in zip(["", *parts[1::2]], parts[::2], strict=True):
         named = set(OPTION.findall(body)) - FOREIGN
-        about = SECTIONS.get(heading, everything) if path == ROOT / "README.md" else everything
+        about = PAGES.get(path.relative_to(ROOT).as_posix(), everything)
         assert named <= options_of_all([*about, *map(command_of, command_lines(body))]), heading
 
 

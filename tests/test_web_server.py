@@ -94,8 +94,8 @@ def test_a_batch_gives_a_zip_with_a_manifest_and_names_the_bad_file(client, tmp_
     assert rows == report["rows"]
 
 
-def test_the_readme_s_example_runs(demo, tmp_path, monkeypatch, capsys):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+def test_the_documented_example_runs(demo, tmp_path, monkeypatch, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/web-demo.md").read_text(), re.S)
     example = next(block for block in blocks if "gradio_client" in block)
     assert "http://127.0.0.1:7860" in example
     face = FACES[0].read_bytes()
@@ -104,7 +104,7 @@ def test_the_readme_s_example_runs(demo, tmp_path, monkeypatch, capsys):
         archive.writestr("other.png", face)
     monkeypatch.chdir(tmp_path)
     names = {}
-    exec(example.replace("http://127.0.0.1:7860", demo.url), names)  # noqa: S102 -- our own README
+    exec(example.replace("http://127.0.0.1:7860", demo.url), names)  # noqa: S102 -- our own page
     assert [row["input"] for row in names["batch"]["rows"]] == ["face.png", "other.png"]
     assert capsys.readouterr().out.splitlines()[-1].startswith("True 3072 ")
 

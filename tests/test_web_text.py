@@ -289,10 +289,10 @@ def test_translate_streams_frames_while_it_decodes(client, monkeypatch):
     assert [report["complete"] for report in frames] == [*[False] * (len(frames) - 1), True]
 
 
-def test_the_readme_s_example_of_translation_runs(demo, capsys):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+def test_the_documented_example_of_translation_runs(demo, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/web-demo.md").read_text(), re.S)
     example = next(block for block in blocks if "/translate" in block)
-    exec(example.replace("http://127.0.0.1:7860", demo.url), {})  # noqa: S102 -- our own README
+    exec(example.replace("http://127.0.0.1:7860", demo.url), {})  # noqa: S102 -- our own page
     assert capsys.readouterr().out.splitlines()[-1].startswith("['")
 
 

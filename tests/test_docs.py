@@ -1,0 +1,122 @@
+"""The README and docs/: their code runs, their command lines parse, and the files and names that they give exist."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_cli_options import BLOCK, COMMANDS, command_lines, command_of
+
+import superres
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OTHERS = [*sorted(ROOT.glob(".github/*.md")), ROOT / "SECURITY.md", *sorted(ROOT.glob("checkpoints/*/*.md"))]
+MARK = re.compile(r"<!-- not run: (\w[^\n]*) -->\n(?=```python\n)")
+PYTHON = re.compile(rf"(?:{MARK.pattern})?```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FILE = re.compile(r"`((?:superres|scripts|tests|checkpoints|docs)/[\w./-]+)`")
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def prose(path):
+    return BLOCK.sub("", path.read_text())
+
+
+EXAMPLES = [pytest.param(code, id=f"{name(path)}-{number}") for path in PAGES
+            for number, (reason, code) in enumerate(PYTHON.findall(path.read_text())) if not reason]
+LINES = [pytest.param(words[1:], id=f"{name(path)}: {' '.join(words[1:])}") for path in PAGES
+         for language, block in FENCED.findall(path.read_text()) if language != "python"
+         for words in command_lines(f"```\n{block}```\n") if Path(words[0]).name == "superres"]
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_a_python_block_runs(code, tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "scripts" / "faces", tmp_path / "scripts" / "faces")
+    shutil.copy(ROOT / "scripts" / "faces" / "face-1.png", tmp_path / "face8x8.png")
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})  # noqa: S102 -- our own page
+
+
+def test_the_blocks_that_run_are_found():
+    assert {example.id for example in EXAMPLES} >= {"README.md-0", "docs/api.md-0"}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_a_block_that_does_not_run_says_why(path):
+    text = path.read_text()
+    assert text.count("<!-- not run") == len(MARK.findall(text))
+
+
+@pytest.mark.parametrize("words", LINES)
+def test_a_command_line_in_a_block_parses(words, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    command = command_of(["superres", *words])
+    assert not hasattr(COMMANDS[command], "commands"), f"no command: {words}"
+    COMMANDS[command].make_context(command, words[len(command.split()):])
+
+
+def test_the_readme_is_one_page():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def anchors(path):
+    """Return the anchors of a page's headings, as GitHub and MkDocs make them."""
+    titles = re.findall(r"^#+ (.*)$", prose(path), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", [*PAGES, *OTHERS], ids=name)
+def test_a_link_leads_to_a_file_and_a_heading(path):
+    for link in LINK.findall(prose(path)):
+        if "://" in link:
+            continue
+        place, _, anchor = link.partition("#")
+        target = path.parent / place if place else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("path", [*PAGES, *OTHERS], ids=name)
+def test_a_file_that_a_page_names_exists(path):
+    assert [file for file in FILE.findall(prose(path)) if not (ROOT / file).exists()] == []
+
+
+def test_the_names_on_the_page_of_the_api_exist():
+    names = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(), flags=re.MULTILINE)
+    assert {f"superres.{public}" for public in superres.__all__ if public != "__version__"} <= set(names)
+    for full in names:
+        module, _, attribute = full.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), full
+
+
+def test_the_architecture_has_the_layers_that_are_checked():
+    layers = re.search(r"^layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)[1]
+    checked = [(str(number), package) for number, layer in enumerate(layers.splitlines(), 1)
+               for package in re.findall(r"\w+", layer)]
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(), flags=re.MULTILINE)
+    assert rows == checked
+
+
+def test_the_citation_names_this_version():
+    assert f"\nversion: {superres.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_site_builds_and_loads_nothing_from_other_hosts(tmp_path):
+    pytest.importorskip("material", reason="the extra docs is not installed")
+    built = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
+                           cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    pages = sorted((tmp_path / "site").glob("*.html"))
+    assert {page.stem for page in pages} >= {path.stem for path in PAGES[1:]}
+    for page in pages:
+        assert re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"?(?:https?:)?//[^\s>]*", page.read_text()) == []
