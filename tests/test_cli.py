@@ -211,7 +211,7 @@ def test_help_lists_the_registered_choices(capsys):
 
 
 def test_help_and_usage_errors_come_without_loading_the_network():
-    code = ("import sys; from superres.cli.main import run; assert run(['--help']) == 0; "
+    code = ("import sys; from superres.cli.main import run; assert run(['--help']) == run(['upscale', '-h']) == 0; "
             "assert run(['upscale', 'x', '--output', 'y', '--epsilon', '-1']) == 2; assert 'torch' not in sys.modules")
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 

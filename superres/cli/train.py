@@ -23,7 +23,7 @@ from superres.cli.options import (
     load_translator,
     load_upscaler,
 )
-from superres.config import DEFAULT_CHECKPOINT, FACES, HEAD_LAYERS, PRESETS, BeamConfig
+from superres.config import DECODING, DEFAULT_CHECKPOINT, FACES, HEAD_LAYERS, PRESETS, BeamConfig
 from superres.system.terminal import echo, printable
 from superres.tasks.translation import parse_languages
 from superres.training.settings import HEAD_LOSSES, HEAD_TARGETS, TrainConfig
@@ -81,7 +81,8 @@ TrainLanguages = Annotated[str | None, typer.Option("--languages", metavar="SOUR
                                                     "such as en-de, which is the preset's.", show_default=False)]
 Teacher = Annotated[str | None, typer.Option(metavar="NAME|DIR", help="Learn the distributions of this checkpoint's "
                                              "p1, not the true tokens; so is a draft model made.", show_default=False)]
-TeacherBeam = Annotated[int, typer.Option("--beam", metavar="N", help="Text: hypotheses of the beam search.")]
+TeacherBeam = Annotated[int, typer.Option("--beam", metavar="N", help="Text: hypotheses of beam search per sentence.",
+                                          rich_help_panel=DECODING)]
 Precision = Annotated[str, typer.Option(metavar="[bf16|no]", help="Autocast to bf16, or not.")]
 
 NgramFile = Annotated[Path, typer.Option("--output", metavar="FILE", help="Where to write the counts; named "

@@ -148,8 +148,13 @@ class DecodeConfig(Config):
 
     def __post_init__(self) -> None:
         for name, about in settings_of(type(self)).items():
+            value = getattr(self, name)
             if about.choices:
-                require_choice(name, getattr(self, name), about.choices)
+                require_choice(name, value, about.choices)
+            elif about.kind is bool:
+                require_truth(name, value)
+            elif about.kind is str:
+                require_text(name, "" if value is None else value)
         k = self.block_size
         require_whole("block size", 1 if k is None else k)
         require_whole("budget", self.budget, 0)
@@ -167,10 +172,6 @@ class DecodeConfig(Config):
             value = getattr(self, name)
             require(is_whole(value) and 1 <= value <= LARGEST_BRANCHING,
                     f"{name} must be in 1..{LARGEST_BRANCHING}, not {shown(value)}")
-        require_truth("adaptive", self.adaptive)
-        for name in ("draft", "ngrams"):
-            value = getattr(self, name)
-            require_text(name, "" if value is None else value)
         self._check_sampling()
 
     def _check_epsilon(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 import typing
+from collections import UserDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
@@ -125,7 +126,7 @@ def documented(kind: type[ConfigT]) -> type[ConfigT]:
     return kind
 
 
-class Registry(dict[str, T]):
+class Registry(UserDict[str, T]):
     """Implementations of a setting by the names that users give.
 
     The settings class knows the names alone, so that it need not import what implements them. A name that is registered
@@ -140,8 +141,8 @@ class Registry(dict[str, T]):
         """
         if list(members) != names:
             raise ValueError(f"implementations {', '.join(members)} of the names {', '.join(names)}; make them agree")
-        super().__init__(members)
         self.names = names
+        super().__init__(members)
 
     def __setitem__(self, name: str, member: T) -> None:
         """Register an implementation."""

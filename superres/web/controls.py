@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from typing import Any, TypeVar, cast
 
@@ -86,7 +86,7 @@ def named(handler: Callable[..., T], *names: str) -> Callable[..., T]:
     return handler
 
 
-def options_of(default: DecodeConfig, values: Sequence[Value], task: str = FACES) -> DecodeConfig:
+def options_of(default: DecodeConfig, values: Iterable[Value], task: str = FACES) -> DecodeConfig:
     """Return the decoding settings that the controls' values stand for; they may be anything that JSON can hold.
 
     Args:
@@ -97,8 +97,9 @@ def options_of(default: DecodeConfig, values: Sequence[Value], task: str = FACES
     Raises:
         ConfigError: a value is missing or out of range, or two contradict one another.
     """
-    given = dict(zip(offered(default, task).items(), values, strict=True))
-    return default.changed({name: value_of(name, about, value) for (name, about), value in given.items()})
+    settings = offered(default, task).items()
+    return default.changed({name: value_of(name, about, value)
+                            for (name, about), value in zip(settings, values, strict=True)})
 
 
 def value_of(name: str, about: Setting, value: Value) -> Any:  # noqa: ANN401 -- the type of the setting
