@@ -39,7 +39,7 @@ from superres.config import FACES, DecodeConfig, setting
 class Toy(DecodeConfig):
     """The settings with one more."""
 
-    patience: int = setting(3, "Steps to wait, 0 or more.", "P", tasks=(FACES,))
+    patience: int = setting(3, "Steps to wait, 0 or more.", "P", least=0, tasks=(FACES,))
 
 
 superres.config.DecodeConfig = superres.config.decoding.DecodeConfig = Toy
@@ -60,6 +60,7 @@ upscale = typer.main.get_command(app).commands["upscale"]
 print(decode_config(upscale.make_context("upscale", ["a.png", "--output", "out", "--patience", "7"])))
 print(parse_spec("name=slow,patience=5").settings)
 run(["upscale", "a.png", "--output", "out", "--patience", "long"])
+run(["upscale", "a.png", "--output", "out", "--patience", "-1"])
 assert "torch" not in sys.modules
 '''
 """A setting added in a module of its own, and how the command line and surveys offer it."""
@@ -69,7 +70,7 @@ assert "torch" not in sys.modules
 class Toy(DecodeConfig):
     """The settings with three more, which the demo offers."""
 
-    patience: int = setting(3, "Steps to wait.", control=Control("Patience", 1, 9))
+    patience: int = setting(3, "Steps to wait.", least=1, control=Control("Patience", 9))
     careful: bool = setting(False, "Look twice.", control=Control("Careful", tasks=(FACES, TRANSLATION)))
     fan: int = setting(4, "Ways to go on.", depends_on="accept", control=Control("Fan"))
 
@@ -86,6 +87,7 @@ def test_a_new_field_is_an_option_with_its_help_and_a_key_of_a_survey(tmp_path):
     assert "patience=7" in rest
     assert "{'patience': 5}" in rest
     assert "Invalid value for '--patience'" in made.stderr
+    assert "patience must be at least 0, not -1" in made.stderr
 
 
 def test_a_new_field_with_a_control_is_on_the_page_and_in_its_interface():

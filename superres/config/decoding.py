@@ -12,9 +12,6 @@ from superres.config.checks import (
     is_number,
     is_whole,
     require,
-    require_choice,
-    require_text,
-    require_truth,
     require_whole,
 )
 from superres.config.settings import (
@@ -89,13 +86,13 @@ def parse_temperature(text: str) -> float | tuple[float, ...]:
 class DecodeConfig(Config):
     """How tokens are decoded.
 
-    A field carries all that people read and write of it (see `superres.config.settings`): a new one needs no more than
-    its line here, its check below, and the code where it takes effect.
+    A field says all that people read and write of its setting (see `superres.config.settings`): a new setting needs its
+    field here and the code where it takes effect, and a check below if its range alone does not tell what is valid.
     """
 
     block_size: int | None = setting(
-        None, "Tokens proposed per step; 1 decodes greedily.", "K", unset="all prediction heads",
-        control=Control("Block size", 1, tasks=(FACES, TRANSLATION)))
+        None, "Tokens proposed per step; 1 decodes greedily.", "K", unset="all prediction heads", least=1,
+        control=Control("Block size", tasks=(FACES, TRANSLATION)))
     accept: str = setting(
         "exact", "Criterion that accepts proposals: exact gives the greedy result, the others trade some quality for "
         "speed.", choices=CRITERION_NAMES, control=Control("Acceptance", tasks=(FACES, TRANSLATION)))
@@ -104,32 +101,33 @@ class DecodeConfig(Config):
         "several such as 4,3,2 for distance-by-offset (the last repeats) or distance-by-channel (red, green, blue).",
         "E[,E...]", parse=parse_epsilon, depends_on="accept", tasks=(FACES,), control=Control("Epsilon, grey levels"))
     top_k: int = setting(
-        2, "Rank within which top-k accepts a proposal, 1 or more.", "N", depends_on="accept",
-        control=Control("Top k", 1, 16, tasks=(FACES, TRANSLATION)))
+        2, "Rank within which top-k accepts a proposal, 1 or more.", "N", least=1, depends_on="accept",
+        control=Control("Top k", 16, tasks=(FACES, TRANSLATION)))
     budget: int = setting(
         8, "Largest sum of differences along a block that drift-budget accepts, in grey levels, 0 or more.", "N",
-        depends_on="accept", tasks=(FACES,), control=Control("Budget, grey levels", high=64))
+        least=0, depends_on="accept", tasks=(FACES,), control=Control("Budget, grey levels", 64))
     min_block: int = setting(
-        1, "Tokens accepted per step whatever the criterion says, up to the block size; 1 is off.", "L")
+        1, "Tokens accepted per step whatever the criterion says, up to the block size; 1 is off.", "L", least=1)
     temperature: float | tuple[float, ...] = setting(
         0.0, f"0 decodes greedily, for smooth pictures; from {LEAST_TEMPERATURE:g} on, tokens are sampled (try 0.9). "
         "Pictures also take three values, for red, green and blue.", "T[,T,T]", panel=SAMPLING,
-        parse=parse_temperature, control=Control("Temperature", high=1.5, step=0.05))
-    seed: int = setting(0, "Seed of the sampling noise, 0 to 2**63 - 1.", "S", panel=SAMPLING,
-                        control=Control("Seed"))
+        parse=parse_temperature, control=Control("Temperature", 1.5, 0.05))
+    seed: int = setting(
+        0, "Seed of the sampling noise, 0 to 2**63 - 1.", "S", panel=SAMPLING, least=0, most=2**63 - 1,
+        control=Control("Seed"))
     noise: str = setting(
         "gumbel", "How samples are drawn: gumbel suits all tokens; quantile keeps proposals close to the verifier's "
-        "samples.", panel=SAMPLING, choices=NOISE_NAMES, depends_on="temperature",
-        tasks=(FACES,))
+        "samples.", panel=SAMPLING, choices=NOISE_NAMES, depends_on="temperature", tasks=(FACES,))
     proposer: str = setting("heads", "Source of proposals.", panel=EXPERTS, choices=PROPOSER_NAMES)
     adaptive: bool = setting(
         False, "Choose the fastest block size while decoding, up to the given one. Only exact acceptance gives the "
         "same tokens whatever the block sizes.", panel=EXPERTS)
     window: int = setting(
         10, f"Tokens that lookahead looks ahead in each stage of its Jacobi iteration, 1 to {LARGEST_BRANCHING}. Its "
-        "n-grams have the block size.", "W", panel=EXPERTS, depends_on="proposer")
-    candidates: int = setting(10, f"Most n-grams that lookahead verifies per step, 1 to {LARGEST_BRANCHING}.", "G",
-                              panel=EXPERTS, depends_on="proposer")
+        "n-grams have the block size.", "W", panel=EXPERTS, least=1, most=LARGEST_BRANCHING, depends_on="proposer")
+    candidates: int = setting(
+        10, f"Most n-grams that lookahead verifies per step, 1 to {LARGEST_BRANCHING}.", "G", panel=EXPERTS, least=1,
+        most=LARGEST_BRANCHING, depends_on="proposer")
     draft: str | None = setting(
         None, "Checkpoint of the draft model that the proposer draft asks.", "NAME|DIR", panel=EXPERTS,
         unset="NAME-draft beside --checkpoint NAME, if it is there", depends_on="proposer")
@@ -140,38 +138,23 @@ class DecodeConfig(Config):
         "coupled", "coupled gives the sample of sequential decoding with the same seed; speculative accepts with "
         "min(1, p/q), for another sample of the same distribution.", panel=SAMPLING, choices=SAMPLINGS,
         depends_on="temperature")
-    sample_top_k: int | None = setting(None, "Sample from the N likeliest tokens, 1 or more.", "N", panel=SAMPLING,
-                                       unset="all tokens", depends_on="temperature")
+    sample_top_k: int | None = setting(
+        None, "Sample from the N likeliest tokens, 1 or more.", "N", panel=SAMPLING, least=1, unset="all tokens",
+        depends_on="temperature")
     nucleus: float = setting(
         1.0, "Sample from the likeliest tokens whose probabilities add up to P, above 0; 1 is off.", "P",
         panel=SAMPLING, depends_on="temperature")
 
     def __post_init__(self) -> None:
         for name, about in settings_of(type(self)).items():
-            value = getattr(self, name)
-            if about.choices:
-                require_choice(name, value, about.choices)
-            elif about.kind is bool:
-                require_truth(name, value)
-            elif about.kind is str:
-                require_text(name, "" if value is None else value)
-        k = self.block_size
-        require_whole("block size", 1 if k is None else k)
-        require_whole("budget", self.budget, 0)
-        require_whole("top-k", self.top_k)
-        require_whole("min-block", self.min_block)
-        require_whole("sample-top-k", 1 if self.sample_top_k is None else self.sample_top_k)
+            about.check(name, getattr(self, name))
         self._check_epsilon()
-        require(k is None or self.min_block <= k, f"min-block {self.min_block} is larger than the block size {k}")
+        require(self.block_size is None or self.min_block <= self.block_size,
+                f"min-block {self.min_block} is larger than the block size {self.block_size}")
         require(all(map(is_number, self.temperatures)) and (self.temperature == 0 or (
             len(self.temperatures) in (1, 3) and all(t >= LEAST_TEMPERATURE for t in self.temperatures))),
                 f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}, one number or one a colour, "
                 f"not {shown(self.temperature)}")
-        require(is_whole(self.seed) and 0 <= self.seed < 2**63, f"seed must be in [0, 2**63), not {shown(self.seed)}")
-        for name in ("window", "candidates"):
-            value = getattr(self, name)
-            require(is_whole(value) and 1 <= value <= LARGEST_BRANCHING,
-                    f"{name} must be in 1..{LARGEST_BRANCHING}, not {shown(value)}")
         self._check_sampling()
 
     def _check_epsilon(self) -> None:

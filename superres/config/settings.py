@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, TypeVar
 
-from superres.config.checks import Config, ConfigT, require_choice
+from superres.config.checks import LARGEST, Config, ConfigT, require_choice, require_text, require_truth, require_whole
 from superres.errors import ConfigError, shown
 
 T = TypeVar("T")
@@ -33,14 +33,12 @@ class Control:
 
     Attributes:
         label: the name that visitors read.
-        low: the smallest number.
         high: the largest number of a slider; None makes a field to type in.
         step: the distance between two numbers of a slider.
         tasks: tasks whose tabs have the control.
     """
 
     label: str
-    low: float = 0
     high: float | None = None
     step: float = 1
     tasks: tuple[str, ...] = (FACES,)
@@ -57,6 +55,8 @@ class Setting:
         unset: what the default None stands for.
         choices: names that it takes; a later registration may add some.
         parse: makes the value from text where the type alone does not; it raises ConfigError.
+        least: smallest whole number that it takes; None where a check of its own decides.
+        most: largest whole number.
         depends_on: the setting, "accept", "proposer" or "temperature", whose value tells whether this one is read.
         tasks: tasks that it serves.
         control: how the web demo offers it, if it does.
@@ -69,6 +69,8 @@ class Setting:
     unset: str | None = None
     choices: Sequence[str] = ()
     parse: Callable[[str], Any] | None = None
+    least: int | None = None
+    most: int = LARGEST
     depends_on: str | None = None
     tasks: tuple[str, ...] = (FACES, TRANSLATION)
     control: Control | None = None
@@ -89,18 +91,36 @@ class Setting:
             form = "number" if self.kind is float else "whole number"
             raise ConfigError(f"{name} must be a {form}, not {shown(text)}") from None
 
+    def check(self, name: str, value: object) -> None:
+        """Check what is known of every value of the setting `name`: a choice, a switch, text, or a range.
+
+        Raises:
+            ConfigError: the value is something else.
+        """
+        if self.choices:
+            require_choice(name, value, self.choices)
+        elif value is None and self.unset is not None:
+            return
+        elif self.kind is bool:
+            require_truth(name, value)
+        elif self.kind is str:
+            require_text(name, value)
+        elif self.least is not None:
+            require_whole(name.replace("_", "-"), value, self.least, self.most)
+
 
 def setting(  # noqa: D417 -- `Setting` describes them
     default: T, help: str, metavar: str | None = None, *, panel: str = DECODING, unset: str | None = None,
-    choices: Sequence[str] = (), parse: Callable[[str], Any] | None = None, depends_on: str | None = None,
-    tasks: tuple[str, ...] = (FACES, TRANSLATION), control: Control | None = None,
+    choices: Sequence[str] = (), parse: Callable[[str], Any] | None = None, least: int | None = None,
+    most: int = LARGEST, depends_on: str | None = None, tasks: tuple[str, ...] = (FACES, TRANSLATION),
+    control: Control | None = None,
 ) -> T:
     """Return a field of a settings class; see `Setting`.
 
     Args:
         default: the value where none is given.
     """
-    about = Setting(help, metavar, panel, unset, choices, parse, depends_on, tasks, control)
+    about = Setting(help, metavar, panel, unset, choices, parse, least, most, depends_on, tasks, control)
     return field(default=default, metadata={"setting": about})
 
 

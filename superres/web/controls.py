@@ -60,20 +60,21 @@ def decoding_controls(default: DecodeConfig, heads: int, task: str = FACES) -> l
 def control_of(name: str, about: Setting, default: DecodeConfig, heads: int, task: str) -> gr.components.Component:
     """Lay out the control of one setting; that of the block size cannot be moved where there is one prediction head."""
     control, value = about.control or Control(name), getattr(default, name)
+    low = about.least or 0
     values = value if isinstance(value, tuple) else (value,)
     shown: dict[str, Any] = {
         "label": control.label, "info": about.help,
         "visible": about.depends_on != "accept" or name in CRITERIA[default.accept].settings}
     if name == "block_size":
-        return gr.Slider(control.low, max(heads, 2), value or heads, step=1, interactive=heads > 1, **shown)
+        return gr.Slider(low, max(heads, 2), value or heads, step=1, interactive=heads > 1, **shown)
     if about.choices:
         return gr.Dropdown(choices_for(name, task), value=value, filterable=False, **shown)
     if about.kind is bool:
         return gr.Checkbox(value, **shown)
     if control.high is not None:
-        return gr.Slider(control.low, control.high, max(values), step=control.step, **shown)
+        return gr.Slider(low, control.high, max(values), step=control.step, **shown)
     if about.kind in (int, float) and about.parse is None:
-        return gr.Number(value, minimum=control.low, precision=0 if about.kind is int else None, **shown)
+        return gr.Number(value, minimum=low, precision=0 if about.kind is int else None, **shown)
     return gr.Textbox(",".join(map(str, values)), max_lines=1, **shown)
 
 
