@@ -324,6 +324,6 @@ def test_the_command_line_translates_and_refuses_sizes_in_one_line(tmp_path, cap
     for option, message in (("--window", "window must be at least 1, not 0"),
                             ("--candidates", "candidates must be at least 1, not 0")):
         assert run([*words, "--proposer", "lookahead", option, "0"]) == 2
-        assert capsys.readouterr().err == f"superres: {message}\n"
+        assert capsys.readouterr().err == f"superres: {message}; give a whole number up to 128\n"
     assert run([*words, "--proposer", "lookahead", "--window", "30"]) == 2
     assert "window 30 and n-grams of 4 look 32 tokens ahead" in capsys.readouterr().err
