@@ -24,7 +24,7 @@ import typer
 from torch.profiler import ProfilerActivity, profile
 
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import iterations
+from superres.decoding.decode import iterations
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import SuperresError
 from superres.nn.engines.cuda_graph import GraphModel

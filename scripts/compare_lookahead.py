@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from superres import DecodeConfig, SuperresError
 from superres.config import DEFAULT_TRANSLATOR
-from superres.decoding.proposers.lookahead.loop import Layout
+from superres.decoding.proposers.lookahead.decoding import Layout
 from superres.decoding.proposers.lookahead.parallel import Processes
 from superres.errors import ConfigError
 from superres.pipeline.translator import Translator

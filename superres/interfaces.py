@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
-
-from superres.config import DecodeConfig
 
 
 class Choose(Protocol):
@@ -182,6 +180,11 @@ class Peers(Protocol):
         ...
 
 
+Rule: TypeAlias = tuple[Literal["distance", "rank"], int]
+"""A criterion as data: which proposals pass. ("distance", e): |proposal - p1's choice| is at most e, in grey levels; e
+is 0 for exact acceptance. ("rank", n): the proposal is among the n tokens that p1 scores best."""
+
+
 @dataclass(frozen=True)
 class LoopState:
     """The memory of the decoder's loop and its settings: all that whole iterations need besides a session.
@@ -192,7 +195,8 @@ class LoopState:
         store: committed tokens from column 1 on, int64 [B, 1 + T + W].
         proposals: pending ones, int64 [B, W], of which as many count as the session's steps are wide.
         block_size: k.
-        options: of decoding.
+        min_block: l, tokens accepted per step whatever the rule says.
+        rule: which proposals pass.
         end_token: as in `ScoringModel`.
     """
 
@@ -201,7 +205,8 @@ class LoopState:
     store: Tensor
     proposals: Tensor
     block_size: int
-    options: DecodeConfig
+    min_block: int
+    rule: Rule
     end_token: int | None
 
 

@@ -15,7 +15,7 @@ from fakes import VARIANTS, random_model, random_tokens
 from textual import CONFIG, wordy
 
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.decoding.proposers.lookahead.parallel import Processes
 from superres.nn.engines.torch_model import StepModel
 

@@ -15,8 +15,8 @@ from stepping import check_steps
 
 from superres.config import DecodeConfig
 from superres.decoding.block_size import PATIENCE, AdaptiveBlockSize
-from superres.decoding.blockwise import DONE_CHECK_INTERVAL, decode
 from superres.decoding.cost import measured_costs
+from superres.decoding.decode import DONE_CHECK_INTERVAL, decode
 from superres.decoding.reference import sequential_reference
 from superres.errors import ConfigError
 from superres.nn.engines.native import build
@@ -51,7 +51,7 @@ def test_native_steps_of_changing_width_equal_the_uncached_network(name, seed):
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8}], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("seed", range(4))
 def test_exact_blocks_of_changing_size_are_what_one_token_at_a_time_gives(seed, options, monkeypatch):
-    monkeypatch.setattr("superres.decoding.blockwise.DONE_CHECK_INTERVAL", 2)
+    monkeypatch.setattr("superres.decoding.decode.DONE_CHECK_INTERVAL", 2)
     model = StepModel(random_model(SMALL, seed))
     source = random_tokens(SMALL, 2, seed)[0]
     sizes = Restless(HEADS, seed)

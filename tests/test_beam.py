@@ -13,7 +13,7 @@ from textual import CONFIG, wordy
 
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.beam import beam_search, beam_steps
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.errors import ConfigError
 from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel

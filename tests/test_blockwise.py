@@ -23,10 +23,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superres.config import PRESETS, DecodeConfig
-from superres.decoding import blockwise
+from superres.decoding import decode as decode_module
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.blockwise import check_options, decode
-from superres.decoding.loop import BlockwiseLoop, accepted_length
+from superres.decoding.blockwise import BlockwiseDecoding, accepted_length
+from superres.decoding.decode import check_options, decode
+from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.noise import NOISES
 from superres.decoding.proposers.base import accompany
 from superres.decoding.reference import separate_reference, sequential_reference
@@ -203,21 +204,21 @@ def test_exact_equals_greedy_whatever_is_proposed(proposer, temperature, block_s
 
 
 def test_proposing_first_is_noticed_when_the_loop_trusts_the_proposer_with_it(monkeypatch):
-    plain = BlockwiseLoop._predict
+    plain = BlockwiseDecoding.propose
 
-    def careless(loop, output, index):
-        proposals = torch.cat(plain(loop, output, index), dim=1)
-        return [proposals[:, 1:2], proposals[:, 1:]]
+    def careless(decoding, state, *arguments):
+        plain(decoding, state, *arguments)
+        state.proposals[:, 0] = state.proposals[:, 1]
 
     check_exact("base aids", DecodeConfig(block_size=3))
-    monkeypatch.setattr(BlockwiseLoop, "_predict", careless)
+    monkeypatch.setattr(BlockwiseDecoding, "propose", careless)
     with pytest.raises(AssertionError):
         check_exact("base aids", DecodeConfig(block_size=3))
 
 
 def test_moving_on_by_the_whole_block_is_noticed(monkeypatch):
     whole = lambda passed, minimum, room: room.clamp(max=passed.shape[1] + 1)  # noqa: E731
-    monkeypatch.setattr("superres.decoding.loop.accepted_length", whole)
+    monkeypatch.setattr("superres.decoding.blockwise.accepted_length", whole)
     with pytest.raises(AssertionError):
         check_exact("base aids", DecodeConfig(block_size=3))
 
@@ -307,11 +308,11 @@ def finish(model, source, block_size, width=None):
     options = DecodeConfig(block_size=block_size)
     session = model.session(source, width or block_size)
     loop = BlockwiseLoop(model, session, options, torch.arange(len(source)), block_size)
-    before = loop.position.clone()
+    before = loop.state.position.clone()
     while not loop.done():
         loop.iterate()
-        assert bool(((loop.position > before) | (before >= loop.limit)).all())
-        before = loop.position.clone()
+        assert bool(((loop.state.position > before) | (before >= loop.state.limit)).all())
+        before = loop.state.position.clone()
     return loop.result(), session.calls
 
 
@@ -374,12 +375,13 @@ def test_decode_looks_past_the_end_no_further_than_its_polling_interval():
     model.session = lambda *args: sessions.append(plain(model, *args)) or sessions[-1]
     seen = []
     decode(model, source, DecodeConfig(block_size=2), progress=lambda done, of: seen.append((done, of)))
-    assert sessions[0].calls <= 1 + 12 + blockwise.DONE_CHECK_INTERVAL
+    assert sessions[0].calls <= 1 + 12 + decode_module.DONE_CHECK_INTERVAL
     assert seen[0] == (0, LENGTH)
 
 
 def test_the_done_flag_is_looked_at_oftener_where_rows_may_end_at_any_time():
-    intervals = [blockwise.check_interval(*case) for case in ((None, "cpu"), (None, "cuda"), (1, "cuda"), (1, "cpu"))]
+    cases = (None, "cpu"), (None, "cuda"), (1, "cuda"), (1, "cpu")
+    intervals = [decode_module.check_interval(*case) for case in cases]
     assert intervals == [16, 16, 4, 1]
 
 
@@ -405,7 +407,7 @@ def test_iterating_reads_nothing_from_the_device(variant, accept, proposer, temp
             patch.setattr(torch.Tensor, name, refuse)
         for _ in range(3):
             loop.iterate()
-    assert bool((loop.position > 0).all())
+    assert bool((loop.state.position > 0).all())
 
 
 @pytest.mark.parametrize("proposer", CHAINS)

@@ -17,7 +17,7 @@ from PIL import Image
 
 from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.blockwise import check_options
+from superres.decoding.decode import check_options
 from superres.evaluation.comparison import (
     ACCEPTANCE,
     GREEDY,

@@ -16,7 +16,7 @@ import torch
 from fakes import SMALL, random_model, random_tokens
 
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.nn.engines import step_model
 from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel

@@ -12,7 +12,7 @@ import torch
 from fakes import VARIANTS, random_model, random_tokens
 
 from superres.config import PRESETS, BeamConfig, DecodeConfig, ModelConfig, QualityBound
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.errors import ConfigError
 from superres.nn.engines import step_model
 from superres.training.settings import TrainConfig

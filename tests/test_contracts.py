@@ -12,7 +12,7 @@ from textual import vocabulary
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import InvalidInputError
 from superres.nn.engines import step_model

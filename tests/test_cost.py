@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from test_speculative import VERIFIER, MarkovModel, speculative
 
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import decode
 from superres.decoding.cost import (
     acceptance_rate,
     best_gamma,
@@ -22,6 +21,7 @@ from superres.decoding.cost import (
     mean_overlap,
     operations_factor,
 )
+from superres.decoding.decode import decode
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers.base import accompany
 from superres.decoding.proposers.draft import DraftProposer

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from superres.config import DecodeConfig
 from superres.decoding.batching import RefilledDecoder, Waiting
-from superres.decoding.blockwise import decode, iterations
+from superres.decoding.decode import decode, iterations
 from superres.nn.engines import step_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")]

@@ -18,9 +18,9 @@ from superres.config import DecodeConfig
 from superres.decoding import graph_cache
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.batching import RefilledDecoder, Waiting
-from superres.decoding.blockwise import decode, iterations
+from superres.decoding.blockwise import BlockwiseDecoding
 from superres.decoding.cost import measured_costs
-from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.decode import decode, iterations
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 from superres.nn.engines import step_model
@@ -96,7 +96,7 @@ def test_rows_end_at_their_end_tokens(variant, end_token):
     *((seed, {"temperature": 0.8, "sampling": "speculative"}) for seed in (3, 4, 5)),
 ])
 def test_block_sizes_change_between_captures(seed, sampling, monkeypatch):
-    monkeypatch.setattr("superres.decoding.blockwise.DONE_CHECK_INTERVAL", 3)
+    monkeypatch.setattr("superres.decoding.decode.DONE_CHECK_INTERVAL", 3)
     plain, graph = pair()
     # A loop that begins anew changes its block size an iteration later, and with it what speculative sampling draws.
     for turn in range(1 if "sampling" in sampling else 2):
@@ -168,18 +168,19 @@ def test_nothing_moves_from_one_iteration_to_the_next(way):
 @torch.inference_mode()
 def test_a_tensor_that_moves_is_noticed(monkeypatch):
     plain, graph = pair()
-    real = BlockwiseLoop._iterate
+    real = BlockwiseDecoding.iterate
 
-    def moving(loop):
-        old, start = loop.position, loop.position.clone()
-        real(loop)
-        loop.position = old.clone()
+    def moving(decoding, state):
+        old, start = state.position, state.position.clone()
+        made = real(decoding, state)
+        state.position = old.clone()
+        state.place = state.position.unsqueeze(1)
         old.copy_(start)
-        loop._see()
+        return made
 
     source = random_tokens(CONFIG, 1)[0]
     expected = decode(plain, source, DecodeConfig())
-    monkeypatch.setattr(BlockwiseLoop, "_iterate", moving)
+    monkeypatch.setattr(BlockwiseDecoding, "iterate", moving)
     loop = next(iterations(graph, source, DecodeConfig()))
     loop.run(48)
     with pytest.raises(AssertionError):
@@ -188,8 +189,14 @@ def test_a_tensor_that_moves_is_noticed(monkeypatch):
 
 def test_a_read_of_the_host_is_noticed(monkeypatch):
     _, graph = pair()
-    real = BlockwiseLoop._iterate
-    monkeypatch.setattr(BlockwiseLoop, "_iterate", lambda loop: (real(loop), bool(loop.position.sum() < 0)))
+    real = BlockwiseDecoding.iterate
+
+    def reading(decoding, state):
+        made = real(decoding, state)
+        assert bool(state.position.sum() >= 0)
+        return made
+
+    monkeypatch.setattr(BlockwiseDecoding, "iterate", reading)
     with pytest.raises(AssertionError, match="reads from the device"):
         decode(graph, random_tokens(CONFIG, ROWS)[0], DecodeConfig())
 
@@ -256,9 +263,9 @@ def test_the_oldest_loops_make_room(monkeypatch):
     _, graph = pair()
     for rows, block_size in ((2, 1), (2, 2), (3, 1), (7, 1)):
         decode(graph, random_tokens(CONFIG, rows)[0], DecodeConfig(block_size=block_size))
-    assert [len(loop.position) for loop in graph.replaying.kept.values()] == [7]
+    assert [len(loop.state.position) for loop in graph.replaying.kept.values()] == [7]
     decode(graph, random_tokens(CONFIG, 2)[0], DecodeConfig(block_size=1))
-    assert [len(loop.position) for loop in graph.replaying.kept.values()] == [2]
+    assert [len(loop.state.position) for loop in graph.replaying.kept.values()] == [2]
 
 
 def test_costs_of_replayed_iterations_are_measured():

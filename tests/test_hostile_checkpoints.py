@@ -35,7 +35,7 @@ from superres.cli.main import run
 from superres.config import BeamConfig, DecodeConfig, ModelConfig
 from superres.decoding.batching import RefilledDecoder, Waiting
 from superres.decoding.beam import beam_search
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.decoding.finite import require_finite
 from superres.decoding.proposers.ngrams import NgramTable
 from superres.decoding.reference import separate_reference, sequential_reference

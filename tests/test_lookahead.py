@@ -16,10 +16,11 @@ from textual import CONFIG, wordy, write_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.blockwise import check_options, decode, iterations
+from superres.decoding.blockwise import BlockwiseDecoding
+from superres.decoding.decode import check_options, decode, iterations
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.lookahead.loop import Layout, LookaheadLoop
+from superres.decoding.proposers.lookahead.decoding import Layout, LookaheadDecoding
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.reference import sequential_reference
 from superres.decoding.trace import mean_accepted_block_size
@@ -127,7 +128,7 @@ class Hostile(NgramPool):
     def find(self, first, most):
         shape = len(first), most, self.grams.shape[2] - 1
         tokens = torch.randint(2, 6, shape, generator=self.generator)
-        place = self.loop.position.unsqueeze(1) + 1 + torch.arange(shape[2])
+        place = self.state.position.unsqueeze(1) + 1 + torch.arange(shape[2])
         right = self.result.gather(1, place.clamp(max=self.result.shape[1] - 1))
         if self.kind != "random":
             tokens[:, -1] = right
@@ -141,15 +142,15 @@ class Hostile(NgramPool):
 
 def with_pool(pool, model, source, options, monkeypatch):
     """Decode with `pool` in the place of a pool."""
-    plain = LookaheadLoop._next
+    plain = LookaheadDecoding._next
 
-    def watched(loop, *arguments):
-        pool.loop = loop
-        return plain(loop, *arguments)
+    def watched(decoding, state, *arguments):
+        pool.state = state
+        return plain(decoding, state, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("superres.decoding.proposers.lookahead.loop.NgramPool", pool)
-        patch.setattr(LookaheadLoop, "_next", watched)
+        patch.setattr("superres.decoding.proposers.lookahead.decoding.NgramPool", pool)
+        patch.setattr(LookaheadDecoding, "_next", watched)
         return decode(model, source, options)
 
 
@@ -177,20 +178,21 @@ class Empty(NgramPool):
 
 def check_width_matched(model, source, options, monkeypatch):
     """Compare with greedy decoding by the same steps, every bit of the scores that chose a token included."""
-    chosen, plain = {}, LookaheadLoop._judge
+    chosen, plain = {}, LookaheadDecoding._judge
 
-    def watched(loop, scores, start):
-        best, accepted, first = plain(loop, scores, start)
-        for row, place in enumerate(start.tolist()):
+    def watched(decoding, state, scores):
+        best, accepted, first = plain(decoding, state, scores)
+        for row, place in enumerate(state.position.tolist()):
             for offset in range(int(accepted[row])):
-                if -1 <= place < loop.limit[row] - offset - 1:
-                    chosen.setdefault((row, place + offset), []).append(scores[row, loop.paths[best[row], offset]])
+                if -1 <= place < state.limit[row] - offset - 1:
+                    path = decoding.paths[best[row], offset]
+                    chosen.setdefault((row, place + offset), []).append(scores[row, path])
         return best, accepted, first
 
-    monkeypatch.setattr(LookaheadLoop, "_judge", watched)
+    monkeypatch.setattr(LookaheadDecoding, "_judge", watched)
     blocks = decode(model, source, options)
     with monkeypatch.context() as patch:
-        patch.setattr("superres.decoding.proposers.lookahead.loop.NgramPool", Empty)
+        patch.setattr("superres.decoding.proposers.lookahead.decoding.NgramPool", Empty)
         alone = decode(model, source, options)
     assert torch.equal(blocks.tokens, alone.tokens)
     assert all(trace.mean_accepted_block_size == 1 for trace in alone.traces)
@@ -260,8 +262,9 @@ def test_iterating_reads_nothing_from_the_device():
     model = StepModel(random_model(SMALL).to("meta"), end_token=1)
     source = torch.zeros(ROWS, SMALL.source_length, dtype=torch.int64, device="meta")
     for options in (replace(LOOKAHEAD, temperature=0.9), replace(LOOKAHEAD, temperature=0.9, sampling="speculative")):
-        session = LookaheadLoop.open_session(model, source, options, 3)
-        loop = LookaheadLoop(model, session, options, torch.zeros(ROWS, dtype=torch.int64, device="meta"), 3)
+        session = LookaheadDecoding.open_session(model, source, options, 3)
+        loop = BlockwiseLoop(model, session, options, torch.zeros(ROWS, dtype=torch.int64, device="meta"), 3)
+        assert type(loop.decoding) is LookaheadDecoding
         loop.iterate()
         with pytest.raises((RuntimeError, NotImplementedError)):
             loop.done()
@@ -270,7 +273,7 @@ def test_iterating_reads_nothing_from_the_device():
 def test_block_size_1_is_greedy_decoding_by_a_loop_without_branches():
     model, source = small("plain")
     loop = next(iterations(model, source, replace(LOOKAHEAD, block_size=1)))
-    assert type(loop) is BlockwiseLoop
+    assert type(loop.decoding) is BlockwiseDecoding
     assert loop.session.width == 1
 
 

@@ -9,8 +9,8 @@ import torch
 from test_speculative import FILTERS, LENGTH, ROWS, VOCABULARY, MarkovModel, MarkovSession, joint, statistic
 
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import decode
-from superres.decoding.proposers.lookahead import loop, sampling
+from superres.decoding.decode import decode
+from superres.decoding.proposers.lookahead import decoding, sampling
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.sampling import verify_candidates
 from superres.interfaces import StepOutput, Tree
@@ -46,7 +46,7 @@ MODEL = Markov(0)
 @pytest.fixture(autouse=True)
 def _small_pools(monkeypatch):
     """Thousands of rows with full-sized pools would take gigabytes."""
-    monkeypatch.setattr(loop, "CAPACITY", 8)
+    monkeypatch.setattr(decoding, "CAPACITY", 8)
 
 
 class Crowded(NgramPool):
@@ -64,7 +64,7 @@ def sampled(options):
 
 @pytest.mark.parametrize(("filters", "pool"), [("plain", NgramPool), *((filters, Crowded) for filters in FILTERS)])
 def test_samples_have_the_distribution_of_direct_sampling(filters, pool, monkeypatch):
-    monkeypatch.setattr(loop, "NgramPool", pool)
+    monkeypatch.setattr(decoding, "NgramPool", pool)
     options = DecodeConfig(**{**LOOKAHEAD.to_dict(), **FILTERS[filters]})
     decoded = sampled(options)
     assert decoded.tokens.shape == (ROWS, LENGTH)
@@ -83,14 +83,14 @@ def one_number_for_all(distribution, candidates, known, verdict, committed):
 
 BROKEN = {
     "a rejected token stays in p": (sampling, "without", lambda p, tokens, tried: p),
-    "every candidate passes": (loop, "verify_candidates", always),
-    "the verdict's number draws the token, too": (loop, "verify_candidates", one_number_for_all),
+    "every candidate passes": (decoding, "verify_candidates", always),
+    "the verdict's number draws the token, too": (decoding, "verify_candidates", one_number_for_all),
 }
 
 
 @pytest.mark.parametrize("rule", BROKEN)
 def test_a_broken_rule_is_noticed(rule, monkeypatch):
-    monkeypatch.setattr(loop, "NgramPool", Crowded)
+    monkeypatch.setattr(decoding, "NgramPool", Crowded)
     monkeypatch.setattr(*BROKEN[rule])
     assert statistic(sampled(LOOKAHEAD).tokens, joint(LOOKAHEAD, MODEL)) > 1
 

@@ -9,7 +9,7 @@ import torch
 from fakes import SMALL, VARIANTS, random_model, random_tokens
 
 from superres.config import HEAD_LAYERS, PRESETS, DecodeConfig
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.image_priors import neighbour_table
 from superres.nn.likelihood import bits_per_dim

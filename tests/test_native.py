@@ -12,9 +12,8 @@ from fakes import SMALL, VARIANTS, Restless, random_model, random_tokens
 from stepping import check_steps
 
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.errors import ScoresError
-from superres.interfaces import LoopState
 from superres.nn.engines import step_model
 from superres.nn.engines.native import build
 from superres.nn.engines.native import session as native
@@ -156,7 +155,7 @@ def test_rows_that_do_their_iterations_apart_do_what_they_do_together(variant, t
         model = model_of(config, end_token=end_token, threads=threads)
         for options in (DecodeConfig(), DecodeConfig(accept="top-k", top_k=2)):
             with monkeypatch.context() as patch:  # rows end in the midst of a call
-                patch.setattr("superres.decoding.blockwise.check_interval", lambda *arguments: 5)
+                patch.setattr("superres.decoding.decode.check_interval", lambda *arguments: 5)
                 apart = decode(model, source, options)
             with monkeypatch.context() as patch:
                 patch.setattr(native.NativeSession, "iterations", lambda *arguments: None)
@@ -166,7 +165,7 @@ def test_rows_that_do_their_iterations_apart_do_what_they_do_together(variant, t
 @pytest.mark.parametrize("end_token", [None, 3])
 @pytest.mark.parametrize("variant", ["base aids", "text"])
 def test_whole_iterations_change_the_block_size_as_the_loop_does(variant, end_token, monkeypatch):
-    monkeypatch.setattr("superres.decoding.blockwise.DONE_CHECK_INTERVAL", 3)
+    monkeypatch.setattr("superres.decoding.decode.DONE_CHECK_INTERVAL", 3)
     model, source = model_of(KNOWN[variant], end_token=end_token), random_tokens(KNOWN[variant], 3)[0]
     for seed in range(3):
         sizes = [Restless(5, seed) for _ in range(2)]
@@ -198,11 +197,14 @@ def test_the_best_of_many_words_is_found_however_close_the_next(variant, apart, 
     DecodeConfig(temperature=0.5), DecodeConfig(proposer="left"), DecodeConfig(accept="drift-budget", epsilon=1),
     DecodeConfig(accept="distance-by-offset", epsilon=(1, 2)),
 ])
-def test_iterations_that_the_code_does_not_know_are_left_to_the_loop(options):
-    model = model_of(KNOWN["sequential heads"])
-    session = model.session(random_tokens(KNOWN["sequential heads"], 1)[0], 3)
-    empty = torch.zeros(1, 3, dtype=torch.int64)
-    assert session.iterations(LoopState(empty[0, :1], empty[0, :1], empty, empty, 3, options, None)) is None
+def test_iterations_that_the_code_does_not_know_are_left_to_the_loop(options, monkeypatch):
+    model, source = model_of(KNOWN["sequential heads"]), random_tokens(KNOWN["sequential heads"], 1)[0]
+    asked = []
+    monkeypatch.setattr(native.NativeSession, "iterations", lambda session, state: asked.append(state))
+    decode(model, source, replace(options, block_size=3))
+    assert not asked
+    decode(model, source, DecodeConfig(block_size=3))
+    assert asked
 
 
 def test_bfloat16_weights_score_nearly_alike():

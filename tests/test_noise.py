@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import check_options
+from superres.decoding.decode import check_options
 from superres.decoding.noise import NOISES, GumbelNoise, mix
 from superres.decoding.sampling import Chooser
 from superres.errors import ConfigError

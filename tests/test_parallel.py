@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import decode
-from superres.decoding.proposers.lookahead.loop import Layout, share
+from superres.decoding.decode import decode
+from superres.decoding.proposers.lookahead.decoding import Layout, share
 from superres.errors import ConfigError
 
 HERE = Path(__file__).parent

@@ -140,7 +140,7 @@ def test_a_stream_that_nobody_asks_decodes_nothing(upscaler, sources, monkeypatc
 
     def counted(*arguments, **keywords):
         for loop in step(*arguments, **keywords):
-            calls.append(int(loop.position[0]))
+            calls.append(int(loop.state.position[0]))
             yield loop
 
     monkeypatch.setattr(pipeline, "iterations", counted)

@@ -9,7 +9,7 @@ import torch
 from fakes import SMALL, VARIANTS, draft_of, ngrams_of, proposer_for, random_model, random_tokens
 
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import DEFAULT_BLOCK_SIZE, check_options, decode
+from superres.decoding.decode import DEFAULT_BLOCK_SIZE, check_options, decode
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 from superres.nn.engines.torch_model import StepModel

@@ -18,8 +18,8 @@ from scripts.fill_proposers import PAGE, fill, read_report
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
-from superres.decoding.blockwise import decode
 from superres.decoding.cost import expected_tokens
+from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.ngrams import NgramTable, Numbering, count_ngrams
 from superres.errors import CheckpointError, ConfigError, InvalidInputError

@@ -11,7 +11,7 @@ from fakes import SMALL, VARIANTS, Restless, ScriptedModel, proposer_for, random
 
 from superres.config import DecodeConfig
 from superres.decoding.batching import RefilledDecoder, Waiting
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel
 from superres.nn.engines.torch_model import StepModel
@@ -189,6 +189,8 @@ def test_what_is_under_way_is_known_when_decoding_fails():
     feed = ScriptedFeed([Waiting(one, 0, tag) for tag, one in enumerate(source)])
     decoder = RefilledDecoder(model, feed, DecodeConfig(), 3)
     steps = decoder.run()
+    next(steps)  # reads the start of the sequences
+    assert decoder.tokens_under_way == 0
     next(steps)
     assert [waiting.tag for waiting in decoder.under_way] == [0, 1, 2]
     assert 3 <= decoder.tokens_under_way <= 15

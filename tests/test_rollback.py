@@ -59,10 +59,10 @@ class Decoding:
             if number == count - 3:
                 self.shrink()
             self.loop.iterate()
-            for row, place in enumerate(self.loop.position.tolist()):
+            for row, place in enumerate(self.loop.state.position.tolist()):
                 if place + self.block_size < self.model.length:
-                    first, *proposals = self.loop.proposals[row, : self.block_size].tolist()
-                    yield row, self.loop.tokens[row, :place].tolist(), first, proposals
+                    first, *proposals = self.loop.state.proposals[row, : self.block_size].tolist()
+                    yield row, self.loop.state.tokens[row, :place].tolist(), first, proposals
 
     def restart(self):
         row, new = (int(torch.randint(size, (), generator=self.generator)) for size in (len(self.source), 9))

@@ -18,7 +18,7 @@ from superres.config import LEAST_TEMPERATURE, DecodeConfig
 from superres.decoding import sampling
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.batching import RefilledDecoder, Waiting
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.sampling import SpeculativeChoice, filtered

@@ -15,7 +15,7 @@ from fakes import random_model, random_tokens
 from test_native import KNOWN
 
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel
 from superres.system.machine import TorchThreads, core_quota, usable_cores
@@ -29,7 +29,7 @@ sys.path.insert(0, {tests!r})
 from fakes import random_model, random_tokens
 from test_native import KNOWN
 from superres.config import DecodeConfig
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.nn.engines.native.session import NativeModel
 
 torch.set_num_threads(2)

@@ -14,12 +14,16 @@ from superres.config import CRITERION_NAMES, DecodeConfig, Registry, require
 if TYPE_CHECKING:  # the command line lists the criteria in its help, which must not wait for torch
     from torch import Tensor
 
+    from superres.interfaces import Rule
+
 
 class Criterion(Protocol):
     """Judges proposed tokens against the verifier's scores."""
 
     settings: ClassVar[tuple[str, ...]]
     """Names of the fields of `DecodeConfig` that it reads."""
+    rule: Rule | None
+    """The same as data, for engines that do whole iterations; None where it cannot be said so."""
 
     def __init__(self, options: DecodeConfig) -> None:
         """Take the `settings` from `options`.
@@ -74,6 +78,7 @@ class Exact:
     """Accept what the verifier itself would have chosen (section 3)."""
 
     settings: ClassVar[tuple[str, ...]] = ()
+    rule: Rule | None = ("distance", 0)
 
     def __init__(self, options: DecodeConfig) -> None:
         """See `Criterion`."""
@@ -91,6 +96,7 @@ class Distance:
     def __init__(self, options: DecodeConfig) -> None:
         """See `Criterion`."""
         self.epsilon = one_epsilon(options, "distance")
+        self.rule: Rule | None = ("distance", self.epsilon)
 
     def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
         """See `Criterion.accept`."""
@@ -101,6 +107,7 @@ class DistanceByOffset:
     """Distance with an epsilon for each offset: the first for proposal 2, the next for proposal 3; the last repeats."""
 
     settings: ClassVar[tuple[str, ...]] = ("epsilon",)
+    rule: Rule | None = None
 
     def __init__(self, options: DecodeConfig) -> None:
         """See `Criterion`."""
@@ -119,6 +126,7 @@ class DistanceByChannel:
     """Distance with an epsilon for each colour channel: red, green, blue."""
 
     settings: ClassVar[tuple[str, ...]] = ("epsilon",)
+    rule: Rule | None = None
 
     def __init__(self, options: DecodeConfig) -> None:
         """See `Criterion`."""
@@ -139,6 +147,7 @@ class DriftBudget:
     """Distance whose differences, summed along the block up to the token, are at most the budget as well."""
 
     settings: ClassVar[tuple[str, ...]] = ("epsilon", "budget")
+    rule: Rule | None = None
 
     def __init__(self, options: DecodeConfig) -> None:
         """See `Criterion`."""
@@ -159,6 +168,7 @@ class TopK:
     def __init__(self, options: DecodeConfig) -> None:
         """See `Criterion`."""
         self.k = options.top_k
+        self.rule: Rule | None = ("rank", self.k)
 
     def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
         """See `Criterion.accept`."""

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.block_size import AdaptiveBlockSize
-from superres.decoding.blockwise import DONE_CHECK_INTERVAL, check_interval, check_options, loop_type
-from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.blockwise import BlockwiseDecoding
+from superres.decoding.decode import DONE_CHECK_INTERVAL, check_interval, check_options
+from superres.decoding.loop import BlockwiseLoop, decoding_type
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer, accompany
@@ -113,7 +114,7 @@ class RefilledDecoder:
     _block_size: int = 0
     _rows: list[_Row | None] = field(default_factory=list)
     _more: bool = True
-    _kind: type[BlockwiseLoop] = BlockwiseLoop
+    _kind: type[BlockwiseDecoding] = BlockwiseDecoding
     _any_source: Sources = None  # one that is encoded, whichever: of what sessions are made that adopt all their rows
 
     @property
@@ -167,14 +168,14 @@ class RefilledDecoder:
         """Return a loop over the first sequences."""
         everyone = torch.arange(len(first), device=first[0].source.device)
         keys = noise_keys([waiting.key for waiting in first], len(first), everyone.device)
-        self._kind = loop_type(proposer, self._block_size)
+        self._kind = decoding_type(proposer, self._block_size)
         groups = self._encoded(first, everyone)
         head = next(groups)
         session = self._empty(everyone)
         for rows, fresh, chosen in chain([head], groups):
             session.adopt(rows, fresh, chosen)
         block_size = self._block_size if sizes is None else sizes.choose()
-        return self._kind(self.model, session, self.options, keys, block_size, proposer, fitted=sizes is not None)
+        return BlockwiseLoop(self.model, session, self.options, keys, block_size, proposer, fitted=sizes is not None)
 
     def _session(self, sources: Sources) -> Session:
         return self._kind.open_session(self.model, sources, self.options, self._block_size)
@@ -202,8 +203,8 @@ class RefilledDecoder:
     def _harvest(self, loop: BlockwiseLoop) -> list[Finished]:
         """Take out the rows that are complete, and count the tokens of the others."""
         loop.check_scores()
-        position = loop.position.tolist()
-        complete = (loop.position >= loop.limit).tolist()
+        position = loop.state.position.tolist()
+        complete = (loop.state.position >= loop.state.limit).tolist()
         self.tokens_under_way = sum(
             max(tokens, 0) for row, tokens, done in zip(self._rows, position, complete, strict=True)
             if row is not None and not done
@@ -214,7 +215,7 @@ class RefilledDecoder:
         finished = []
         for number, row, trace in zip(numbers, rows, traces, strict=True):
             if row is not None:
-                tokens = loop.tokens[number].cpu().clone()[: self.model.length]
+                tokens = loop.state.tokens[number].cpu().clone()[: self.model.length]
                 tokens[position[number] :] = 0
                 finished.append(Finished(row.waiting.tag, tokens, trace, row.seconds))
             self._rows[number] = None
@@ -227,7 +228,7 @@ class RefilledDecoder:
             waiting = self.feed.take(len(empty), wait=not self.under_way)
             self._more = waiting is not None
             numbers = empty[: len(waiting or [])]
-            rows = torch.tensor(numbers, dtype=torch.int64, device=loop.position.device)
+            rows = torch.tensor(numbers, dtype=torch.int64, device=loop.state.position.device)
             for number, one in zip(numbers, waiting or [], strict=True):
                 self._rows[number] = _Row(one, len(loop.recorder))
             self._restart(loop, rows, waiting or [])
@@ -245,6 +246,6 @@ class RefilledDecoder:
 
     def _shrink(self, loop: BlockwiseLoop) -> None:
         numbers = [number for number, row in enumerate(self._rows) if row is not None]
-        kept = torch.tensor(numbers, dtype=torch.int64, device=loop.position.device)
+        kept = torch.tensor(numbers, dtype=torch.int64, device=loop.state.position.device)
         loop.shrink(self._empty(kept), kept)
         self._rows = [self._rows[number] for number in numbers]

@@ -141,13 +141,14 @@ def mean_overlap(loop: BlockwiseLoop) -> float:
     """
     total, count = 0.0, 0
     while not loop.done():
-        choice, before = loop.choice, loop.position.clone()
+        choice, before = loop.decoding.choice, loop.state.position.clone()
         loop.iterate()
         if not isinstance(choice, SpeculativeChoice) or choice.p is None:
             continue
-        # What follows the last accepted token was verified, too, unless the sequence ends there.
-        verified = loop.position - before - (loop.position >= loop.limit).long()
-        tested = loop.columns[: choice.p.shape[1]] < verified.unsqueeze(1)
+        # What follows the last accepted token was verified, too, unless the sequence ends there or has just begun.
+        verified = loop.state.position - before - (loop.state.position >= loop.state.limit).long()
+        verified = verified.masked_fill(before < 0, 0)
+        tested = loop.state.columns[: choice.p.shape[1]] < verified.unsqueeze(1)
         total += float((torch.minimum(choice.p, choice.q[:, :-1]).sum(-1) * tested).sum())
         count += int(tested.sum())
     return total / count if count else 0.0
@@ -163,7 +164,7 @@ def measured_costs(
         source: source tokens [B, S] of as many rows as will be decoded.
         options: acceptance and sampling.
         largest: largest block size.
-        padding: bool [B, S], as for `superres.decoding.blockwise.decode`.
+        padding: bool [B, S], as for `superres.decoding.decode.decode`.
     """
     sizes = sorted({*(size for size in TIMED if size < largest), largest})
     seconds = []
@@ -185,7 +186,7 @@ def _least_seconds(loop: BlockwiseLoop, device: torch.device) -> float:
     while count < 4 or spent < TIMED_SECONDS:
         started = time.perf_counter()
         # Always at one place in the middle of a target, however much is accepted.
-        turns = loop.burst(loop.length // 2)
+        turns = loop.burst(loop.state.length // 2)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         took = (time.perf_counter() - started) / turns

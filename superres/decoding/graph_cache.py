@@ -33,8 +33,9 @@ class Replays:
         self._turn = proposals.new_zeros(1)
 
     def record(self, position: Tensor, proposed: Tensor, accepted: Tensor) -> None:
-        """Keep one iteration, as `TraceRecorder.record` does."""
-        self._record.index_copy_(0, self._turn, entry(position, proposed, accepted).unsqueeze(0))
+        """Keep one iteration, as `TraceRecorder.record` does; `proposed` [B, N] may be narrower than the loop's."""
+        made = entry(position, proposed, accepted)
+        self._record[..., : made.shape[1]].index_copy_(0, self._turn, made.unsqueeze(0))
         self._turn.add_(1)
 
     def run(self, iteration: Callable[[], None], block_size: int, count: int, recorder: TraceRecorder) -> None:
@@ -67,5 +68,5 @@ def keep(replaying: Replaying, kind: Hashable, loop: Any) -> None:  # noqa: ANN4
     """Keep a loop for the next decode of its kind; the oldest make room where there are too many rows."""
     replaying.kept.pop(kind, None)
     replaying.kept[kind] = loop
-    while len(replaying.kept) > 1 and sum(len(one.position) for one in replaying.kept.values()) > KEPT_ROWS:
+    while len(replaying.kept) > 1 and sum(len(one.keys) for one in replaying.kept.values()) > KEPT_ROWS:
         del replaying.kept[next(iter(replaying.kept))]

@@ -1,4 +1,4 @@
-"""The loop of blockwise parallel decoding: its state, and what an iteration does to it."""
+"""The loop around `superres.decoding.blockwise`: what does its iterations, their record, and which rows there are."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ from torch import Tensor
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.block_size import AdaptiveBlockSize
+from superres.decoding.blockwise import BlockwiseDecoding
 from superres.decoding.finite import FiniteScores
 from superres.decoding.graph_cache import BURST, Replays
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import Context, Proposer
-from superres.decoding.sampling import GREEDY, Choice, Chooser
+from superres.decoding.proposers.base import Proposer
+from superres.decoding.proposers.heads import HeadProposer
+from superres.decoding.proposers.lookahead.decoding import LookaheadDecoding
+from superres.decoding.sampling import Chooser
+from superres.decoding.state import DecodeState
 from superres.decoding.trace import RowTrace, TraceRecorder
-from superres.interfaces import IteratingSession, LoopState, ScoringModel, Session, Sources, StepOutput
+from superres.interfaces import IteratingSession, LoopState, ScoringModel, Session, StepOutput
 from superres.system.machine import TorchThreads
+
+Iterate = Callable[[int, int], Tensor]
+"""Does whole iterations: see `superres.interfaces.IteratingSession.iterations`."""
 
 
 @dataclass
@@ -31,7 +38,7 @@ class Decoded:
     Attributes:
         tokens: int64 [B, T]; past a row's end they are 0.
         lengths: tokens of each row [B], the end token counted.
-        traces: one a row.
+        traces: acceptance trace of each row.
     """
 
     tokens: Tensor
@@ -39,41 +46,37 @@ class Decoded:
     traces: list[RowTrace]
 
 
-def accepted_length(passed: Tensor, minimum: int, room: Tensor) -> Tensor:
-    """Return how many proposals are accepted: the first always, then the longest prefix that passed.
-
-    Args:
-        passed: bool [B, k - 1], verdicts on proposals 2..k.
-        minimum: the minimum block size l (section 5.3).
-        room: tokens still missing in each row [B]; the result never exceeds it.
-
-    Returns:
-        int64 [B].
-    """
-    prefix = 1 + passed.long().cumprod(1).sum(1)
-    return torch.minimum(prefix.clamp(min=minimum), room)
-
-
 def is_ordinary(proposer: Proposer, options: DecodeConfig) -> bool:
     """Tell whether a proposer is just what `options` name, and does nothing but what is seen in its proposals."""
     return getattr(proposer, "stateless", False) and type(proposer) is PROPOSERS[options.proposer]
 
 
-class BlockwiseLoop:
-    """The state of one decode: committed tokens, positions, pending proposals. All of it stays on the device.
+def decoding_type(proposer: Proposer, block_size: int) -> type[BlockwiseDecoding]:
+    """Return the algorithm that serves `proposer` in blocks of `block_size`."""
+    if block_size == 1 or not getattr(proposer, "branching", False):  # anything with a method `propose` serves
+        return BlockwiseDecoding
+    return LookaheadDecoding
 
-    An iteration changes it in place, so that it can be captured once and replayed, where the model has a way to.
+
+class BlockwiseLoop:
+    """Runs the iterations of one decode: by torch operations, captured, or by a session that knows whole iterations.
+
+    Attributes:
+        state: the rows being decoded.
+        decoding: the algorithm.
+        recorder: what each iteration accepted.
+        complete: whether all rows were complete when `done` last looked.
     """
 
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
         proposer: Proposer | None = None, criterion: Criterion | None = None, fitted: bool = False,
     ) -> None:
-        """Make the first model call, which yields the first proposals.
+        """Prepare; the first iteration reads the start of every sequence, and makes the first proposals.
 
         Args:
             model: what is decoded.
-            session: an empty session of it.
+            session: an empty session of it, by `open_session` of the algorithm that `decoding_type` names.
             options: acceptance and sampling.
             keys: keys of the sampling noise, int64 [B].
             block_size: k, at most the session's width.
@@ -81,140 +84,104 @@ class BlockwiseLoop:
             criterion: acceptance; by `options.accept` if None.
             fitted: whether the session's width follows the block size, which can change then (`resize`).
         """
-        self.session, self.block_size, self.minimum = session, block_size, options.min_block
-        self.wanted, self.fitted = block_size, fitted
-        self.learned, self.spent = 0, 0.0  # iterations that adaptive block sizes have learned from, seconds since
-        self.end_token = model.end_token
-        self.criterion = criterion or CRITERIA[options.accept](options)
-        self.proposer = proposer or PROPOSERS[options.proposer]()
+        proposer = proposer or PROPOSERS[options.proposer]()
+        stateless = criterion is None and getattr(proposer, "stateless", False)
+        self.fitted, self.complete = fitted, False
         self.torch_threads = TorchThreads(1 if model.own_threads else None)
         self.seed, self.keys = options.seed, keys.clone()
-        self.make_chooser = partial(Chooser, options, vocabulary=model.vocabulary)
-        self.chooser = self.make_chooser(self.keys)
-        self.complete = False
-        batch, device = len(keys), keys.device
-        self.position = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.length = model.length
-        self.limit = torch.full_like(self.position, model.length)
-        # A column for the start of the sequence comes first.
-        self.store = torch.zeros(batch, 1 + model.length + session.width, dtype=torch.int64, device=device)
-        # What a starting row reads is the start of the sequence, whatever stands there; but it must not end the row.
-        self.filler = int(self.end_token == 0)
-        self.proposals = torch.full_like(self.store[:, : session.width], self.filler)
-        self.columns = torch.arange(session.width, device=device)
-        self.next_columns = self.columns + 1
-        self.recorder = TraceRecorder()
-        self.finite = FiniteScores(batch, session.width, device)
-        replaying = model.replaying if criterion is None and getattr(self.proposer, "stateless", False) else None
-        self.replays = Replays(replaying.capture, self.proposals) if replaying is not None else None
-        # What a session may take over whole: nobody else's proposer or criterion.
-        self.plain = options if criterion is None and is_ordinary(self.proposer, options) else None
-        self.starting = False
-        self._see()
-        self.held: Choice | None = None
-        with self.torch_threads:
-            self.choice = self._next_choice()
-            output = self._step(self.position)
-            torch.cat(self._predict(output, torch.zeros_like(self.position)), dim=1, out=self.pending)
-        self.starting = self.replays is not None  # any row may start whenever it is replayed
+        self.recorder, self.finite = TraceRecorder(), FiniteScores(len(keys), session.width, keys.device)
+        # Filler must not end a row that starts.
+        self.state = DecodeState(
+            len(keys), model.length, session.width, block_size, int(model.end_token == 0), keys.device)
+        self.replays: Replays | None = None
+        if stateless and model.replaying is not None:
+            self.replays = Replays(model.replaying.capture, self.state.proposals)
+        hold = None if self.replays is None else session.width
+        self.make_chooser = partial(Chooser, options, vocabulary=model.vocabulary, hold=hold)
+        self.decoding = decoding_type(proposer, block_size)(
+            model, session, options, criterion or CRITERIA[options.accept](options), proposer,
+            self.make_chooser(self.keys), self.state)
+        self.decoding.step = self._step
+        # A session may do whole iterations with its own heads, and by a rule that is known as data.
+        rule = getattr(self.decoding.criterion, "rule", None)
+        greedy = stateless and type(proposer) is HeadProposer and not options.is_sampling
+        self.rule = rule if greedy else None
+        self.whole: dict[int, Iterate | None] = {}
+        self.learned, self.spent = 0, 0.0  # iterations that adaptive block sizes have learned from, seconds since
 
-    def _see(self) -> None:
-        """Look at the state's tensors as an iteration needs them."""
-        self.whole: dict[int, Callable[[int, int], Tensor] | None] = {}
-        self.tokens, self.place = self.store[:, 1:], self.position.unsqueeze(1)
-        self.pending, self.zero = self.proposals[:, : self.session.width], torch.zeros_like(self.position)
+    @property
+    def session(self) -> Session:
+        """The rows' cache."""
+        return self.decoding.session
 
-    @classmethod
-    def open_session(
-        cls, model: ScoringModel, source: Sources, options: DecodeConfig, block_size: int, width: int | None = None,
-        padding: Tensor | None = None,
-    ) -> Session:
-        """Make an empty session for a loop of this kind and `block_size`; other arguments as for `iterations`.
-
-        Raises:
-            ConfigError: it cannot have such a width.
-        """
-        return model.session(source, width or block_size, padding)
+    def _step(self, tokens: Tensor, position: Tensor) -> StepOutput:
+        output = self.session.step(tokens, position)
+        self.finite.note(output.scores)
+        return output
 
     def run(self, count: int) -> None:
         """Do `count` iterations."""
         started = time.perf_counter()
         with self.torch_threads:
-            self._run(count)
+            while count > 0:
+                count -= self._some(count)
         self.spent += time.perf_counter() - started
-
-    def _run(self, count: int) -> None:
-        while count > 0:
-            turns, whole = 1, self._whole()
-            if whole is not None:
-                turns = count if self.wanted == self.block_size else 1
-                # If fewer were made, all rows are complete.
-                self.recorder.extend(whole(turns, self.wanted), self.block_size)
-                self.block_size = self.wanted
-                self._fit()
-            elif self.replays is None:
-                self._iterate()
-            elif self.wanted != self.block_size:
-                size = self.block_size
-                self._iterate()
-                self.replays.hand_over(size, 1, self.recorder)
-            else:
-                turns = min(count, BURST)
-                self.replays.run(self._iterate, self.block_size, turns, self.recorder)
-            count -= turns
-
-    def _fit(self) -> None:
-        """Let the session's steps, where they are fitted, be as wide as the proposals now are."""
-        if self.fitted and self.session.width != self.block_size:
-            self.session.resize(self.block_size)
-            self.pending = self.proposals[:, : self.block_size]
-
-    def _whole(self) -> Callable[[int, int], Tensor] | None:
-        """Return what does whole iterations in place of `_iterate`, if the session knows how."""
-        if self.block_size not in self.whole:
-            whole = None
-            if self.plain is not None and isinstance(self.session, IteratingSession):
-                whole = self.session.iterations(LoopState(
-                    self.position, self.limit, self.store, self.proposals, self.block_size, self.plain, self.end_token))
-            self.whole[self.block_size] = whole
-        return self.whole[self.block_size]
 
     def iterate(self) -> None:
         """Do one iteration."""
         self.run(1)
 
-    def _step(self, position: Tensor) -> StepOutput:
-        """Let the model read the pending proposals at decoder positions `position` [B] and score the tokens there."""
-        output = self.session.step(self.pending, position)
-        self.finite.note(output.scores)
-        return output
-
-    def _iterate(self) -> None:
-        """Verify the pending proposals, accept, and make the next ones: one model call."""
-        place = self.place + self.next_columns[: self.session.width]
-        output = self._step(place[:, 0])
-        accepted = self._stop_at_end_token(self._accept(output.scores, place), self.pending)
-        # All columns are written; those that were not accepted are overwritten before anyone reads them.
-        self.store.scatter_(1, place, self.pending)
-        if self.replays is None:
-            self.recorder.record(self.position, self.proposals[:, : self.block_size], accepted)
-            self.starting = False
+    def _some(self, count: int) -> int:
+        """Do at most `count` iterations in the fastest way, and return how many."""
+        size, wanted = self.state.block_size, self.decoding.block_size
+        whole = self._whole(size)
+        if whole is not None:
+            count = count if wanted == size else 1
+            # If fewer are made, all rows are complete.
+            self.recorder.extend(whole(count, wanted), size)
+            self.state.block_size = wanted
+        elif self.replays is None:
+            count = 1
+            block, accepted = self.decoding.iterate(self.state)
+            self.recorder.record(self.state.position - accepted, block[:, :size], accepted)
+            self.state.starting = False
+        elif wanted != size:
+            count = 1
+            self._recorded()
+            self.replays.hand_over(size, 1, self.recorder)
         else:
-            self.replays.record(self.position, self.proposals, accepted)
-        self.position.add_(accepted)
-        index = self.zero if self.block_size == 1 else (accepted - 1).clamp_(min=0)
-        proposals = self._predict(output, index)
-        torch.cat(proposals, dim=1, out=self.pending)
+            count = min(count, BURST)
+            self.replays.run(self._recorded, size, count, self.recorder)
+        if self.fitted and self.session.width != wanted:
+            self.session.resize(wanted)
+            self.state.fit(wanted)
+        return count
+
+    def _recorded(self) -> None:
+        """Do one iteration and record it on the device."""
+        block, accepted = self.decoding.iterate(self.state)
+        if self.replays is not None:
+            self.replays.record(self.state.position - accepted, block, accepted)
+
+    def _whole(self, size: int) -> Iterate | None:
+        """Return what does whole iterations in blocks of `size`, if the session knows how."""
+        if size not in self.whole:
+            self.whole[size] = None
+            if self.rule is not None and isinstance(self.session, IteratingSession):
+                self.whole[size] = self.session.iterations(LoopState(
+                    self.state.position, self.state.limit, self.state.store, self.state.proposals, size,
+                    self.decoding.min_block, self.rule, self.decoding.end_token))
+        return self.whole[size]
 
     def burst(self, position: int) -> int:
         """Do some iterations from `position` on in all rows, whatever was there, to time them, and return how many.
 
         They are as many as are replayed, or made whole, at a time, less where all rows end; one where they are neither.
         """
-        self.position.fill_(position)
-        self.limit.fill_(self.length)
+        self.state.position.fill_(position)
+        self.state.limit.fill_(self.state.length)
         before = len(self.recorder)
-        self.run(1 if self.replays is None and self._whole() is None else BURST)
+        self.run(1 if self.replays is None and self._whole(self.state.block_size) is None else BURST)
         return len(self.recorder) - before
 
     def resize(self, block_size: int) -> None:
@@ -222,7 +189,7 @@ class BlockwiseLoop:
 
         The loop must be `fitted`.
         """
-        self.wanted = block_size
+        self.decoding.block_size = block_size
 
     def adapt(self, adaptive: AdaptiveBlockSize) -> None:
         """Let `adaptive` learn from the iterations since the last time, and take the block size that it chooses.
@@ -236,23 +203,20 @@ class BlockwiseLoop:
         if seen == self.learned:
             return
         started = time.perf_counter()
-        limit = self.limit.cpu().numpy()  # which waits for the device
+        limit = self.state.limit.cpu().numpy()  # which waits for the device
         looked = time.perf_counter()
         seconds, self.spent = self.spent + looked - started, 0.0
         position, accepted, sizes = self.recorder.since(seen)
         if seen == before:
             adaptive.time(sizes, seconds)
         # A block that the end cut short says nothing of its proposals.
-        whole = (position >= 0) & (accepted > 0) & (position + accepted < limit)
-        adaptive.observe(accepted[whole], np.broadcast_to(sizes[:, None], accepted.shape)[whole])
+        uncut = (position >= 0) & (accepted > 0) & (position + accepted < limit)
+        adaptive.observe(accepted[uncut], np.broadcast_to(sizes[:, None], accepted.shape)[uncut])
         self.resize(adaptive.choose())
         adaptive.looked(time.perf_counter() - looked)
 
     def restart(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
         """Begin new sequences in `rows` [R], in the middle of the others' decoding.
-
-        Such a row stands one place before its first token, so that the next iteration does for it what the first model
-        call does for a new loop, without a call of its own.
 
         Args:
             rows: int64 [R], none of them twice.
@@ -262,13 +226,11 @@ class BlockwiseLoop:
         """
         self.session.adopt(rows, fresh, chosen)
         self.keys.index_copy_(0, rows, keys)
-        self.chooser.rekey(self.seed, self.keys)
-        self.position.index_fill_(0, rows, -1)
-        self.limit.index_fill_(0, rows, self.length)
-        self.proposals.index_fill_(0, rows, self.filler)
-        self.choice.clear(rows)
+        self.decoding.chooser.rekey(self.seed, self.keys)
+        self.state.start(rows)
+        self.decoding.start(rows)
         self.finite.clear(rows)
-        self.starting, self.complete = True, False
+        self.complete = False
 
     def begin_anew(self, fresh: Session, keys: Tensor, seed: int) -> None:
         """Begin new sequences in all rows, and forget what was; arguments as for `restart`, and `DecodeConfig.seed`."""
@@ -281,12 +243,11 @@ class BlockwiseLoop:
         """Go on with rows `kept` [R] alone, in `session`, an empty one of R rows, made for the same width."""
         session.adopt(torch.arange(len(kept), device=kept.device), self.session, kept)
         session.resize(self.session.width)
-        self.session, self.keys, self.chooser = session, self.keys[kept], self.make_chooser(self.keys[kept])
-        self.position, self.limit, self.store = self.position[kept], self.limit[kept], self.store[kept]
-        self.proposals = self.proposals[kept]
-        self._see()
-        before, self.choice = self.choice, self._next_choice()
-        self.choice.inherit(before, kept)
+        self.keys = self.keys[kept]
+        self.state.keep(kept)
+        self.decoding.keep(kept, session, self.make_chooser(self.keys), self.state)
+        self.decoding.step = self._step
+        self.whole = {}
         self.recorder.shrink(kept)
         self.finite.shrink(kept)
 
@@ -306,67 +267,12 @@ class BlockwiseLoop:
             ScoresError: scores were not finite.
         """
         self.check_scores()
-        self.complete = bool((self.position >= self.limit).all())
+        self.complete = bool((self.state.position >= self.state.limit).all())
         return self.complete
 
     def result(self) -> Decoded:
         """Return the tokens, with everything past a row's end cleared, and the traces."""
-        tokens = self.tokens[:, : self.length]
-        inside = torch.arange(self.length, device=tokens.device) < self.position.unsqueeze(1)
-        return Decoded(tokens * inside, self.position.clone(), self.recorder.rows())
-
-    def _accept(self, scores: Tensor, following: Tensor) -> Tensor:
-        """Return how many of the pending proposals `scores` [B, W, V] let pass.
-
-        Target position `following` [B, W] is the one past that of each proposal, the one which its column scores.
-        """
-        k = self.block_size
-        if k == 1:  # nothing to verify, and a greedy iteration is mostly such small things
-            return (self.limit - self.position).clamp_(max=1)
-        passed = self.choice.accept(self.criterion, self.proposals[:, 1:k], scores[:, : k - 1], following[:, : k - 1])
-        return accepted_length(passed, self.minimum, self._room())
-
-    def _room(self) -> Tensor:
-        """Return how many tokens each row may accept at most, [B]."""
-        room = self.limit - self.position
-        if self.starting:  # what a starting row has read is the start of the sequence alone
-            room.masked_fill_(self.position < 0, 1)
-        return room
-
-    def _predict(self, output: StepOutput, index: Tensor) -> list[Tensor]:
-        """Return the next proposals [B, W] in parts: p1's own choice, then the proposer's, then filler up to W."""
-        scores = output.scores[:, :1]
-        if self.block_size > 1:
-            scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
-        self.block_size = self.wanted
-        # One choice serves the proposals and their verification in the next iteration.
-        before, choice = self.choice, self._next_choice()
-        first, self.choice = choice.first(scores, before, index), choice
-        parts = [first]
-        if self.block_size > 1:
-            context = Context(self.session, output, index, self.position, first[:, 0], self.tokens, choice)
-            parts.append(choice.propose(self.proposer, context, self.columns[1 : self.block_size]))
-        self._fit()  # only now: proposals come from the step before
-        if self.block_size < self.session.width:
-            parts.append(first.expand(-1, self.session.width - self.block_size))
-        return parts
-
-    def _next_choice(self) -> Choice:
-        if not self.chooser.samples:  # a greedy iteration is mostly such small things
-            return GREEDY
-        choice = self.chooser.at(self.place + self.columns[: self.block_size])
-        if self.replays is None:
-            return choice
-        self.held = self.held or choice.like(len(self.columns))
-        return self.held.take(choice)
-
-    def _stop_at_end_token(self, accepted: Tensor, block: Tensor) -> Tensor:
-        """Cut the accepted part of `block` right after its first end token, and close the rows that have one."""
-        if self.end_token is None:
-            return accepted
-        columns = self.columns[: block.shape[1]]
-        ends = (block == self.end_token) & (columns < accepted.unsqueeze(1))
-        first = torch.where(ends, columns, block.shape[1]).amin(1)
-        accepted = torch.minimum(accepted, first + 1)
-        torch.where(ends.any(1), self.position + accepted, self.limit, out=self.limit)
-        return accepted
+        length = self.state.position.clamp(min=0)
+        tokens = self.state.tokens[:, : self.state.length]
+        inside = torch.arange(self.state.length, device=tokens.device) < length.unsqueeze(1)
+        return Decoded(tokens * inside, length, self.recorder.rows())

@@ -246,8 +246,15 @@ def draw(probability: Tensor, uniform: Tensor) -> Tensor:
 class Chooser:
     """Chooses tokens from scores as the options say: greedily, by seed-coupled or by speculative sampling."""
 
-    def __init__(self, options: DecodeConfig, keys: Tensor, vocabulary: int) -> None:
-        """Prepare for rows keyed by `keys` [B]."""
+    def __init__(self, options: DecodeConfig, keys: Tensor, vocabulary: int, hold: int | None = None) -> None:
+        """Prepare for rows keyed by `keys` [B].
+
+        Args:
+            options: sampling.
+            keys: of the rows' noise.
+            vocabulary: V.
+            hold: keep choices of up to this many positions in one memory, each in the place of the one before.
+        """
         temperatures = torch.tensor(options.temperatures, dtype=torch.float64, device=keys.device)
         self.sampler = Sampler(temperatures, options.sample_top_k, options.nucleus)
         self.vocabulary = vocabulary
@@ -258,6 +265,7 @@ class Chooser:
         elif options.is_sampling:
             self.noise = NOISES[options.noise](options.seed, keys, vocabulary)
         self.samples = options.is_sampling
+        self.held = None if hold is None else self._make(keys.new_zeros(len(keys), hold))
 
     def rekey(self, seed: int, keys: Tensor) -> None:
         """Choose for rows keyed by `keys` [B] from now on."""
@@ -267,6 +275,10 @@ class Chooser:
 
     def at(self, position: Tensor) -> Choice:
         """Return the choice at target positions [B, N]."""
+        choice = self._make(position)
+        return choice if self.held is None or choice is GREEDY else self.held.take(choice)
+
+    def _make(self, position: Tensor) -> Choice:
         if not self.samples:
             return GREEDY
         temperature = self.sampler.temperature(position)

@@ -22,7 +22,6 @@ from tqdm import tqdm
 
 from superres.config import DecodeConfig, require
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.blockwise import DEFAULT_BLOCK_SIZE, decode, iterations
 from superres.decoding.cost import (
     acceptance_rate,
     best_gamma,
@@ -31,6 +30,7 @@ from superres.decoding.cost import (
     mean_overlap,
     operations_factor,
 )
+from superres.decoding.decode import DEFAULT_BLOCK_SIZE, decode, iterations
 from superres.decoding.loop import BlockwiseLoop, Decoded
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer, accompany

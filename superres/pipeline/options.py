@@ -70,7 +70,7 @@ def combined(
     Raises:
         ConfigError: settings contradict one another, do not fit the checkpoint, or leave a given one without effect.
     """
-    from superres.decoding.blockwise import check_options  # waits for torch
+    from superres.decoding.decode import check_options  # waits for torch
 
     options = default.changed(given)
     reasons = idle_settings(options, check_options(options, prediction_heads), spell)
@@ -116,7 +116,7 @@ def resolve_options(decode: DecodeConfig, upscaler: Upscaler, samples: int = 1) 
     Raises:
         ConfigError: the block size does not fit the checkpoint, or greedy decoding is asked for several samples.
     """
-    from superres.decoding.blockwise import check_options  # waits for torch
+    from superres.decoding.decode import check_options  # waits for torch
 
     block_size = check_options(decode, upscaler.model_config.prediction_heads, upscaler.model_config.target_length)
     check_samples(decode, samples)

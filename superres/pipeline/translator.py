@@ -14,7 +14,7 @@ import torch
 
 from superres.config import DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require
 from superres.decoding.beam import BeamLoop, Beams, beam_steps
-from superres.decoding.blockwise import iterations
+from superres.decoding.decode import iterations
 from superres.decoding.loop import BlockwiseLoop, Decoded
 from superres.decoding.noise import noise_keys, part_keys
 from superres.decoding.trace import RowTrace
@@ -121,7 +121,7 @@ class Translator(Pipeline):
             keys: a number per line in [0, 2**63) that keys its sampling noise; its place among the lines if None.
                 Every part of a long line has noise of its own.
             batch_size: segments decoded together.
-            width: step width of blockwise decoding; see `superres.decoding.blockwise.decode`.
+            width: step width of blockwise decoding; see `superres.decoding.decode.decode`.
             progress: called after every batch with (segments done, segments).
 
         Raises:

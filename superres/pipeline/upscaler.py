@@ -15,8 +15,8 @@ import torch
 from superres.checkpoint import find_checkpoint, load_checkpoint, read_decode_default, weights_digest
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
 from superres.decoding.batching import RefilledDecoder, Waiting
-from superres.decoding.blockwise import check_options, decode, iterations, loop_type
-from superres.decoding.loop import Decoded
+from superres.decoding.decode import check_options, decode, iterations
+from superres.decoding.loop import Decoded, decoding_type
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import accompany
@@ -290,7 +290,7 @@ class Upscaler(Pipeline):
             options: block size, acceptance and sampling; if None the checkpoint's default for the kind of device, as
                 `superres tune` saves it, or exact greedy blocks of all heads.
             keys: a number an image in [0, 2**63) that keys its sampling noise; its place in the batch if None.
-            width: step width, at least the block size; see `superres.decoding.blockwise.decode`.
+            width: step width, at least the block size; see `superres.decoding.decode.decode`.
             progress: called now and then with (tokens of the slowest image, tokens of an image).
 
         Returns:
@@ -365,7 +365,7 @@ class Upscaler(Pipeline):
         options = options or self.default
         block_size, proposer = self.block_size(options), self.proposers.get(options)
         proposer = proposer or PROPOSERS[options.proposer]()
-        model, kind = accompany(self.scoring, proposer), loop_type(proposer, block_size)
+        model, kind = accompany(self.scoring, proposer), decoding_type(proposer, block_size)
         source = torch.zeros(1, math.prod(self.model_config.source_shape), dtype=torch.int64, device=self.device)
         with torch.inference_mode():
             session = kind.open_session(model, source, options, block_size)

@@ -108,7 +108,7 @@ def _decode(model: EncoderDecoder) -> None:
     import torch
 
     from superres.config import DecodeConfig
-    from superres.decoding.blockwise import decode
+    from superres.decoding.decode import decode
     from superres.nn.engines.torch_model import StepModel
 
     source = torch.zeros(1, model.config.source_length, dtype=torch.int64)

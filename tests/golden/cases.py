@@ -23,7 +23,7 @@ from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.batching import RefilledDecoder, Waiting
 from superres.decoding.beam import beam_search
-from superres.decoding.blockwise import decode
+from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.nn.engines.cuda_graph import GraphModel
 from superres.nn.engines.native.session import NativeModel

@@ -69,7 +69,7 @@ class Proposer:
     settings: ClassVar[tuple[str, ...]] = ()
     """Names of the fields of `DecodeConfig` that it reads, and no other proposer, beside `resource`."""
     branching: ClassVar[bool] = False
-    """Whether it proposes several branches a step, in a loop of its own (`superres.decoding.blockwise.loop_type`)."""
+    """Whether it proposes several branches a step, in a loop of its own (`superres.decoding.loop.decoding_type`)."""
     training: ClassVar[str] = "none"
     """What has to be trained for it, for people."""
 

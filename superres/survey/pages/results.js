@@ -71,3 +71,4 @@ byId("login").addEventListener("submit", (event) => {
 byId("csv").addEventListener("click", () => download("api/votes.csv", "votes.csv"));
 byId("jsonl").addEventListener("click", () => download("api/votes.jsonl", "votes.jsonl"));
 byId("md").addEventListener("click", () => download("api/report.md", "report.md"));
+byId("login").hidden = false;  // not before the form does something

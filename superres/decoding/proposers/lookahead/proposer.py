@@ -1,4 +1,4 @@
-"""Lookahead decoding as the decoder's options know it; `superres.decoding.proposers.lookahead.loop` decodes with it."""
+"""Lookahead decoding as the decoder's options know it; `LookaheadDecoding` decodes with it."""
 
 from __future__ import annotations
 

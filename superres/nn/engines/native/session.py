@@ -119,12 +119,9 @@ class NativeSession(ProposingSession):
         return tokens
 
     def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
-        """See `superres.interfaces.IteratingSession.iterations`; greedy decoding by these heads is known."""
-        options, width, room = state.options, self.width, state.proposals.shape[1]
-        bounds = {"exact": 0, "distance": options.epsilons[0], "top-k": min(options.top_k, self.config.vocabulary)}
-        one_bound = options.accept in bounds and (options.accept != "distance" or len(options.epsilons) == 1)
-        if options.is_sampling or options.proposer != "heads" or not one_bound:
-            return None
+        """See `superres.interfaces.IteratingSession.iterations`."""
+        width, room = self.width, state.proposals.shape[1]
+        kind, bound = state.rule
         numbers = torch.empty(2 * width + room + 3, self.batch, dtype=torch.int64)
         stride = state.store.shape[1]
         if room < width or stride < 1 + self.config.target_length + width:
@@ -144,7 +141,8 @@ class NativeSession(ProposingSession):
         }
         loop = CLoop(
             block_size=state.block_size, room=room, stride=stride,
-            minimum=options.min_block, best=options.accept == "top-k", bound=bounds[options.accept],
+            minimum=state.min_block, best=kind == "rank",
+            bound=min(bound, self.config.vocabulary) if kind == "rank" else bound,
             end_token=-1 if state.end_token is None else state.end_token,
             **shared, **{name: None if tensor is None else tensor.data_ptr() for name, tensor in kept.items()},
         )

@@ -21,11 +21,12 @@ from torch import Tensor
 
 from superres.config import DecodeConfig, require
 from superres.decoding.acceptance import Criterion
-from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.blockwise import BlockwiseDecoding
 from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.sampling import verify_candidates
-from superres.decoding.sampling import COMMITTED, VERDICT
+from superres.decoding.sampling import COMMITTED, VERDICT, Chooser
+from superres.decoding.state import DecodeState
 from superres.interfaces import Peers, ScoringModel, Session, Sources, StepOutput, Tree, TreeSession
 
 CAPACITY = 1024
@@ -112,22 +113,24 @@ class Layout:
         return cls(ngram_size, share(window, rank, count), len(share(candidates, rank, count)), ngram_size - 1)
 
 
-class LookaheadLoop(BlockwiseLoop):
-    """The state of one decode by Lookahead: besides that of any loop, each row's window and pool.
+class LookaheadDecoding(BlockwiseDecoding):
+    """Blockwise decoding whose step reads a tree: each row has a window and a pool of n-grams besides.
 
     Where several processes decode the batch together (`ScoringModel.peers`), all hold the same state, and each reads
     and judges its share of a step.
     """
 
     session: TreeSession
+    told: Outcome
 
     def __init__(
-        self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
-        proposer: Proposer | None = None, criterion: Criterion | None = None, fitted: bool = False,
+        self, model: ScoringModel, session: Session, options: DecodeConfig, criterion: Criterion, proposer: Proposer,
+        chooser: Chooser, state: DecodeState,
     ) -> None:
-        """See `BlockwiseLoop`; `session` comes from `open_session`."""
-        batch, device, self.size, self.peers = len(keys), keys.device, block_size, model.peers
-        layout, self.count = Layout.of(options, block_size, model.peers), options.candidates
+        """See `BlockwiseDecoding`; `session` comes from `open_session`."""
+        super().__init__(model, session, options, criterion, proposer, chooser, state)
+        batch, device, self.size, self.peers = len(state.position), state.position.device, self.block_size, model.peers
+        layout, self.count = Layout.of(options, self.size, model.peers), options.candidates
         self.paths, self.guesses, cells = (x.to(device) for x in (layout.paths, layout.guesses, layout.cells))
         self.stages, self.cells = cells
         self.places = torch.arange(self.size + 1, device=device)
@@ -135,60 +138,54 @@ class LookaheadLoop(BlockwiseLoop):
         self.window = torch.zeros(batch, self.size - 1, options.window, dtype=torch.int64, device=device)
         self.known = torch.zeros(batch, len(self.own), dtype=torch.bool, device=device)
         self.pool = NgramPool(batch, self.size, CAPACITY, device)
-        super().__init__(model, session, options, keys, block_size, proposer, criterion, fitted)
 
     @classmethod
     def open_session(
         cls, model: ScoringModel, source: Sources, options: DecodeConfig, block_size: int, width: int | None = None,
         padding: Tensor | None = None,
     ) -> Session:
-        """See `BlockwiseLoop.open_session`; also raised where several processes cannot share the branches."""
+        """See `BlockwiseDecoding.open_session`; also raised where several processes cannot share the candidates."""
         require(width is None, f"a step of lookahead is as wide as its branches; leave out the width {width}")
         return model.tree_session(source, Layout.of(options, block_size, model.peers).tree, block_size, padding)
 
-    def _iterate(self) -> None:
-        """See `BlockwiseLoop._iterate`."""
-        told = self._read(self._step(self.position + 1), self.position)
-        accepted = self._stop_at_end_token(torch.minimum(told.accepted, self._room()), told.block)
-        self.store.scatter_(1, self.place + self.places[1:], told.block)
-        self.recorder.record(self.position, told.block, accepted)
-        self.starting = False
-        self.position.add_(accepted)
-        torch.cat(self._next(told, accepted), dim=1, out=self.pending)
+    def verify(self, state: DecodeState, output: StepOutput, place: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the best block [B, N] of all candidates, and how many of its tokens are accepted [B]."""
+        self.told = self._read(state, output)
+        return self.told.block, torch.minimum(self.told.accepted, state.room())
 
-    def restart(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
-        """See `BlockwiseLoop.restart`."""
-        super().restart(rows, fresh, chosen, keys)
+    def propose(self, state: DecodeState, output: StepOutput, accepted: Tensor) -> None:
+        """See `BlockwiseDecoding.propose`."""
+        torch.cat(self._next(state, self.told, accepted), dim=1, out=state.pending)
+
+    def start(self, rows: Tensor) -> None:
+        """See `BlockwiseDecoding.start`."""
+        super().start(rows)
         self.window = self.window.index_fill(0, rows, 0)
         self.known = self.known.index_fill(0, rows, False)
         self.pool.clear(rows)
 
-    def shrink(self, session: Session, kept: Tensor) -> None:
-        """See `BlockwiseLoop.shrink`."""
-        super().shrink(session, kept)
-        self.window, self.known = self.window[kept], self.known[kept]
-        self.pool.shrink(kept)
+    def keep(self, rows: Tensor, session: Session, chooser: Chooser, state: DecodeState) -> None:
+        """See `BlockwiseDecoding.keep`."""
+        super().keep(rows, session, chooser, state)
+        self.window, self.known = self.window[rows], self.known[rows]
+        self.pool.shrink(rows)
 
-    def _predict(self, output: StepOutput, index: Tensor) -> list[Tensor]:
-        """See `BlockwiseLoop._predict`: after the first step, which has read the start of the sequence at the root."""
-        return self._next(self._read(output, self.position - 1), torch.ones_like(index))
-
-    def _read(self, output: StepOutput, start: Tensor) -> Outcome:
-        """Return what a step tells, its roots at target positions `start` [B], and keep its best paths."""
-        best, accepted, first = self._judge(output.scores, start)
+    def _read(self, state: DecodeState, output: StepOutput) -> Outcome:
+        """Return what a step tells, its roots at the rows' positions, and keep its best paths."""
+        best, accepted, first = self._judge(state, output.scores)
         path = self.paths[best]
-        told = Outcome(self.proposals.gather(1, path), accepted, first, output.scores[:, self.guesses].argmax(-1))
+        told = Outcome(state.proposals.gather(1, path), accepted, first, output.scores[:, self.guesses].argmax(-1))
         if self.peers is None:
             self.session.keep(path)
             return told
         self.session.keep(self.places[:-1].expand_as(path))
         return self._agree(told, self.peers)
 
-    def _judge(self, scores: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _judge(self, state: DecodeState, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return each row's best candidate, how many tokens of its block pass, and the token after these, all [B]."""
         batch, (count, size) = len(scores), self.paths.shape
-        proposed = self.proposals[:, self.paths[:, 1:]]
-        target = start.unsqueeze(1) + self.places[1:]
+        proposed = state.proposals[:, self.paths[:, 1:]]
+        target = state.place + self.places[1:]
         if self.chooser.uniforms is not None:
             return self._draw(scores, proposed, target)
         choice = self.chooser.at(target)
@@ -228,10 +225,11 @@ class LookaheadLoop(BlockwiseLoop):
             part[:, 2 + size :][:, : len(share(width, rank, peers.count))] for rank, part in enumerate(parts)], dim=1)
         return Outcome(chosen[:, 2 : 2 + size], chosen[:, 0], chosen[:, 1], guessed)
 
-    def _next(self, told: Outcome, moved: Tensor) -> list[Tensor]:
+    def _next(self, state: DecodeState, told: Outcome, moved: Tensor) -> list[Tensor]:
         """Collect n-grams, move the window on, and return what the columns read next, [B, M] in parts.
 
         Args:
+            state: the rows, moved on already.
             told: by the step.
             moved: places that each row has moved on, [B].
         """
@@ -247,6 +245,6 @@ class LookaheadLoop(BlockwiseLoop):
         self.known = known[:, own]
         parts = [told.first.unsqueeze(1), candidates[:, own].flatten(1), self.window[:, self.stages, self.cells]]
         if self.peers is not None:
-            again = (self.position.unsqueeze(1) - self.size + self.places[1:-1]).clamp(min=0)
-            parts.insert(0, self.tokens.gather(1, again))
+            again = (state.place - self.size + self.places[1:-1]).clamp(min=0)
+            parts.insert(0, state.tokens.gather(1, again))
         return parts
