@@ -113,6 +113,10 @@ def parse_auth(pairs: list[str]) -> list[tuple[str, str]] | None:
     return parsed or None
 
 
+app = typer.Typer(add_completion=False)
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def main(
     context: typer.Context, host: Host = "127.0.0.1", port: Port = 7860, auth: Auth = None, root_path: RootPath = "",
     max_queue: MaxQueue = 16, time_limit: TimeLimit = 120, checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
@@ -157,7 +161,7 @@ def main(
 
 if __name__ == "__main__":
     try:
-        typer.run(main)
+        app()
     except SuperresError as error:
         sys.exit(f"app: {error}")
     except ImportError as error:

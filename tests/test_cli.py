@@ -60,7 +60,7 @@ def refusal(capsys, *arguments):
 @pytest.mark.parametrize("words", [["upscale"], ["evaluate", "images"]])
 @pytest.mark.parametrize(("options", "message"), [
     (["--block-size", "11"], "block size 11 is more than the 10 prediction heads; use 10 or less"),
-    (["--block-size", "0"], "block size must be at least 1, not 0"),
+    (["--block-size", "0"], "block-size must be at least 1, not 0"),
     (["--block-size", "many"], "Invalid value for '--block-size'"),
     (["--block-size", "2", "--min-block", "3"], "min-block 3 is larger than the block size 2"),
     (["--epsilon", "-1"], "epsilon must be at least 0, not -1"),
@@ -78,7 +78,7 @@ def refusal(capsys, *arguments):
     (["--temperature", "1e-40"], "or at least 1e-09, one number or one a colour, not 1e-40"),
     (["--temperature", "0.9,0.7"], "one number or one a colour, not (0.9, 0.7)"),
     (["--temperature", "0.9,warm,0.7"], "three with commas between such as 0.9,0.7,0.7, not '0.9,warm,0.7'"),
-    (["--seed", "-5"], "seed must be in [0, 2**63), not -5"),
+    (["--seed", "-5"], "seed must be at least 0, not -5"),
     (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
     (["--device", "tpu"], "--device must be one of auto, cpu, cuda, not 'tpu'"),
     (["--engine", "steam"], "--engine must be one of auto, plain, native, native-bf16, graph, graph-bf16, not 'steam'"),
@@ -211,7 +211,7 @@ def test_help_lists_the_registered_choices(capsys):
 
 
 def test_help_and_usage_errors_come_without_loading_the_network():
-    code = ("import sys; from superres.cli.main import run; assert run(['--help']) == 0; "
+    code = ("import sys; from superres.cli.main import run; assert run(['--help']) == run(['upscale', '-h']) == 0; "
             "assert run(['upscale', 'x', '--output', 'y', '--epsilon', '-1']) == 2; assert 'torch' not in sys.modules")
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 

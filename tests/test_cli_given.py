@@ -13,9 +13,10 @@ from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
-from superres.pipeline.options import OF_CRITERIA, as_setting, combined
+from superres.pipeline.options import as_setting, combined, dependent_on
 
 HEADS = 10
+OF_CRITERIA = dependent_on("accept")
 T = {"temperature": 0.9}
 SETTINGS = {
     "accept": "top-k", "epsilon": 4, "budget": 6, "top_k": 3, "min_block": 2, "noise": "quantile", "proposer": "left",

@@ -180,18 +180,18 @@ def test_all_numbers_are_tried():
                                    {}, "9" * 9999], ids=lambda value: repr(value)[:20])
 def test_what_a_visitor_sends_in_place_of_a_number_is_refused(value):
     pytest.importorskip("gradio")
-    from superres.web.controls import samples_of, settings_of
+    from superres.web.controls import options_of, samples_of
     from superres.web.translate_tab import way_of
 
     good = {"block_size": 4, "accept": "distance", "epsilon": "2", "top_k": 2, "budget": 8, "temperature": 0, "seed": 0}
-    settings_of(DecodeConfig(), **good)
+    options_of(DecodeConfig(), good.values())
     for name in ("block_size", "epsilon", "top_k", "budget", "seed"):
         with pytest.raises(ConfigError) as caught:
-            settings_of(DecodeConfig(), **{**good, name: value})
+            options_of(DecodeConfig(), {**good, name: value}.values())
         assert len(str(caught.value)) < 400
     for name in ("block_size", "top_k", "beam"):
         with pytest.raises(ConfigError):
-            way_of(DecodeConfig(), **{"block_size": 4, "accept": "exact", "top_k": 2, "beam": 0, name: value})
+            way_of(DecodeConfig(), *{"block_size": 4, "accept": "exact", "top_k": 2, "beam": 0, name: value}.values())
     with pytest.raises(ConfigError):
         samples_of(value)
 

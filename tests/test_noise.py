@@ -155,7 +155,7 @@ def test_quantile_scores_fall_with_the_distance_from_the_sample():
 
 
 def test_unknown_noise_is_refused_with_the_choices():
-    with pytest.raises(ConfigError, match="unknown noise 'pink'; choose one of gumbel, quantile"):
+    with pytest.raises(ConfigError, match="noise must be one of gumbel, quantile, not 'pink'"):
         check_options(DecodeConfig(noise="pink"), 4)
 
 

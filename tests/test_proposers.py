@@ -145,7 +145,7 @@ def test_the_command_line_names_draft_counts_and_sampling(folder, capsys, tmp_pa
     (["--proposer", "source"], "--proposer must be one of heads, stale, jacobi, draft, ngram, lookup"),
     (["--temperature", "1", "--nucleus", "0"], "nucleus must be above 0 and at most 1, not 0"),
     (["--sampling", "speculative"], "needs a temperature above 0"),
-    (["--sampling", "wild", "--temperature", "1"], "unknown sampling 'wild'"),
+    (["--sampling", "wild", "--temperature", "1"], "--sampling must be one of coupled, speculative, not 'wild'"),
     (["--sample-top-k", "0"], "sample-top-k must be at least 1, not 0"),
     (["--proposer", "lookup", "--block-size", "21"], "block size 21 is more than the 20 target tokens"),
     (["--proposer", "draft", "--adaptive"], "an adaptive block size needs proposals of the heads, not of draft"),

@@ -321,7 +321,7 @@ def test_what_a_filter_leaves_out_is_never_accepted(name, noise):
 @pytest.mark.parametrize(("settings", "message"), [
     ({"nucleus": 0}, "nucleus must be above 0 and at most 1, not 0"), ({"nucleus": 1.5}, "not 1.5"),
     ({"nucleus": float("nan")}, "not nan"), ({"sample_top_k": 0}, "sample-top-k must be at least 1, not 0"),
-    ({"sampling": "wild"}, "unknown sampling 'wild'; choose one of coupled, speculative"),
+    ({"sampling": "wild"}, "sampling must be one of coupled, speculative, not 'wild'"),
     ({"temperature": 0}, "speculative sampling needs a temperature above 0"),
     ({"accept": "top-k"}, "its own rule of acceptance"), ({"min_block": 2}, "leave out accept exact, min-block 2"),
 ])

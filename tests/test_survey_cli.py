@@ -147,7 +147,7 @@ def test_images_of_8x8_are_decoded_and_are_no_photographs(here, decoding, capsys
     (("--method-a", "ours", "--method-b", "block_size=2", "--images", "photos"), "needs a name: name=k6"),
     (("--method-a", "ours", "--method-b", "name=camera,block_size=2"), "'camera' is the name of the photographs"),
     (("--method-a", "ours", "--method-b", "name=x,folder=theirs,epsilon=2"), "takes no decoding settings"),
-    (("--method-a", "ours", "--method-b", "name=x,accept=most", "--images", "photos"), "unknown acceptance 'most'"),
+    (("--method-a", "ours", "--method-b", "name=x,accept=most", "--images", "photos"), "accept must be one of exact, "),
     (("--method-a", "ours", "--method-b", "name=x,block_size=99", "--images", "photos"), "more than the 10 prediction"),
     (("--method-a", "ours", "--method-b", "photos"), "pictures differ in size, which would give methods away"),
     ((*FOLDERS, "--pairs", 6), "--pairs 6 asked for, but there are 5 images"),

@@ -27,7 +27,7 @@ from superres.pipeline.upscaler import Upscaled
 from superres.tasks.faces import area_reduce, image_key, to_source
 from superres.web import batches, drawing, files
 from superres.web.batches import upscale_batch
-from superres.web.controls import SUGGESTED, settings_of
+from superres.web.controls import SUGGESTED, options_of
 from superres.web.decoding import Decoder, StoppedError, take_turns
 from superres.web.files import Workspace
 from superres.web.photos import Crop, default_crop, file_name, reduce_upload, shrink, take
@@ -203,14 +203,14 @@ def test_names_are_text_and_not_html(photo):
 def test_the_suggested_settings_come_back_from_their_controls():
     values = {"block_size": 10.0, "accept": "distance", "epsilon": "2", "top_k": 2, "budget": 8, "temperature": 0,
               "seed": 0}
-    assert settings_of(DecodeConfig(), **values) == replace(SUGGESTED, block_size=10)
-    assert settings_of(DecodeConfig(), **{**values, "epsilon": "4,3,2", "temperature": 0.5}).epsilon == (4, 3, 2)
+    assert options_of(DecodeConfig(), values.values()) == replace(SUGGESTED, block_size=10)
+    assert options_of(DecodeConfig(), {**values, "epsilon": "4,3,2", "temperature": 0.5}.values()).epsilon == (4, 3, 2)
 
 
 def test_settings_without_a_control_are_the_checkpoint_s_own():
     tuned = DecodeConfig(min_block=3, proposer="stale", accept="top-k")
     values = {"block_size": 2, "accept": "top-k", "epsilon": "2", "top_k": 2, "budget": 8, "temperature": 0, "seed": 0}
-    assert settings_of(tuned, **values) == replace(tuned, block_size=2, min_block=2)
+    assert options_of(tuned, values.values()) == replace(tuned, block_size=2, min_block=2)
 
 
 @pytest.mark.parametrize("wrong", [
@@ -221,7 +221,7 @@ def test_settings_without_a_control_are_the_checkpoint_s_own():
 def test_whatever_a_visitor_sends_instead_is_refused_with_a_message(wrong):
     values = {"block_size": 10, "accept": "exact", "epsilon": "2", "top_k": 2, "budget": 8, "temperature": 0, "seed": 0}
     with pytest.raises(ConfigError):
-        settings_of(DecodeConfig(), **{**values, **wrong})
+        options_of(DecodeConfig(), {**values, **wrong}.values())
 
 
 # Decoding

@@ -111,7 +111,7 @@ def test_the_documented_example_runs(demo, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"block_size": 99}, "more than the 8 prediction heads; use 8 or less"),
-    ({"accept": "nothing"}, "unknown acceptance 'nothing'"),
+    ({"accept": "nothing"}, "accept must be one of exact, "),
     ({"samples": 2}, "add temperature 0.9"),
     ({"crop_size": 0}, "crop size must be a percentage"),
     ({"image": None}, "there is no image yet; upload one"),

@@ -8,29 +8,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superres.cli.options import (
-    DEFAULTS,
     AsJson,
-    BlockSize,
     Checkpoint,
     Device,
-    Draft,
     Engine,
-    Ngrams,
+    decode_config,
+    decoding_command,
     load_translator,
     load_upscaler,
     refuse_idle,
 )
-from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
+from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, FACES, TRANSLATION, DecodeConfig, require
 from superres.errors import ConfigError
 from superres.system.terminal import echo, echo_json
 
 if TYPE_CHECKING:
     from superres.evaluation.benchmark import Workload
 
-Batches = Annotated[str | None, typer.Option(metavar="B,B,...", help="Rows decoded together, several numbers. "
+Batches = Annotated[str | None, typer.Option(metavar="B,B,...", help="Batch sizes, rows decoded together, with commas "
+                                             "between. "
                                              "[default: 1,8,64; with --proposers 1]", show_default=False)]
-Repeats = Annotated[int, typer.Option(metavar="N", help="Rounds, of which medians are taken.")]
-Busy = Annotated[bool, typer.Option("--busy", help="Measure even if something else uses the processor.")]
+Repeats = Annotated[int, typer.Option(metavar="N", help="Rounds of measuring; the report holds their medians.")]
+Busy = Annotated[bool, typer.Option("--busy", help="Measure even while other programs use the processor.")]
 Folder = Annotated[Path | None, typer.Option("--output", metavar="DIR", help="Folder for benchmark.json, benchmark.md "
                                              "and two plots.", show_default=False)]
 Data = Annotated[Path | None, typer.Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA "
@@ -39,10 +38,14 @@ Pairs = Annotated[Path | None, typer.Option("--data", metavar="PATH", help="Para
                                             "test set of sacrebleu's. [default: English sentences of our own]",
                                             show_default=False)]
 Named = Annotated[str | None, typer.Option("--proposers", metavar="all|NAME,NAME...", help="Compare proposers instead: "
-                                           "what the cost model predicts beside what is measured.",
+                                           "the time that the cost model predicts beside the measured one.",
                                            show_default=False)]
-Hot = Annotated[float, typer.Option("--temperature", metavar="T", help="With --proposers: of sampling.")]
+Hot = Annotated[float, typer.Option("--temperature", metavar="T", help="Temperature of sampling, above 0, with "
+                                    "--proposers.")]
 DEFAULT_BATCHES = "1,8,64"
+
+NEEDED = ("block_size", "draft", "ngrams")
+"""Decoding settings that the comparison of proposers reads."""
 
 SENTENCE_ROUNDS = 8
 """With --proposers, sentences are so short that each round takes so many batches."""
@@ -50,12 +53,11 @@ SENTENCE_ROUNDS = 8
 benchmark_app = typer.Typer(help="Measure how fast decoding is on this machine.", rich_markup_mode=None)
 
 
-@benchmark_app.command()
+@decoding_command(benchmark_app, FACES, *NEEDED)
 def images(
     context: typer.Context, data: Data = None, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, batches: Batches = None,
     repeats: Repeats = 3, device: Device = "auto", engine: Engine = "auto", output: Folder = None, busy: Busy = False,
-    as_json: AsJson = False, proposers: Named = None, draft: Draft = None, ngrams: Ngrams = None,
-    block_size: BlockSize = None, temperature: Hot = 0.9,
+    as_json: AsJson = False, proposers: Named = None, temperature: Hot = 0.9,
 ) -> None:
     """Time upscaling: greedy, exact blocks and epsilon 2 by block size and batch, the step's parts, and its floor."""
     sizes = parse_batches(batches or ("1" if proposers else DEFAULT_BATCHES))
@@ -65,22 +67,21 @@ def images(
     from superres.evaluation.examples import example_sources
     from superres.tasks.faces import read_faces
 
-    upscaler = load_upscaler(checkpoint, device, DEFAULTS, engine)
+    upscaler = load_upscaler(checkpoint, device, engine)
     count = max(sizes) * (repeats if proposers else 1)
     work = image_workload(upscaler, example_sources(count) if data is None else read_faces(data, "valid", count).lr)
     if proposers is None:
         _measure(work, sizes, repeats, output, busy, as_json)
     else:
-        base = DecodeConfig(block_size=block_size, draft=draft, ngrams=ngrams)
+        base = decode_config(context)
         _compare(work, proposers, sizes, repeats, base, temperature, output, busy, as_json)
 
 
-@benchmark_app.command()
+@decoding_command(benchmark_app, TRANSLATION, *NEEDED)
 def text(
     context: typer.Context, data: Pairs = None, checkpoint: Checkpoint = DEFAULT_TRANSLATOR, batches: Batches = None,
     repeats: Repeats = 3, device: Device = "auto", engine: Engine = "auto", output: Folder = None, busy: Busy = False,
-    as_json: AsJson = False, proposers: Named = None, draft: Draft = None, ngrams: Ngrams = None,
-    block_size: BlockSize = None, temperature: Hot = 0.9,
+    as_json: AsJson = False, proposers: Named = None, temperature: Hot = 0.9,
 ) -> None:
     """Time translation: greedy, exact and top-2 blocks by block size and batch, beam search, the step and its floor."""
     sizes = parse_batches(batches or ("1" if proposers else DEFAULT_BATCHES))
@@ -90,13 +91,13 @@ def text(
     from superres.evaluation.examples import SENTENCES
     from superres.tasks.translation import read_pairs
 
-    translator = load_translator(checkpoint, device, DEFAULTS, engine=engine)
+    translator = load_translator(checkpoint, device, engine=engine)
     lines = SENTENCES if data is None else read_pairs(data, translator.languages).source
     work = text_workload(translator, lines)
     if proposers is None:
         _measure(work, sizes, repeats, output, busy, as_json)
     else:
-        base = DecodeConfig(block_size=block_size, draft=draft, ngrams=ngrams)
+        base = decode_config(context)
         _compare(work, proposers, sizes, SENTENCE_ROUNDS * repeats, base, temperature, output, busy, as_json)
 
 

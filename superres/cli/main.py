@@ -1,7 +1,8 @@
 """The command line `superres`: options, and one line for every error. The work is done by the modules below it.
 
-A new command is a function with `@app.command()`, a new group a Typer of its own with `app.add_typer`. What is slow to
-import (torch) is imported inside the commands, so that help and usage errors come at once.
+A new command is a function with `@app.command()`, or `@decoding_command` where it has options of decoding settings. A
+new group is a Typer of its own with `app.add_typer`. What is slow to import (torch) is imported inside the commands, so
+that help and usage errors come at once.
 """
 
 from __future__ import annotations
@@ -22,22 +23,14 @@ from superres.cli.benchmark import benchmark_app
 from superres.cli.options import (
     DEFAULTS,
     INTERRUPTED,
-    Accept,
-    Adaptive,
     Alpha,
     AsJson,
     BatchSize,
-    BlockSize,
-    Budget,
-    Candidates,
     Checkpoint,
     Data,
-    DecodingCommand,
     Device,
-    Draft,
     Draws,
     Engine,
-    Epsilon,
     Format,
     Greedy,
     Images,
@@ -48,32 +41,21 @@ from superres.cli.options import (
     Manifest,
     MaxBits,
     Metadata,
-    MinBlock,
     MinPsnr,
-    Ngrams,
-    Noise,
-    Nucleus,
     OnExisting,
     Output,
-    Proposer,
     RayAddress,
     Recursive,
     Samples,
-    SampleTopK,
-    Sampling,
     Save,
-    Seed,
     Shard,
     Sheet,
     Source,
     Split,
     Suffix,
-    Temperature,
-    TextDecodingCommand,
-    TopK,
-    Window,
     Workers,
     decode_config,
+    decoding_command,
     given_options,
     load_upscaler,
     refuse_idle,
@@ -82,7 +64,7 @@ from superres.cli.options import (
 from superres.cli.survey import survey_app
 from superres.cli.text import text, translate
 from superres.cli.train import train_app
-from superres.config import DEFAULT_CHECKPOINT, QualityBound, require
+from superres.config import DEFAULT_CHECKPOINT, FACES, TRANSLATION, QualityBound, require
 from superres.errors import SuperresError
 from superres.pipeline.options import combined
 from superres.system.terminal import PrintableFormatter, StandardOutputError, echo, echo_json, one_line, standard_output
@@ -96,6 +78,7 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+                  context_settings={"help_option_names": ["-h", "--help"]},
                   help="Upscale 8x8 faces to 32x32, and translate, by blockwise parallel decoding.")
 evaluate_app = typer.Typer(help="Score a checkpoint.", rich_markup_mode=None)
 manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich_markup_mode=None)
@@ -104,8 +87,8 @@ app.add_typer(train_app, name="train")
 app.add_typer(benchmark_app, name="benchmark")
 app.add_typer(survey_app, name="survey")
 app.add_typer(manifest_app, name="manifest")
-app.command(cls=TextDecodingCommand)(translate)
-evaluate_app.command(cls=TextDecodingCommand)(text)
+decoding_command(app, TRANSLATION)(translate)
+decoding_command(evaluate_app, TRANSLATION)(text)
 
 
 def print_version(asked: bool) -> None:
@@ -123,22 +106,14 @@ def superres(version: Version = False) -> None:
     """Upscale 8x8 faces to 32x32, and translate, by blockwise parallel decoding."""
 
 
-@app.command(cls=DecodingCommand)
+@decoding_command(app, FACES)
 def upscale(
     context: typer.Context, output: Output, inputs: Inputs = [],  # noqa: B006 -- typer wants a list
-    listed: InputList = None, checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
-    block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept,
-    epsilon: Epsilon = str(DEFAULTS.epsilon), budget: Budget = DEFAULTS.budget,
-    top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block, samples: Samples = 1,
-    temperature: Temperature = str(DEFAULTS.temperature), seed: Seed = DEFAULTS.seed, batch_size: Images = "auto",
-    device: Device = "auto", recursive: Recursive = False, source: Source = "auto", on_existing: OnExisting = "skip",
-    shard: Shard = "0/1", manifest: Manifest = None, proposer: Proposer = DEFAULTS.proposer,
-    noise: Noise = DEFAULTS.noise, engine: Engine = "auto", adaptive: Adaptive = DEFAULTS.adaptive,
-    format_name: Format = "png", suffix: Suffix = "", keep_tree: KeepTree = False, alpha: Alpha = "white",
-    metadata: Metadata = "strip", ray: RayAddress = None, workers: Workers = None,
-    draft: Draft = DEFAULTS.draft, ngrams: Ngrams = DEFAULTS.ngrams, sampling: Sampling = DEFAULTS.sampling,
-    sample_top_k: SampleTopK = DEFAULTS.sample_top_k, nucleus: Nucleus = DEFAULTS.nucleus,
-    window: Window = DEFAULTS.window, candidates: Candidates = DEFAULTS.candidates,
+    checkpoint: Checkpoint = DEFAULT_CHECKPOINT, source: Source = "auto", samples: Samples = 1,
+    format_name: Format = "png", alpha: Alpha = "white", metadata: Metadata = "strip", device: Device = "auto",
+    listed: InputList = None, recursive: Recursive = False, keep_tree: KeepTree = False, suffix: Suffix = "",
+    on_existing: OnExisting = "skip", manifest: Manifest = None, batch_size: Images = "auto", shard: Shard = "0/1",
+    ray: RayAddress = None, workers: Workers = None, engine: Engine = "auto",
 ) -> None:
     """Upscale images: each becomes a 32x32 PNG.
 
@@ -165,7 +140,7 @@ def upscale(
 
     check_samples(decode, samples)
     jobs = plan(inputs, options, read_list(listed) if listed is not None else [])
-    upscaler = load_upscaler(checkpoint, device, decode, engine)
+    upscaler = load_upscaler(checkpoint, device, engine)
     decode = combined(upscaler.default, given_options(context, decode), upscaler.model_config.prediction_heads)
     if ray is None:
         summary = upscale_files(jobs, upscaler, options, decode)
@@ -206,19 +181,11 @@ def evaluate() -> None:
     """Score a checkpoint."""
 
 
-@evaluate_app.command(cls=DecodingCommand)
+@decoding_command(evaluate_app, FACES)
 def images(
     context: typer.Context, data: Data, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid",
-    limit: Limit = None, block_size: BlockSize = DEFAULTS.block_size, accept: Accept = DEFAULTS.accept,
-    epsilon: Epsilon = str(DEFAULTS.epsilon), budget: Budget = DEFAULTS.budget,
-    top_k: TopK = DEFAULTS.top_k, min_block: MinBlock = DEFAULTS.min_block, samples: Draws = 1,
-    temperature: Temperature = str(DEFAULTS.temperature), seed: Seed = DEFAULTS.seed, batch_size: BatchSize = 16,
-    device: Device = "auto", greedy: Greedy = True, sheet: Sheet = None, as_json: AsJson = False,
-    proposer: Proposer = DEFAULTS.proposer, noise: Noise = DEFAULTS.noise, engine: Engine = "auto",
-    adaptive: Adaptive = DEFAULTS.adaptive,
-    draft: Draft = DEFAULTS.draft, ngrams: Ngrams = DEFAULTS.ngrams, sampling: Sampling = DEFAULTS.sampling,
-    sample_top_k: SampleTopK = DEFAULTS.sample_top_k, nucleus: Nucleus = DEFAULTS.nucleus,
-    window: Window = DEFAULTS.window, candidates: Candidates = DEFAULTS.candidates,
+    limit: Limit = None, samples: Draws = 1, batch_size: BatchSize = 16, device: Device = "auto",
+    greedy: Greedy = True, sheet: Sheet = None, as_json: AsJson = False, engine: Engine = "auto",
 ) -> None:
     """Score decoding next to nearest, bicubic and greedy on the same images: quality, bits/dim, block size, speed."""
     decode = decode_config(context)
@@ -233,7 +200,7 @@ def images(
 
     check_samples(decode, samples)
     pairs = read_faces(data, cast(SplitName, split), limit)
-    upscaler = load_upscaler(checkpoint, device, decode, engine)
+    upscaler = load_upscaler(checkpoint, device, engine)
     decode = combined(DEFAULTS, given_options(context, decode), upscaler.model_config.prediction_heads)
     if sheet is not None:
         prepare_folder(sheet.parent, "--sheet")
@@ -277,7 +244,7 @@ def tune(
     folder = find_checkpoint(checkpoint)
     if save:
         prepare_folder(folder, "--checkpoint, or give --no-save")
-    upscaler = load_upscaler(checkpoint, device, DEFAULTS, engine)
+    upscaler = load_upscaler(checkpoint, device, engine)
     report, table, fastest = search(pairs, upscaler, bound, batch_size)
     if save:
         save_default(folder, upscaler.device.type, fastest)

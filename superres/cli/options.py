@@ -1,10 +1,12 @@
-"""Options that commands share, and what they mean: decoding settings, and the checkpoint on a device."""
+"""Options that commands share: those of `DecodeConfig`, which are made from its fields, and the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
 
 import typer
 from typer.core import TyperCommand
@@ -12,17 +14,19 @@ from typer.core import TyperCommand
 from superres.batch.image_files import FORMATS
 from superres.batch.plan import METADATA, ON_EXISTING
 from superres.config import (
+    DECODING,
     ENGINES,
-    LEAST_TEMPERATURE,
-    SAMPLINGS,
+    EXPERTS,
+    FACES,
+    SAMPLING,
+    TRANSLATION,
     BeamConfig,
     DecodeConfig,
-    parse_epsilon,
-    parse_temperature,
+    Setting,
     require,
     require_choice,
 )
-from superres.pipeline.options import as_option
+from superres.pipeline.options import SETTINGS, as_option, choices_for
 from superres.tasks.faces import SOURCES, SPLITS, is_celeba
 from superres.tasks.translation import parse_languages
 
@@ -35,6 +39,11 @@ DEVICES = ("auto", "cpu", "cuda")
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
+FILES = "Many files"
+"""Section of the help for options of long runs."""
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
 
 def choices(names: Sequence[str]) -> str:
     """Return `names` as help shows them."""
@@ -42,120 +51,137 @@ def choices(names: Sequence[str]) -> str:
 
 
 class DecodingCommand(TyperCommand):
-    """A command with decoding options: its help lists the registered names, which are imported only then."""
+    """A command with decoding options, whose help has a section for each panel of options."""
 
-    text = False
+    task: ClassVar[str] = FACES
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 -- their types move with typer
-        """Write the help."""
-        registered = registered_names(self.text)
-        for parameter in self.params:
-            if parameter.name in registered:
-                parameter.metavar = choices(registered[parameter.name])
-        super().format_help(ctx, formatter)
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 -- their types move with typer
+        """Write the sections of arguments and options."""
+        titles = ("Arguments", "Options", FILES, DECODING, SAMPLING, EXPERTS)
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in titles}
+        for parameter in self.get_params(ctx):
+            name = str(parameter.name)
+            if name in SETTINGS and SETTINGS[name].choices:
+                parameter.metavar = choices(choices_for(name, self.task))
+            if (record := parameter.get_help_record(ctx)) is not None:
+                plain = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                sections[getattr(parameter, "rich_help_panel", None) or plain].append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 class TextDecodingCommand(DecodingCommand):
     """A `DecodingCommand` for text."""
 
-    text = True
+    task = TRANSLATION
 
 
-def registered_names(text: bool = False) -> dict[str, list[str]]:
-    """Return the names that may be given for each decoding option that takes one, for images or for `text`."""
-    from superres.decoding.acceptance import CRITERIA, UNORDERED
-    from superres.decoding.noise import NOISES
-    from superres.decoding.proposers import PROPOSERS
+def decoding_command(app: typer.Typer, task: str, *names: str) -> Callable[[Command], Command]:
+    """Return a decorator that registers a command with options for decoding settings beside its own parameters.
 
-    if text:
-        proposers = [name for name, proposer in PROPOSERS.items() if not proposer.raster]
-        return {"accept": list(UNORDERED), "proposer": proposers}
-    return {"accept": list(CRITERIA), "proposer": list(PROPOSERS), "noise": list(NOISES)}
+    The command reads these options by `decode_config`.
+
+    Args:
+        app: where it is registered.
+        task: the task that it decodes for.
+        names: its settings; all that serve the task if there are none.
+    """
+    offered = {name: about for name, about in SETTINGS.items() if task in about.tasks and name in (names or SETTINGS)}
+
+    def register(function: Command) -> Command:
+        @functools.wraps(function)
+        def command(**values: Any) -> None:  # noqa: ANN401 -- of the command's options
+            function(**{name: value for name, value in values.items() if name not in offered})
+
+        signature = inspect.signature(function, eval_str=True)
+        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in signature.parameters.values()]
+        command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*own, *(option_of(name, about) for name, about in offered.items())])
+        app.command(cls=DecodingCommand if task == FACES else TextDecodingCommand)(command)
+        return function
+
+    return register
+
+
+def option_of(name: str, about: Setting) -> inspect.Parameter:
+    """Return the option of a decoding setting, as the parameter of a command."""
+    default, kind = getattr(DEFAULTS, name), about.kind
+    unset = f" [default: {about.unset}]" if about.unset else ""
+    if about.parse is not None:
+        kind, default = str, str(default)
+    option = typer.Option(default, as_option(name, ""), metavar=about.metavar, help=about.help + unset,
+                          show_default=default is not None and kind is not bool, rich_help_panel=about.panel)
+    annotation = kind if default is not None else kind | None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
 
 
 Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Images, folders of images, archives (.zip, "
                                              ".tar, .tar.gz, .npz ...), and patterns such as 'photos/**/*.jpg'.",
                                              show_default=False)]
-InputList = Annotated[str | None, typer.Option("--list", metavar="FILE", help="Take inputs from FILE, too, one a line; "
-                                               "- is standard input.", show_default=False)]
+InputList = Annotated[str | None, typer.Option("--list", metavar="FILE", help="Read more inputs from FILE, one per "
+                                               "line; '-' reads standard input.", show_default=False,
+                                               rich_help_panel=FILES)]
 Output = Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results, DIR/<name of the input>.png.")]
 Format = Annotated[str, typer.Option("--format", metavar=choices(list(FORMATS)), help="Format of the results.")]
-Suffix = Annotated[str, typer.Option(metavar="TEXT", help="Added to the names of the results.", show_default=False)]
-KeepTree = Annotated[bool, typer.Option("--keep-tree", help="Put results into sub-folders named as the inputs'.")]
-Alpha = Annotated[str, typer.Option(metavar="keep|COLOUR", help="Keep transparency, or lay COLOUR under it.")]
-Metadata = Annotated[str, typer.Option(metavar=choices(METADATA), help="What becomes of EXIF, XMP and the colour "
+Suffix = Annotated[str, typer.Option(metavar="TEXT", help="Text added to the name of each result, before its ending.",
+                                     show_default=False, rich_help_panel=FILES)]
+KeepTree = Annotated[bool, typer.Option("--keep-tree", help="Write results into sub-folders named as those of the "
+                                        "inputs.", rich_help_panel=FILES)]
+Alpha = Annotated[str, typer.Option(metavar="keep|COLOUR", help="Keep transparency, or put COLOUR behind it.")]
+Metadata = Annotated[str, typer.Option(metavar=choices(METADATA), help="Remove or keep EXIF, XMP and the colour "
                                        "profile; colours are converted to sRGB either way.")]
-Images = Annotated[str, typer.Option("--batch-size", metavar="N", help="Images decoded together; auto: what is useful "
-                                     "and fits into the memory.")]
+Images = Annotated[str, typer.Option("--batch-size", metavar="N", help="Images decoded together, 1 or more; auto picks "
+                                     "a useful number that fits into memory.", rich_help_panel=FILES)]
 RayAddress = Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="Decode on a Ray cluster (extra ray): "
                                                 "its address, auto for one that runs on this machine, or local to "
-                                                "start one here.", show_default=False)]
+                                                "start one here.", show_default=False, rich_help_panel=FILES)]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="Ray actors, each with a copy of the model. [default: "
-                                             "one a GPU, or one for two CPUs]", show_default=False)]
+                                             "one per GPU, or one per two CPUs]", show_default=False,
+                                             rich_help_panel=FILES)]
 Checkpoint = Annotated[str, typer.Option(metavar="NAME|DIR", help="Bundled checkpoint, folder or hub id.")]
-BlockSize = Annotated[int | None, typer.Option(metavar="K", help="Tokens proposed a step; 1 is greedy. "
-                                               "[default: all prediction heads]", show_default=False)]
-Accept = Annotated[str, typer.Option(metavar="CRITERION", help="When a proposal is accepted.")]
-Epsilon = Annotated[str, typer.Option(metavar="E[,E...]", help="Largest difference accepted, in grey levels: one for "
-                                      "distance and drift-budget, one an offset (the last repeats) for "
-                                      "distance-by-offset, and red,green,blue for distance-by-channel.")]
-Budget = Annotated[int, typer.Option(metavar="N", help="drift-budget: largest sum of differences along a block.")]
-Proposer = Annotated[str, typer.Option(metavar="NAME", help="Where proposals come from.")]
-Draft = Annotated[str | None, typer.Option(metavar="NAME|DIR", help="Checkpoint of the proposer draft. [default: "
-                                           "NAME-draft beside --checkpoint NAME, if it is there]", show_default=False)]
-Ngrams = Annotated[str | None, typer.Option(metavar="FILE", help="Counts for the proposer ngram, from 'train ngrams'. "
-                                            "[default: ngrams.safetensors of the checkpoint, if it is there]",
-                                            show_default=False)]
-Window = Annotated[int, typer.Option(metavar="W", help="lookahead: tokens that each stage of its Jacobi iteration "
-                                     "looks ahead. Its n-grams have the block size.")]
-Candidates = Annotated[int, typer.Option(metavar="G", help="lookahead: n-grams verified in a step, at most.")]
-Sampling = Annotated[str, typer.Option(metavar=choices(SAMPLINGS), help="coupled: the sample that one token at a time "
-                                       "would give; speculative: accept with min(1, p/q), another sample of the same "
-                                       "distribution.")]
-SampleTopK = Annotated[int | None, typer.Option("--sample-top-k", metavar="N", help="Sample from the N likeliest "
-                                                "tokens.", show_default=False)]
-Nucleus = Annotated[float, typer.Option(metavar="P", help="Sample from the likeliest tokens that make up P together.")]
-Noise = Annotated[str, typer.Option(metavar="NAME", help="How samples are drawn; quantile keeps proposals close.")]
-TopK = Annotated[int, typer.Option(metavar="N", help="top-k: rank within which a proposal is accepted.")]
-Adaptive = Annotated[bool, typer.Option("--adaptive", help="Choose the block size while decoding, up to --block-size, "
-                                        "as is fastest here.")]
-MinBlock = Annotated[int, typer.Option(metavar="L", help="Tokens accepted a step at the least.")]
-Samples = Annotated[int, typer.Option(metavar="N", help="Pictures an input; <name>-1.png and so on if more than 1.")]
-Draws = Annotated[int, typer.Option("--samples", min=1, metavar="N", help="Samples an input; several are scored "
+Samples = Annotated[int, typer.Option(metavar="N", help="Pictures per input, named <name>-1.png and so on if more "
+                                      "than 1; several need a temperature above 0.")]
+Draws = Annotated[int, typer.Option("--samples", min=1, metavar="N", help="Samples per input; several are scored "
                                     "together.")]
-Temperature = Annotated[str, typer.Option(metavar="T|R,G,B", help="0 is greedy (smooth); from "
-                                          f"{LEAST_TEMPERATURE:g} on, samples (try 0.9). Three numbers: one a colour.")]
-Seed = Annotated[int, typer.Option(metavar="S", help="Seed of the sampling noise.")]
-BatchSize = Annotated[int, typer.Option(metavar="N", help="Images decoded together.")]
-Device = Annotated[str, typer.Option(metavar=choices(DEVICES), help="Where to compute.")]
-Engine = Annotated[str, typer.Option(metavar=choices(ENGINES), help="How decoding is computed: by torch, by code "
-                                     "compiled for this CPU on first use, or as CUDA graphs; bf16 rounds weights.")]
-Recursive = Annotated[bool, typer.Option("--recursive", help="Descend into sub-folders of input folders.")]
-Source = Annotated[str, typer.Option(metavar=choices(SOURCES), help="Take inputs as 8x8 images, or as photos to crop "
-                                     "and reduce; auto goes by their size.")]
-OnExisting = Annotated[str, typer.Option(metavar=choices(ON_EXISTING), help="What to do with an output that exists.")]
-Shard = Annotated[str, typer.Option(metavar="I/N", help="Do only part I of N equal parts, I from 0 to N-1.")]
-Manifest = Annotated[Path | None, typer.Option(metavar="FILE", help="Where the manifest is, a JSON line an output, by "
-                                            "which a later run continues. [default: DIR/manifest.jsonl]",
-                                            show_default=False)]
+BatchSize = Annotated[int, typer.Option(metavar="N", help="Images decoded together, 1 or more.")]
+Device = Annotated[str, typer.Option(metavar=choices(DEVICES), help="Device to compute on; auto takes a GPU if there "
+                                     "is one.")]
+Engine = Annotated[str, typer.Option(metavar=choices(ENGINES), help="How the decoding step is computed: plain by "
+                                     "torch, native by code compiled for this CPU on first use, graph by CUDA graphs; "
+                                     "bf16 rounds the weights.", rich_help_panel=EXPERTS)]
+Recursive = Annotated[bool, typer.Option("--recursive", help="Descend into sub-folders of input folders.",
+                                         rich_help_panel=FILES)]
+Source = Annotated[str, typer.Option(metavar=choices(SOURCES), help="lowres takes inputs as 8x8 images; photo crops "
+                                     "and reduces them; auto decides by their size.")]
+OnExisting = Annotated[str, typer.Option(metavar=choices(ON_EXISTING), help="What to do with an output that exists.",
+                                         rich_help_panel=FILES)]
+Shard = Annotated[str, typer.Option(metavar="I/N", help="Decode only part I of N equal parts of the inputs, I from 0 "
+                                    "to N-1.", rich_help_panel=FILES)]
+Manifest = Annotated[Path | None, typer.Option(metavar="FILE", help="Manifest, one JSON line per output, from which a "
+                                               "later run continues. [default: DIR/manifest.jsonl]",
+                                               show_default=False, rich_help_panel=FILES)]
 Data = Annotated[Path, typer.Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA root.")]
 Split = Annotated[str, typer.Option(metavar=choices(SPLITS), help="Part of a CelebA root.")]
-Limit = Annotated[int | None, typer.Option(metavar="N", help="Score the first N only.", show_default=False)]
-Greedy = Annotated[bool, typer.Option("--greedy/--no-greedy", help="Compare with block size 1.")]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="Score the first N inputs only. [default: all]",
+                                           show_default=False)]
+Greedy = Annotated[bool, typer.Option("--greedy/--no-greedy", help="Compare with greedy decoding, block size 1.")]
 Sheet = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet of the first images.")]
-MinPsnr = Annotated[float | None, typer.Option(metavar="DB", help="Bound: PSNR to the greedy images, in dB (try 40).",
-                                               show_default=False)]
-MaxBits = Annotated[float | None, typer.Option(metavar="BITS", help="Bound: bits/dim under p1 above that of the "
+MinPsnr = Annotated[float | None, typer.Option(metavar="DB", help="Bound: least PSNR to the greedy images, in dB (try "
+                                               "40).", show_default=False)]
+MaxBits = Annotated[float | None, typer.Option(metavar="BITS", help="Bound: most bits/dim under p1 above that of the "
                                                "greedy images.", show_default=False)]
 Save = Annotated[bool, typer.Option("--save/--no-save", help="Save the fastest settings as the checkpoint's default.")]
 Languages = Annotated[str | None, typer.Option(metavar="SOURCE-TARGET", help="Languages of the text, such as en-de. "
                                                "[default: those of the checkpoint]", show_default=False)]
-Beam = Annotated[int | None, typer.Option("--beam", metavar="N", help="Beam search with N hypotheses, without blocks.",
-                                          show_default=False)]
-LengthPenalty = Annotated[float, typer.Option(metavar="A", help="Beam search ranks by log p / ((5 + length) / 6)**A.")]
-Sentences = Annotated[int, typer.Option("--batch-size", metavar="N", help="Sentences decoded together.")]
-TextTemperature = Annotated[str, typer.Option("--temperature", metavar="T",
-                                              help=f"0 is greedy; from {LEAST_TEMPERATURE:g} on, samples.")]
+Beam = Annotated[int | None, typer.Option("--beam", metavar="N", help="Decode by beam search with N hypotheses per "
+                                          "sentence instead of in blocks.", show_default=False,
+                                          rich_help_panel=DECODING)]
+LengthPenalty = Annotated[float, typer.Option(metavar="A", help="Exponent of beam search's length penalty: hypotheses "
+                                              "are ranked by log p / ((5 + length) / 6)**A.",
+                                              rich_help_panel=DECODING)]
+Sentences = Annotated[int, typer.Option("--batch-size", metavar="N", help="Sentences decoded together, 1 or more.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")]
 
 
@@ -165,10 +191,13 @@ def decode_config(context: typer.Context) -> DecodeConfig:
     Raises:
         ConfigError: a setting is out of range, or two contradict one another.
     """
-    values = {name: context.params[name] for name in DEFAULTS.to_dict() if name in context.params}
-    if "epsilon" in values:
-        values["epsilon"] = parse_epsilon(values["epsilon"])
-    values["temperature"] = parse_temperature(values["temperature"])
+    task = cast(DecodingCommand, context.command).task
+    values = {name: context.params[name] for name in SETTINGS if name in context.params}
+    for name, value in values.items():
+        if isinstance(value, str):
+            values[name] = SETTINGS[name].read(name, value)
+        if SETTINGS[name].choices:
+            require_choice(as_option(name, ""), value, choices_for(name, task))
     return DecodeConfig(**values)
 
 
@@ -207,21 +236,22 @@ def refuse_idle_split(context: typer.Context, data: Path) -> None:
         refuse_idle(context, f"on {data}, which is no CelebA root and is taken whole; leave it out", "split")
 
 
-def load_upscaler(checkpoint: str, device: str, decode: DecodeConfig, engine: str = "auto") -> Upscaler:
-    """Check the names of device, engine, criterion, proposer and noise, and load the checkpoint.
+def load_upscaler(checkpoint: str, device: str, engine: str = "auto") -> Upscaler:
+    """Check the names of device and engine, and load the checkpoint.
 
     Raises:
         ConfigError: an unknown name, or a device that this machine lacks, or an engine that cannot serve there.
         CheckpointError: the checkpoint is missing or damaged.
     """
-    _check_names(device, engine, decode, registered_names())
+    require_choice("--device", device, DEVICES)
+    require_choice("--engine", engine, ENGINES)
     from superres.pipeline.upscaler import Upscaler
 
     return Upscaler.load(checkpoint, device, engine)
 
 
 def load_translator(
-    checkpoint: str, device: str, decode: DecodeConfig, languages: str | None = None, engine: str = "auto",
+    checkpoint: str, device: str, languages: str | None = None, engine: str = "auto",
 ) -> Translator:
     """Check names as `load_upscaler` does, load the checkpoint, and check that it translates `languages` ("en-de").
 
@@ -229,7 +259,8 @@ def load_translator(
         ConfigError: as for `load_upscaler`, or the checkpoint translates other languages.
         CheckpointError: the checkpoint is missing or damaged.
     """
-    _check_names(device, engine, decode, registered_names(text=True))
+    require_choice("--device", device, DEVICES)
+    require_choice("--engine", engine, ENGINES)
     wanted = None if languages is None else parse_languages(languages)
     from superres.pipeline.translator import Translator
 
@@ -237,13 +268,6 @@ def load_translator(
     require(wanted in (None, translator.languages), f"checkpoint {translator.name} translates "
             f"{'-'.join(translator.languages)}, not {languages}; choose another --checkpoint")
     return translator
-
-
-def _check_names(device: str, engine: str, decode: DecodeConfig, registered: dict[str, list[str]]) -> None:
-    require_choice("--device", device, DEVICES)
-    require_choice("--engine", engine, ENGINES)
-    for option, names in registered.items():
-        require_choice(f"--{option}", getattr(decode, option), names)
 
 
 def beam_config(context: typer.Context, beam: int | None, length_penalty: float) -> BeamConfig | None:

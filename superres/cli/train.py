@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from superres.cli.options import (
-    DEFAULTS,
     INTERRUPTED,
     BatchSize,
-    BlockSize,
     Checkpoint,
     Device,
     LengthPenalty,
     choices,
+    decode_config,
+    decoding_command,
     load_translator,
     load_upscaler,
 )
-from superres.config import DEFAULT_CHECKPOINT, HEAD_LAYERS, PRESETS, BeamConfig, DecodeConfig
+from superres.config import DECODING, DEFAULT_CHECKPOINT, FACES, HEAD_LAYERS, PRESETS, BeamConfig
 from superres.system.terminal import echo, printable
 from superres.tasks.translation import parse_languages
 from superres.training.settings import HEAD_LOSSES, HEAD_TARGETS, TrainConfig
@@ -81,7 +81,8 @@ TrainLanguages = Annotated[str | None, typer.Option("--languages", metavar="SOUR
                                                     "such as en-de, which is the preset's.", show_default=False)]
 Teacher = Annotated[str | None, typer.Option(metavar="NAME|DIR", help="Learn the distributions of this checkpoint's "
                                              "p1, not the true tokens; so is a draft model made.", show_default=False)]
-TeacherBeam = Annotated[int, typer.Option("--beam", metavar="N", help="Text: hypotheses of the beam search.")]
+TeacherBeam = Annotated[int, typer.Option("--beam", metavar="N", help="Text: hypotheses of beam search per sentence.",
+                                          rich_help_panel=DECODING)]
 Precision = Annotated[str, typer.Option(metavar="[bf16|no]", help="Autocast to bf16, or not.")]
 
 NgramFile = Annotated[Path, typer.Option("--output", metavar="FILE", help="Where to write the counts; named "
@@ -129,10 +130,10 @@ def heads(
            prediction_heads=prediction_heads, head_layer=head_layer)
 
 
-@train_app.command()
+@decoding_command(train_app, FACES, "block_size")
 def decode(
-    data: TrainData, output: RunFolder, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, limit: TrainLimit = None,
-    block_size: BlockSize = DEFAULTS.block_size, batch_size: BatchSize = 64, device: Device = "auto",
+    context: typer.Context, data: TrainData, output: RunFolder, checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
+    limit: TrainLimit = None, batch_size: BatchSize = 64, device: Device = "auto",
     beam: TeacherBeam = BEAM.size, length_penalty: LengthPenalty = BEAM.length_penalty,
 ) -> None:
     """Let a checkpoint decode training inputs, to train on what it makes of them.
@@ -140,7 +141,7 @@ def decode(
     Faces are decoded greedily, for the stage distil, into DIR/faces.npz. A translation checkpoint, the teacher,
     translates by beam search into the parallel text DIR/pairs, which is --data for training a student.
     """
-    options, search = DecodeConfig(block_size), BeamConfig(beam, length_penalty)
+    options, search = decode_config(context), BeamConfig(beam, length_penalty)
 
     from superres.checkpoint import find_checkpoint
     from superres.pipeline.auto import checkpoint_task
@@ -148,13 +149,13 @@ def decode(
     from superres.training.distillation import decode_own_faces, translate_pairs
 
     if checkpoint_task(find_checkpoint(checkpoint)) == translation.name:
-        translator = load_translator(checkpoint, device, options)
+        translator = load_translator(checkpoint, device)
         text = translation.read_pairs(data, translator.languages, limit)
         with _counting_bar(len(text), "pair") as (report, stop):
             done = translate_pairs(translator, text, output, search, batch_size, stop, report)
     else:
         pairs = faces.read_faces(data, "train", limit)
-        upscaler = load_upscaler(checkpoint, device, options)
+        upscaler = load_upscaler(checkpoint, device)
         with _counting_bar(len(pairs), "image") as (report, stop):
             done = decode_own_faces(upscaler, pairs, output, options, batch_size, stop, report)
     _finish(output, done)

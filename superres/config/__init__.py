@@ -2,6 +2,7 @@
 
 from superres.config.checks import LARGEST, Config, is_number, is_whole, require, require_choice, require_whole
 from superres.config.decoding import (
+    CRITERION_NAMES,
     DEFAULT_CHECKPOINT,
     DEFAULT_TRANSLATOR,
     ENGINES,
@@ -9,6 +10,8 @@ from superres.config.decoding import (
     LARGEST_BRANCHING,
     LARGEST_PENALTY,
     LEAST_TEMPERATURE,
+    NOISE_NAMES,
+    PROPOSER_NAMES,
     SAMPLINGS,
     BeamConfig,
     DecodeConfig,
@@ -27,11 +30,24 @@ from superres.config.network import (
     SIZES,
     ModelConfig,
 )
+from superres.config.settings import (
+    DECODING,
+    EXPERTS,
+    FACES,
+    SAMPLING,
+    TRANSLATION,
+    Control,
+    Registry,
+    Setting,
+    setting,
+    settings_of,
+)
 
 __all__ = [
-    "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR", "ENGINES", "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LARGEST_BEAM",
-    "LARGEST_BRANCHING", "LARGEST_PENALTY", "LEAST_TEMPERATURE", "MOST_CHANNELS", "MOST_SOURCE", "MOST_TABLE",
-    "MOST_TARGET", "PRESETS", "SAMPLINGS", "SIZES", "BeamConfig", "Config", "DecodeConfig", "ModelConfig",
-    "QualityBound", "is_number", "is_whole", "parse_epsilon", "parse_temperature", "require", "require_choice",
-    "require_whole",
+    "CRITERION_NAMES", "DECODING", "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR", "ENGINES", "EXPERTS", "FACES",
+    "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LARGEST_BEAM", "LARGEST_BRANCHING", "LARGEST_PENALTY",
+    "LEAST_TEMPERATURE", "MOST_CHANNELS", "MOST_SOURCE", "MOST_TABLE", "MOST_TARGET", "NOISE_NAMES", "PRESETS",
+    "PROPOSER_NAMES", "SAMPLING", "SAMPLINGS", "SIZES", "TRANSLATION", "BeamConfig", "Config", "Control",
+    "DecodeConfig", "ModelConfig", "QualityBound", "Registry", "Setting", "is_number", "is_whole", "parse_epsilon",
+    "parse_temperature", "require", "require_choice", "require_whole", "setting", "settings_of",
 ]

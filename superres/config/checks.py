@@ -49,6 +49,11 @@ def require_text(name: str, value: object) -> None:
     require(isinstance(value, str), f"{name} must be text, not {shown(value)}")
 
 
+def require_choice(name: str, value: object, names: Sequence[str]) -> None:
+    """Raise ConfigError unless `value` is one of `names`; `name` is that of the setting."""
+    require(value in names, f"{name} must be one of {', '.join(names)}, not {shown(value)}")
+
+
 @dataclass(frozen=True)
 class Config:
     """Base of the settings classes: a dictionary form that refuses unknown and mistyped fields."""
@@ -74,8 +79,3 @@ class Config:
             return cls(**cleaned)
         except TypeError as error:
             raise ConfigError(f"{cls.__name__} cannot be built from {shown(values)}: {error}") from error
-
-
-def require_choice(option: str, value: str, names: Sequence[str]) -> None:
-    """Raise ConfigError unless `value` is one of `names`."""
-    require(value in names, f"{option} must be one of {', '.join(names)}, not {value!r}")

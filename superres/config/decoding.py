@@ -12,9 +12,17 @@ from superres.config.checks import (
     is_number,
     is_whole,
     require,
-    require_text,
-    require_truth,
     require_whole,
+)
+from superres.config.settings import (
+    EXPERTS,
+    FACES,
+    SAMPLING,
+    TRANSLATION,
+    Control,
+    documented,
+    setting,
+    settings_of,
 )
 from superres.errors import ConfigError, shown
 
@@ -30,90 +38,123 @@ LEAST_TEMPERATURE = 1e-9
 far more than any network gives, stay finite. Sampling there takes what greedy decoding takes, but where two scores
 are less than 1e-7 apart."""
 
-SAMPLINGS = ("coupled", "speculative")
-"""Ways to sample in blocks."""
-
 LARGEST_BRANCHING = 128
 """Largest window and number of candidates of Lookahead, whose steps read (window + candidates) * (k - 1) columns."""
 
+CRITERION_NAMES = ["exact", "distance", "distance-by-offset", "distance-by-channel", "drift-budget", "top-k"]
+"""Acceptance criteria; `superres.decoding.acceptance.CRITERIA` holds them."""
 
+PROPOSER_NAMES = ["heads", "stale", "jacobi", "draft", "ngram", "lookup", "source", "left", "above", "lookahead"]
+"""Sources of proposals; `superres.decoding.proposers.PROPOSERS` holds them."""
+
+NOISE_NAMES = ["gumbel", "quantile"]
+"""Ways to draw samples; `superres.decoding.noise.NOISES` holds them."""
+
+SAMPLINGS = ("coupled", "speculative")
+"""Ways to sample in blocks."""
+
+
+def parse_epsilon(text: str) -> int | tuple[int, ...]:
+    """Return the number or the numbers in "2" or "4,3,2"; the range is checked by `DecodeConfig`.
+
+    Raises:
+        ConfigError: the text is anything else.
+    """
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--epsilon must be a whole number, or several such as 4,3,2, not {shown(text)}") from None
+    return values if len(values) > 1 else values[0]
+
+
+def parse_temperature(text: str) -> float | tuple[float, ...]:
+    """Return the temperature that "0.9" or "0.9,0.7,0.7" stands for; the range is checked by `DecodeConfig`.
+
+    Raises:
+        ConfigError: a part is not a number.
+    """
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError("--temperature must be a number, or three with commas between such as 0.9,0.7,0.7, "
+                          f"not {shown(text)}") from None
+    return values if len(values) > 1 else values[0]
+
+
+@documented
 @dataclass(frozen=True)
 class DecodeConfig(Config):
     """How tokens are decoded.
 
-    Attributes:
-        block_size: k, tokens proposed a step; 1 is greedy (or sequential sampling); None takes all prediction heads, or
-            what suits the proposer.
-        accept: acceptance criterion, a name in `superres.decoding.acceptance.CRITERIA`, such as "exact" or "distance".
-        epsilon: largest |proposal - verified token| that is accepted, in grey levels; several values where the
-            criterion says how it reads them.
-        top_k: rank within which "top-k" accepts.
-        min_block: l, tokens accepted a step whatever the criterion says (section 5.3 of the paper); 1 is off.
-        temperature: T; 0 is greedy, T >= `LEAST_TEMPERATURE` samples from softmax(scores / T). Three numbers are those
-            of red, green and blue.
-        seed: key of the sampling noise.
-        budget: largest sum of |proposal - verified token| along a block that "drift-budget" accepts, in grey levels.
-        noise: how samples are drawn, a name in `superres.decoding.noise.NOISES`: "gumbel" for any tokens, "quantile"
-            for intensities, whose proposals it keeps close to the verifier's samples.
-        proposer: source of proposals, a name in `superres.decoding.proposers.PROPOSERS`, such as "heads", "draft" or
-            "lookahead".
-        window: W, tokens that "lookahead" looks ahead at each stage of its Jacobi iteration; N, the size of its
-            n-grams, is its block size.
-        candidates: G, n-grams that "lookahead" verifies in a step, at most.
-        adaptive: choose the block size while decoding, up to `block_size`, by what steps cost on this machine and how
-            far blocks get. Only exact acceptance gives the same tokens whatever the block sizes.
-        draft: checkpoint (name or folder) of the draft model that the proposer "draft" asks.
-        ngrams: file of counts that the proposer "ngram" looks up.
-        sampling: "coupled", proposals and verifier sharing their noise, so that the sample is that of sequential
-            sampling with the same seed; or "speculative", accepting with min(1, p / q), which gives samples of the same
-            distribution.
-        sample_top_k: sample from the so many likeliest tokens; None from all.
-        nucleus: then from the likeliest whose probabilities add up to at least this; 1 is off.
+    A field says all that people read and write of its setting (see `superres.config.settings`): a new setting needs its
+    field here and the code where it takes effect, and a check below if its range alone does not tell what is valid.
     """
 
-    block_size: int | None = None
-    accept: str = "exact"
-    epsilon: int | tuple[int, ...] = 2
-    top_k: int = 2
-    min_block: int = 1
-    temperature: float | tuple[float, ...] = 0.0
-    seed: int = 0
-    budget: int = 8
-    noise: str = "gumbel"
-    proposer: str = "heads"
-    adaptive: bool = False
-    window: int = 10
-    candidates: int = 10
-    draft: str | None = None
-    ngrams: str | None = None
-    sampling: str = "coupled"
-    sample_top_k: int | None = None
-    nucleus: float = 1.0
+    block_size: int | None = setting(
+        None, "Tokens proposed per step; 1 decodes greedily.", "K", unset="all prediction heads", least=1,
+        control=Control("Block size", tasks=(FACES, TRANSLATION)))
+    accept: str = setting(
+        "exact", "Criterion that accepts proposals: exact gives the greedy result, the others trade some quality for "
+        "speed.", choices=CRITERION_NAMES, control=Control("Acceptance", tasks=(FACES, TRANSLATION)))
+    epsilon: int | tuple[int, ...] = setting(
+        2, "Largest accepted difference between a proposal and the verifier's token, in grey levels, 0 or more; "
+        "several such as 4,3,2 for distance-by-offset (the last repeats) or distance-by-channel (red, green, blue).",
+        "E[,E...]", parse=parse_epsilon, depends_on="accept", tasks=(FACES,), control=Control("Epsilon, grey levels"))
+    top_k: int = setting(
+        2, "Rank within which top-k accepts a proposal, 1 or more.", "N", least=1, depends_on="accept",
+        control=Control("Top k", 16, tasks=(FACES, TRANSLATION)))
+    budget: int = setting(
+        8, "Largest sum of differences along a block that drift-budget accepts, in grey levels, 0 or more.", "N",
+        least=0, depends_on="accept", tasks=(FACES,), control=Control("Budget, grey levels", 64))
+    min_block: int = setting(
+        1, "Tokens accepted per step whatever the criterion says, up to the block size; 1 is off.", "L", least=1)
+    temperature: float | tuple[float, ...] = setting(
+        0.0, f"0 decodes greedily, for smooth pictures; from {LEAST_TEMPERATURE:g} on, tokens are sampled (try 0.9). "
+        "Pictures also take three values, for red, green and blue.", "T[,T,T]", panel=SAMPLING,
+        parse=parse_temperature, control=Control("Temperature", 1.5, 0.05))
+    seed: int = setting(
+        0, "Seed of the sampling noise, 0 to 2**63 - 1.", "S", panel=SAMPLING, least=0, most=2**63 - 1,
+        control=Control("Seed"))
+    noise: str = setting(
+        "gumbel", "How samples are drawn: gumbel suits all tokens; quantile keeps proposals close to the verifier's "
+        "samples.", panel=SAMPLING, choices=NOISE_NAMES, depends_on="temperature", tasks=(FACES,))
+    proposer: str = setting("heads", "Source of proposals.", panel=EXPERTS, choices=PROPOSER_NAMES)
+    adaptive: bool = setting(
+        False, "Choose the fastest block size while decoding, up to the given one. Only exact acceptance gives the "
+        "same tokens whatever the block sizes.", panel=EXPERTS)
+    window: int = setting(
+        10, f"Tokens that lookahead looks ahead in each stage of its Jacobi iteration, 1 to {LARGEST_BRANCHING}. Its "
+        "n-grams have the block size.", "W", panel=EXPERTS, least=1, most=LARGEST_BRANCHING, depends_on="proposer")
+    candidates: int = setting(
+        10, f"Most n-grams that lookahead verifies per step, 1 to {LARGEST_BRANCHING}.", "G", panel=EXPERTS, least=1,
+        most=LARGEST_BRANCHING, depends_on="proposer")
+    draft: str | None = setting(
+        None, "Checkpoint of the draft model that the proposer draft asks.", "NAME|DIR", panel=EXPERTS,
+        unset="NAME-draft beside --checkpoint NAME, if it is there", depends_on="proposer")
+    ngrams: str | None = setting(
+        None, "File of n-gram counts that the proposer ngram looks up, from 'superres train ngrams'.", "FILE",
+        panel=EXPERTS, unset="ngrams.safetensors of the checkpoint, if it is there", depends_on="proposer")
+    sampling: str = setting(
+        "coupled", "coupled gives the sample of sequential decoding with the same seed; speculative accepts with "
+        "min(1, p/q), for another sample of the same distribution.", panel=SAMPLING, choices=SAMPLINGS,
+        depends_on="temperature")
+    sample_top_k: int | None = setting(
+        None, "Sample from the N likeliest tokens, 1 or more.", "N", panel=SAMPLING, least=1, unset="all tokens",
+        depends_on="temperature")
+    nucleus: float = setting(
+        1.0, "Sample from the likeliest tokens whose probabilities add up to P, above 0; 1 is off.", "P",
+        panel=SAMPLING, depends_on="temperature")
 
     def __post_init__(self) -> None:
-        k = self.block_size
-        require_whole("block size", 1 if k is None else k)
-        require_whole("budget", self.budget, 0)
-        require_whole("top-k", self.top_k)
-        require_whole("min-block", self.min_block)
-        require_whole("sample-top-k", 1 if self.sample_top_k is None else self.sample_top_k)
+        for name, about in settings_of(type(self)).items():
+            about.check(name, getattr(self, name))
         self._check_epsilon()
-        require(k is None or self.min_block <= k, f"min-block {self.min_block} is larger than the block size {k}")
+        require(self.block_size is None or self.min_block <= self.block_size,
+                f"min-block {self.min_block} is larger than the block size {self.block_size}")
         require(all(map(is_number, self.temperatures)) and (self.temperature == 0 or (
             len(self.temperatures) in (1, 3) and all(t >= LEAST_TEMPERATURE for t in self.temperatures))),
                 f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}, one number or one a colour, "
                 f"not {shown(self.temperature)}")
-        require(is_whole(self.seed) and 0 <= self.seed < 2**63, f"seed must be in [0, 2**63), not {shown(self.seed)}")
-        for name in ("window", "candidates"):
-            value = getattr(self, name)
-            require(is_whole(value) and 1 <= value <= LARGEST_BRANCHING,
-                    f"{name} must be in 1..{LARGEST_BRANCHING}, not {shown(value)}")
-        require_truth("adaptive", self.adaptive)
-        for name in ("accept", "noise", "proposer", "sampling"):
-            require_text(name, getattr(self, name))
-        for name in ("draft", "ngrams"):
-            value = getattr(self, name)
-            require_text(name, "" if value is None else value)
         self._check_sampling()
 
     def _check_epsilon(self) -> None:
@@ -125,8 +166,6 @@ class DecodeConfig(Config):
     def _check_sampling(self) -> None:
         require(is_number(self.nucleus) and 0 < self.nucleus <= 1,
                 f"nucleus must be above 0 and at most 1, not {shown(self.nucleus)}")
-        require(self.sampling in SAMPLINGS,
-                f"unknown sampling {shown(self.sampling)}; choose one of {', '.join(SAMPLINGS)}")
         if self.sampling == "speculative":
             require(self.is_sampling, "speculative sampling needs a temperature above 0; give one such as 0.9")
             require(self.accept == "exact" and self.min_block == 1 and self.noise == "gumbel",
@@ -157,10 +196,11 @@ class DecodeConfig(Config):
         Raises:
             ConfigError: the result contradicts itself.
         """
-        plain = DecodeConfig()
+        plain = type(self)()
         changes: dict[str, Any] = {"min_block": min(self.min_block, given.get("block_size") or self.min_block)}
         if given.get("accept", self.accept) != self.accept:
-            changes.update(epsilon=plain.epsilon, top_k=plain.top_k, budget=plain.budget)
+            changes.update({name: getattr(plain, name) for name, about in settings_of(type(self)).items()
+                            if about.depends_on == "accept"})
         if given.get("sampling") == "speculative":
             changes.update(accept=plain.accept, min_block=plain.min_block, noise=plain.noise)
         if given.get("temperature") == 0:
@@ -168,33 +208,6 @@ class DecodeConfig(Config):
         if given.get("proposer", "heads") != "heads":
             changes.update(adaptive=plain.adaptive)
         return dataclasses.replace(self, **{**changes, **given})
-
-
-def parse_epsilon(text: str) -> int | tuple[int, ...]:
-    """Return the number or the numbers in "2" or "4,3,2"; the range is checked by `DecodeConfig`.
-
-    Raises:
-        ConfigError: the text is anything else.
-    """
-    try:
-        values = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"--epsilon must be a whole number, or several such as 4,3,2, not {shown(text)}") from None
-    return values if len(values) > 1 else values[0]
-
-
-def parse_temperature(text: str) -> float | tuple[float, ...]:
-    """Return the temperature that "0.9" or "0.9,0.7,0.7" stands for; the range is checked by `DecodeConfig`.
-
-    Raises:
-        ConfigError: a part is not a number.
-    """
-    try:
-        values = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError("--temperature must be a number, or three with commas between such as 0.9,0.7,0.7, "
-                          f"not {shown(text)}") from None
-    return values if len(values) > 1 else values[0]
 
 
 LARGEST_BEAM, LARGEST_PENALTY = 1024, 10

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from superres.config import DecodeConfig, require
+from superres.config import CRITERION_NAMES, DecodeConfig, Registry, require
 
 if TYPE_CHECKING:  # the command line lists the criteria in its help, which must not wait for torch
     from torch import Tensor
@@ -178,11 +178,8 @@ class TopK:
         return (own >= worst).squeeze(-1) & possible(proposed, scores)
 
 
-CRITERIA: dict[str, type[Criterion]] = {
+CRITERIA: Registry[type[Criterion]] = Registry(CRITERION_NAMES, {
     "exact": Exact, "distance": Distance, "distance-by-offset": DistanceByOffset,
     "distance-by-channel": DistanceByChannel, "drift-budget": DriftBudget, "top-k": TopK,
-}
+})
 """Acceptance criteria by the name that users give."""
-
-UNORDERED = tuple(name for name, criterion in CRITERIA.items() if "epsilon" not in criterion.settings)
-"""Those that know no distance between tokens, and so suit tokens in no order."""

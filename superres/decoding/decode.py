@@ -14,7 +14,7 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.graph_cache import keep, take
 from superres.decoding.loop import BlockwiseLoop, Decoded, decoding_type, is_ordinary
-from superres.decoding.noise import NOISES, noise_keys
+from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer, accompany
 from superres.errors import ConfigError
@@ -35,14 +35,8 @@ def check_options(options: DecodeConfig, prediction_heads: int, length: int | No
 
     Raises:
         ConfigError: it exceeds the prediction heads that the proposer uses, or the target; the minimum block exceeds
-            it; or the criterion, the noise or the proposer is unknown or cannot use its settings.
+            it; or the criterion or the proposer cannot use its settings.
     """
-    if options.accept not in CRITERIA:
-        raise ConfigError(f"unknown acceptance {options.accept!r}; choose one of {', '.join(CRITERIA)}")
-    if options.noise not in NOISES:
-        raise ConfigError(f"unknown noise {options.noise!r}; choose one of {', '.join(NOISES)}")
-    if options.proposer not in PROPOSERS:
-        raise ConfigError(f"unknown proposer {options.proposer!r}; choose one of {', '.join(PROPOSERS)}")
     CRITERIA[options.accept](options)
     kind = PROPOSERS[options.proposer]
     by_heads = prediction_heads if kind.uses_heads or prediction_heads > 1 else DEFAULT_BLOCK_SIZE

@@ -14,6 +14,7 @@ from typing import Protocol, SupportsIndex
 import torch
 from torch import Tensor
 
+from superres.config import NOISE_NAMES, Registry
 from superres.errors import InvalidInputError
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
@@ -189,5 +190,5 @@ class QuantileNoise:
         return (-distance).masked_fill(probability == 0, float("-inf"))
 
 
-NOISES: dict[str, type[Noise]] = {"gumbel": GumbelNoise, "quantile": QuantileNoise}
+NOISES: Registry[type[Noise]] = Registry(NOISE_NAMES, {"gumbel": GumbelNoise, "quantile": QuantileNoise})
 """Kinds of noise by the name that users give."""

@@ -14,7 +14,7 @@ Several numbers of a setting are joined by colons: epsilon=4:3:2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,9 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from superres.batch.inputs import list_inputs
-from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, parse_epsilon, parse_temperature, require
+from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require
 from superres.errors import ConfigError, InvalidInputError
-from superres.pipeline.options import as_setting, combined
+from superres.pipeline.options import SETTINGS, as_setting, combined
 from superres.survey.pairs import Compared, Method, check_counterparts, choose_images, compare_methods
 from superres.survey.study import CAMERA
 from superres.system.terminal import printable
@@ -46,14 +46,6 @@ if TYPE_CHECKING:
     from superres.pipeline.upscaler import Upscaler
 
 Pixels = npt.NDArray[np.uint8]
-
-TYPES: dict[str, Callable[[str], Any]] = {
-    "block_size": int, "top_k": int, "min_block": int, "seed": int, "budget": int, "accept": str, "noise": str,
-    "proposer": str, "epsilon": parse_epsilon, "temperature": parse_temperature, "draft": str, "ngrams": str,
-    "sampling": str, "sample_top_k": int, "nucleus": float, "window": int, "candidates": int,
-}
-"""What turns the text of a decoding setting into its value."""
-
 
 @dataclass(frozen=True)
 class Spec:
@@ -88,7 +80,7 @@ def parse_spec(text: str) -> Spec:
         return Spec(Path(text).resolve().name, folder=Path(text))
     entries = [part.partition("=") for part in text.split(",")]
     values = {key.strip().replace("-", "_"): value.strip() for key, _, value in entries}
-    known = ("name", "folder", "checkpoint", *TYPES)
+    known = ("name", "folder", "checkpoint", *SETTINGS)
     unknown = sorted(set(values) - set(known))
     require(not unknown, f"unknown {', '.join(map(repr, unknown))} in the method {text!r}; known: {', '.join(known)} "
                          "(join the numbers of one setting by colons)")
@@ -101,17 +93,9 @@ def parse_spec(text: str) -> Spec:
         return Spec(name or Path(folder).resolve().name, folder=Path(folder))
     require(bool(name), f"the method {text!r} needs a name: name=k6,...")
     require(name != CAMERA, f"{CAMERA!r} is the name of the photographs; choose another for {text!r}")
-    settings = {key: _setting(key, value) for key, value in values.items()}
+    settings = {key: SETTINGS[key].read(key, value.replace(":", ",")) for key, value in values.items()}
     DecodeConfig(**settings)
     return Spec(name, checkpoint=checkpoint or DEFAULT_CHECKPOINT, settings=settings)
-
-
-def _setting(key: str, value: str) -> Any:  # noqa: ANN401 -- the type of the setting
-    try:
-        return TYPES[key](value.replace(":", ","))
-    except ValueError:
-        kind = "number" if TYPES[key] is float else "whole number"
-        raise ConfigError(f"{key} must be a {kind}, not {value!r}") from None
 
 
 @dataclass(frozen=True)

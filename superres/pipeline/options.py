@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from superres.config import DecodeConfig, require
+from superres.config import FACES, DecodeConfig, require, settings_of
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
@@ -21,14 +21,29 @@ if TYPE_CHECKING:
 Spell = Callable[[str, str], str]
 """Writes a setting and its value (nothing for a switch) as the user does."""
 
-OF_CRITERIA = tuple(dict.fromkeys(name for criterion in CRITERIA.values() for name in criterion.settings))
-"""Settings that some criterion reads."""
+SETTINGS = settings_of(DecodeConfig)
 
-OF_PROPOSERS = {
-    **{kind.resource: name for name, kind in PROPOSERS.items() if kind.resource is not None},
-    **{setting: name for name, kind in PROPOSERS.items() if kind.branching for setting in ("window", "candidates")},
-}
-"""Settings that a single proposer reads, and its name."""
+
+def dependent_on(name: str) -> tuple[str, ...]:
+    """Return the settings that only some choices of the setting `name` read."""
+    return tuple(other for other, about in SETTINGS.items() if about.depends_on == name)
+
+
+def choices_for(name: str, task: str) -> list[str]:
+    """Return the names that the setting `name` takes for a task, "faces" or "translation"."""
+    names = list(SETTINGS[name].choices)
+    if name == "accept":
+        return [one for one in names if all(task in SETTINGS[read].tasks for read in CRITERIA[one].settings)]
+    if name == "proposer":
+        return [one for one in names if task == FACES or not PROPOSERS[one].raster]
+    return names
+
+
+def readers_of(name: str) -> list[str]:
+    """Return the criteria or the proposers that read the setting `name`."""
+    if SETTINGS[name].depends_on == "accept":
+        return [one for one, criterion in CRITERIA.items() if name in criterion.settings]
+    return [one for one, kind in PROPOSERS.items() if name in (*kind.settings, kind.resource)]
 
 
 def as_option(name: str, value: str) -> str:
@@ -69,6 +84,7 @@ def combined(
 def idle_settings(options: DecodeConfig, block_size: int, spell: Spell = as_option) -> dict[str, str]:
     """Return why settings are without effect, and what to do, by their names; `block_size` is the resolved one."""
     reasons: dict[str, str] = {}
+    of_criteria, of_proposers = dependent_on("accept"), dependent_on("proposer")
 
     def idle(reason: str, *names: str) -> None:
         for name in names:
@@ -76,24 +92,21 @@ def idle_settings(options: DecodeConfig, block_size: int, spell: Spell = as_opti
 
     if block_size == 1:
         idle(f"in blocks of one token, which propose nothing; leave it out, or give {spell('block_size', 'K')} above 1",
-             "accept", *OF_CRITERIA, "min_block", "adaptive", "proposer", *OF_PROPOSERS)
+             "accept", *of_criteria, "min_block", "adaptive", "proposer", *of_proposers)
     elif options.min_block == block_size:
         idle(f"with {spell('min_block', str(options.min_block))}, which accepts whole blocks whatever they hold; leave "
-             f"it out, or give a smaller {spell('min_block', 'L')}", "accept", *OF_CRITERIA, "adaptive")
+             f"it out, or give a smaller {spell('min_block', 'L')}", "accept", *of_criteria, "adaptive")
     if not options.is_sampling:
         idle(f"without sampling; leave it out, or give {spell('temperature', '0.9')}",
-             "sampling", "sample_top_k", "nucleus", "noise")
+             *dependent_on("temperature"))
     elif options.sampling == "speculative":
         idle(f"with {spell('sampling', 'speculative')}, which has its own rule of acceptance and its own noise; leave "
-             f"it out, or give {spell('sampling', 'coupled')}", "accept", *OF_CRITERIA, "min_block", "noise")
-    for name in set(OF_CRITERIA) - set(CRITERIA[options.accept].settings):
-        readers = [criterion for criterion, kind in CRITERIA.items() if name in kind.settings]
-        idle(f"with {spell('accept', options.accept)}; leave it out, or give {spell('accept', ' or '.join(readers))}",
-             name)
-    for name, proposer in OF_PROPOSERS.items():
-        if options.proposer != proposer:
-            idle(f"with {spell('proposer', options.proposer)}; leave it out, or give {spell('proposer', proposer)}",
-                 name)
+             f"it out, or give {spell('sampling', 'coupled')}", "accept", *of_criteria, "min_block", "noise")
+    for choice, names in (("accept", of_criteria), ("proposer", of_proposers)):
+        chosen = getattr(options, choice)
+        for name in names:
+            if chosen not in (readers := readers_of(name)):
+                idle(f"with {spell(choice, chosen)}; leave it out, or give {spell(choice, ' or '.join(readers))}", name)
     return reasons
 
 

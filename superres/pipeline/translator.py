@@ -13,16 +13,15 @@ from typing import Any
 import torch
 
 from superres.config import DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require
-from superres.decoding.acceptance import UNORDERED
 from superres.decoding.beam import BeamLoop, Beams, beam_steps
 from superres.decoding.decode import iterations
 from superres.decoding.loop import BlockwiseLoop, Decoded
 from superres.decoding.noise import noise_keys, part_keys
-from superres.decoding.proposers import PROPOSERS
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline, paced
+from superres.pipeline.options import choices_for
 from superres.tasks import translation
 
 
@@ -186,10 +185,11 @@ class Translator(Pipeline):
         if isinstance(options, BeamConfig):
             return
         self.block_size(options)
-        require(not PROPOSERS[options.proposer].raster, f"the proposer {options.proposer} is for images; choose one of "
-                f"{', '.join(name for name, kind in PROPOSERS.items() if not kind.raster)}")
-        require(options.accept in UNORDERED, f"{options.accept} accepts by grey levels, which text has not; "
-                f"choose one of {', '.join(UNORDERED)}")
+        criteria, proposers = (choices_for(name, translation.name) for name in ("accept", "proposer"))
+        require(options.proposer in proposers,
+                f"the proposer {options.proposer} is for images; choose one of {', '.join(proposers)}")
+        require(options.accept in criteria, f"{options.accept} accepts by grey levels, which text has not; "
+                f"choose one of {', '.join(criteria)}")
         require(len(options.temperatures) == 1 and options.noise == "gumbel",
                 "text has no colours and no order of its tokens; give one temperature, and noise gumbel")
 

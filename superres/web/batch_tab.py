@@ -9,10 +9,20 @@ from typing import Any
 
 import gradio as gr
 
-from superres.config import DecodeConfig
+from superres.config import FACES, DecodeConfig
 from superres.web import drawing
 from superres.web.batches import MAX_FILES, Progress, manifest, upscale_batch
-from superres.web.controls import RAW, Setting, Uploaded, decoding_controls, path_of, settings_of, streaming
+from superres.web.controls import (
+    RAW,
+    Uploaded,
+    Value,
+    decoding_controls,
+    named,
+    offered,
+    options_of,
+    path_of,
+    streaming,
+)
 from superres.web.decoding import Decoder
 from superres.web.files import Workspace
 
@@ -50,13 +60,13 @@ def batch_tab(decoder: Decoder, workspace: Workspace, default: DecodeConfig, que
 
 
 def batch_for_page(
-    decoder: Decoder, workspace: Workspace, uploads: list[Uploaded] | None, *settings: Setting,
+    decoder: Decoder, workspace: Workspace, uploads: list[Uploaded] | None, *settings: Value,
 ) -> Iterator[tuple[str, Any, Any]]:
     """Upscale uploads and yield what the page shows: how far it is, the gallery, and the zip file so far."""
     shown = -1
     yield '<p class="sr-hint">Reading the files.</p>', "", None
     paths = [path_of(upload) for upload in uploads or []]
-    options = settings_of(decoder.upscaler.default, *settings)
+    options = options_of(decoder.upscaler.default, settings)
     for progress in upscale_batch(decoder, workspace, paths, options):
         finished = len(progress.rows)
         if finished == shown:
@@ -93,10 +103,9 @@ def endpoint(
     """Offer `/upscale_batch` to programs: a zip file and the manifest's rows, streamed after each group."""
 
     def upscale_files(
-        files: list[Uploaded] | None, block_size: Setting, accept: Setting, epsilon: Setting, top_k: Setting,
-        budget: Setting, temperature: Setting, seed: Setting,
+        files: list[Uploaded] | None, *values: Value,
     ) -> Iterator[tuple[str | None, dict[str, Any]]]:
-        options = settings_of(decoder.upscaler.default, block_size, accept, epsilon, top_k, budget, temperature, seed)
+        options = options_of(decoder.upscaler.default, values)
         finished = -1
         for progress in upscale_batch(decoder, workspace, [path_of(file) for file in files or []], options):
             if len(progress.rows) > finished:
@@ -107,5 +116,6 @@ def endpoint(
     with gr.Row(visible=False):
         files = gr.File(file_count="multiple", type="filepath", label="files")
         archive, report = gr.File(label="zip"), gr.JSON(label="report")
-        gr.Button("upscale_batch").click(streaming(upscale_files), [files, *settings], [archive, report],
-                                         api_name="upscale_batch", **RAW, **queue)
+        handler = named(streaming(upscale_files), *offered(decoder.upscaler.default, FACES))
+        gr.Button("upscale_batch").click(handler, [files, *settings], [archive, report], api_name="upscale_batch",
+                                         **RAW, **queue)

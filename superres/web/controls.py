@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import gradio as gr
 
-from superres.config import DecodeConfig, is_number, parse_epsilon, parse_temperature, require
+from superres.config import FACES, Control, DecodeConfig, Setting, is_number, require, settings_of
 from superres.decoding.acceptance import CRITERIA
 from superres.errors import InvalidInputError, SuperresError, shown
+from superres.pipeline.options import choices_for
 from superres.web.logs import log, log_bug
 
 SUGGESTED = DecodeConfig(accept="distance")
 """What the page starts with where the checkpoint has no default of its own."""
 MAX_SAMPLES = 4
-Setting = Any
+T = TypeVar("T")
+Value = Any
 """What a visitor set a control to, or sent in its place."""
 Uploaded = dict[str, Any]
 """A file as Gradio hands it on, once it has checked that it was uploaded to this server."""
@@ -27,70 +30,91 @@ RAW: dict[str, Any] = {"preprocess": False}
 files, and its checks of other values speak another language than ours."""
 
 
-def decoding_controls(default: DecodeConfig, heads: int) -> list[gr.components.Component]:
-    """Lay out the controls of block size, acceptance, temperature and seed, in the order of `settings_of`.
+def offered(default: DecodeConfig, task: str) -> dict[str, Setting]:
+    """Return the settings that have a control in the tabs of a task, by name, in the order of the controls."""
+    return {name: about for name, about in settings_of(type(default)).items()
+            if about.control is not None and task in about.control.tasks}
+
+
+def decoding_controls(default: DecodeConfig, heads: int, task: str = FACES) -> list[gr.components.Component]:
+    """Lay out the controls of the decoding settings, in the order of `offered`.
 
     Args:
         default: what they show at first.
         heads: prediction heads of the checkpoint.
+        task: the task that they are for.
     """
-    block_size = block_size_control(default, heads)
-    accept = gr.Dropdown(list(CRITERIA), value=default.accept, label="Acceptance", filterable=False,
-                         info="exact: the greedy picture; the others trade a little of it for speed")
-    used = CRITERIA[default.accept].settings
-    epsilon = gr.Textbox(",".join(map(str, default.epsilons)), label="Epsilon, grey levels", visible="epsilon" in used,
-                         info="Largest difference accepted; several as 4,3,2 by offset or by colour", max_lines=1)
-    top_k = gr.Slider(1, 16, default.top_k, step=1, label="Top k", info="Rank within which a proposal is accepted",
-                      visible="top_k" in used)
-    budget = gr.Slider(0, 64, default.budget, step=1, label="Budget, grey levels", visible="budget" in used,
-                       info="Largest sum of differences in a block")
-    temperature = gr.Slider(0, 1.5, max(default.temperatures), step=0.05, label="Temperature",
-                            info="0: the likeliest tokens, smooth; above: samples with more detail")
-    seed = gr.Number(default.seed, precision=0, minimum=0, label="Seed", info="Of the samples")
+    settings = offered(default, task)
+    controls = {name: control_of(name, about, default, heads, task) for name, about in settings.items()}
+    dependent = [name for name, about in settings.items() if about.depends_on == "accept"]
 
     def show_used(criterion: str) -> list[Any]:
-        names = CRITERIA[criterion].settings if criterion in CRITERIA else ()
-        return [gr.update(visible=name in names) for name in ("epsilon", "top_k", "budget")]
+        return [gr.update(visible=criterion in CRITERIA and name in CRITERIA[criterion].settings) for name in dependent]
 
-    accept.change(show_used, accept, [epsilon, top_k, budget], queue=False, show_progress="hidden",
+    accept = cast(gr.Dropdown, controls["accept"])
+    accept.change(show_used, accept, [controls[name] for name in dependent], queue=False, show_progress="hidden",
                   api_visibility="private")
-    return [block_size, accept, epsilon, top_k, budget, temperature, seed]
+    return list(controls.values())
 
 
-def block_size_control(default: DecodeConfig, heads: int) -> gr.Slider:
-    """Lay out the control of the block size, which cannot be moved where there is one prediction head."""
-    return gr.Slider(1, max(heads, 2), default.block_size or heads, step=1, label="Block size", interactive=heads > 1,
-                     info="Tokens proposed a step; 1 is greedy decoding, one by one")
+def control_of(name: str, about: Setting, default: DecodeConfig, heads: int, task: str) -> gr.components.Component:
+    """Lay out the control of one setting; that of the block size cannot be moved where there is one prediction head."""
+    control, value = about.control or Control(name), getattr(default, name)
+    low = about.least or 0
+    values = value if isinstance(value, tuple) else (value,)
+    shown: dict[str, Any] = {
+        "label": control.label, "info": about.help,
+        "visible": about.depends_on != "accept" or name in CRITERIA[default.accept].settings}
+    if name == "block_size":
+        return gr.Slider(low, max(heads, 2), value or heads, step=1, interactive=heads > 1, **shown)
+    if about.choices:
+        return gr.Dropdown(choices_for(name, task), value=value, filterable=False, **shown)
+    if about.kind is bool:
+        return gr.Checkbox(value, **shown)
+    if control.high is not None:
+        return gr.Slider(low, control.high, max(values), step=control.step, **shown)
+    if about.kind in (int, float) and about.parse is None:
+        return gr.Number(value, minimum=low, precision=0 if about.kind is int else None, **shown)
+    return gr.Textbox(",".join(map(str, values)), max_lines=1, **shown)
 
 
-def settings_of(
-    default: DecodeConfig, block_size: Setting, accept: Setting, epsilon: Setting, top_k: Setting, budget: Setting,
-    temperature: Setting, seed: Setting,
-) -> DecodeConfig:
+def named(handler: Callable[..., T], *names: str) -> Callable[..., T]:
+    """Return a handler whose trailing arguments have these names, by which programs give them."""
+    signature = inspect.signature(handler)
+    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_POSITIONAL]
+    more = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    handler.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+    return handler
+
+
+def options_of(default: DecodeConfig, values: Iterable[Value], task: str = FACES) -> DecodeConfig:
     """Return the decoding settings that the controls' values stand for; they may be anything that JSON can hold.
 
     Args:
         default: where settings without a control come from.
-        block_size: value of the control, as are the others.
-        accept: see above.
-        epsilon: see above.
-        top_k: see above.
-        budget: see above.
-        temperature: see above.
-        seed: see above.
+        values: of the controls, in the order of `offered`.
+        task: the task that the controls are for.
 
     Raises:
         ConfigError: a value is missing or out of range, or two contradict one another.
     """
-    require(isinstance(accept, str), f"acceptance must be a name, not {shown(accept)}")
-    numbers = {"block_size": block_size, "top_k": top_k, "budget": budget, "seed": seed}
-    return default.changed({
-        **{name: whole_number(name.replace("_", " "), value) for name, value in numbers.items()}, "accept": accept,
-        "epsilon": parse_epsilon(as_text(epsilon)), "temperature": parse_temperature(as_text(temperature)),
-    })
+    settings = offered(default, task).items()
+    return default.changed({name: value_of(name, about, value)
+                            for (name, about), value in zip(settings, values, strict=True)})
 
 
-def whole_number(name: str, value: Setting) -> int:
+def value_of(name: str, about: Setting, value: Value) -> Any:  # noqa: ANN401 -- the type of the setting
+    """Return the value of a setting that a visitor's value stands for; its range is checked by `DecodeConfig`.
+
+    Raises:
+        ConfigError: a number or the text of one is something else.
+    """
+    if about.parse is not None:
+        return about.parse(as_text(value))
+    return whole_number(name.replace("_", " "), value) if about.kind is int else value
+
+
+def whole_number(name: str, value: Value) -> int:
     """Return the whole number that a visitor set the control `name` to.
 
     Raises:
@@ -101,7 +125,7 @@ def whole_number(name: str, value: Setting) -> int:
     return int(value)
 
 
-def as_text(value: Setting) -> str:
+def as_text(value: Value) -> str:
     """Return what a visitor sent, a number or text, as text; anything else as it is shown, which is no number."""
     return value if isinstance(value, str) else shown(value)
 

@@ -9,12 +9,21 @@ from typing import Any
 
 import gradio as gr
 
-from superres.config import BeamConfig, DecodeConfig, require
-from superres.decoding.acceptance import CRITERIA, UNORDERED
+from superres.config import TRANSLATION, BeamConfig, DecodeConfig, require
 from superres.errors import InvalidInputError
 from superres.pipeline.translator import Translated, Translator
 from superres.web import decoding
-from superres.web.controls import RAW, Setting, block_size_control, greedy_like, streaming, whole_number
+from superres.web.controls import (
+    RAW,
+    Value,
+    decoding_controls,
+    greedy_like,
+    named,
+    offered,
+    options_of,
+    streaming,
+    whole_number,
+)
 from superres.web.decoding import Decoder
 from superres.web.text_views import Clock, language_name, report_of, translations_html
 
@@ -65,43 +74,29 @@ def translate_tab(decoder: Decoder, translator: Translator, queue: dict[str, Any
 
 
 def text_controls(translator: Translator) -> list[gr.components.Component]:
-    """Lay out the controls of block size, acceptance and beam search, in the order of `way_of`."""
-    default = translator.default
+    """Lay out the controls of the decoding settings and of beam search, in the order of `way_of`."""
     beam = gr.Slider(0, MAX_BEAM, 0, step=1, label="Beam search",
                      info="0: blocks, as set here; above: so many hypotheses, a token a step, without blocks")
-    block_size = block_size_control(default, translator.model_config.prediction_heads)
-    accept = gr.Dropdown(list(UNORDERED), value=default.accept, label="Acceptance", filterable=False,
-                         info="exact: the greedy translation; top-k trades a little of it for speed")
-    top_k = gr.Slider(2, 16, default.top_k, step=1, label="Top k", info="Rank within which a proposal is accepted",
-                      visible="top_k" in CRITERIA[default.accept].settings)
-    accept.change(lambda name: gr.update(visible=name in CRITERIA and "top_k" in CRITERIA[name].settings), accept,
-                  top_k, queue=False, show_progress="hidden", api_visibility="private")
-    return [block_size, accept, top_k, beam]
+    return [*decoding_controls(translator.default, translator.model_config.prediction_heads, TRANSLATION), beam]
 
 
-def way_of(default: DecodeConfig, block_size: Setting, accept: Setting, top_k: Setting, beam: Setting) -> Way:
+def way_of(default: DecodeConfig, *values: Value) -> Way:
     """Return how the controls' values ask to decode; they may be anything that JSON can hold.
 
     Args:
         default: where settings without a control come from.
-        block_size: value of the control, as are the others.
-        accept: see above.
-        top_k: see above.
-        beam: see above; 0 decodes in blocks.
+        values: of the controls of the decoding settings, and of beam search, where 0 decodes in blocks.
 
     Raises:
         ConfigError: a value is missing or out of range.
     """
+    *settings, beam = values
     hypotheses = whole_number("beam", beam)
     require(0 <= hypotheses <= MAX_BEAM, f"beam must be 0 for blocks, or at most {MAX_BEAM}, not {hypotheses}")
-    if hypotheses:
-        return BeamConfig(hypotheses)
-    require(isinstance(accept, str), f"acceptance must be a name, not {accept!r}")
-    return default.changed({"block_size": whole_number("block size", block_size), "accept": accept,
-                            "top_k": whole_number("top k", top_k)})
+    return BeamConfig(hypotheses) if hypotheses else options_of(default, settings, TRANSLATION)
 
 
-def lines_of(text: Setting) -> list[str]:
+def lines_of(text: Value) -> list[str]:
     """Return the lines that a visitor gave, as text or as a list of lines.
 
     Raises:
@@ -124,7 +119,7 @@ def lines_of(text: Setting) -> list[str]:
 
 
 def translate_for_page(
-    decoder: Decoder, translator: Translator, text: Setting, race: bool, *settings: Setting,
+    decoder: Decoder, translator: Translator, text: Value, race: bool, *settings: Value,
 ) -> Iterator[str]:
     """Translate and yield what the page shows."""
     lines, way = lines_of(text), way_of(translator.default, *settings)
@@ -164,10 +159,8 @@ def endpoint(
 ) -> None:
     """Offer `/translate` to programs: translations and a report, streamed while the decoding goes on."""
 
-    def translate(
-        lines: Setting, block_size: Setting, accept: Setting, top_k: Setting, beam: Setting,
-    ) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        way = way_of(translator.default, block_size, accept, top_k, beam)
+    def translate(lines: Value, *values: Value) -> Iterator[tuple[list[str], dict[str, Any]]]:
+        way = way_of(translator.default, *values)
         for shown, is_due in seldom(decoder.translate("translate", lines_of(lines), {"": way})):
             if is_due:
                 yield shown[""].texts, report_of(translator, way, shown[""])
@@ -175,5 +168,6 @@ def endpoint(
     with gr.Row(visible=False):
         lines = gr.JSON(label="lines")
         translations, report = gr.JSON(label="translations"), gr.JSON(label="report")
-        gr.Button("translate").click(streaming(translate), [lines, *settings], [translations, report],
-                                     api_name="translate", **RAW, **queue)
+        handler = named(streaming(translate), *offered(translator.default, TRANSLATION), "beam")
+        gr.Button("translate").click(handler, [lines, *settings], [translations, report], api_name="translate",
+                                     **RAW, **queue)

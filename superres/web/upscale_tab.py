@@ -9,19 +9,21 @@ from typing import Any
 
 import gradio as gr
 
-from superres.config import DecodeConfig
+from superres.config import FACES, DecodeConfig
 from superres.errors import SuperresError
 from superres.web import drawing
 from superres.web.controls import (
     MAX_SAMPLES,
     RAW,
-    Setting,
     Uploaded,
+    Value,
     decoding_controls,
     greedy_like,
+    named,
+    offered,
+    options_of,
     path_of,
     samples_of,
-    settings_of,
     streaming,
 )
 from superres.web.decoding import Decoder
@@ -124,10 +126,10 @@ def show_crop(upload: Uploaded | None, x: float, y: float, size: float) -> str:
 
 def upscale_for_page(
     decoder: Decoder, upload: Uploaded | None, x: float, y: float, size: float, race: bool, samples: float,
-    *settings: Setting,
+    *settings: Value,
 ) -> Iterator[tuple[str, str]]:
     """Decode and yield what the page shows: the live view, and at the end the results."""
-    options = settings_of(decoder.upscaler.default, *settings)
+    options = options_of(decoder.upscaler.default, settings)
     crop = Crop(x, y, size)
     subject = reduce_upload(path_of(upload), lambda image: take(image, crop))
     if race:
@@ -156,11 +158,9 @@ def endpoint(
     """Offer `/upscale` to programs: files and a report, streamed while the decoding goes on."""
 
     def upscale(
-        image: Uploaded | None, crop_x: float, crop_y: float, crop_size: float, samples: float,
-        block_size: Setting, accept: Setting, epsilon: Setting, top_k: Setting, budget: Setting, temperature: Setting,
-        seed: Setting,
+        image: Uploaded | None, crop_x: float, crop_y: float, crop_size: float, samples: float, *values: Value,
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        options = settings_of(decoder.upscaler.default, block_size, accept, epsilon, top_k, budget, temperature, seed)
+        options = options_of(decoder.upscaler.default, values)
         crop = Crop(crop_x, crop_y, crop_size)
         subject = reduce_upload(path_of(image), lambda photo: take(photo, crop))
         for result in decoder.watch("upscale", subject.source[None], options, samples_of(samples)):
@@ -172,5 +172,6 @@ def endpoint(
         image = gr.Image(type="filepath", format="png", label="image")
         crop = [gr.Number(getattr(Crop(), name), label=f"crop {name}, %") for name in ("x", "y", "size")]
         files, report = gr.File(file_count="multiple", label="pictures"), gr.JSON(label="report")
-        gr.Button("upscale").click(streaming(upscale), [image, *crop, samples, *settings], [files, report],
+        handler = named(streaming(upscale), *offered(decoder.upscaler.default, FACES))
+        gr.Button("upscale").click(handler, [image, *crop, samples, *settings], [files, report],
                                    api_name="upscale", **RAW, **queue)

@@ -5,6 +5,7 @@ Whatever they propose, exact acceptance gives the verifier's own tokens; only th
 
 from __future__ import annotations
 
+from superres.config import PROPOSER_NAMES, Registry
 from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.heads import HeadProposer, StaleProposer
@@ -14,9 +15,9 @@ from superres.decoding.proposers.lookup import LookupProposer
 from superres.decoding.proposers.ngrams import NgramProposer
 from superres.decoding.proposers.raster import AboveProposer, LeftProposer, SourceProposer
 
-PROPOSERS: dict[str, type[Proposer]] = {
+PROPOSERS: Registry[type[Proposer]] = Registry(PROPOSER_NAMES, {
     "heads": HeadProposer, "stale": StaleProposer, "jacobi": JacobiProposer, "draft": DraftProposer,
     "ngram": NgramProposer, "lookup": LookupProposer, "source": SourceProposer, "left": LeftProposer,
     "above": AboveProposer, "lookahead": LookaheadProposer,
-}
+})
 """Proposers by the name that users give. Those that use the heads propose at most as many tokens as there are heads."""

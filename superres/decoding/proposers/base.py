@@ -66,6 +66,8 @@ class Proposer:
     """Whether it is for images alone."""
     resource: ClassVar[str | None] = None
     """Field of `DecodeConfig` that names what has to be loaded for it, its constructor's only argument."""
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Names of the fields of `DecodeConfig` that it reads, and no other proposer, beside `resource`."""
     branching: ClassVar[bool] = False
     """Whether it proposes several branches a step, in a loop of its own (`superres.decoding.loop.decoding_type`)."""
     training: ClassVar[str] = "none"

@@ -10,6 +10,7 @@ class LookaheadProposer(Proposer):
     """N-grams from Jacobi iterations, several verified per step, in blocks of their size N."""
 
     branching = True
+    settings = ("window", "candidates")
     block_size = 4
 
     @classmethod
