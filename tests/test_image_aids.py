@@ -9,7 +9,8 @@ import pytest
 import torch
 from fakes import SMALL
 
-from superres.config import PRESETS, ConfigError, ModelConfig
+from superres.config import PRESETS, ModelConfig
+from superres.errors import ConfigError
 from superres.nn.image_priors import (
     RESIDUAL_SCALE,
     ConvolutionBlock,

@@ -48,7 +48,7 @@ class Cluster:
         workers: actors; if None one a GPU, or one for `CPUS` processors.
         checkpoint: name, folder or hub id, as the actors find it.
         device: "auto", "cpu" or "cuda".
-        engine: a name in `superres.config.ENGINES`.
+        engine: a name in `superres.config.ENGINE_NAMES`.
     """
 
     address: str

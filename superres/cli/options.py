@@ -15,7 +15,7 @@ from superres.batch.image_files import FORMATS
 from superres.batch.plan import METADATA, ON_EXISTING
 from superres.config import (
     DECODING,
-    ENGINES,
+    ENGINE_NAMES,
     EXPERTS,
     FACES,
     SAMPLING,
@@ -148,7 +148,7 @@ Draws = Annotated[int, typer.Option("--samples", min=1, metavar="N", help="Sampl
 BatchSize = Annotated[int, typer.Option(metavar="N", help="Images decoded together, 1 or more.")]
 Device = Annotated[str, typer.Option(metavar=choices(DEVICES), help="Device to compute on; auto takes a GPU if there "
                                      "is one.")]
-Engine = Annotated[str, typer.Option(metavar=choices(ENGINES), help="How the decoding step is computed: plain by "
+Engine = Annotated[str, typer.Option(metavar=choices(ENGINE_NAMES), help="How the decoding step is computed: plain by "
                                      "torch, native by code compiled for this CPU on first use, graph by CUDA graphs; "
                                      "bf16 rounds the weights.", rich_help_panel=EXPERTS)]
 Recursive = Annotated[bool, typer.Option("--recursive", help="Descend into sub-folders of input folders.",
@@ -244,7 +244,7 @@ def load_upscaler(checkpoint: str, device: str, engine: str = "auto") -> Upscale
         CheckpointError: the checkpoint is missing or damaged.
     """
     require_choice("--device", device, DEVICES)
-    require_choice("--engine", engine, ENGINES)
+    require_choice("--engine", engine, ENGINE_NAMES)
     from superres.pipeline.upscaler import Upscaler
 
     return Upscaler.load(checkpoint, device, engine)
@@ -260,7 +260,7 @@ def load_translator(
         CheckpointError: the checkpoint is missing or damaged.
     """
     require_choice("--device", device, DEVICES)
-    require_choice("--engine", engine, ENGINES)
+    require_choice("--engine", engine, ENGINE_NAMES)
     wanted = None if languages is None else parse_languages(languages)
     from superres.pipeline.translator import Translator
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -49,7 +49,7 @@ def require_text(name: str, value: object) -> None:
     require(isinstance(value, str), f"{name} must be text, not {shown(value)}")
 
 
-def require_choice(name: str, value: object, names: Sequence[str]) -> None:
+def require_choice(name: str, value: object, names: Collection[str]) -> None:
     """Raise ConfigError unless `value` is one of `names`; `name` is that of the setting."""
     require(value in names, f"{name} must be one of {', '.join(names)}, not {shown(value)}")
 

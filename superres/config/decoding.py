@@ -29,9 +29,10 @@ from superres.errors import ConfigError, shown
 DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR = "celeba-8to32", "multi30k-en-de"
 """Bundled checkpoints that serve where none is named, for faces and for translation."""
 
-ENGINES = ("auto", "plain", "native", "native-bf16", "graph", "graph-bf16")
+ENGINE_NAMES = ["auto", "plain", "native", "native-bf16", "graph", "graph-bf16"]
 """Ways to compute the decoding step: with torch; in compiled code, for CPUs; as a captured CUDA graph, for GPUs. "auto"
-takes the last two where it can. With bf16 weights are rounded, and tokens may differ from those of the others."""
+takes the last two where it can. With bf16 weights are rounded, and tokens may differ from those of the others.
+`superres.nn.engines.ENGINES` holds them."""
 
 LEAST_TEMPERATURE = 1e-9
 """Smallest temperature above 0. Scores are divided by it in float32, which overflows above 3e38: so scores up to 3e29,

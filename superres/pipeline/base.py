@@ -78,7 +78,7 @@ class Pipeline:
         block_sizes: what chooses block sizes where they are adaptive.
         proposers: where proposals come from, by decoding settings.
         scoring: the network as the decoder drives it.
-        engine: how its step is computed, a name in `superres.config.ENGINES` other than "auto".
+        engine: how its step is computed, a name in `superres.config.ENGINE_NAMES` other than "auto".
     """
 
     task: ClassVar[str]
@@ -97,7 +97,7 @@ class Pipeline:
             revision: of its weights.
             device: "auto", "cpu" or "cuda".
             default: decoding settings of a call without options; exact blocks of all heads if None.
-            engine: how the decoding step is computed, a name in `superres.config.ENGINES`.
+            engine: how the decoding step is computed, a name in `superres.config.ENGINE_NAMES`.
 
         Raises:
             ConfigError: the device is absent, or the engine cannot serve there.

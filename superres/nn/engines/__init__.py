@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from superres.config import ENGINES, require
+from superres.config import ENGINE_NAMES, Registry, require_choice
 from superres.nn.engines.cuda_graph import GraphModel
 from superres.nn.engines.native.build import NativeUnavailable
 from superres.nn.engines.native.session import NativeModel
@@ -14,14 +14,28 @@ from superres.nn.model import EncoderDecoder
 
 LOG = logging.getLogger(__name__)
 
-MAKERS: dict[str, Callable[[EncoderDecoder, int | None], StepModel]] = {
+def automatic(model: EncoderDecoder, end_token: int | None) -> StepModel:
+    """Take CUDA graphs on a GPU, compiled code on a CPU; elsewhere the plain step, and a warning says why."""
+    device = model.signal.device.type
+    if device == "cuda":
+        return GraphModel(model, end_token)
+    if device == "cpu":
+        try:
+            return NativeModel(model, end_token)
+        except NativeUnavailable as error:
+            LOG.warning("decoding with the plain step, which is slower: %s", error)
+    return StepModel(model, end_token)
+
+
+ENGINES: Registry[Callable[[EncoderDecoder, int | None], StepModel]] = Registry(ENGINE_NAMES, {
+    "auto": automatic,
     "plain": StepModel,
-    "graph": GraphModel,
-    "graph-bf16": lambda model, end_token: GraphModel(model, end_token, half=True),
     "native": NativeModel,
     "native-bf16": lambda model, end_token: NativeModel(model, end_token, half=True),
-}
-"""Engines by their names in ENGINES."""
+    "graph": GraphModel,
+    "graph-bf16": lambda model, end_token: GraphModel(model, end_token, half=True),
+})
+"""Engines by the name that users give."""
 
 
 def step_model(model: EncoderDecoder, end_token: int | None = None, engine: str = "auto") -> StepModel:
@@ -30,22 +44,10 @@ def step_model(model: EncoderDecoder, end_token: int | None = None, engine: str 
     Args:
         model: the network, in evaluation mode and on its device.
         end_token: as in `StepModel`.
-        engine: a name in ENGINES. "auto" takes CUDA graphs on a GPU, compiled code on a CPU; where that is not
-            possible, the plain step, and a warning in the log tells why.
+        engine: a name in ENGINES.
 
     Raises:
         ConfigError: the engine is unknown, or not possible here.
     """
-    require(engine in ENGINES, f"unknown engine {engine!r}; choose one of {', '.join(ENGINES)}")
-    if engine != "auto":
-        return MAKERS[engine](model, end_token)
-    device = model.signal.device.type
-    if device == "cuda":
-        return GraphModel(model, end_token)
-    if device != "cpu":
-        return StepModel(model, end_token)
-    try:
-        return NativeModel(model, end_token)
-    except NativeUnavailable as error:
-        LOG.warning("decoding with the plain step, which is slower: %s", error)
-        return StepModel(model, end_token)
+    require_choice("engine", engine, ENGINES)
+    return ENGINES[engine](model, end_token)
