@@ -73,7 +73,7 @@ class GraphModel(StepModel):
     engine = "graph"
 
     def __init__(
-        self, model: EncoderDecoder, end_token: int | None = None, *, half: bool = False, fused: bool = True,
+        self, model: EncoderDecoder, end_token: int | None = None, *, half: bool = False, fused_attention: bool = True,
         compiled: bool = False, capture: Callable[[Work], Work] | None = None,
     ) -> None:
         """Wrap `model`, which must be in evaluation mode and on its device.
@@ -83,7 +83,7 @@ class GraphModel(StepModel):
             end_token: as in `StepModel`.
             half: keep the weights of the decoder's layers, keys and values as bfloat16, and compute the aligned
                 conditioning so; norms, sums and scores stay in float32.
-            fused: attend by torch's one kernel instead of three operations.
+            fused_attention: attend by torch's one kernel instead of three operations.
             compiled: let torch.compile fuse the operations of a step, which takes it up to a minute for each shape.
             capture: turns work into what replays it; if None, CUDA graphs.
 
@@ -95,13 +95,13 @@ class GraphModel(StepModel):
             raise ConfigError(f"engine graph runs on a GPU, not on {device}; choose plain or native")
         super().__init__(model, end_token)
         self.engine, self.half = "graph-bf16" if half else "graph", half
-        self.fused, self.compiled = fused, compiled
+        self.fused_attention, self.compiled = fused_attention, compiled
         self.folded = Folded(model, half)
         self.replaying = Replaying(capture or Captured)
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.interfaces.ScoringModel.session`."""
-        session = StepSession(self.folded, self.encode(source, padding, copies), width, self.fused)
+        session = StepSession(self.folded, self.encode(source, padding, copies), width, self.fused_attention)
         if self.compiled:
             session.compute = torch.compile(session.compute, dynamic=False)  # type: ignore[method-assign]
         return session

@@ -31,12 +31,12 @@ PARTS = ("input", "attention", "feed-forward", "scores")
 class LayerStep:
     """One decoder layer of the step."""
 
-    def __init__(self, folded: FoldedLayer, memory: Memory, batch: int, width: int, fused: bool) -> None:
+    def __init__(self, folded: FoldedLayer, memory: Memory, batch: int, width: int, fused_attention: bool) -> None:
         """Serve `batch` rows, and project the keys and values of `memory` where there is cross-attention.
 
-        If `fused`, attention is one kernel, which pays on a GPU, instead of three operations.
+        If `fused_attention`, attention is one kernel, which pays on a GPU, instead of three operations.
         """
-        self.folded, self.batch, self.width, self.fused = folded, batch, width, fused
+        self.folded, self.batch, self.width, self.fused_attention = folded, batch, width, fused_attention
         self.cross: CrossStep | None = None
         if folded.cross_attention is not None:
             self.cross = CrossStep(folded, folded.cross_attention, memory, self)
@@ -52,7 +52,7 @@ class LayerStep:
 
     def shaped(self, mask: Tensor) -> Tensor:
         """Return a mask [B or 1, W or 1, R] as attention takes it."""
-        if self.fused:
+        if self.fused_attention:
             return mask.unsqueeze(1)
         return mask.repeat_interleave(self.folded.heads, dim=0) if len(mask) > 1 else mask
 
@@ -71,7 +71,7 @@ class LayerStep:
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """Return what queries [B * W, D] read of keys [B * H, D / H, R] and values [B * H, R, D / H], [B * W, D]."""
-        if self.fused:
+        if self.fused_attention:
             batch, width, heads = self.batch, self.width, self.folded.heads
             query = query.view(batch, width, heads, -1).transpose(1, 2)
             keys, values = (part.view(batch, heads, *part.shape[1:]) for part in (key, value))
@@ -107,7 +107,7 @@ class CrossStep:
         self.value = value.flatten(0, 1).to(dtype).contiguous()
         mask = memory.hidden(dtype)
         # Of one form for any number of rows, which may come from another session.
-        self.mask = mask.unsqueeze(1) if layer.fused else mask.repeat_interleave(folded.heads, dim=0)
+        self.mask = mask.unsqueeze(1) if layer.fused_attention else mask.repeat_interleave(folded.heads, dim=0)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map states [B * W, D]."""
@@ -123,22 +123,22 @@ class StepSession(ProposingSession):
 
     layer_step = LayerStep
 
-    def __init__(self, folded: Folded, memory: Memory, width: int, fused: bool = False) -> None:
-        """Allocate the cache for the sources of `memory` and steps of `width`; `fused` as in `LayerStep`."""
+    def __init__(self, folded: Folded, memory: Memory, width: int, fused_attention: bool = False) -> None:
+        """Allocate the cache for the sources of `memory` and steps of `width`; `fused_attention` as in `LayerStep`."""
         super().__init__(folded, memory, width)
-        self.layers = [self.layer_step(layer, memory, self.batch, width, fused) for layer in folded.layers]
+        self.layers = [self.layer_step(layer, memory, self.batch, width, fused_attention) for layer in folded.layers]
         self.final_norm = folded.model.decoder_norm
-        self.cache = self._make_cache(memory.states.to(folded.dtype), fused)
+        self.cache = self._make_cache(memory.states.to(folded.dtype), fused_attention)
         self.widest = torch.arange(width, device=memory.states.device)
         self.columns = self.widest
         self.neighbourhood = folded.neighbourhood
         if self.neighbourhood is not None and memory.estimate is not None and memory.budget is not None:
             self._allocate_numbers(self.neighbourhood, memory.estimate, memory.budget)
 
-    def _make_cache(self, like: Tensor, fused: bool) -> KeyValueCache:
+    def _make_cache(self, like: Tensor, fused_attention: bool) -> KeyValueCache:
         """Allocate a cache with dtype and device of `like`."""
         # The fused kernel wants masks whose rows are aligned.
-        return KeyValueCache(self.config, self.batch, self.width, like, 16 if fused else 1)
+        return KeyValueCache(self.config, self.batch, self.width, like, 16 if fused_attention else 1)
 
     def _allocate_numbers(self, near: FoldedNeighbourhood, estimate: Tensor, budget: Tensor) -> None:
         """Prepare the buffer that the numeric neighbourhood reads."""

@@ -109,7 +109,7 @@ class TreeSession(StepSession):
         self.start = self.columns.new_zeros(self.batch)
         self.step_deviation = memory.states.new_zeros(self.batch, tree.size)
 
-    def _make_cache(self, like: Tensor, fused: bool) -> TreeCache:
+    def _make_cache(self, like: Tensor, fused_attention: bool) -> TreeCache:
         """See `StepSession._make_cache`."""
         return TreeCache(self.config, self.batch, self.tree, self.kept, like)
 
