@@ -15,7 +15,7 @@ from torch import Tensor
 
 from superres.errors import ConfigError
 from superres.interfaces import Replaying
-from superres.nn.engines.fused_weights import Folded
+from superres.nn.engines.fused_weights import FusedWeights
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.engines.torch_step import StepSession
 from superres.nn.model import EncoderDecoder
@@ -96,12 +96,12 @@ class GraphModel(StepModel):
         super().__init__(model, end_token)
         self.engine, self.half = "graph-bf16" if half else "graph", half
         self.fused_attention, self.compiled = fused_attention, compiled
-        self.folded = Folded(model, half)
+        self.fused = FusedWeights(model, half)
         self.replaying = Replaying(capture or Captured)
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.interfaces.ScoringModel.session`."""
-        session = StepSession(self.folded, self.encode(source, padding, copies), width, self.fused_attention)
+        session = StepSession(self.fused, self.encode(source, padding, copies), width, self.fused_attention)
         if self.compiled:
             session.compute = torch.compile(session.compute, dynamic=False)  # type: ignore[method-assign]
         return session

@@ -1,4 +1,4 @@
-"""The weights of a network as the decoding step takes them: folded, transposed and joined once for all decodes."""
+"""The weights of a network as the decoding step takes them: fused, transposed and joined once for all decodes."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class HalfAffine(Affine):
         return residual + self(x)
 
 
-def fold(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | None = None, scale: float = 1.0) -> Affine:
+def fuse(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | None = None, scale: float = 1.0) -> Affine:
     """Join linear layers of one input side by side.
 
     Args:
         linears: layers in the order of their outputs.
-        norm: a layer norm before them whose affine part is folded in.
+        norm: a layer norm before them whose affine part is fused in.
         scale: factor on the first layer's output.
     """
     weights: list[Tensor] = [linear.weight.t() for linear in linears]
@@ -68,48 +68,49 @@ def fold(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | Non
     return Affine(weight.detach().contiguous(), bias.detach().contiguous())
 
 
-class FoldedLayer:
+class FusedLayer:
     """A decoder layer."""
 
     def __init__(self, layer: DecoderLayer, half: bool = False) -> None:
-        """Fold the weights of `layer`; products are in bfloat16 if `half`."""
+        """Fuse the weights of `layer`; products are in bfloat16 if `half`."""
         self.heads, self.pre = layer.attention.heads, layer.attention_residual.pre
         self.norms = [layer.attention_residual.norm, layer.feed_forward_residual.norm]
         attention, feed_forward = layer.attention, layer.feed_forward
         attention_norm, feed_norm = self.norms if self.pre else (None, None)
         scale = attention.scale
-        self.projection = fold([attention.query, attention.key_value], attention_norm, scale)
-        self.output = fold([attention.output])
-        self.expand = fold([feed_forward[0]], feed_norm)  # type: ignore[list-item]
-        self.contract = fold([feed_forward[2]])  # type: ignore[list-item]
+        self.projection = fuse([attention.query, attention.key_value], attention_norm, scale)
+        self.output = fuse([attention.output])
+        self.expand = fuse([feed_forward[0]], feed_norm)  # type: ignore[list-item]
+        self.contract = fuse([feed_forward[2]])  # type: ignore[list-item]
         self.cross_attention, self.cross_norm = layer.cross_attention, None
         if layer.cross_attention is not None and layer.cross_residual is not None:
             self.cross_norm = layer.cross_residual.norm
-            self.cross_query = fold([layer.cross_attention.query], self.cross_norm if self.pre else None, scale)
-            self.cross_output = fold([layer.cross_attention.output])
+            self.cross_query = fuse([layer.cross_attention.query], self.cross_norm if self.pre else None, scale)
+            self.cross_output = fuse([layer.cross_attention.output])
         if half:
             for name, value in list(vars(self).items()):
                 if isinstance(value, Affine):
                     setattr(self, name, value.half())
 
 
-class FoldedHeads:
+class FusedHeads:
     """Heads p2..pK; their output projection and the weights on numbers that they choose are one product.
 
     Numbers are the numeric neighbourhood and, of sequential heads, the estimates of the targets from p1's on.
 
     Attributes:
-        outputs: from states that are normalised without an affine part: what `Folded.project` gives, then the weights.
+        outputs: maps states, normalised without an affine part, to the outputs of `FusedWeights.project`, then to the
+            weights on neighbour features.
     """
 
     def __init__(self, heads: PredictionHeads, outputs: Affine) -> None:
-        """Fold the weights of `heads` but for those after their norm, which are folded into `outputs`."""
+        """Fuse the weights of `heads` but for those after their norm, which are fused into `outputs`."""
         own = 1 - heads.first  # where p2 is in the layer
         self.dense, self.outputs = heads.dense, outputs
         expand, contract = heads.expand.weight.detach(), heads.contract.detach()
         self.bias = heads.bias.detach()[own:]
         if heads.dense:
-            self.expand = fold([heads.expand])
+            self.expand = fuse([heads.expand])
             self.contract = contract[:, own * expand.shape[1] :]
         else:
             size = contract.shape[1]
@@ -155,20 +156,20 @@ class FoldedHeads:
         return torch.addcmul(direct, chosen, self.adapted[:count]) if self.adaptive else direct
 
 
-class FoldedRecurrence:
+class FusedRecurrence:
     """The layer of recurrent heads; the state and the embedding that it reads lie side by side."""
 
     def __init__(self, heads: RecurrentHeads) -> None:
-        """Fold the weights of `heads`."""
+        """Fuse the weights of `heads`."""
         self.attention, self.norm = heads.attention, heads.norm
-        expand = fold([heads.expand], heads.state_norm)
+        expand = fuse([heads.expand], heads.state_norm)
         self.expand = Affine(torch.cat([expand.weight, heads.read.weight.detach().t()]), expand.bias)
-        self.contract = fold([heads.contract])
-        self.query = fold([self.attention.query], heads.attention_norm, self.attention.scale)
-        self.output = fold([self.attention.output])
+        self.contract = fuse([heads.contract])
+        self.query = fuse([self.attention.query], heads.attention_norm, self.attention.scale)
+        self.output = fuse([self.attention.output])
 
 
-class FoldedNeighbourhood:
+class FusedNeighbourhood:
     """The numeric neighbourhood, whose numbers all come from one buffer by one table of the target position.
 
     The buffer of a row is [nothing, which is 0; minus the budget of each cell; a place that nobody reads; deviations of
@@ -176,7 +177,7 @@ class FoldedNeighbourhood:
     """
 
     def __init__(self, near: NumericNeighbourhood, cells: int) -> None:
-        """Fold the weights of `near`, whose source has `cells` positions."""
+        """Fuse the weights of `near`, whose source has `cells` positions."""
         first = 2 + cells  # where the deviation of token 0 stands
         length = len(near.table)
         self.near = near.table.shape[1]
@@ -192,7 +193,7 @@ class FoldedNeighbourhood:
         self.table = torch.cat(table, dim=1)
         self.first = near.first.weight.detach().t().contiguous()
         self.channel_bias = (near.channel.weight + near.first.bias).detach()
-        self.second = fold([near.second])
+        self.second = fuse([near.second])
         self.direct = (near.direct * RESIDUAL_SCALE).detach().t().contiguous()
 
     def numbers(
@@ -213,8 +214,8 @@ class FoldedNeighbourhood:
         return torch.cat([found[:, : self.near], missing * self.shares.index_select(0, inside.flatten())], dim=1)
 
 
-class Folded:
-    """The weights of a network, each folded when it is first asked for."""
+class FusedWeights:
+    """The weights of a network, each fused when it is first asked for."""
 
     def __init__(self, model: EncoderDecoder, half: bool = False) -> None:
         """Serve `model`; products of the decoder's layers are in bfloat16 if `half`."""
@@ -223,17 +224,17 @@ class Folded:
     @cached_property
     def project(self) -> Affine:
         """The output projection. Of ordinal outputs, the shift is in grey levels, and the sharpness is complete."""
-        project = fold([self.model.project])
+        project = fuse([self.model.project])
         return self._complete(project) if self.config.ordinal_output else project
 
     @cached_property
-    def heads(self) -> FoldedHeads | None:
+    def heads(self) -> FusedHeads | None:
         """The layer of prediction heads, where there is one that is not recurrent."""
         heads = self.model.heads
         if not isinstance(heads, PredictionHeads):
             return None
-        outputs = fold([self.model.project, *([] if heads.adapt is None else [heads.adapt])], heads.norm)
-        return FoldedHeads(heads, self._complete(outputs) if self.config.ordinal_output else outputs)
+        outputs = fuse([self.model.project, *([] if heads.adapt is None else [heads.adapt])], heads.norm)
+        return FusedHeads(heads, self._complete(outputs) if self.config.ordinal_output else outputs)
 
     def _complete(self, outputs: Affine) -> Affine:
         """Return outputs of which the first are the ordinal projection's and others weights on numbers, as needed."""
@@ -250,9 +251,9 @@ class Folded:
         return self.layers[0].projection.weight.dtype
 
     @cached_property
-    def layers(self) -> list[FoldedLayer]:
+    def layers(self) -> list[FusedLayer]:
         """The decoder's layers."""
-        return [FoldedLayer(layer, self.half) for layer in self.model.decoder]  # type: ignore[arg-type]
+        return [FusedLayer(layer, self.half) for layer in self.model.decoder]  # type: ignore[arg-type]
 
     @cached_property
     def token_table(self) -> Tensor:
@@ -262,16 +263,16 @@ class Folded:
         return torch.cat([table, table.new_zeros(1, table.shape[1])])
 
     @cached_property
-    def neighbourhood(self) -> FoldedNeighbourhood | None:
+    def neighbourhood(self) -> FusedNeighbourhood | None:
         """The numeric neighbourhood, where there is one."""
         near = self.model.neighbourhood
-        return None if near is None else FoldedNeighbourhood(near, self.config.source_length)
+        return None if near is None else FusedNeighbourhood(near, self.config.source_length)
 
     @cached_property
-    def recurrence(self) -> FoldedRecurrence | None:
+    def recurrence(self) -> FusedRecurrence | None:
         """The layer of recurrent heads, where there is one."""
         heads = self.model.heads
-        return FoldedRecurrence(heads) if isinstance(heads, RecurrentHeads) else None
+        return FusedRecurrence(heads) if isinstance(heads, RecurrentHeads) else None
 
     @cached_property
     def facts(self) -> Tensor:

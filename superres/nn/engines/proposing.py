@@ -10,7 +10,7 @@ from torch import Tensor
 
 from superres.config import ModelConfig
 from superres.interfaces import Choose, StepOutput
-from superres.nn.engines.fused_weights import Folded, FoldedRecurrence
+from superres.nn.engines.fused_weights import FusedRecurrence, FusedWeights
 from superres.nn.model import Memory
 
 
@@ -39,13 +39,13 @@ class StepState:
 class Recurrence:
     """The layer of recurrent heads, the keys and values of the memory projected once."""
 
-    def __init__(self, folded: FoldedRecurrence, memory: Memory) -> None:
+    def __init__(self, fused: FusedRecurrence, memory: Memory) -> None:
         """Project `memory`."""
-        self.folded, self.batch = folded, len(memory.states)
-        key, value = folded.attention.keys_and_values(memory.states)
+        self.fused, self.batch = fused, len(memory.states)
+        key, value = fused.attention.keys_and_values(memory.states)
         self.key = key.flatten(0, 1).transpose(1, 2).contiguous()
         self.value = value.flatten(0, 1).contiguous()
-        self.mask = memory.hidden(key.dtype).repeat_interleave(folded.attention.heads, dim=0)
+        self.mask = memory.hidden(key.dtype).repeat_interleave(fused.attention.heads, dim=0)
 
     def row_state(self) -> list[Tensor]:
         """See `ProposingSession.row_state`."""
@@ -53,21 +53,21 @@ class Recurrence:
 
     def advance(self, state: Tensor, token: Tensor) -> Tensor:
         """Return the state of the next head [B, D] from that of the last one and the embedding of its token [B, D]."""
-        folded = self.folded
+        fused = self.fused
         read = torch.cat([F.layer_norm(state, state.shape[1:]), token], dim=1)
-        state = folded.contract.add_to(state, folded.expand(read).relu_())
-        query = folded.query(F.layer_norm(state, state.shape[1:])).view(len(self.key), 1, -1)
+        state = fused.contract.add_to(state, fused.expand(read).relu_())
+        query = fused.query(F.layer_norm(state, state.shape[1:])).view(len(self.key), 1, -1)
         weights = torch.baddbmm(self.mask, query, self.key).softmax(-1)
-        return folded.output.add_to(state, torch.bmm(weights, self.value).view(state.shape))
+        return fused.output.add_to(state, torch.bmm(weights, self.value).view(state.shape))
 
 
 class ProposingSession:
     """The base of all sessions."""
 
-    def __init__(self, folded: Folded, memory: Memory, width: int) -> None:
+    def __init__(self, fused: FusedWeights, memory: Memory, width: int) -> None:
         """Prepare for the sources of `memory` and steps of `width`."""
-        model = folded.model
-        self.folded = folded
+        model = fused.model
+        self.fused = fused
         self.config: ModelConfig = model.config
         self.width, self.batch = width, len(memory.states)
         self.heads = model.heads
@@ -84,7 +84,7 @@ class ProposingSession:
         self.head_table: Tensor | None = None
         if memory.conditioning is not None and self.heads is not None and self.heads.conditioning is not None:
             self.head_table = self.heads.conditioning(memory.conditioning).flatten(0, 1)
-        self.recurrence = None if folded.recurrence is None else Recurrence(folded.recurrence, memory)
+        self.recurrence = None if fused.recurrence is None else Recurrence(fused.recurrence, memory)
         self.ahead = torch.arange(self.config.prediction_heads, device=memory.states.device)
 
     def row_state(self) -> list[Tensor]:
@@ -109,7 +109,7 @@ class ProposingSession:
         count, here = len(offsets), output.state.at(index)
         if self.recurrence is not None:
             return self._recur(self.recurrence, here.hidden, first, offsets, choose)
-        heads = self.folded.heads
+        heads = self.fused.heads
         if heads is None:
             raise ValueError("a model of one prediction head makes no proposals")
         # The target of p1 comes first.
@@ -148,8 +148,8 @@ class ProposingSession:
         """Propose with recurrent heads from decoder outputs `state` [B, D]; else as `propose`."""
         tokens = [first.unsqueeze(1)]
         for head in range(len(offsets)):
-            state = recurrence.advance(state, self.folded.token_table.index_select(0, tokens[head][:, 0]))
-            scores = self.folded.project(recurrence.folded.norm(state))
+            state = recurrence.advance(state, self.fused.token_table.index_select(0, tokens[head][:, 0]))
+            scores = self.fused.project(recurrence.fused.norm(state))
             tokens.append(choose(scores.unsqueeze(1), offsets[head : head + 1]))
         return torch.cat(tokens[1:], dim=1)
 
@@ -158,10 +158,10 @@ class ProposingSession:
 
         Args:
             mu: centre [...] of the ordinal term, grey levels.
-            projected: outputs of the folded projection [..., V + 2], or [..., 2] without free scores.
+            projected: outputs of the fused projection [..., V + 2], or [..., 2] without free scores.
         """
         slope = projected[..., -1:].clamp(-7.0, 3.0).exp_().neg_()
-        scores = (self.folded.values - mu.unsqueeze(-1)).abs_().mul_(slope)
+        scores = (self.fused.values - mu.unsqueeze(-1)).abs_().mul_(slope)
         return scores.add_(projected[..., :-2]) if projected.shape[-1] > 2 else scores
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from superres.interfaces import Peers, Replaying, Sources, Tree
-from superres.nn.engines.fused_weights import Folded
+from superres.nn.engines.fused_weights import FusedWeights
 from superres.nn.engines.torch_step import StepSession
 from superres.nn.engines.tree_attention import TreeSession
 from superres.nn.model import EncoderDecoder, Memory
@@ -41,7 +41,7 @@ class StepModel:
         self.end_token = end_token
         self.peers: Peers | None = None
         self.held_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-        self.folded = Folded(model)
+        self.fused = FusedWeights(model)
         self.told = False
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
@@ -51,7 +51,7 @@ class StepModel:
 
     def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.interfaces.ScoringModel.session`."""
-        return StepSession(self.folded, self.encode(source, padding, copies), width)
+        return StepSession(self.fused, self.encode(source, padding, copies), width)
 
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
         """See `superres.interfaces.ScoringModel.tree_session`; all engines use the plain step, with a warning."""
@@ -59,7 +59,7 @@ class StepModel:
             LOG.warning("decoding with the plain step, which is slower: the %s step knows no visibility mask",
                         self.engine)
             self.told = True
-        return TreeSession(self.folded, self.encode(source, padding), tree, kept)
+        return TreeSession(self.fused, self.encode(source, padding), tree, kept)
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
         """See `superres.interfaces.ScoringModel.uncached_scores`."""

@@ -1,7 +1,7 @@
 """The cached decoding step in few operations: the same function as `EncoderDecoder.forward`, at W new positions a row.
 
 A step of a small model is a chain of tiny operations whose dispatch costs as much as their arithmetic. So weights lie
-[in, out] for `addmm` with the residual folded in, the norm's affine part and the softmax scale are folded into the
+[in, out] for `addmm` with the residual fused in, the norm's affine part and the softmax scale are fused into the
 next weight, what depends on the position alone is looked up in tables, position signal and conditioning are summed into
 one table a source, and prediction heads run at one position a row.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from superres.interfaces import StepOutput
 from superres.nn.attention import Attention
 from superres.nn.cache import KeyValueCache
-from superres.nn.engines.fused_weights import Folded, FoldedLayer, FoldedNeighbourhood
+from superres.nn.engines.fused_weights import FusedLayer, FusedNeighbourhood, FusedWeights
 from superres.nn.engines.proposing import ProposingSession, StepState
 from superres.nn.heads import PredictionHeads
 from superres.nn.image_priors import RESIDUAL_SCALE
@@ -31,48 +31,48 @@ PARTS = ("input", "attention", "feed-forward", "scores")
 class LayerStep:
     """One decoder layer of the step."""
 
-    def __init__(self, folded: FoldedLayer, memory: Memory, batch: int, width: int, fused_attention: bool) -> None:
+    def __init__(self, fused: FusedLayer, memory: Memory, batch: int, width: int, fused_attention: bool) -> None:
         """Serve `batch` rows, and project the keys and values of `memory` where there is cross-attention.
 
         If `fused_attention`, attention is one kernel, which pays on a GPU, instead of three operations.
         """
-        self.folded, self.batch, self.width, self.fused_attention = folded, batch, width, fused_attention
+        self.fused, self.batch, self.width, self.fused_attention = fused, batch, width, fused_attention
         self.cross: CrossStep | None = None
-        if folded.cross_attention is not None:
-            self.cross = CrossStep(folded, folded.cross_attention, memory, self)
+        if fused.cross_attention is not None:
+            self.cross = CrossStep(fused, fused.cross_attention, memory, self)
 
     def attend(self, x: Tensor, cache: KeyValueCache, layer: int, index: Tensor, mask: Tensor) -> Tensor:
         """Map states [B * W, D] by the attention sub-layers; `index` is from `cache.locate`, `mask` as `shaped`."""
         width = x.shape[1]
-        projected = self.folded.projection(self._before(x))
+        projected = self.fused.projection(self._before(x))
         key, value = cache.write(layer, projected[:, width:], index)
         attended = self.attention(projected[:, :width], key, value, mask)
-        x = self._after(self.folded.output.add_to(x, attended), 0)
+        x = self._after(self.fused.output.add_to(x, attended), 0)
         return x if self.cross is None else self.cross(x)
 
     def shaped(self, mask: Tensor) -> Tensor:
         """Return a mask [B or 1, W or 1, R] as attention takes it."""
         if self.fused_attention:
             return mask.unsqueeze(1)
-        return mask.repeat_interleave(self.folded.heads, dim=0) if len(mask) > 1 else mask
+        return mask.repeat_interleave(self.fused.heads, dim=0) if len(mask) > 1 else mask
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """Map states [B * W, D] by the feed-forward sub-layer."""
-        return self._after(self.folded.contract.add_to(x, self.folded.expand(self._before(x)).relu_()), 1)
+        return self._after(self.fused.contract.add_to(x, self.fused.expand(self._before(x)).relu_()), 1)
 
     def _before(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[1:]) if self.folded.pre else x
+        return F.layer_norm(x, x.shape[1:]) if self.fused.pre else x
 
     def _after(self, x: Tensor, sublayer: int) -> Tensor:
-        if self.folded.pre:
+        if self.fused.pre:
             return x
-        result: Tensor = self.folded.norms[sublayer](x)
+        result: Tensor = self.fused.norms[sublayer](x)
         return result
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """Return what queries [B * W, D] read of keys [B * H, D / H, R] and values [B * H, R, D / H], [B * W, D]."""
         if self.fused_attention:
-            batch, width, heads = self.batch, self.width, self.folded.heads
+            batch, width, heads = self.batch, self.width, self.fused.heads
             query = query.view(batch, width, heads, -1).transpose(1, 2)
             keys, values = (part.view(batch, heads, *part.shape[1:]) for part in (key, value))
             out = F.scaled_dot_product_attention(query, keys.transpose(2, 3), values, mask, scale=1.0)
@@ -82,7 +82,7 @@ class LayerStep:
 
     def split(self, x: Tensor) -> Tensor:
         """[B * W, D] to [B * H, W, D / H]."""
-        batch, width, heads = self.batch, self.width, self.folded.heads
+        batch, width, heads = self.batch, self.width, self.fused.heads
         if width == 1:
             return x.reshape(batch * heads, 1, -1)
         return x.reshape(batch, width, heads, -1).transpose(1, 2).reshape(batch * heads, width, -1)
@@ -92,29 +92,29 @@ class LayerStep:
         batch, width = self.batch, self.width
         if width == 1:
             return x.view(batch, -1)
-        return x.view(batch, self.folded.heads, width, -1).transpose(1, 2).reshape(batch * width, -1)
+        return x.view(batch, self.fused.heads, width, -1).transpose(1, 2).reshape(batch * width, -1)
 
 
 class CrossStep:
     """Cross-attention of one decoder layer, its keys and values projected once."""
 
-    def __init__(self, folded: FoldedLayer, attention: Attention, memory: Memory, layer: LayerStep) -> None:
+    def __init__(self, fused: FusedLayer, attention: Attention, memory: Memory, layer: LayerStep) -> None:
         """Project `memory`; it is attended to as in `layer`."""
-        self.folded, self.layer = folded, layer
-        dtype = folded.cross_query.weight.dtype
+        self.fused, self.layer = fused, layer
+        dtype = fused.cross_query.weight.dtype
         key, value = attention.keys_and_values(memory.states)
         self.key = key.flatten(0, 1).transpose(1, 2).to(dtype).contiguous()
         self.value = value.flatten(0, 1).to(dtype).contiguous()
         mask = memory.hidden(dtype)
         # Of one form for any number of rows, which may come from another session.
-        self.mask = mask.unsqueeze(1) if layer.fused_attention else mask.repeat_interleave(folded.heads, dim=0)
+        self.mask = mask.unsqueeze(1) if layer.fused_attention else mask.repeat_interleave(fused.heads, dim=0)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map states [B * W, D]."""
-        normed = F.layer_norm(x, x.shape[1:]) if self.folded.pre else x
-        attended = self.layer.attention(self.folded.cross_query(normed), self.key, self.value, self.mask)
-        x = self.folded.cross_output.add_to(x, attended)
-        result: Tensor = x if self.folded.pre or self.folded.cross_norm is None else self.folded.cross_norm(x)
+        normed = F.layer_norm(x, x.shape[1:]) if self.fused.pre else x
+        attended = self.layer.attention(self.fused.cross_query(normed), self.key, self.value, self.mask)
+        x = self.fused.cross_output.add_to(x, attended)
+        result: Tensor = x if self.fused.pre or self.fused.cross_norm is None else self.fused.cross_norm(x)
         return result
 
 
@@ -123,15 +123,15 @@ class StepSession(ProposingSession):
 
     layer_step = LayerStep
 
-    def __init__(self, folded: Folded, memory: Memory, width: int, fused_attention: bool = False) -> None:
+    def __init__(self, fused: FusedWeights, memory: Memory, width: int, fused_attention: bool = False) -> None:
         """Allocate the cache for the sources of `memory` and steps of `width`; `fused_attention` as in `LayerStep`."""
-        super().__init__(folded, memory, width)
-        self.layers = [self.layer_step(layer, memory, self.batch, width, fused_attention) for layer in folded.layers]
-        self.final_norm = folded.model.decoder_norm
-        self.cache = self._make_cache(memory.states.to(folded.dtype), fused_attention)
+        super().__init__(fused, memory, width)
+        self.layers = [self.layer_step(layer, memory, self.batch, width, fused_attention) for layer in fused.layers]
+        self.final_norm = fused.model.decoder_norm
+        self.cache = self._make_cache(memory.states.to(fused.dtype), fused_attention)
         self.widest = torch.arange(width, device=memory.states.device)
         self.columns = self.widest
-        self.neighbourhood = folded.neighbourhood
+        self.neighbourhood = fused.neighbourhood
         if self.neighbourhood is not None and memory.estimate is not None and memory.budget is not None:
             self._allocate_numbers(self.neighbourhood, memory.estimate, memory.budget)
 
@@ -140,7 +140,7 @@ class StepSession(ProposingSession):
         # The fused kernel wants masks whose rows are aligned.
         return KeyValueCache(self.config, self.batch, self.width, like, 16 if fused_attention else 1)
 
-    def _allocate_numbers(self, near: FoldedNeighbourhood, estimate: Tensor, budget: Tensor) -> None:
+    def _allocate_numbers(self, near: FusedNeighbourhood, estimate: Tensor, budget: Tensor) -> None:
         """Prepare the buffer that the numeric neighbourhood reads."""
         self.position_table = self.position_table + near.second.bias
         # What is taken from a token at the decoder position that reads it, in units of RESIDUAL_SCALE.
@@ -170,7 +170,7 @@ class StepSession(ProposingSession):
         """Do a step, call `lap` after each of its parts, and return the scores and what a `StepState` is made of."""
         place = position.unsqueeze(1) + self.columns
         inside = place.clamp(0, self.config.target_length - 1)
-        offset, reach, channel = self.folded.facts.index_select(0, inside.flatten()).unbind(1)
+        offset, reach, channel = self.fused.facts.index_select(0, inside.flatten()).unbind(1)
         x, neighbours = self._input(tokens, place, inside, offset, channel)
         index, mask = self.cache.locate(place, reach.view(place.shape))
         mask = self.layers[0].shaped(mask)
@@ -222,7 +222,7 @@ class StepSession(ProposingSession):
         self, tokens: Tensor, place: Tensor, inside: Tensor, offset: Tensor, channel: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the decoder's input [B * W, D] and the neighbours' deviations [B * W, N]."""
-        table = self.folded.token_table
+        table = self.fused.token_table
         row = torch.add(tokens.flatten(), offset).clamp_(max=len(table) - 1)
         x = table.index_select(0, row).add_(self.look_up(self.position_table, inside))
         near = self.neighbourhood
@@ -232,7 +232,7 @@ class StepSession(ProposingSession):
         inner = torch.addmm(near.channel_bias.index_select(0, channel), numbers, near.first).relu_()
         return x.addmm_(inner, near.second.weight), numbers
 
-    def _numbers(self, near: FoldedNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
+    def _numbers(self, near: FusedNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
         """Return the numbers [B * W, N] of targets `inside`, after `tokens` read at `place`."""
         self.read.scatter_(1, place, self._deviation(tokens, place))
         return near.numbers(self.deviation, inside)
@@ -247,7 +247,7 @@ class StepSession(ProposingSession):
         if layer is not None:
             vectors = None if self.head_table is None else self.look_up(self.head_table, inside)
             hidden = layer.one(hidden, 0, vectors)
-        projected = self.folded.project(hidden).view(*inside.shape, -1)
+        projected = self.fused.project(hidden).view(*inside.shape, -1)
         if not self.config.ordinal_output or self.estimate is None:
             return projected
         mu = self.estimate.gather(1, inside).add_(projected[..., -2])

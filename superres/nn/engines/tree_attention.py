@@ -13,7 +13,7 @@ from torch import Tensor
 from superres.config import ModelConfig
 from superres.interfaces import StepOutput, Tree
 from superres.nn.cache import KeyValueCache
-from superres.nn.engines.fused_weights import Folded, FoldedNeighbourhood
+from superres.nn.engines.fused_weights import FusedNeighbourhood, FusedWeights
 from superres.nn.engines.torch_step import LayerStep, StepSession
 from superres.nn.model import Memory
 
@@ -84,14 +84,14 @@ class TreeLayerStep(LayerStep):
     def attend(self, x: Tensor, cache: KeyValueCache, layer: int, index: Tensor, mask: Tensor) -> Tensor:
         """See `LayerStep.attend`; `cache` is a `TreeCache`."""
         width = x.shape[1]
-        projected = self.folded.projection(self._before(x))
+        projected = self.fused.projection(self._before(x))
         (old_key, old_value), (key, value) = cache.write(layer, projected[:, width:], index)
         query = self.split(projected[:, :width])
         scores = torch.cat([torch.bmm(query, old_key.transpose(1, 2)), (key * query.unsqueeze(2)).sum(-1)], dim=-1)
         weights = (scores + mask).softmax(-1)
         old, recent = weights[..., : old_key.shape[1]], weights[..., old_key.shape[1] :]
         attended = torch.bmm(old, old_value) + (value * recent.unsqueeze(-1)).sum(2)
-        x = self._after(self.folded.output.add_to(x, self.merge(attended)), 0)
+        x = self._after(self.fused.output.add_to(x, self.merge(attended)), 0)
         return x if self.cross is None else self.cross(x)
 
 
@@ -101,10 +101,10 @@ class TreeSession(StepSession):
     layer_step = TreeLayerStep
     cache: TreeCache
 
-    def __init__(self, folded: Folded, memory: Memory, tree: Tree, kept: int) -> None:
+    def __init__(self, fused: FusedWeights, memory: Memory, tree: Tree, kept: int) -> None:
         """Prepare for the sources of `memory` and steps over `tree`, of which `kept` columns at most are kept."""
         self.tree, self.kept = tree, kept
-        super().__init__(folded, memory, tree.size)
+        super().__init__(fused, memory, tree.size)
         self.columns = tree.depth.to(memory.states.device)
         self.start = self.columns.new_zeros(self.batch)
         self.step_deviation = memory.states.new_zeros(self.batch, tree.size)
@@ -138,7 +138,7 @@ class TreeSession(StepSession):
         """Return decoder positions for which there is room; nobody looks at what is read at the first and last."""
         return place.clamp(0, self.expected.shape[1] - 1)
 
-    def _numbers(self, near: FoldedNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
+    def _numbers(self, near: FusedNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
         """See `StepSession._numbers`; tokens of the step count for the columns that see them."""
         self.step_deviation = self._deviation(tokens, self._inside(place))
         ancestors, beside = self.cache.ancestors, self.deviation.shape[1]

@@ -53,7 +53,7 @@ class NativeSession(ProposingSession):
     def __init__(self, packed: Packed, memory: Memory, width: int, threads: int) -> None:
         """Allocate cache and scratch for the sources of `memory` and steps of `width` on `threads` threads."""
         config = packed.model.config
-        super().__init__(packed.folded, memory, width)
+        super().__init__(packed.fused, memory, width)
         self.packed, self.kept = packed, list[Any]()
         self.flawed = torch.zeros(1, dtype=torch.int64)
         self.by_row: list[Tensor] = []
@@ -367,7 +367,7 @@ class NativeModel(StepModel):
         self.threads = threads
         self.trials: dict[tuple[int, int, int], ThreadTrials] = {}
         with torch.inference_mode():
-            self.packed = Packed(self.folded, half)
+            self.packed = Packed(self.fused, half)
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `StepModel.encode`."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.nn.engines.fused_weights import Affine, Folded, FoldedLayer, FoldedRecurrence, fold
+from superres.nn.engines.fused_weights import Affine, FusedLayer, FusedRecurrence, FusedWeights, fuse
 from superres.nn.engines.native.build import LANES, LINEARS, PANEL, CHeads, CLayer, CLinear, CScreen, library
 from superres.nn.heads import PredictionHeads
 
@@ -39,32 +39,32 @@ def _transposed(weight: Tensor, bias: Tensor) -> Affine:
 class Packed:
     """The weights of a network as native.cpp takes them; tensors named here stay alive with it."""
 
-    def __init__(self, folded: Folded, half: bool) -> None:
+    def __init__(self, fused: FusedWeights, half: bool) -> None:
         """Pack the weights of a network."""
-        model = folded.model
-        self.model, self.half, self.folded = model, half, folded
+        model = fused.model
+        self.model, self.half, self.fused = model, half, fused
         self.kept: list[Any] = []
         self.bytes = 0  # of all products' weights
         self.pre = model.config.norm == "pre"
-        project = fold([model.project])
+        project = fuse([model.project])
         self.project = self.pack(project)
         # Intensities are few, and their scores no plain product.
         self.screen = CScreen() if model.config.ordinal_output else self._screen(project)
         self.final: tuple[int | None, int | None] = (None, None)
         if isinstance(model.decoder_norm, nn.LayerNorm):
             self.final = self.keep(model.decoder_norm.weight), self.keep(model.decoder_norm.bias)
-        self.layers = [self._layer(FoldedLayer(layer)) for layer in model.decoder]  # type: ignore[arg-type]
-        self.token_table = self.keep(folded.token_table)
+        self.layers = [self._layer(FusedLayer(layer)) for layer in model.decoder]  # type: ignore[arg-type]
+        self.token_table = self.keep(fused.token_table)
         near = model.neighbourhood
         if near is not None:
             self.first = self.pack(Affine(near.first.weight.detach().t(), torch.zeros(near.first.out_features)))
-            self.second = self.pack(fold([near.second]))
+            self.second = self.pack(fuse([near.second]))
             self.channel_bias = self.keep(near.channel.weight.detach() + near.first.bias.detach())
             self.direct = self.keep(near.direct.detach())
             self.tables = [self.keep(table) for table in (near.table, near.cell, near.cell_positions)]
         self.heads = CHeads()
-        if folded.recurrence is not None:
-            self.heads = self._recurrence(folded.recurrence, model.config.prediction_heads - 1)
+        if fused.recurrence is not None:
+            self.heads = self._recurrence(fused.recurrence, model.config.prediction_heads - 1)
         elif isinstance(model.heads, PredictionHeads):
             self.heads = self._heads(model.heads)
 
@@ -100,7 +100,7 @@ class Packed:
             rounding=0.51 + 0.25 * self.half,
         )
 
-    def _layer(self, layer: FoldedLayer) -> CLayer:
+    def _layer(self, layer: FusedLayer) -> CLayer:
         result = CLayer(**{name: self.pack(getattr(layer, name)) for name in LINEARS if hasattr(layer, name)})
         for place, norm in enumerate([layer.norms[0], layer.cross_norm, layer.norms[1]]):
             if norm is not None:
@@ -125,7 +125,7 @@ class Packed:
             result.adapt = self.pack(_transposed(heads.adapt.weight, heads.adapt.bias))
         return result
 
-    def _recurrence(self, layer: FoldedRecurrence, count: int) -> CHeads:
+    def _recurrence(self, layer: FusedRecurrence, count: int) -> CHeads:
         contract = (CLinear * 1)(self.pack(layer.contract))
         self.kept.append(contract)
         return CHeads(

@@ -171,7 +171,7 @@ void apply(const Linear& linear, Team& team, const float* x, int64_t xs, int64_t
   });
 }
 
-// Layer norm of a row; without weight and bias where these are folded into the next product.
+// Layer norm of a row; without weight and bias where these are fused into the next product.
 void normalise(const float* x, int64_t size, const float* weight, const float* bias, float* y) {
   vec total{};
   for (int64_t i = 0; i < size; i += LANES) total += load(x + i);
