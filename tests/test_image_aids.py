@@ -1,4 +1,4 @@
-"""What the decoder is told in numbers: neighbours, the remainder of a cell, and the ordinal output."""
+"""Image priors: neighbour features, the residual sum of a cell, and the ordinal output."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import pytest
 import torch
 from fakes import SMALL
 
-from superres.config import PRESETS, ConfigError, ModelConfig
+from superres.config import PRESETS, ModelConfig
+from superres.errors import ConfigError
 from superres.nn.image_priors import (
     RESIDUAL_SCALE,
     ConvolutionBlock,
     NumericNeighbourhood,
     cell_tables,
     enlarge_source,
+    feature_count,
     neighbour_table,
-    number_count,
     ordinal_scores,
     to_raster,
 )
@@ -66,10 +67,10 @@ def test_the_last_pixel_of_a_cell_is_known_from_its_source():
     aid = NumericNeighbourhood(config).double()
     deviation = torch.nn.functional.pad((target - estimate) / RESIDUAL_SCALE, (0, 1))
     every = torch.arange(config.target_length).expand(2, -1)
-    numbers = aid.gather(deviation, every, aid.budget(source, estimate))
+    features = aid.gather(deviation, every, aid.budget(source, estimate))
     pixels = positions.shape[1]
-    assert numbers.shape[-1] == number_count(config)
-    remainder = numbers[..., -pixels:]
+    assert features.shape[-1] == feature_count(config)
+    remainder = features[..., -pixels:]
     last = (positions[:, -1] == torch.arange(config.target_length)).nonzero().squeeze(1)
     assert torch.allclose(remainder[:, last, 0], deviation[:, last], atol=1e-12)
     first = (positions[:, 0] == torch.arange(config.target_length)).nonzero().squeeze(1)

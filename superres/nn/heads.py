@@ -7,20 +7,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
-from superres.nn.image_priors import extrapolate, number_count
+from superres.nn.image_priors import extrapolate, feature_count
 
 
 class PredictionHeads(nn.Module):
-    """One hidden layer with residual and layer norm for each prediction head after the decoder; projections are shared.
+    """The head layer: a hidden layer with residual and layer norm per prediction head; the projection is shared.
 
-    "per-head" is block-diagonal: each head has a hidden layer of its own. "dense" is the paper's: hidden size k *
-    filter, fully connected to all k outputs. With identity p1, head 1 has no layer, so a frozen base keeps its scores.
-    With aligned conditioning, a head also sees the vector of its own target: it is known before decoding starts.
+    The kinds of layer (`ModelConfig.head_layer`):
 
-    "adaptive" is per-head, and a head's linear weights on the numbers around p1's target depend on its state.
-    "sequential" is adaptive, and the numbers go on with the tokens from p1's target up to the head's own, as deviations
-    from their estimates: the true ones in training, those just proposed in decoding. So the proposals of a block fit
-    together, and yet all heads but for that one linear term are computed at once.
+    - "dense" is the paper's layer: hidden size K * filter, fully connected to all K outputs.
+    - "per-head" is block-diagonal: each head has its own hidden layer.
+    - "adaptive" is per-head; a head's linear weights on the neighbour features of p1's target depend on its state.
+    - "sequential" is adaptive and adds a linear term over the tokens from p1's target up to the head's own target, as
+      deviations from their estimates. Training uses the true tokens, decoding the tokens just proposed. The proposals
+      of a block are then consistent, and only this linear term is computed head by head.
+
+    With identity p1, head 1 has no layer, so a frozen base model keeps its scores. With aligned conditioning, a head
+    also reads the conditioning vector of its own target, which is known before decoding starts.
     """
 
     visible: Tensor
@@ -45,12 +48,12 @@ class PredictionHeads(nn.Module):
             nn.init.zeros_(self.conditioning.weight)
         self.direct: nn.Parameter | None = None
         self.adapt: nn.Linear | None = None
-        numbers = number_count(config)
+        features = feature_count(config)
         if config.numeric_neighbourhood:
-            self.direct = nn.Parameter(torch.zeros(config.channels, self.count, numbers))
+            self.direct = nn.Parameter(torch.zeros(config.channels, self.count, features))
         if config.head_layer in ("adaptive", "sequential"):
             earlier = config.prediction_heads - 1 if config.head_layer == "sequential" else 0
-            self.adapt = nn.Linear(width, numbers + earlier)
+            self.adapt = nn.Linear(width, features + earlier)
             nn.init.zeros_(self.adapt.weight)
             nn.init.zeros_(self.adapt.bias)
             visible = torch.arange(earlier) < torch.arange(self.first, self.count + self.first).unsqueeze(1)
@@ -116,29 +119,29 @@ class PredictionHeads(nn.Module):
         return self._finish(hidden, states, vectors)[:, 0]
 
     def linear_part(
-        self, states: Tensor, numbers: Tensor, position: Tensor, head: int
+        self, states: Tensor, features: Tensor, position: Tensor, head: int
     ) -> tuple[Tensor, Tensor | None]:
         """Predict linearly how far the targets of neighbouring heads are from their estimates.
 
         Args:
             states: [..., n, D], of n heads from `head` (0-based, at least `first`) on.
-            numbers: the numeric neighbourhood of p1's target, [..., N].
+            features: the numeric neighbourhood of p1's target, [..., N].
             position: of p1's target, broadcastable to [...].
             head: the first of them.
 
         Returns:
-            What the numbers contribute [..., n], in units of RESIDUAL_SCALE. And the weights on the deviations of the
+            What the features contribute [..., n], in units of RESIDUAL_SCALE. And the weights on the deviations of the
             K - 1 tokens from p1's target on, [..., n, K - 1], 0 where a head does not see the token; None unless
             sequential.
         """
         if self.direct is None:
             raise ValueError("a model without numeric_neighbourhood has no linear part")
         heads = slice(head - self.first, head - self.first + states.shape[-2])
-        deviation = extrapolate(self.direct[:, heads], numbers, position)
+        deviation = extrapolate(self.direct[:, heads], features, position)
         if self.adapt is None:
             return deviation, None
-        weights = self.adapt(states).to(numbers.dtype)
-        count = numbers.shape[-1]
+        weights = self.adapt(states).to(features.dtype)
+        count = features.shape[-1]
         # A product and a sum: a matrix product would run in half precision under autocast.
-        deviation = deviation + (weights[..., :count] * numbers.unsqueeze(-2)).sum(-1)
+        deviation = deviation + (weights[..., :count] * features.unsqueeze(-2)).sum(-1)
         return deviation, weights[..., count:] * self.visible[heads] if self.visible.shape[1] else None

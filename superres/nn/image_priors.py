@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from superres.config import ModelConfig
 
 RESIDUAL_SCALE = 32.0
-"""Grey levels that count as one unit where intensities enter or leave the network as numbers."""
+"""Grey levels that count as one unit where intensities enter or leave the network as real numbers."""
 
 INITIAL_SHARPNESS = -2.5
 """log(1 / s) of the ordinal output before training: s of about 12 grey levels."""
@@ -105,8 +105,8 @@ class AlignedConditioning(nn.Module):
         return vectors, to_raster(estimate)
 
 
-def number_count(config: ModelConfig) -> int:
-    """Return N, how many numbers the numeric neighbourhood gives a target position."""
+def feature_count(config: ModelConfig) -> int:
+    """Return N, how many features the numeric neighbourhood gives a target position."""
     return len(NEIGHBOUR_PIXELS) * config.channels + (math.prod(config.enlargement) if config.cell_remainder else 0)
 
 
@@ -153,7 +153,7 @@ def cell_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 
 class NumericNeighbourhood(nn.Module):
-    """Feeds decoded intensities as numbers: how far each neighbour of the target is from its estimate.
+    """Feeds decoded intensities as real numbers: how far each neighbour of the target is from its estimate.
 
     With the cell's remainder, also how far the pixels of the source cell that are still to come must be from their
     estimates on average, since a source intensity is the mean of the target intensities that it covers. Without it, a
@@ -173,7 +173,7 @@ class NumericNeighbourhood(nn.Module):
         cell, positions = cell_tables(config)
         self.register_buffer("cell", cell, persistent=False)
         self.register_buffer("cell_positions", positions, persistent=False)
-        count = number_count(config)
+        count = feature_count(config)
         self.first = nn.Linear(count, config.filter_size)
         self.channel = nn.Embedding(config.channels, config.filter_size)
         nn.init.zeros_(self.channel.weight)
@@ -188,7 +188,7 @@ class NumericNeighbourhood(nn.Module):
         return (source.unsqueeze(-1) - estimates).sum(-1) / RESIDUAL_SCALE
 
     def gather(self, deviation: Tensor, position: Tensor, budget: Tensor) -> Tensor:
-        """Collect the numbers of some target positions.
+        """Collect the features of some target positions.
 
         Args:
             deviation: [B, T + 1], decoded intensity minus estimate over RESIDUAL_SCALE; entry T is 0.
@@ -200,16 +200,16 @@ class NumericNeighbourhood(nn.Module):
             cell, 0 except for the actual count, which holds their mean deviation.
         """
         index = self.table[position]
-        numbers = deviation.gather(1, index.flatten(1)).view(index.shape)
+        features = deviation.gather(1, index.flatten(1)).view(index.shape)
         if not self.remainder:
-            return numbers
+            return features
         inside = self.cell_positions[position]
         decoded = inside < position.unsqueeze(-1)
         spent = deviation.gather(1, inside.flatten(1)).view(inside.shape) * decoded
         left = inside.shape[-1] - decoded.sum(-1, keepdim=True)
         mean = (budget.gather(1, self.cell[position]).unsqueeze(-1) - spent.sum(-1, keepdim=True)) / left
         places = torch.zeros_like(spent).scatter_(-1, left - 1, mean)
-        return torch.cat([numbers, places], dim=-1)
+        return torch.cat([features, places], dim=-1)
 
     def forward(self, neighbours: Tensor, position: Tensor) -> Tensor:
         """Map neighbours [B, W, N] of `position` (broadcastable to [B, W]) to vectors [B, W, D]."""
@@ -223,7 +223,7 @@ def extrapolate(weights: Tensor, neighbours: Tensor, position: Tensor) -> Tensor
 
     Args:
         weights: [channels, N] for one prediction head, [channels, heads, N] for several.
-        neighbours: [..., N], or less: the numbers left out count as 0.
+        neighbours: [..., N], or less: the features left out count as 0.
         position: position of p1's target, broadcastable to [...]; its channel chooses the weights.
 
     Returns:

@@ -78,7 +78,7 @@ class Decoded:
     Attributes:
         hidden: [B, T, D]; the state at t scores token t.
         tokens: the target [B, T].
-        neighbours: numbers of each target from the numeric neighbourhood [B, T, N], or None.
+        neighbours: features of each target from the numeric neighbourhood [B, T, N], or None.
         deviation: target minus estimate [B, T + 1] in units of RESIDUAL_SCALE, entry T is 0; or None.
         memory: what was attended to.
     """

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from superres.nn.attention import reach
 from superres.nn.heads import PredictionHeads
-from superres.nn.image_priors import INITIAL_SHARPNESS, RESIDUAL_SCALE, NumericNeighbourhood, number_count
+from superres.nn.image_priors import INITIAL_SHARPNESS, RESIDUAL_SCALE, NumericNeighbourhood, feature_count
 from superres.nn.layers import DecoderLayer, TiedProjection
 from superres.nn.model import EncoderDecoder
 from superres.nn.recurrent import RecurrentHeads
@@ -94,7 +94,7 @@ class FusedLayer:
 
 
 class FusedHeads:
-    """Heads p2..pK; their output projection and the weights on numbers that they choose are one product.
+    """Heads p2..pK; their output projection and the weights on features that they choose are one product.
 
     Numbers are the numeric neighbourhood and, of sequential heads, the estimates of the targets from p1's on.
 
@@ -145,7 +145,7 @@ class FusedHeads:
         return F.layer_norm(states, states.shape[2:])
 
     def weights(self, chosen: Tensor, channel: Tensor) -> Tensor:
-        """Return the weights [B, count, N] on numbers, in grey levels.
+        """Return the weights [B, count, N] on features, in grey levels.
 
         Args:
             chosen: what the heads choose of them, [B, count, N], N = 0 where they do not.
@@ -170,7 +170,7 @@ class FusedRecurrence:
 
 
 class FusedNeighbourhood:
-    """The numeric neighbourhood, whose numbers all come from one buffer by one table of the target position.
+    """The numeric neighbourhood, whose features all come from one buffer by one table of the target position.
 
     The buffer of a row is [nothing, which is 0; minus the budget of each cell; a place that nobody reads; deviations of
     the tokens in order]. So what a cell still has to add up to is a sum over places of the buffer, too.
@@ -196,10 +196,10 @@ class FusedNeighbourhood:
         self.second = fuse([near.second])
         self.direct = (near.direct * RESIDUAL_SCALE).detach().t().contiguous()
 
-    def numbers(
+    def features(
         self, buffer: Tensor, inside: Tensor, find: Callable[[Tensor], Tensor] = lambda places: places,
     ) -> Tensor:
-        """Return the numbers [B * W, N] of target positions `inside` [B, W].
+        """Return the features [B * W, N] of target positions `inside` [B, W].
 
         Args:
             buffer: of each row, [B, ...].
@@ -237,12 +237,12 @@ class FusedWeights:
         return FusedHeads(heads, self._complete(outputs) if self.config.ordinal_output else outputs)
 
     def _complete(self, outputs: Affine) -> Affine:
-        """Return outputs of which the first are the ordinal projection's and others weights on numbers, as needed."""
+        """Return outputs of which the first are the ordinal projection's and others weights on features, as needed."""
         scale, shift = torch.ones_like(outputs.bias), torch.zeros_like(outputs.bias)
         last = self.config.outputs - 1
         scale[last - 1], shift[last] = RESIDUAL_SCALE, INITIAL_SHARPNESS
         # What is known of earlier tokens is in grey levels already.
-        scale[last + 1 : last + 1 + number_count(self.config)] = RESIDUAL_SCALE
+        scale[last + 1 : last + 1 + feature_count(self.config)] = RESIDUAL_SCALE
         return Affine(outputs.weight * scale, outputs.bias * scale + shift)
 
     @property
@@ -290,6 +290,6 @@ class FusedWeights:
 
     @cached_property
     def values(self) -> Tensor:
-        """Intensities 0..V-1 as numbers."""
+        """Intensities 0..V-1 as a float tensor [V]."""
         signal = self.model.signal
         return torch.arange(self.config.vocabulary, device=signal.device, dtype=signal.dtype)

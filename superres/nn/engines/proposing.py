@@ -125,12 +125,12 @@ class ProposingSession:
         known = self.estimate.gather(1, target)
         mu, weights = known[:, 1:] + projected[..., -2], None
         if here.neighbours is not None:
-            numbers = here.neighbours
+            features = here.neighbours
             weights = heads.weights(outputs[..., self.config.outputs :], here.position % self.config.channels)
             if heads.earlier:
-                numbers = torch.cat([numbers, -known[:, :count]], dim=1)
-            used = weights[..., : numbers.shape[1]]
-            mu = torch.baddbmm(mu.unsqueeze(2), used, numbers.unsqueeze(2)).squeeze(2)
+                features = torch.cat([features, -known[:, :count]], dim=1)
+            used = weights[..., : features.shape[1]]
+            mu = torch.baddbmm(mu.unsqueeze(2), used, features.unsqueeze(2)).squeeze(2)
             weights = used[..., here.neighbours.shape[1] :] if heads.earlier else None
         if projected.shape[-1] == 2 and choose.additive(offsets) == (None, None):
             return nearest(mu, weights, first, self.config.vocabulary - 1)

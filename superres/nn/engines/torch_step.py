@@ -133,14 +133,14 @@ class StepSession(ProposingSession):
         self.columns = self.widest
         self.neighbourhood = fused.neighbourhood
         if self.neighbourhood is not None and memory.estimate is not None and memory.budget is not None:
-            self._allocate_numbers(self.neighbourhood, memory.estimate, memory.budget)
+            self._allocate_features(self.neighbourhood, memory.estimate, memory.budget)
 
     def _make_cache(self, like: Tensor, fused_attention: bool) -> KeyValueCache:
         """Allocate a cache with dtype and device of `like`."""
         # The fused kernel wants masks whose rows are aligned.
         return KeyValueCache(self.config, self.batch, self.width, like, 16 if fused_attention else 1)
 
-    def _allocate_numbers(self, near: FusedNeighbourhood, estimate: Tensor, budget: Tensor) -> None:
+    def _allocate_features(self, near: FusedNeighbourhood, estimate: Tensor, budget: Tensor) -> None:
         """Prepare the buffer that the numeric neighbourhood reads."""
         self.position_table = self.position_table + near.second.bias
         # What is taken from a token at the decoder position that reads it, in units of RESIDUAL_SCALE.
@@ -228,14 +228,14 @@ class StepSession(ProposingSession):
         near = self.neighbourhood
         if near is None:
             return x, None
-        numbers = self._numbers(near, tokens, place, inside)
-        inner = torch.addmm(near.channel_bias.index_select(0, channel), numbers, near.first).relu_()
-        return x.addmm_(inner, near.second.weight), numbers
+        features = self._features(near, tokens, place, inside)
+        inner = torch.addmm(near.channel_bias.index_select(0, channel), features, near.first).relu_()
+        return x.addmm_(inner, near.second.weight), features
 
-    def _numbers(self, near: FusedNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
-        """Return the numbers [B * W, N] of targets `inside`, after `tokens` read at `place`."""
+    def _features(self, near: FusedNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
+        """Return the features [B * W, N] of targets `inside`, after `tokens` read at `place`."""
         self.read.scatter_(1, place, self._deviation(tokens, place))
-        return near.numbers(self.deviation, inside)
+        return near.features(self.deviation, inside)
 
     def _deviation(self, tokens: Tensor, place: Tensor) -> Tensor:
         """Return how far `tokens` [B, N], read at `place`, are from what was expected, in units of RESIDUAL_SCALE."""

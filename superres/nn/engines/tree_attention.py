@@ -138,8 +138,8 @@ class TreeSession(StepSession):
         """Return decoder positions for which there is room; nobody looks at what is read at the first and last."""
         return place.clamp(0, self.expected.shape[1] - 1)
 
-    def _numbers(self, near: FusedNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
-        """See `StepSession._numbers`; tokens of the step count for the columns that see them."""
+    def _features(self, near: FusedNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
+        """See `StepSession._features`; tokens of the step count for the columns that see them."""
         self.step_deviation = self._deviation(tokens, self._inside(place))
         ancestors, beside = self.cache.ancestors, self.deviation.shape[1]
         before_first = beside - self.read.shape[1]  # the place in the buffer of what is read at position 0
@@ -152,7 +152,7 @@ class TreeSession(StepSession):
             own = (read > 0) & (back == near) & (column >= 0)
             return torch.where(own, beside + column, places.view(own.shape)).view(places.shape)
 
-        return near.numbers(torch.cat([self.deviation, self.step_deviation], dim=1), inside, find)
+        return near.features(torch.cat([self.deviation, self.step_deviation], dim=1), inside, find)
 
     def _verify(self, hidden: Tensor, inside: Tensor, neighbours: Tensor | None, channel: Tensor) -> Tensor:
         """Return p1's scores of the scored columns, [B, S, V]."""

@@ -93,7 +93,7 @@ class CSession(Structure):
         ("layer", POINTER(CLayer)), ("final_weight", c_void_p), ("final_bias", c_void_p), ("project", CLinear),
         ("screen", CScreen), ("token_table", c_void_p), ("position_table", c_void_p), ("conditioned", c_int64),
         ("cross_mask", c_void_p),
-        *((name, c_int64) for name in ("numbers", "near", "cell_size", "ordinal")),
+        *((name, c_int64) for name in ("features", "near", "cell_size", "ordinal")),
         *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "budget")),
         ("source_length", c_int64), ("deviation", c_void_p), ("first", CLinear), ("second", CLinear),
         ("channel_bias", c_void_p), ("direct", c_void_p), ("residual_scale", c_float), ("initial_sharpness", c_float),

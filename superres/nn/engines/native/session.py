@@ -125,7 +125,7 @@ class NativeSession(ProposingSession):
         one_bound = options.accept in bounds and (options.accept != "distance" or len(options.epsilons) == 1)
         if options.is_sampling or options.proposer != "heads" or not one_bound:
             return None
-        numbers = torch.empty(2 * width + room + 3, self.batch, dtype=torch.int64)
+        integers = torch.empty(2 * width + room + 3, self.batch, dtype=torch.int64)
         stride = state.store.shape[1]
         if room < width or stride < 1 + self.config.target_length + width:
             raise ValueError(f"{room} proposals and {stride} tokens of memory are too few for steps of {width}")
@@ -136,8 +136,8 @@ class NativeSession(ProposingSession):
             "proposals": _address(state.proposals, torch.int64, self.batch, room),
         }
         kept = {
-            "tokens": numbers[:width], "winners": numbers[width : 2 * width], "next": numbers[2 * width :],
-            "place": numbers[-3], "index": numbers[-2], "first": numbers[-1],
+            "tokens": integers[:width], "winners": integers[width : 2 * width], "next": integers[2 * width :],
+            "place": integers[-3], "index": integers[-2], "first": integers[-1],
             "hidden": torch.empty(self.batch, width, self.config.width),
             "scores": torch.empty(self.batch, width, self.config.vocabulary),
             "scratch": self.room if self.heads is not None else None,
@@ -151,7 +151,7 @@ class NativeSession(ProposingSession):
         loop.kept = kept, state  # as long as there are addresses of it
 
         def iterate(count: int, following: int) -> Tensor:
-            record = numbers.new_empty(count, self.batch, room + 2)
+            record = integers.new_empty(count, self.batch, room + 2)
             counts = c_int64(count), c_int64(following)
             address = c_void_p(record.data_ptr())
             made: int = library().superres_iterate(byref(self.session), byref(loop), *counts, address)
@@ -189,9 +189,9 @@ class NativeSession(ProposingSession):
     def _plain(self, state: NativeState) -> StepState:
         """Return the state as the plain session has it."""
         place = (state.position.unsqueeze(1) + torch.arange(self.width)).clamp(max=self.config.target_length - 1)
-        numbers = self.session.numbers
-        gathered = self.gathered.flatten()[: self.batch * self.width * numbers].view(self.batch, self.width, numbers)
-        return StepState(state.hidden, place, gathered if numbers else None)
+        features = self.session.features
+        gathered = self.gathered.flatten()[: self.batch * self.width * features].view(self.batch, self.width, features)
+        return StepState(state.hidden, place, gathered if features else None)
 
     def row_state(self) -> list[Tensor]:
         """See `superres.nn.engines.torch_step.ProposingSession.row_state`; what native.cpp reads comes along."""
@@ -221,7 +221,7 @@ class NativeSession(ProposingSession):
         self.deviation: Tensor | None = None
         if near is None or self.budget is None:
             return
-        session.numbers, session.near = near.first.in_features, near.table.shape[1]
+        session.features, session.near = near.first.in_features, near.table.shape[1]
         session.cell_size = near.cell_positions.shape[1] if near.remainder else 0
         session.near_table, session.cell, session.cell_positions = packed.tables
         session.source_length = self.config.source_length
@@ -262,7 +262,7 @@ class NativeSession(ProposingSession):
                  "attended": config.width, "weights": slots, "projected": session.stride}
         for name, size in sizes.items():
             setattr(session, name, self._keep(torch.zeros(rows * size), rows * size))
-        self.gathered = torch.zeros(self.batch, self.width, session.numbers)
+        self.gathered = torch.zeros(self.batch, self.width, session.features)
         session.gathered = self.gathered.data_ptr()
         if self.heads is not None:
             count = library().superres_propose_room(byref(session), c_int64(self.heads.count))

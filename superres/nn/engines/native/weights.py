@@ -89,9 +89,9 @@ class Packed:
         padding = (0, -outputs % PANEL)
         weight = F.pad(affine.weight.bfloat16().float() if self.half else affine.weight.float(), padding)
         scale = (weight.abs().amax(0) / 127).clamp(min=1e-30)
-        numbers = (weight / scale).round()
-        quads = numbers.to(torch.int8).view(inputs // 4, 4, -1, PANEL).permute(2, 0, 3, 1).contiguous()
-        total = (128 * numbers.sum(0)).to(torch.int32)
+        quantised = (weight / scale).round()
+        quads = quantised.to(torch.int8).view(inputs // 4, 4, -1, PANEL).permute(2, 0, 3, 1).contiguous()
+        total = (128 * quantised.sum(0)).to(torch.int32)
         self.kept += [quads, total]
         return CScreen(
             weight=quads.data_ptr(), bias=self.keep(F.pad(affine.bias.float(), padding, value=-math.inf)),

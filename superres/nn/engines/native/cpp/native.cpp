@@ -86,7 +86,7 @@ void step(const Session& s, Team& team, int64_t begin, int64_t end, const int64_
   Clock clock(begin ? nullptr : s.seconds);
   float* x = rows.of(s.x, s.size_d);
   rows.embed(x);
-  if (s.numbers) rows.neighbourhood(x);
+  if (s.features) rows.neighbourhood(x);
   clock.lap(INPUT);
   for (int64_t l = 0; l < s.layers; l++) rows.run(s.layer[l], x, clock);
   float* states = rows.of(hidden, s.size_d);
@@ -109,8 +109,8 @@ void step(const Session& s, Team& team, int64_t begin, int64_t end, const int64_
       }
       const int64_t target = rows.inside(b, w);
       float mu = s.estimate[b * s.length + target] + out[s.outputs - 2] * s.residual_scale;
-      if (s.numbers)
-        mu += dot(s.gathered + r * s.numbers, s.direct + target % s.channels * s.numbers, s.numbers) * s.residual_scale;
+      if (s.features)
+        mu += dot(s.gathered + r * s.features, s.direct + target % s.channels * s.features, s.features) * s.residual_scale;
       scores_around(s, mu, slope_of(s, out), out, scores + r * s.vocabulary);
       refuse_unless(s, all_finite(scores + r * s.vocabulary, s.vocabulary));
     }
@@ -187,7 +187,7 @@ void propose(const Session& s, Team& team, int64_t begin, int64_t end, const int
   Team alone;
   if (heads.adaptive) apply(heads.adapt, alone, states, D, rows * count, linear, adapted, STORE);
   for (int64_t b = begin; b < end; b++) {
-    const Row row{s, b, within(s, position[b] + index[b]), s.gathered + (b * s.width + index[b]) * s.numbers};
+    const Row row{s, b, within(s, position[b] + index[b]), s.gathered + (b * s.width + index[b]) * s.features};
     for (int64_t h = 0; h < count; h++) {
       const int64_t r = (b - begin) * count + h;
       row.score(h, projected + r * s.stride, linear + r * adapted, first[b], tokens + b * count, scores);
@@ -242,7 +242,7 @@ int64_t superres_screens() {
 int64_t superres_busy() { return pool()->is_busy(); }
 
 // Reads tokens [B, W] at positions [B] + 0..W-1; writes p1's scores [B, W, V] and the hidden states [B, W, D], and where
-// there is a numeric neighbourhood its numbers into `gathered` [B, W, N].
+// there is a numeric neighbourhood its features into `gathered` [B, W, N].
 void superres_step(const Session* session, const int64_t* tokens, const int64_t* position, float* hidden, float* scores) {
   in_groups(*session, session->batch, [&](Team& team, int64_t begin, int64_t end) {
     step(*session, team, begin, end, tokens, position, hidden, scores, nullptr);

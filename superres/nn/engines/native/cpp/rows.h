@@ -39,36 +39,36 @@ struct Rows {
         const int64_t row = before < 0 ? s.vocabulary * s.channels : tokens[b * s.width + w] + before % s.channels * s.vocabulary;
         const float* table = s.position_table + ((s.conditioned ? b * s.length : 0) + inside(b, w)) * D;
         for (int64_t i = 0; i < D; i += LANES) store(x + i, load(s.token_table + row * D + i) + load(table + i));
-        if (s.numbers && before >= 0 && before < s.length) {
+        if (s.features && before >= 0 && before < s.length) {
           const float estimate = s.estimate[b * s.length + before];
           s.deviation[b * (s.length + 2) + before] = (tokens[b * s.width + w] - estimate) / s.residual_scale;
         }
       }
   }
 
-  // The numbers of a target: deviations of its neighbours, then its cell's remainder at the place of its pixels left.
-  void gather(int64_t b, int64_t place, float* numbers) const {
+  // The features of a target: deviations of its neighbours, then its cell's remainder at the place of its pixels left.
+  void gather(int64_t b, int64_t place, float* features) const {
     const float* deviation = s.deviation + b * (s.length + 2);
-    for (int64_t i = 0; i < s.near; i++) numbers[i] = deviation[s.near_table[place * s.near + i]];
+    for (int64_t i = 0; i < s.near; i++) features[i] = deviation[s.near_table[place * s.near + i]];
     if (!s.cell_size) return;
     float spent = 0;
     int64_t left = s.cell_size;
     for (int64_t i = 0; i < s.cell_size; i++) {
       const int64_t pixel = s.cell_positions[place * s.cell_size + i];
       if (pixel < place) spent += deviation[pixel], left--;
-      numbers[s.near + i] = 0;
+      features[s.near + i] = 0;
     }
-    numbers[s.near + left - 1] = (s.budget[b * s.source_length + s.cell[place]] - spent) / left;
+    features[s.near + left - 1] = (s.budget[b * s.source_length + s.cell[place]] - spent) / left;
   }
 
   void neighbourhood(float* x) const {
-    float* numbers = of(s.gathered, s.numbers);
+    float* features = of(s.gathered, s.features);
     float* wide = of(s.wide, s.filter);
     for (int64_t b = begin; b < end; b++)
-      for (int64_t w = 0; w < s.width; w++) gather(b, inside(b, w), numbers + ((b - begin) * s.width + w) * s.numbers);
-    team.share(s.first.panels, [me = *this, numbers, wide](int64_t first, int64_t past) {
+      for (int64_t w = 0; w < s.width; w++) gather(b, inside(b, w), features + ((b - begin) * s.width + w) * s.features);
+    team.share(s.first.panels, [me = *this, features, wide](int64_t first, int64_t past) {
       const Session& s = me.s;
-      apply_panels(s.first, numbers, s.numbers, me.count(), wide, s.filter, STORE, first, past);
+      apply_panels(s.first, features, s.features, me.count(), wide, s.filter, STORE, first, past);
       for (int64_t b = me.begin, r = 0; b < me.end; b++)
         for (int64_t w = 0; w < s.width; w++, r++) {
           const float* bias = s.channel_bias + me.inside(b, w) % s.channels * s.filter;

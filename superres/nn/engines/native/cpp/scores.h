@@ -43,11 +43,11 @@ ALWAYS_INLINE void scores_around(const Session& s, float mu, float slope, const 
 
 ALWAYS_INLINE int64_t within(const Session& s, int64_t position) { return position < s.length ? position : s.length - 1; }
 
-// Where a row of the batch makes proposals: p1's target and the numbers around it.
+// Where a row of the batch makes proposals: p1's target and the features around it.
 struct Row {
   const Session& s;
   int64_t b, place;
-  const float* numbers;
+  const float* features;
 
   // The scores [V] of head p(h + 2). A sequential head reads p1's token `first` and the `tokens` of the heads before it.
   void score(int64_t h, const float* projected, const float* linear, int64_t first, const int64_t* tokens,
@@ -59,13 +59,13 @@ struct Row {
     const Heads& heads = s.heads;
     const float* estimate = s.estimate + b * s.length;
     float mu = estimate[within(s, place + h + 1)] + projected[s.outputs - 2] * s.residual_scale;
-    if (s.numbers) {
-      float deviation = dot(numbers, heads.direct + (place % s.channels * heads.count + h) * s.numbers, s.numbers);
-      if (heads.adaptive) deviation += dot(numbers, linear, s.numbers);
+    if (s.features) {
+      float deviation = dot(features, heads.direct + (place % s.channels * heads.count + h) * s.features, s.features);
+      if (heads.adaptive) deviation += dot(features, linear, s.features);
       mu += deviation * s.residual_scale;
     }
     for (int64_t e = 0; e <= h && e < heads.earlier; e++)
-      mu += linear[s.numbers + e] * ((e ? tokens[e - 1] : first) - estimate[within(s, place + e)]);
+      mu += linear[s.features + e] * ((e ? tokens[e - 1] : first) - estimate[within(s, place + e)]);
     scores_around(s, mu, slope_of(s, projected), projected, scores);
   }
 };

@@ -67,14 +67,14 @@ struct Session {
   const float *token_table, *position_table;  // [V * channels + 1, D], [rows or 1, T, D]
   int64_t conditioned;                        // whether each row has a position table of its own
   const float* cross_mask;                    // [batch, cross_slots], 0 or -inf
-  // Numeric neighbourhood; numbers is 0 without it
-  int64_t numbers, near, cell_size, ordinal;
+  // Numeric neighbourhood; features is 0 without it
+  int64_t features, near, cell_size, ordinal;
   const int64_t *near_table, *cell, *cell_positions;  // [T, near], [T], [T, cell_size]
   const float *estimate, *budget;                     // [batch, T], [batch, S]
   int64_t source_length;
   float* deviation;                                   // [batch, T + 2]
   Linear first, second;                               // `first` without bias
-  const float *channel_bias, *direct;                 // [channels, filter], [channels, numbers]
+  const float *channel_bias, *direct;                 // [channels, filter], [channels, features]
   float residual_scale, initial_sharpness;
   Heads heads;
   int64_t* flawed;  // [1], set where scores are not finite
