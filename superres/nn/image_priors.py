@@ -180,20 +180,28 @@ class NumericNeighbourhood(nn.Module):
         self.second = nn.Linear(config.filter_size, config.width)
         self.direct = nn.Parameter(torch.zeros(config.channels, count))
 
-    def budget(self, source: Tensor, estimate: Tensor) -> Tensor:
-        """Return what each cell's deviations add up to, [B, S], from source tokens [B, S] and the estimate [B, T]."""
+    def residual_sum(self, source: Tensor, estimate: Tensor) -> Tensor:
+        """Return what the deviations of each cell must add up to.
+
+        Args:
+            source: tokens [B, S].
+            estimate: expected intensities [B, T], grey levels.
+
+        Returns:
+            [B, S], in units of RESIDUAL_SCALE.
+        """
         covered = torch.empty_like(self.cell_positions[: source.shape[1]])
         covered[self.cell] = self.cell_positions
         estimates = estimate.gather(1, covered.flatten().expand(len(source), -1)).view(*source.shape, -1)
         return (source.unsqueeze(-1) - estimates).sum(-1) / RESIDUAL_SCALE
 
-    def gather(self, deviation: Tensor, position: Tensor, budget: Tensor) -> Tensor:
+    def gather(self, deviation: Tensor, position: Tensor, residual_sum: Tensor) -> Tensor:
         """Collect the features of some target positions.
 
         Args:
             deviation: [B, T + 1], decoded intensity minus estimate over RESIDUAL_SCALE; entry T is 0.
             position: target positions [B, W] in [0, T).
-            budget: from `budget`, [B, S].
+            residual_sum: from the method `residual_sum`, [B, S].
 
         Returns:
             [B, W, N]: the neighbours' deviations; then one place for each possible count of pixels still to come in the
@@ -207,7 +215,7 @@ class NumericNeighbourhood(nn.Module):
         decoded = inside < position.unsqueeze(-1)
         spent = deviation.gather(1, inside.flatten(1)).view(inside.shape) * decoded
         left = inside.shape[-1] - decoded.sum(-1, keepdim=True)
-        mean = (budget.gather(1, self.cell[position]).unsqueeze(-1) - spent.sum(-1, keepdim=True)) / left
+        mean = (residual_sum.gather(1, self.cell[position]).unsqueeze(-1) - spent.sum(-1, keepdim=True)) / left
         places = torch.zeros_like(spent).scatter_(-1, left - 1, mean)
         return torch.cat([features, places], dim=-1)
 

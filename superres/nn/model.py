@@ -35,14 +35,14 @@ class Memory:
         mask: added to cross-attention scores [B, 1, 1, S]; None where no source is padded.
         conditioning: vectors added to the decoder's input [B, T, D], or None.
         estimate: intensities known before decoding [B, T] in grey levels, or None.
-        budget: what the deviations from the estimate in each cell add up to [B, S], or None.
+        residual_sum: what the deviations from the estimate in each cell add up to [B, S], or None.
     """
 
     states: Tensor
     mask: Tensor | None = None
     conditioning: Tensor | None = None
     estimate: Tensor | None = None
-    budget: Tensor | None = None
+    residual_sum: Tensor | None = None
 
     def hidden(self, dtype: torch.dtype) -> Tensor:
         """Return what is added to cross-attention scores [B, 1, S] as `dtype`, whether a source is padded or not."""
@@ -51,7 +51,7 @@ class Memory:
 
     def __getitem__(self, rows: Tensor) -> Memory:
         """Return a memory of the rows `rows`, int64 [R], some of them perhaps several times."""
-        parts = (self.mask, self.conditioning, self.estimate, self.budget)
+        parts = (self.mask, self.conditioning, self.estimate, self.residual_sum)
         return Memory(self.states[rows], *(None if part is None else part[rows] for part in parts))
 
     def repeat(self, copies: int) -> Memory:
@@ -158,7 +158,7 @@ class EncoderDecoder(nn.Module):
                 if half:
                     memory.conditioning = memory.conditioning.to(memory.states.dtype)
             if self.neighbourhood is not None:
-                memory.budget = self.neighbourhood.budget(source, memory.estimate)
+                memory.residual_sum = self.neighbourhood.residual_sum(source, memory.estimate)
         return memory
 
     def forward(self, source: Tensor, target: Tensor, padding: Tensor | None = None) -> Decoded:
@@ -180,9 +180,9 @@ class EncoderDecoder(nn.Module):
         neighbours = deviation = None
         if memory.conditioning is not None:
             x = x + memory.conditioning[:, :length]
-        if self.neighbourhood is not None and memory.estimate is not None and memory.budget is not None:
+        if self.neighbourhood is not None and memory.estimate is not None and memory.residual_sum is not None:
             deviation = F.pad((target - memory.estimate) / RESIDUAL_SCALE, (0, 1))
-            neighbours = self.neighbourhood.gather(deviation, position.expand(len(target), -1), memory.budget)
+            neighbours = self.neighbourhood.gather(deviation, position.expand(len(target), -1), memory.residual_sum)
             x = x + self.neighbourhood(neighbours, position)
         x = self.dropout(x)
         for layer in self.decoder:

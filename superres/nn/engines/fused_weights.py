@@ -170,10 +170,11 @@ class FusedRecurrence:
 
 
 class FusedNeighbourhood:
-    """The numeric neighbourhood, whose features all come from one buffer by one table of the target position.
+    """The numeric neighbourhood, gathered from one buffer per row by one index table over target positions.
 
-    The buffer of a row is [nothing, which is 0; minus the budget of each cell; a place that nobody reads; deviations of
-    the tokens in order]. So what a cell still has to add up to is a sum over places of the buffer, too.
+    The buffer of a row holds, in order: 0, for absent neighbours; minus the residual sum of each cell; one unused
+    place; the deviations of the tokens in raster order. What a cell still has to add up to is then also a sum over
+    places of the buffer.
     """
 
     def __init__(self, near: NumericNeighbourhood, cells: int) -> None:

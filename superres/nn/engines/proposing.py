@@ -72,7 +72,7 @@ class ProposingSession:
         self.width, self.batch = width, len(memory.states)
         self.heads = model.heads
         self.shape = self.config.target_shape
-        self.estimate, self.budget = memory.estimate, memory.budget
+        self.estimate, self.residual_sum = memory.estimate, memory.residual_sum
         self.position_table = model.signal.unsqueeze(0)
         self.conditioned = memory.conditioning is not None
         if memory.conditioning is not None:
@@ -91,7 +91,7 @@ class ProposingSession:
         """Return views of all tensors that belong to single rows, each [B, ...], in an order that the class fixes."""
         tables = [self.position_table if self.conditioned else None, self.head_table]
         views = [table.view(self.batch, self.config.target_length, -1) for table in tables if table is not None]
-        views += [tensor for tensor in (self.estimate, self.budget) if tensor is not None]
+        views += [tensor for tensor in (self.estimate, self.residual_sum) if tensor is not None]
         return views if self.recurrence is None else [*views, *self.recurrence.row_state()]
 
     def adopt(self, rows: Tensor, other: ProposingSession, chosen: Tensor) -> None:

@@ -132,21 +132,21 @@ class StepSession(ProposingSession):
         self.widest = torch.arange(width, device=memory.states.device)
         self.columns = self.widest
         self.neighbourhood = fused.neighbourhood
-        if self.neighbourhood is not None and memory.estimate is not None and memory.budget is not None:
-            self._allocate_features(self.neighbourhood, memory.estimate, memory.budget)
+        if self.neighbourhood is not None and memory.estimate is not None and memory.residual_sum is not None:
+            self._allocate_features(self.neighbourhood, memory.estimate, memory.residual_sum)
 
     def _make_cache(self, like: Tensor, fused_attention: bool) -> KeyValueCache:
         """Allocate a cache with dtype and device of `like`."""
         # The fused kernel wants masks whose rows are aligned.
         return KeyValueCache(self.config, self.batch, self.width, like, 16 if fused_attention else 1)
 
-    def _allocate_features(self, near: FusedNeighbourhood, estimate: Tensor, budget: Tensor) -> None:
+    def _allocate_features(self, near: FusedNeighbourhood, estimate: Tensor, residual_sum: Tensor) -> None:
         """Prepare the buffer that the numeric neighbourhood reads."""
         self.position_table = self.position_table + near.second.bias
         # What is taken from a token at the decoder position that reads it, in units of RESIDUAL_SCALE.
         self.expected = F.pad(estimate / -RESIDUAL_SCALE, (1, self.width))
-        self.deviation = F.pad(-budget, (1, 1 + self.config.target_length + self.width))
-        self.read = self.deviation[:, 1 + budget.shape[1] :]  # by the decoder position that reads the token
+        self.deviation = F.pad(-residual_sum, (1, 1 + self.config.target_length + self.width))
+        self.read = self.deviation[:, 1 + residual_sum.shape[1] :]  # by the decoder position that reads the token
 
     def row_state(self) -> list[Tensor]:
         """See `ProposingSession.row_state`; the caches of all layers come along."""

@@ -94,7 +94,7 @@ class CSession(Structure):
         ("screen", CScreen), ("token_table", c_void_p), ("position_table", c_void_p), ("conditioned", c_int64),
         ("cross_mask", c_void_p),
         *((name, c_int64) for name in ("features", "near", "cell_size", "ordinal")),
-        *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "budget")),
+        *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "residual_sum")),
         ("source_length", c_int64), ("deviation", c_void_p), ("first", CLinear), ("second", CLinear),
         ("channel_bias", c_void_p), ("direct", c_void_p), ("residual_scale", c_float), ("initial_sharpness", c_float),
         ("heads", CHeads), ("flawed", c_void_p), ("seconds", c_void_p),

@@ -219,13 +219,13 @@ class NativeSession(ProposingSession):
         """Hand over the numeric neighbourhood, if there is one."""
         near, session, packed = self.packed.model.neighbourhood, self.session, self.packed
         self.deviation: Tensor | None = None
-        if near is None or self.budget is None:
+        if near is None or self.residual_sum is None:
             return
         session.features, session.near = near.first.in_features, near.table.shape[1]
         session.cell_size = near.cell_positions.shape[1] if near.remainder else 0
         session.near_table, session.cell, session.cell_positions = packed.tables
         session.source_length = self.config.source_length
-        session.budget = self._keep(self.budget, self.batch, self.config.source_length, by_row=True)
+        session.residual_sum = self._keep(self.residual_sum, self.batch, self.config.source_length, by_row=True)
         # Entry T is the "absent" neighbour and stays 0.
         self.deviation = torch.zeros(self.batch, self.config.target_length + 2)
         session.deviation = self._keep(self.deviation, *self.deviation.shape, by_row=True)

@@ -45,7 +45,7 @@ std::string layout() {
       AT(Session, final_weight), AT(Session, final_bias), AT(Session, project), AT(Session, screen),
       AT(Session, token_table), AT(Session, position_table), AT(Session, conditioned), AT(Session, cross_mask),
       AT(Session, features), AT(Session, near), AT(Session, cell_size), AT(Session, ordinal), AT(Session, near_table),
-      AT(Session, cell), AT(Session, cell_positions), AT(Session, estimate), AT(Session, budget),
+      AT(Session, cell), AT(Session, cell_positions), AT(Session, estimate), AT(Session, residual_sum),
       AT(Session, source_length), AT(Session, deviation), AT(Session, first), AT(Session, second),
       AT(Session, channel_bias), AT(Session, direct), AT(Session, residual_scale), AT(Session, initial_sharpness),
       AT(Session, heads), AT(Session, flawed), AT(Session, seconds), AT(Session, x), AT(Session, wide),

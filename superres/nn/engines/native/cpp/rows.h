@@ -58,7 +58,7 @@ struct Rows {
       if (pixel < place) spent += deviation[pixel], left--;
       features[s.near + i] = 0;
     }
-    features[s.near + left - 1] = (s.budget[b * s.source_length + s.cell[place]] - spent) / left;
+    features[s.near + left - 1] = (s.residual_sum[b * s.source_length + s.cell[place]] - spent) / left;
   }
 
   void neighbourhood(float* x) const {

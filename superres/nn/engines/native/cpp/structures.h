@@ -70,7 +70,7 @@ struct Session {
   // Numeric neighbourhood; features is 0 without it
   int64_t features, near, cell_size, ordinal;
   const int64_t *near_table, *cell, *cell_positions;  // [T, near], [T], [T, cell_size]
-  const float *estimate, *budget;                     // [batch, T], [batch, S]
+  const float *estimate, *residual_sum;                     // [batch, T], [batch, S]
   int64_t source_length;
   float* deviation;                                   // [batch, T + 2]
   Linear first, second;                               // `first` without bias
