@@ -21,7 +21,7 @@ from superres.interfaces import Choose, LoopState, Sources, StepOutput
 from superres.nn.attention import Attention
 from superres.nn.cache import slot_count
 from superres.nn.engines.native.build import LANES, PANEL, CCache, CLayer, CLoop, CSession, NativeUnavailable, library
-from superres.nn.engines.native.weights import Packed
+from superres.nn.engines.native.weights import PackedWeights
 from superres.nn.engines.proposing import ProposingSession, StepState
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.engines.torch_step import PARTS
@@ -50,7 +50,7 @@ class NativeState:
 class NativeSession(ProposingSession):
     """A batch being decoded by native.cpp: `superres.interfaces.Session`. It serves one decode, in one thread."""
 
-    def __init__(self, packed: Packed, memory: Memory, width: int, threads: int) -> None:
+    def __init__(self, packed: PackedWeights, memory: Memory, width: int, threads: int) -> None:
         """Allocate cache and scratch for the sources of `memory` and steps of `width` on `threads` threads."""
         config = packed.model.config
         super().__init__(packed.fused, memory, width)
@@ -269,7 +269,7 @@ class NativeSession(ProposingSession):
             self.room = torch.empty(self.batch * count)
 
 
-def rows_together(packed: Packed, slots: int) -> int:
+def rows_together(packed: PackedWeights, slots: int) -> int:
     """Return how many rows of a thread, with caches of `slots`, do some iterations before others have their turn.
 
     Weights are read once for all of them; but caches of many rows do not fit near the processor, where they are wanted
@@ -367,7 +367,7 @@ class NativeModel(StepModel):
         self.threads = threads
         self.trials: dict[tuple[int, int, int], ThreadTrials] = {}
         with torch.inference_mode():
-            self.packed = Packed(self.fused, half)
+            self.packed = PackedWeights(self.fused, half)
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `StepModel.encode`."""

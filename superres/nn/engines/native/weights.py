@@ -36,11 +36,11 @@ def _transposed(weight: Tensor, bias: Tensor) -> Affine:
     return Affine(weight.detach().t(), bias.detach())
 
 
-class Packed:
+class PackedWeights:
     """The weights of a network as native.cpp takes them; tensors named here stay alive with it."""
 
     def __init__(self, fused: FusedWeights, half: bool) -> None:
-        """Pack the weights of a network."""
+        """Pack `fused`; products are stored as bfloat16 if `half`."""
         model = fused.model
         self.model, self.half, self.fused = model, half, fused
         self.kept: list[Any] = []
