@@ -276,11 +276,11 @@ class FusedWeights:
         return FusedRecurrence(heads) if isinstance(heads, RecurrentHeads) else None
 
     @cached_property
-    def facts(self) -> Tensor:
-        """What a step looks up by decoder position, int64 [T, 3].
+    def position_attributes(self) -> Tensor:
+        """Integers that a step looks up by decoder position, int64 [T, 3].
 
-        What is added to the token read there for its row in `token_table` (at the start so much that only the last row
-        is left); how many positions back it sees; and the target's colour channel.
+        The columns: the offset from the token read there to its row in `token_table` (at position 0 large enough that
+        clamping selects the last row); how many positions back attention sees; the colour channel of the target.
         """
         config = self.config
         position = torch.arange(config.target_length, device=self.model.signal.device)

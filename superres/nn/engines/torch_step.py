@@ -170,7 +170,7 @@ class StepSession(ProposingSession):
         """Do a step, call `lap` after each of its parts, and return the scores and what a `StepState` is made of."""
         place = position.unsqueeze(1) + self.columns
         inside = place.clamp(0, self.config.target_length - 1)
-        offset, reach, channel = self.fused.facts.index_select(0, inside.flatten()).unbind(1)
+        offset, reach, channel = self.fused.position_attributes.index_select(0, inside.flatten()).unbind(1)
         x, neighbours = self._input(tokens, place, inside, offset, channel)
         index, mask = self.cache.locate(place, reach.view(place.shape))
         mask = self.layers[0].shaped(mask)
