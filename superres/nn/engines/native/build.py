@@ -32,25 +32,25 @@ PANEL = 2 * LANES
 
 
 class CLinear(Structure):
-    """`Linear` of cpp/structures.h."""
+    """`Linear` of cpp/abi.h."""
 
     _fields_ = [("inputs", c_int64), ("panels", c_int64), ("half", c_int64), ("weight", c_void_p), ("bias", c_void_p)]
 
 
 class CScreen(Structure):
-    """`Screen` of cpp/structures.h."""
+    """`Screen` of cpp/abi.h."""
 
     _fields_ = [*((name, c_void_p) for name in ("weight", "bias", "scale", "norm", "sum")), ("rounding", c_float)]
 
 
 class CCache(Structure):
-    """`Cache` of cpp/structures.h."""
+    """`Cache` of cpp/abi.h."""
 
     _fields_ = [("key", c_void_p), ("value", c_void_p)]
 
 
 class CLoop(Structure):
-    """`Loop` of cpp/structures.h."""
+    """`Loop` of cpp/abi.h."""
 
     _fields_ = [
         *((name, c_int64) for name in ("block_size", "room", "stride", "minimum", "best", "bound", "end_token")),
@@ -64,7 +64,7 @@ LINEARS = ("projection", "output", "expand", "contract", "cross_query", "cross_o
 
 
 class CLayer(Structure):
-    """`Layer` of cpp/structures.h."""
+    """`Layer` of cpp/abi.h."""
 
     _fields_ = [
         *((name, CLinear) for name in LINEARS), ("norm_weight", c_void_p * 3), ("norm_bias", c_void_p * 3),
@@ -73,7 +73,7 @@ class CLayer(Structure):
 
 
 class CHeads(Structure):
-    """`Heads` of cpp/structures.h."""
+    """`Heads` of cpp/abi.h."""
 
     _fields_ = [
         *((name, c_int64) for name in ("count", "size", "adaptive", "earlier", "recurrent")), ("expand", CLinear),
@@ -84,7 +84,7 @@ class CHeads(Structure):
 
 
 class CSession(Structure):
-    """`Session` of cpp/structures.h."""
+    """`Session` of cpp/abi.h."""
 
     _fields_ = [
         *((name, c_int64) for name in (

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "structures.h"
+#include "abi.h"
 
 namespace {
 

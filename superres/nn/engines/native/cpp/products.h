@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #endif
 
-#include "structures.h"
+#include "abi.h"
 #include "threads.h"
 
 namespace {

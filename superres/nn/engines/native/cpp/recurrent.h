@@ -2,8 +2,8 @@
 
 #pragma once
 
-#include "rows.h"
-#include "winners.h"
+#include "layer.h"
+#include "screened_argmax.h"
 
 namespace {
 
