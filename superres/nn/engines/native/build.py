@@ -37,8 +37,8 @@ class CLinear(Structure):
     _fields_ = [("inputs", c_int64), ("panels", c_int64), ("half", c_int64), ("weight", c_void_p), ("bias", c_void_p)]
 
 
-class CScreen(Structure):
-    """`Screen` of cpp/abi.h."""
+class CInt8Filter(Structure):
+    """`Int8Filter` of cpp/abi.h."""
 
     _fields_ = [*((name, c_void_p) for name in ("weight", "bias", "scale", "norm", "sum")), ("rounding", c_float)]
 
@@ -55,8 +55,8 @@ class CLoop(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("block_size", "room", "stride", "minimum", "best", "bound", "end_token")),
         *((name, c_void_p) for name in (
-            "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "winners", "hidden",
-            "scores", "scratch")),
+            "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "best_tokens",
+            "hidden", "scores", "scratch")),
     ]
 
 
@@ -91,7 +91,7 @@ class CSession(Structure):
             "batch", "width", "length", "size_d", "attention_heads", "filter", "layers", "vocabulary", "channels",
             "outputs", "slots", "block_length", "cross_slots", "pre", "threads", "patient", "stride", "together")),
         ("layer", POINTER(CLayer)), ("final_weight", c_void_p), ("final_bias", c_void_p), ("project", CLinear),
-        ("screen", CScreen), ("token_table", c_void_p), ("position_table", c_void_p), ("conditioned", c_int64),
+        ("int8_filter", CInt8Filter), ("token_table", c_void_p), ("position_table", c_void_p), ("conditioned", c_int64),
         ("cross_mask", c_void_p),
         *((name, c_int64) for name in ("features", "near", "cell_size", "ordinal")),
         *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "residual_sum")),
@@ -102,7 +102,7 @@ class CSession(Structure):
     ]
 
 
-STRUCTURES = (CLinear, CScreen, CCache, CLayer, CHeads, CLoop, CSession)
+STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CLoop, CSession)
 
 
 def layout() -> str:
@@ -186,7 +186,7 @@ def library() -> ctypes.CDLL:
     code.superres_layout.restype = ctypes.c_char_p
     if code.superres_layout().decode() != layout():
         raise NativeUnavailable(f"{SOURCE.name} has other structures than this release; install it again")
-    code.superres_propose_room.restype = code.superres_iterate.restype = code.superres_screens.restype = c_int64
+    code.superres_propose_room.restype = code.superres_iterate.restype = code.superres_has_int8.restype = c_int64
     code.superres_busy.restype = c_int64
     return code
 

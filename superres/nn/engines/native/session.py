@@ -68,7 +68,7 @@ class NativeSession(ProposingSession):
             block_length=config.attention_block_length if config.attention == "local_1d" else slots,
             pre=packed.pre, threads=threads, patient=False, stride=max(3 * config.width, packed.project.panels * PANEL),
             together=rows_together(packed, slots),
-            final_weight=packed.final[0], final_bias=packed.final[1], project=packed.project, screen=packed.screen,
+            final_weight=packed.final[0], final_bias=packed.final[1], project=packed.project, int8_filter=packed.int8_filter,
             token_table=packed.token_table, flawed=self.flawed.data_ptr(),
             position_table=self._keep(self.position_table, *self._table_shape(), by_row=self.conditioned),
             conditioned=memory.conditioning is not None, ordinal=config.ordinal_output,
@@ -136,7 +136,7 @@ class NativeSession(ProposingSession):
             "proposals": _address(state.proposals, torch.int64, self.batch, room),
         }
         kept = {
-            "tokens": integers[:width], "winners": integers[width : 2 * width], "next": integers[2 * width :],
+            "tokens": integers[:width], "best_tokens": integers[width : 2 * width], "next": integers[2 * width :],
             "place": integers[-3], "index": integers[-2], "first": integers[-1],
             "hidden": torch.empty(self.batch, width, self.config.width),
             "scores": torch.empty(self.batch, width, self.config.vocabulary),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.nn.engines.fused_weights import Affine, FusedLayer, FusedRecurrence, FusedWeights, fuse
-from superres.nn.engines.native.build import LANES, LINEARS, PANEL, CHeads, CLayer, CLinear, CScreen, library
+from superres.nn.engines.native.build import LANES, LINEARS, PANEL, CHeads, CInt8Filter, CLayer, CLinear, library
 from superres.nn.heads import PredictionHeads
 
 
@@ -49,7 +49,7 @@ class PackedWeights:
         project = fuse([model.project])
         self.project = self.pack(project)
         # Intensities are few, and their scores no plain product.
-        self.screen = CScreen() if model.config.ordinal_output else self._screen(project)
+        self.int8_filter = CInt8Filter() if model.config.ordinal_output else self._int8_filter(project)
         self.final: tuple[int | None, int | None] = (None, None)
         if isinstance(model.decoder_norm, nn.LayerNorm):
             self.final = self.keep(model.decoder_norm.weight), self.keep(model.decoder_norm.bias)
@@ -81,10 +81,10 @@ class PackedWeights:
         self.kept += tensors
         return linear
 
-    def _screen(self, affine: Affine) -> CScreen:
+    def _int8_filter(self, affine: Affine) -> CInt8Filter:
         """Return a product once more, in bytes, where the processor has products of bytes."""
-        if not library().superres_screens():
-            return CScreen()
+        if not library().superres_has_int8():
+            return CInt8Filter()
         inputs, outputs = affine.weight.shape
         padding = (0, -outputs % PANEL)
         weight = F.pad(affine.weight.bfloat16().float() if self.half else affine.weight.float(), padding)
@@ -93,7 +93,7 @@ class PackedWeights:
         quads = quantised.to(torch.int8).view(inputs // 4, 4, -1, PANEL).permute(2, 0, 3, 1).contiguous()
         total = (128 * quantised.sum(0)).to(torch.int32)
         self.kept += [quads, total]
-        return CScreen(
+        return CInt8Filter(
             weight=quads.data_ptr(), bias=self.keep(F.pad(affine.bias.float(), padding, value=-math.inf)),
             scale=self.keep(scale), norm=self.keep(weight.abs().sum(0)), sum=total.data_ptr(),
             # Half of 1, and of bfloat16's eight binary digits the last at up to 127; a little more for the sums.

@@ -14,8 +14,8 @@ struct Linear {
   const float* bias;
 };
 
-// The output projection once more, in bytes: see `winners`.
-struct Screen {
+// The output projection once more, in bytes: see `screened_argmax`.
+struct Int8Filter {
   const uint32_t* weight;  // [outputs / PANEL][inputs / 4][PANEL][4], signed; null where there is none
   const float *bias, *scale, *norm;  // of each output: bias, or -inf behind the last; what 1 stands for; sum of |weight|
   const int32_t* sum;                // of its bytes, 128 times
@@ -49,7 +49,7 @@ struct Loop {
   int64_t minimum, best, bound;      // best: a proposal passes among the `bound` best; else within `bound` of the best
   int64_t end_token;                 // -1 where there is none
   int64_t *position, *limit, *store, *proposals;
-  int64_t *tokens, *place, *index, *first, *next, *winners;  // scratch
+  int64_t *tokens, *place, *index, *first, *next, *best_tokens;  // scratch
   float *hidden, *scores, *scratch;
 };
 
@@ -62,7 +62,7 @@ struct Session {
   const Layer* layer;
   const float *final_weight, *final_bias;    // null where there is no final norm
   Linear project;
-  Screen screen;
+  Int8Filter int8_filter;
   // Input
   const float *token_table, *position_table;  // [V * channels + 1, D], [rows or 1, T, D]
   int64_t conditioned;                        // whether each row has a position table of its own

@@ -14,12 +14,12 @@
 
 namespace {
 
-// Whether the winners of verified tokens are all that an iteration needs.
-ALWAYS_INLINE bool screened(const Session& s, const Loop& l) { return s.screen.weight && !l.best; }
+// Whether an iteration needs only the argmax of each column, not the scores.
+ALWAYS_INLINE bool uses_int8(const Session& s, const Loop& l) { return s.int8_filter.weight && !l.best; }
 
 ALWAYS_INLINE int64_t chosen(const Session& s, const Loop& l, int64_t b, int64_t column) {
   const int64_t r = b * s.width + column;
-  return screened(s, l) ? l.winners[r] : largest_of(l.scores + r * s.vocabulary, s.vocabulary);
+  return uses_int8(s, l) ? l.best_tokens[r] : largest_of(l.scores + r * s.vocabulary, s.vocabulary);
 }
 
 // Whether the proposal at a column passes by the scores at the one before.
@@ -78,10 +78,10 @@ void in_groups(const Session& s, int64_t together, const Body& body) {
   });
 }
 
-// A step of a team's rows; see `superres_step`. Writes the argmax of each column's scores in place of them where `winning`
+// A step of a team's rows; see `superres_step`. Writes the argmax of each column's scores in place of them where `best_tokens`
 // [B, W] is not null.
 void step(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* tokens, const int64_t* position,
-          float* hidden, float* scores, int64_t* winning) {
+          float* hidden, float* scores, int64_t* best_tokens) {
   const Rows rows{s, team, begin, end, tokens, position};
   Clock clock(begin ? nullptr : s.seconds);
   float* x = rows.of(s.x, s.size_d);
@@ -93,8 +93,8 @@ void step(const Session& s, Team& team, int64_t begin, int64_t end, const int64_
   if (s.final_weight) rows.normalise_all(x, s.final_weight, s.final_bias, states);
   else std::memcpy(states, x, rows.count() * s.size_d * sizeof(float));
   float* projected = rows.of(s.projected, s.stride);
-  if (winning) {
-    winners(s, team, states, rows.count(), projected, winning + begin * s.width, 1);
+  if (best_tokens) {
+    screened_argmax(s, team, states, rows.count(), projected, best_tokens + begin * s.width, 1);
     clock.lap(SCORES);
     return;
   }
@@ -179,8 +179,8 @@ void propose(const Session& s, Team& team, int64_t begin, int64_t end, const int
       }
     }
   });
-  if (s.screen.weight && !noise) {
-    winners(s, team, states, rows * count, projected, tokens + begin * count, 1);
+  if (s.int8_filter.weight && !noise) {
+    screened_argmax(s, team, states, rows * count, projected, tokens + begin * count, 1);
     return;
   }
   project(s, team, states, rows * count, projected);
@@ -209,7 +209,7 @@ void iterate(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t
       std::memcpy(l.tokens + b * s.width, l.proposals + b * l.room, s.width * sizeof(int64_t));
     }
     if (complete) continue;
-    step(s, team, begin, end, l.tokens, l.place, l.hidden, l.scores, screened(s, l) ? l.winners : nullptr);
+    step(s, team, begin, end, l.tokens, l.place, l.hidden, l.scores, uses_int8(s, l) ? l.best_tokens : nullptr);
     for (int64_t b = begin; b < end; b++) advance(s, l, b, record + b * (2 + l.room));
     const int64_t more = (n + 1 < count ? l.block_size : following) - 1;
     if (!more) continue;
@@ -229,8 +229,8 @@ const char* superres_layout() {
   return text.c_str();
 }
 
-// Whether the processor has what a `Screen` needs.
-int64_t superres_screens() {
+// Whether the processor has what a `Int8Filter` needs.
+int64_t superres_has_int8() {
 #ifdef __AVX512VNNI__
   return 1;
 #else

@@ -64,8 +64,8 @@ struct Recurrence {
   // The head's choice of each row, into tokens[r * apart]; noise and temperature as for `best`, at distances of `apart`.
   void choose(const float* temperature, const float* noise, int64_t* tokens, int64_t apart) const {
     const int64_t rows = end - begin;
-    if (s.screen.weight && !noise) {
-      winners(s, team, normed, rows, projected, tokens, apart);
+    if (s.int8_filter.weight && !noise) {
+      screened_argmax(s, team, normed, rows, projected, tokens, apart);
       return;
     }
     project(s, team, normed, rows, projected);

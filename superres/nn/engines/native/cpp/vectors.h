@@ -88,12 +88,12 @@ ALWAYS_INLINE int64_t largest_of(const float* scores, int64_t count) {
     where = better ? place : where;
   }
   float top = -INFINITY;
-  int64_t winner = 0;
+  int64_t argmax = 0;
   for (int i = 0; i < LANES; i++)
-    if (most[i] > top || (most[i] == top && where[i] < winner)) top = most[i], winner = where[i];
+    if (most[i] > top || (most[i] == top && where[i] < argmax)) top = most[i], argmax = where[i];
   for (; v < count; v++)
-    if (scores[v] > top) top = scores[v], winner = v;
-  return winner;
+    if (scores[v] > top) top = scores[v], argmax = v;
+  return argmax;
 }
 
 }  // namespace
