@@ -1,4 +1,5 @@
-// Sizes and offsets of the structures, as the compiler lays them out: superres/nn/engines/native/build.py compares its own with them.
+// The compiler's sizes and offsets of the structures in abi.h. superres/nn/engines/native/build.py checks its own against
+// them.
 
 #pragma once
 

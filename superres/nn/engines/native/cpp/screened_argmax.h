@@ -1,4 +1,4 @@
-// The best of many words without the scores of all.
+// The argmax over a large vocabulary from int8 bounds on the scores, computing exact scores of few panels only.
 
 #pragma once
 
@@ -6,14 +6,15 @@
 
 namespace {
 
-// The nearest whole number in [-127, 127]; -127 for what is none, whose scores are refused.
+// The nearest integer in [-127, 127]; -127 for NaN, whose scores are refused later.
 ALWAYS_INLINE int rounded(float x) { return (int)std::nearbyint(x > 127 ? 127.0f : x >= -127 ? x : -127.0f); }
 
 #ifdef __AVX512VNNI__
-// States as bytes, four inputs a word, 128 added; for each state what 1 stands for, and the sum of magnitudes.
+// States quantised to bytes.
 struct Bytes {
-  std::vector<uint32_t> words;
-  std::vector<float> scale, norm;
+  std::vector<uint32_t> words;  // [count, size / 4]: four inputs per word, each offset by 128
+  std::vector<float> scale;     // [count]: the value that one unit stands for
+  std::vector<float> norm;      // [count]: sum of |x| of the quantised state
 
   void read(const float* states, int64_t count, int64_t size) {
     words.resize(count * size / 4);
@@ -40,6 +41,7 @@ struct Bytes {
   }
 };
 
+// Approximate scores y of R quantised states for one panel of outputs.
 template <int R>
 void int8_tile(const Int8Filter& int8_filter, int64_t steps, int64_t panel, const uint32_t* x, const float* scale, float* y,
                  int64_t ys) {
@@ -65,7 +67,8 @@ void int8_tile(const Int8Filter& int8_filter, int64_t steps, int64_t panel, cons
     }
 }
 
-// The first of the largest scores of a state, of which `rough` is known.
+// The argmax of the exact scores of a state, given its approximate scores `rough`. A panel is computed exactly only if
+// one of its scores may exceed the largest lower bound.
 int64_t argmax_near(const Session& s, const float* state, float scale, float norm, const float* rough) {
   const Int8Filter& int8_filter = s.int8_filter;
   const int64_t bytes = s.project.inputs * PANEL * (s.project.half ? 2 : 4);
@@ -97,13 +100,13 @@ int64_t argmax_near(const Session& s, const float* state, float scale, float nor
   return found;
 }
 
-// The argmax of the output projection of each of `count` states, the first of equals: just that of `project`, into
-// tokens[r * apart]. Products of bytes tell every score to within an error that is bounded; only panels that may hold the
-// largest are computed.
+// Writes the argmax of the output projection of each of `count` states to tokens[r * apart]; of equal scores, the first.
+// The result is the argmax of `project`, exactly: int8 products give every score within a known error bound, and all
+// panels that may hold the largest score are then computed in full.
 void screened_argmax(const Session& s, Team& team, const float* states, int64_t count, float* rough, int64_t* tokens,
              int64_t apart) {
   static thread_local Bytes own;
-  const Bytes& bytes = own;  // which helpers read, too
+  const Bytes& bytes = own;  // the calling thread's copy, which the helper threads read
   own.read(states, count, s.size_d);
   team.share(s.project.panels, [=, &s, &bytes](int64_t begin, int64_t end) {
     const int64_t steps = s.size_d / 4;
