@@ -1,4 +1,4 @@
-"""The choice of how decoding steps are computed."""
+"""The engines, which compute decoding steps, and the choice between them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ MAKERS: dict[str, Callable[[EncoderDecoder, int | None], StepModel]] = {
 
 
 def step_model(model: EncoderDecoder, end_token: int | None = None, engine: str = "auto") -> StepModel:
-    """Return `model` for the decoder.
+    """Wrap `model` for the decoder.
 
     Args:
         model: the network, in evaluation mode and on its device.
         end_token: as in `StepModel`.
-        engine: a name in ENGINES. "auto" takes CUDA graphs on a GPU, compiled code on a CPU; where that is not
-            possible, the plain step, and a warning in the log tells why.
+        engine: a name in ENGINES. "auto" chooses CUDA graphs on a GPU and compiled code on a CPU. If the code cannot be
+            compiled, it chooses the plain step, and a warning in the log says why.
 
     Raises:
-        ConfigError: the engine is unknown, or not possible here.
+        ConfigError: the engine is unknown, or not available for this model or machine.
     """
     require(engine in ENGINES, f"unknown engine {engine!r}; choose one of {', '.join(ENGINES)}")
     if engine != "auto":

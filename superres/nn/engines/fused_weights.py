@@ -1,4 +1,4 @@
-"""The weights of a network as the decoding step takes them: fused, transposed and joined once for all decodes."""
+"""The weights of a network for the decoding step: fused, transposed and concatenated once for all decodes."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Affine:
         return torch.addmm(residual, x, self.weight).add_(self.bias)
 
     def half(self) -> HalfAffine:
-        """Return the same in bfloat16."""
+        """Return the product with weight and bias in bfloat16."""
         return HalfAffine(self.weight.bfloat16(), self.bias.bfloat16())
 
 
 @dataclass
 class HalfAffine(Affine):
-    """The same with bfloat16 weights: products and their results are bfloat16, what they are added to is not."""
+    """x @ weight + bias in bfloat16; a residual that the product is added to keeps its own type."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to [N, in] of any type; the result is bfloat16."""
@@ -52,12 +52,15 @@ class HalfAffine(Affine):
 
 
 def fuse(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | None = None, scale: float = 1.0) -> Affine:
-    """Join linear layers of one input side by side.
+    """Concatenate linear layers of the same input into one product.
 
     Args:
         linears: layers in the order of their outputs.
-        norm: a layer norm before them whose affine part is fused in.
+        norm: a layer norm before them, whose affine part is fused into the product.
         scale: factor on the first layer's output.
+
+    Returns:
+        The product, for inputs that are normalised without an affine part if there is a norm.
     """
     weights: list[Tensor] = [linear.weight.t() for linear in linears]
     biases: list[Tensor] = [linear.bias for linear in linears]
@@ -69,7 +72,7 @@ def fuse(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | Non
 
 
 class FusedLayer:
-    """A decoder layer."""
+    """The fused weights of a decoder layer."""
 
     def __init__(self, layer: DecoderLayer, half: bool = False) -> None:
         """Fuse the weights of `layer`; products are in bfloat16 if `half`."""
@@ -94,9 +97,9 @@ class FusedLayer:
 
 
 class FusedHeads:
-    """Heads p2..pK; their output projection and the weights on features that they choose are one product.
+    """The fused weights of heads p2..pK; the output projection and the weights on features are one product.
 
-    Numbers are the numeric neighbourhood and, of sequential heads, the estimates of the targets from p1's on.
+    The features are the neighbour features and, for sequential heads, the estimates of the targets from p1's on.
 
     Attributes:
         outputs: maps states, normalised without an affine part, to the outputs of `FusedWeights.project`, then to the
@@ -104,8 +107,8 @@ class FusedHeads:
     """
 
     def __init__(self, heads: PredictionHeads, outputs: Affine) -> None:
-        """Fuse the weights of `heads` but for those after their norm, which are fused into `outputs`."""
-        own = 1 - heads.first  # where p2 is in the layer
+        """Fuse the weights of `heads`, except those after their norm, which `outputs` holds."""
+        own = 1 - heads.first  # index of p2 in the layer
         self.dense, self.outputs = heads.dense, outputs
         expand, contract = heads.expand.weight.detach(), heads.contract.detach()
         self.bias = heads.bias.detach()[own:]
@@ -125,9 +128,15 @@ class FusedHeads:
         self.adaptive = heads.adapt is not None
 
     def states(self, hidden: Tensor, vectors: Tensor | None, count: int) -> Tensor:
-        """Return the states [B, count, D] of the first `count` heads from decoder outputs [B, D].
+        """Compute the states of the first `count` heads.
 
-        They are normalised but for the norm's affine part; `vectors` [B, count, D] as in `PredictionHeads`.
+        Args:
+            hidden: decoder outputs [B, D].
+            vectors: conditioning as in `PredictionHeads.forward` [B, count, D], or None.
+            count: number of heads from p2 on.
+
+        Returns:
+            [B, count, D], normalised without the norm's affine part.
         """
         states = hidden.unsqueeze(1) + self.bias[:count]
         if vectors is not None:
@@ -137,7 +146,7 @@ class FusedHeads:
             product = inner @ self.contract[:, : count * hidden.shape[1]]
             states = states.add_(product.view(states.shape))
         else:
-            # A vector is multiplied fastest by weights that lie [in, out] where they are joined, [out, in] where not.
+            # For one row, torch is fastest with [in, out] for concatenated weights and [out, in] for weights per head.
             size = self.contract.shape[2]
             inner = torch.addmm(self.expand.bias[: count * size], hidden, self.expand.weight[:, : count * size]).relu_()
             inner = inner.view(-1, count, size).permute(1, 2, 0)
@@ -148,8 +157,8 @@ class FusedHeads:
         """Return the weights [B, count, N] on features, in grey levels.
 
         Args:
-            chosen: what the heads choose of them, [B, count, N], N = 0 where they do not.
-            channel: of p1's target, [B].
+            chosen: the state-dependent part of the weights [B, count, N]; N = 0 for heads that are not adaptive.
+            channel: colour channel of p1's target [B].
         """
         count = chosen.shape[1]
         direct = self.direct[:, :count].index_select(0, channel)
@@ -157,7 +166,7 @@ class FusedHeads:
 
 
 class FusedRecurrence:
-    """The layer of recurrent heads; the state and the embedding that it reads lie side by side."""
+    """The fused weights of recurrent heads; `expand` reads the state and the token embedding, concatenated."""
 
     def __init__(self, heads: RecurrentHeads) -> None:
         """Fuse the weights of `heads`."""
@@ -179,7 +188,7 @@ class FusedNeighbourhood:
 
     def __init__(self, near: NumericNeighbourhood, cells: int) -> None:
         """Fuse the weights of `near`, whose source has `cells` positions."""
-        first = 2 + cells  # where the deviation of token 0 stands
+        first = 2 + cells  # index of token 0's deviation in the buffer
         length = len(near.table)
         self.near = near.table.shape[1]
         table = [torch.where(near.table < length, near.table + first, 0)]
@@ -200,12 +209,12 @@ class FusedNeighbourhood:
     def features(
         self, buffer: Tensor, inside: Tensor, find: Callable[[Tensor], Tensor] = lambda places: places,
     ) -> Tensor:
-        """Return the features [B * W, N] of target positions `inside` [B, W].
+        """Return the neighbour features [B * W, N] of target positions.
 
         Args:
-            buffer: of each row, [B, ...].
-            inside: positions in [0, T).
-            find: maps places [B * W, P] of the buffer to where they are to be found, if that is elsewhere.
+            buffer: the buffer of each row [B, ...].
+            inside: target positions [B, W] in [0, T).
+            find: maps places [B * W, P] of the buffer to the places that are read in their stead.
         """
         places = find(self.table.index_select(0, inside.flatten()))
         found = buffer.gather(1, places.view(len(inside), -1)).view(places.shape)
@@ -216,21 +225,21 @@ class FusedNeighbourhood:
 
 
 class FusedWeights:
-    """The weights of a network, each fused when it is first asked for."""
+    """The weights of a network; each part is fused on its first access."""
 
     def __init__(self, model: EncoderDecoder, half: bool = False) -> None:
-        """Serve `model`; products of the decoder's layers are in bfloat16 if `half`."""
+        """Fuse the weights of `model`; products of the decoder's layers are in bfloat16 if `half`."""
         self.model, self.config, self.half = model, model.config, half
 
     @cached_property
     def project(self) -> Affine:
-        """The output projection. Of ordinal outputs, the shift is in grey levels, and the sharpness is complete."""
+        """The output projection; the shift of ordinal outputs is in grey levels, and their sharpness is complete."""
         project = fuse([self.model.project])
         return self._complete(project) if self.config.ordinal_output else project
 
     @cached_property
     def heads(self) -> FusedHeads | None:
-        """The layer of prediction heads, where there is one that is not recurrent."""
+        """The head layer, or None if there is none or it is recurrent."""
         heads = self.model.heads
         if not isinstance(heads, PredictionHeads):
             return None
@@ -238,17 +247,17 @@ class FusedWeights:
         return FusedHeads(heads, self._complete(outputs) if self.config.ordinal_output else outputs)
 
     def _complete(self, outputs: Affine) -> Affine:
-        """Return outputs of which the first are the ordinal projection's and others weights on features, as needed."""
+        """Scale outputs, the ordinal projection's and then the weights on features, to grey levels."""
         scale, shift = torch.ones_like(outputs.bias), torch.zeros_like(outputs.bias)
         last = self.config.outputs - 1
         scale[last - 1], shift[last] = RESIDUAL_SCALE, INITIAL_SHARPNESS
-        # What is known of earlier tokens is in grey levels already.
+        # The weights on earlier tokens, which come last, multiply grey levels already.
         scale[last + 1 : last + 1 + feature_count(self.config)] = RESIDUAL_SCALE
         return Affine(outputs.weight * scale, outputs.bias * scale + shift)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the decoder's products, keys and values."""
+        """The type of the decoder's products, keys and values."""
         return self.layers[0].projection.weight.dtype
 
     @cached_property
@@ -258,20 +267,20 @@ class FusedWeights:
 
     @cached_property
     def token_table(self) -> Tensor:
-        """Scaled embeddings of all tokens, and a zero row for the start of the sequence, which comes last."""
+        """Scaled embeddings of all tokens; the last row is zero and stands for the start of the sequence."""
         embedding = self.model.target_embedding
         table = embedding.table.weight.detach() * embedding.scale
         return torch.cat([table, table.new_zeros(1, table.shape[1])])
 
     @cached_property
     def neighbourhood(self) -> FusedNeighbourhood | None:
-        """The numeric neighbourhood, where there is one."""
+        """The numeric neighbourhood, or None."""
         near = self.model.neighbourhood
         return None if near is None else FusedNeighbourhood(near, self.config.source_length)
 
     @cached_property
     def recurrence(self) -> FusedRecurrence | None:
-        """The layer of recurrent heads, where there is one."""
+        """The layer of recurrent heads, or None."""
         heads = self.model.heads
         return FusedRecurrence(heads) if isinstance(heads, RecurrentHeads) else None
 

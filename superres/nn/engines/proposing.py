@@ -1,4 +1,4 @@
-"""What the sessions of all engines share: the memory of their sources, and proposals from states of the decoder."""
+"""The base of all sessions: the memory of the sources, and proposals from decoder states."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from superres.nn.model import Memory
 
 @dataclass
 class StepState:
-    """What proposals are computed from: hidden [B, W, D], positions [B, W] and neighbours [B, W, N] or None.
+    """The state that proposals are computed from; `at` returns one without the axis W.
 
-    Where a row's one accepted column is picked, without the W.
+    Attributes:
+        hidden: decoder outputs [B, W, D].
+        position: target positions [B, W].
+        neighbours: neighbour features [B, W, N], or None.
     """
 
     hidden: Tensor
@@ -26,7 +29,7 @@ class StepState:
     neighbours: Tensor | None
 
     def at(self, index: Tensor) -> StepState:
-        """Return what there is at one column of each row, `index` [B]."""
+        """Return the state at one column of each row, `index` [B]."""
         rows, width = self.position.shape
         place = index
         if rows > 1:
@@ -37,10 +40,10 @@ class StepState:
 
 
 class Recurrence:
-    """The layer of recurrent heads, the keys and values of the memory projected once."""
+    """The layer of recurrent heads, with the keys and values of the memory projected once per source."""
 
     def __init__(self, fused: FusedRecurrence, memory: Memory) -> None:
-        """Project `memory`."""
+        """Project the keys and values of `memory`."""
         self.fused, self.batch = fused, len(memory.states)
         key, value = fused.attention.keys_and_values(memory.states)
         self.key = key.flatten(0, 1).transpose(1, 2).contiguous()
@@ -52,7 +55,12 @@ class Recurrence:
         return [tensor.view(self.batch, -1, *tensor.shape[1:]) for tensor in (self.key, self.value, self.mask)]
 
     def advance(self, state: Tensor, token: Tensor) -> Tensor:
-        """Return the state of the next head [B, D] from that of the last one and the embedding of its token [B, D]."""
+        """Return the state of the next head [B, D].
+
+        Args:
+            state: of the last head [B, D].
+            token: embedding of the last head's token [B, D].
+        """
         fused = self.fused
         read = torch.cat([F.layer_norm(state, state.shape[1:]), token], dim=1)
         state = fused.contract.add_to(state, fused.expand(read).relu_())
@@ -78,7 +86,7 @@ class ProposingSession:
         if memory.conditioning is not None:
             self.position_table = self.position_table + memory.conditioning
         rows = torch.arange(self.batch, device=memory.states.device).unsqueeze(1)
-        # Where the rows' own tables begin, if they have any and are several.
+        # Start of each row's own position table; None if all rows share one table.
         self.row_start = rows * self.config.target_length if self.conditioned and self.batch > 1 else None
         self.position_table = self.position_table.flatten(0, 1)
         self.head_table: Tensor | None = None
@@ -88,7 +96,7 @@ class ProposingSession:
         self.ahead = torch.arange(self.config.prediction_heads, device=memory.states.device)
 
     def row_state(self) -> list[Tensor]:
-        """Return views of all tensors that belong to single rows, each [B, ...], in an order that the class fixes."""
+        """Return views [B, ...] of all tensors that hold the state of rows, in a fixed order per class."""
         tables = [self.position_table if self.conditioned else None, self.head_table]
         views = [table.view(self.batch, self.config.target_length, -1) for table in tables if table is not None]
         views += [tensor for tensor in (self.estimate, self.residual_sum) if tensor is not None]
@@ -100,7 +108,7 @@ class ProposingSession:
             mine.index_copy_(0, rows, theirs.index_select(0, chosen))
 
     def look_up(self, table: Tensor, target: Tensor) -> Tensor:
-        """Return the entries [B * N, D] of a table of the rows' own, or of all rows, for targets [B, N]."""
+        """Return the entries [B * N, D] of a position table for targets [B, N]."""
         place = target if self.row_start is None else target + self.row_start
         return table.index_select(0, place.flatten())
 
@@ -112,7 +120,7 @@ class ProposingSession:
         heads = self.fused.heads
         if heads is None:
             raise ValueError("a model of one prediction head makes no proposals")
-        # The target of p1 comes first.
+        # [B, 1 + count]: p1's target, then the heads' targets.
         target = (here.position.unsqueeze(1) + self.ahead[: count + 1]).clamp_(max=self.config.target_length - 1)
         vectors = None
         if self.head_table is not None:
@@ -138,14 +146,14 @@ class ProposingSession:
             return choose(self.scores_around(mu, projected), offsets)
         tokens = [first.unsqueeze(1)]
         for head in range(count):
-            # A head chooses after those before it, whose tokens it reads.
+            # A head reads the tokens of the heads before it, so the heads choose in order.
             mu = torch.addcmul(mu, weights[:, :, head], tokens[head].to(mu.dtype))
             own = slice(head, head + 1)
             tokens.append(choose(self.scores_around(mu[:, own], projected[:, own]), offsets[own]))
         return torch.cat(tokens[1:], dim=1)
 
     def _recur(self, recurrence: Recurrence, state: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
-        """Propose with recurrent heads from decoder outputs `state` [B, D]; else as `propose`."""
+        """Propose with recurrent heads from decoder outputs `state` [B, D]; other arguments as for `propose`."""
         tokens = [first.unsqueeze(1)]
         for head in range(len(offsets)):
             state = recurrence.advance(state, self.fused.token_table.index_select(0, tokens[head][:, 0]))
@@ -166,15 +174,15 @@ class ProposingSession:
 
 
 def nearest(mu: Tensor, weights: Tensor | None, first: Tensor, most: int) -> Tensor:
-    """Return the tokens [B, N] nearest to `mu` [B, N]: those of the largest scores, where all are ordinal.
+    """Return the tokens [B, N] nearest to `mu` [B, N], which have the largest scores if all scores are ordinal.
 
     Args:
-        mu: what the heads expect, but for what they read of the tokens before their own.
-        weights: on these, from p1's on, [B, N, N], or None.
+        mu: centres of the heads' ordinal terms, without the terms of earlier tokens.
+        weights: weights of each head on the tokens from p1's on [B, N, N], or None.
         first: p1's token [B].
         most: the largest token.
     """
-    below = mu - 0.5  # of two as near the lower one, as argmax takes the first
+    below = mu - 0.5  # at equal distance the lower token wins, as in argmax
     if weights is None:
         return below.ceil_().clamp_(0, most).long()
     tokens = [first.unsqueeze(1).to(mu.dtype)]

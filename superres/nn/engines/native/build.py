@@ -1,4 +1,4 @@
-"""The C++ in the folder cpp: built on first use, and kept; and its structures."""
+"""Build the C++ of the folder cpp on first use, cache the library, and declare its structures for ctypes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-shared", 
 COMPILERS = ("c++", "g++", "clang++")
 
 EXTRA_FLAGS = "SUPERRES_NATIVE_FLAGS"
-"""Environment variable with more flags for the compiler, separated by spaces: sanitizers, say. Each set of flags has a
-file of its own in the cache."""
+"""Environment variable with extra compiler flags, separated by spaces, for example sanitizers. The cache holds one
+library per set of flags."""
 
 LANES = 16
-"""Numbers in a vector of the C++."""
+"""Floats per vector in the C++."""
 
 PANEL = 2 * LANES
-"""Outputs that lie side by side in a packed weight."""
+"""Outputs that are adjacent in a packed weight."""
 
 
 class CLinear(Structure):
@@ -106,7 +106,7 @@ STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CLoop, CSession)
 
 
 def layout() -> str:
-    """Return the sizes of the structures and the offsets of their fields, as `superres_layout` tells them."""
+    """Return the sizes of the structures and the offsets of their fields, in the format of `superres_layout`."""
     lines = []
     for kind in STRUCTURES:
         fields = [f"{name}={getattr(kind, name).offset}" for name, *_ in kind._fields_]
@@ -115,13 +115,16 @@ def layout() -> str:
 
 
 class NativeUnavailable(ConfigError):
-    """The native step cannot serve here; the message tells why."""
+    """The native engine is not available; the message says why."""
 
 
 def _compile(command: str, flags: list[str], stem: Path) -> Path:
-    """Compile native.cpp, whole or not at all, and return the file: `stem`, a hyphen, its SHA-256, and .so.
+    """Compile native.cpp atomically and return the library: `stem`, a hyphen, the SHA-256 of its bytes, and .so.
 
-    A name never stands for other bytes than its hash says, so processes that build at once do not disturb each other.
+    The name is the hash of the content, so processes that build at the same time do not disturb each other.
+
+    Raises:
+        NativeUnavailable: the compiler fails.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=stem.parent) as folder:
@@ -132,7 +135,7 @@ def _compile(command: str, flags: list[str], stem: Path) -> Path:
             message = (result.stderr.strip().splitlines() or ["no message"])[0]
             raise NativeUnavailable(f"{command} cannot compile {SOURCE.name}: {message}")
         target = stem.with_name(f"{stem.name}-{_sha256(built)}.so")
-        # On disc before it has its name: a power cut may otherwise leave the name of a file without content.
+        # Synchronise the content before the rename: a power cut could otherwise leave an empty file of that name.
         _sync(built)
         built.replace(target)
         _sync(target.parent)
@@ -140,7 +143,7 @@ def _compile(command: str, flags: list[str], stem: Path) -> Path:
 
 
 def _sync(path: Path) -> None:
-    """Bring a file's content, or a folder's names, to disc."""
+    """Flush a file's content, or a folder's entries, to disk."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -152,35 +155,35 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _kept(stem: Path) -> Path | None:
-    """Return what `_compile` has kept for `stem`, if it still is what it was: half a file would end the process."""
+def _cached(stem: Path) -> Path | None:
+    """Return the cached library for `stem` if its hash is right; loading a damaged one would crash the process."""
     files = sorted(stem.parent.glob(f"{stem.name}-*.so"))
     return next((path for path in files if path.name == f"{stem.name}-{_sha256(path)}.so"), None)
 
 
 def compiler() -> str | None:
-    """Return the path of a C++ compiler, if there is one."""
+    """Return the path of a C++ compiler, or None."""
     return next((path for name in COMPILERS if (path := shutil.which(name))), None)
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Return the compiled code, built now if this machine has not built this version of it yet, or its file is broken.
+    """Return the compiled library; build it if the cache has no intact library of this version for this machine.
 
     Raises:
-        NativeUnavailable: there is no compiler, or it fails.
+        NativeUnavailable: there is no compiler, it fails, or the library cannot be loaded.
     """
     found = compiler()
     if found is None:
         raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
     flags = [*FLAGS, *os.environ.get(EXTRA_FLAGS, "").split()]
-    # The processor counts: a home folder may serve machines of several kinds.
+    # The key includes the processor: several kinds of machines may share a home folder.
     files = [path.read_bytes() for path in sorted(SOURCE.parent.iterdir())]
     key = [*files, " ".join(flags).encode(), found.encode(), _processor().encode()]
     digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
     stem = cache_folder() / f"native-{digest}"
     try:
-        code = ctypes.CDLL(str(_kept(stem) or _compile(found, flags, stem)))
+        code = ctypes.CDLL(str(_cached(stem) or _compile(found, flags, stem)))
     except OSError as error:
         raise NativeUnavailable(f"cannot build or load {stem}: {error}") from error
     code.superres_layout.restype = ctypes.c_char_p

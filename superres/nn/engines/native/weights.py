@@ -1,4 +1,4 @@
-"""The weights of a network as native.cpp takes them."""
+"""The weights of a network, packed for native.cpp."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from superres.nn.heads import PredictionHeads
 
 
 def pack(affine: Affine, half: bool = False) -> tuple[CLinear, list[Tensor]]:
-    """Return a product for native.cpp and the tensors that must live as long as it.
+    """Return a product for native.cpp and the tensors that must stay alive as long as the product is used.
 
     Args:
-        affine: weight [in, out] and bias.
-        half: store the weight as bfloat16, unless the inputs do not fill vectors.
+        affine: weight [in, out] and bias [out].
+        half: store the weight as bfloat16; ignored unless `in` is a multiple of LANES.
     """
     inputs, outputs = affine.weight.shape
     panels, half = -(-outputs // PANEL), half and inputs % LANES == 0
@@ -37,18 +37,27 @@ def _transposed(weight: Tensor, bias: Tensor) -> Affine:
 
 
 class PackedWeights:
-    """The weights of a network as native.cpp takes them; tensors named here stay alive with it."""
+    """The weights of a network, packed for native.cpp. The object owns the tensors whose addresses it holds.
+
+    Attributes:
+        bytes: size of the weights of all products.
+        project: the output projection.
+        int8_filter: its int8 copy; empty for ordinal outputs and on processors without int8 dot products.
+        final: addresses of weight and bias of the final norm, or None.
+        layers: decoder layers without their caches.
+        heads: prediction heads.
+    """
 
     def __init__(self, fused: FusedWeights, half: bool) -> None:
         """Pack `fused`; products are stored as bfloat16 if `half`."""
         model = fused.model
         self.model, self.half, self.fused = model, half, fused
-        self.kept: list[Any] = []
-        self.bytes = 0  # of all products' weights
+        self.tensors: list[Any] = []
+        self.bytes = 0
         self.pre = model.config.norm == "pre"
         project = fuse([model.project])
         self.project = self.pack(project)
-        # Intensities are few, and their scores no plain product.
+        # Ordinal scores are not a product, and there are too few intensities for a filter to pay.
         self.int8_filter = CInt8Filter() if model.config.ordinal_output else self._int8_filter(project)
         self.final: tuple[int | None, int | None] = (None, None)
         if isinstance(model.decoder_norm, nn.LayerNorm):
@@ -69,20 +78,20 @@ class PackedWeights:
             self.heads = self._heads(model.heads)
 
     def keep(self, tensor: Tensor) -> int:
-        """Keep a contiguous copy (float32, or int64) and return its address."""
-        self.kept.append(tensor.contiguous() if tensor.dtype == torch.int64 else tensor.float().contiguous())
-        address: int = self.kept[-1].data_ptr()
+        """Keep a contiguous copy (int64 as is, all else as float32) and return its address."""
+        self.tensors.append(tensor.contiguous() if tensor.dtype == torch.int64 else tensor.float().contiguous())
+        address: int = self.tensors[-1].data_ptr()
         return address
 
     def pack(self, affine: Affine) -> CLinear:
         """Pack a product and keep it."""
         linear, tensors = pack(affine, self.half)
         self.bytes += tensors[0].nbytes
-        self.kept += tensors
+        self.tensors += tensors
         return linear
 
     def _int8_filter(self, affine: Affine) -> CInt8Filter:
-        """Return a product once more, in bytes, where the processor has products of bytes."""
+        """Return the int8 copy of a product, or an empty filter if the processor has no int8 dot products."""
         if not library().superres_has_int8():
             return CInt8Filter()
         inputs, outputs = affine.weight.shape
@@ -92,11 +101,12 @@ class PackedWeights:
         quantised = (weight / scale).round()
         quads = quantised.to(torch.int8).view(inputs // 4, 4, -1, PANEL).permute(2, 0, 3, 1).contiguous()
         total = (128 * quantised.sum(0)).to(torch.int32)
-        self.kept += [quads, total]
+        self.tensors += [quads, total]
         return CInt8Filter(
             weight=quads.data_ptr(), bias=self.keep(F.pad(affine.bias.float(), padding, value=-math.inf)),
             scale=self.keep(scale), norm=self.keep(weight.abs().sum(0)), sum=total.data_ptr(),
-            # Half of 1, and of bfloat16's eight binary digits the last at up to 127; a little more for the sums.
+            # Half a unit for the rounding to int8, and half the last bit of bfloat16 (8 bits) at values up to 127. The
+            # excess over these bounds covers the rounding errors of the sums.
             rounding=0.51 + 0.25 * self.half,
         )
 
@@ -112,7 +122,7 @@ class PackedWeights:
         contract = (CLinear * heads.count)(*(
             self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1]))) for weight in heads.contract
         ))
-        self.kept.append(contract)
+        self.tensors.append(contract)
         result = CHeads(
             count=heads.count, size=size, expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias)),
             contract=contract, bias=self.keep(heads.bias), norm_weight=self.keep(heads.norm.weight),
@@ -127,7 +137,7 @@ class PackedWeights:
 
     def _recurrence(self, layer: FusedRecurrence, count: int) -> CHeads:
         contract = (CLinear * 1)(self.pack(layer.contract))
-        self.kept.append(contract)
+        self.tensors.append(contract)
         return CHeads(
             count=count, size=layer.contract.weight.shape[0], recurrent=1, expand=self.pack(layer.expand),
             contract=contract, norm_weight=self.keep(layer.norm.weight), norm_bias=self.keep(layer.norm.bias),
