@@ -1,4 +1,4 @@
-"""The multi-output layer after the decoder that makes the prediction heads (paper, Figure 3)."""
+"""The multi-output layer after the decoder, which forms the prediction heads (Stern et al. 2018, Figure 3)."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ class PredictionHeads(nn.Module):
 
     @property
     def weights_per_head(self) -> float:
-        """Weights that a proposal is computed with, on average."""
+        """Mean number of weights that a proposal is computed with."""
         return sum(weight.numel() for weight in self.parameters()) / self.count
 
     @torch.no_grad()
     def take_p1(self, single: PredictionHeads) -> None:
-        """Copy the layer of a network of one head to p1's place in this one, so that p1 keeps its scores.
+        """Copy the head layer of a network of one head into this layer's p1, so that p1 keeps its scores.
 
-        Both layers must be of the same kind and sizes, and hold p1.
+        Both layers must hold p1 and have the same kind and sizes.
         """
         for weight, given in zip(self.parameters(), single.parameters(), strict=True):
             weight[tuple(slice(size) for size in given.shape)] = given
@@ -82,7 +82,7 @@ class PredictionHeads(nn.Module):
 
         Args:
             hidden: [N, D].
-            vectors: conditioning of each head's target after `self.conditioning`, [N, count, D]; None without it.
+            vectors: `self.conditioning` of the vector of each head's target [N, count, D]; None without conditioning.
 
         Returns:
             [N, count, D]; the first is head `first + 1` (1-based).
@@ -102,9 +102,15 @@ class PredictionHeads(nn.Module):
         return result
 
     def one(self, hidden: Tensor, head: int, vectors: Tensor | None = None) -> Tensor:
-        """Map decoder outputs [N, D] to the state of one head (0-based, at least `first`), [N, D].
+        """Map decoder outputs to the state of one head.
 
-        `vectors` [N, D] is the conditioning of the head's target after `self.conditioning`.
+        Args:
+            hidden: [N, D].
+            head: 0-based index, at least `first`.
+            vectors: `self.conditioning` of the vector of the head's target [N, D]; None without conditioning.
+
+        Returns:
+            [N, D].
         """
         index = head - self.first
         vectors = None if vectors is None else vectors.unsqueeze(1)
@@ -121,18 +127,21 @@ class PredictionHeads(nn.Module):
     def linear_part(
         self, states: Tensor, features: Tensor, position: Tensor, head: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Predict linearly how far the targets of neighbouring heads are from their estimates.
+        """Predict the deviations of n consecutive heads' targets from their estimates, linearly.
 
         Args:
-            states: [..., n, D], of n heads from `head` (0-based, at least `first`) on.
-            features: the numeric neighbourhood of p1's target, [..., N].
-            position: of p1's target, broadcastable to [...].
-            head: the first of them.
+            states: states of the n heads [..., n, D].
+            features: neighbour features of p1's target [..., N].
+            position: position of p1's target, broadcastable to [...].
+            head: 0-based index of the first of the n heads, at least `first`.
 
         Returns:
-            What the features contribute [..., n], in units of RESIDUAL_SCALE. And the weights on the deviations of the
-            K - 1 tokens from p1's target on, [..., n, K - 1], 0 where a head does not see the token; None unless
-            sequential.
+            The contribution of the features [..., n], in units of RESIDUAL_SCALE. And the weights on the deviations of
+            the K - 1 tokens from p1's target on [..., n, K - 1], 0 for tokens that a head does not see; None unless the
+            layer is sequential.
+
+        Raises:
+            ValueError: the model has no numeric neighbourhood.
         """
         if self.direct is None:
             raise ValueError("a model without numeric_neighbourhood has no linear part")
@@ -142,6 +151,6 @@ class PredictionHeads(nn.Module):
             return deviation, None
         weights = self.adapt(states).to(features.dtype)
         count = features.shape[-1]
-        # A product and a sum: a matrix product would run in half precision under autocast.
+        # An elementwise product and a sum, since autocast would run a matrix product in half precision.
         deviation = deviation + (weights[..., :count] * features.unsqueeze(-2)).sum(-1)
         return deviation, weights[..., count:] * self.visible[heads] if self.visible.shape[1] else None

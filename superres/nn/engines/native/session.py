@@ -30,7 +30,7 @@ from superres.nn.model import EncoderDecoder, Memory
 from superres.system.machine import TorchThreads, usable_cores
 
 SOURCES_FOR_THREADS = 8
-"""Smallest number of sources that torch encodes with several threads. For fewer sources, threads save 5 ms, but can cost
+"""Smallest number of sources that torch encodes with several threads. For fewer sources, threads save 5 ms but can cost
 a second beside a busy process, since torch's threads wait for one another after every operation."""
 
 FIRST_ROUNDS, ROUNDS, IN_A_ROW = 4, 16, 4
