@@ -177,9 +177,9 @@ class Table1(Table):
         if self.measured(name, translator.revision, [variant.to_dict() for variant in variants.values()]):
             say(f"{name}: measured already")
             return None
-        say(f"{name}: {translator.name}@{translator.revision}, "
-            f"k = {', '.join(str(k) for k in variants if k)}")
-        decoded = decode_text(pairs.source, translator, {str(k): variant for k, variant in variants.items()}, batch_size)
+        block_sizes = ", ".join(str(k) for k in variants if k)
+        say(f"{name}: {translator.name}@{translator.revision}, k = {block_sizes}")
+        decoded = decode_text(pairs.source, translator, {str(k): one for k, one in variants.items()}, batch_size)
         return [_cell(k, variant, decoded[str(k)], decoded["1"], pairs) for k, variant in variants.items()]
 
     def write_views(self) -> list[Path]:
