@@ -73,7 +73,7 @@ def engines(checkpoint: str, device: str, compiled: bool) -> dict[str, Upscaler]
     if device == "cpu":
         return {name: Upscaler.load(checkpoint, device, name) for name in ("plain", "native")}
     loaded = {name: Upscaler.load(checkpoint, device, name) for name in ("plain", "graph", "graph-bf16")}
-    variants: dict[str, dict[str, bool]] = {"graph, three operations of attention": {"fused": False}}
+    variants: dict[str, dict[str, bool]] = {"graph, three operations of attention": {"fused_attention": False}}
     if compiled:
         variants["graph, compiled"] = {"compiled": True}
         variants["graph-bf16, compiled"] = {"compiled": True, "half": True}

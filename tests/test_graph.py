@@ -279,13 +279,13 @@ def test_costs_of_replayed_iterations_are_measured():
 def test_the_fused_attention_computes_the_same(variant):
     config = VARIANTS[variant]
     _, graph = pair(config)
-    assert graph.fused
+    assert graph.fused_attention
     check_steps(random_model(config), 4, session=graph.session(random_tokens(config, 3)[0], 4))
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_bfloat16_weights_score_nearly_alike_and_stay_exact(fused):
-    plain, half = pair(dtype=torch.float32, half=True, fused=fused)
+@pytest.mark.parametrize("fused_attention", [True, False])
+def test_bfloat16_weights_score_nearly_alike_and_stay_exact(fused_attention):
+    plain, half = pair(dtype=torch.float32, half=True, fused_attention=fused_attention)
     source, target = random_tokens(CONFIG, 2)
     full, rounded = (model.session(source, 5).step(target[:, :5], torch.zeros(2, dtype=torch.int64)).scores
                      for model in (plain, half))

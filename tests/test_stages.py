@@ -16,7 +16,7 @@ from superres.errors import ConfigError, InvalidInputError, OutputError, Superre
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FacePairs, read_faces, write_npz
-from superres.training.recipes import Ladder, Stage, climb, decode_own_faces, train_stage
+from superres.training.recipes import Recipe, Stage, decode_own_faces, train_recipe, train_stage
 from superres.training.settings import TrainConfig
 from superres.training.trainer import build_model
 
@@ -100,9 +100,9 @@ def recipe(tmp_path):
 
 
 def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_path):
-    ladder, output = Ladder.read(recipe), tmp_path / "run"
-    assert not climb(ladder, data, output, data, lambda: True, ignore)
-    assert climb(ladder, data, output, data, never, ignore)
+    ladder, output = Recipe.read(recipe), tmp_path / "run"
+    assert not train_recipe(ladder, data, output, data, lambda: True, ignore)
+    assert train_recipe(ladder, data, output, data, never, ignore)
     names = ["base", "regular", "distilled"]
     rows = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
     assert [row["rung"] for row in rows] == names
@@ -111,24 +111,24 @@ def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_pat
     assert [read_config(folder)["model"]["prediction_heads"] for folder in checkpoints] == [1, 3, 3]
     assert [stage["stage"] for stage in read_training(checkpoints[2])] == ["base", "heads", "distil"]
     written = [(folder / "model.safetensors").stat().st_mtime_ns for folder in checkpoints]
-    assert climb(ladder, data, output, data, pytest.fail, pytest.fail)
+    assert train_recipe(ladder, data, output, data, pytest.fail, pytest.fail)
     assert [(folder / "model.safetensors").stat().st_mtime_ns for folder in checkpoints] == written
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    (lambda d: d.pop("rungs"), "not a ladder's recipe"),
+    (lambda d: d.pop("rungs"), "not a training recipe"),
     (lambda d: d["rungs"][1].update(start="nowhere"), "starts from 'nowhere', which is not an earlier rung"),
     (lambda d: d["rungs"][1].update(name="base"), "two rungs are called 'base'"),
     (lambda d: d["rungs"][2].update(own_images=0), "own_images must be positive"),
     (lambda d: d["rungs"][0]["settings"].update(step=3), "unknown setting step"),
-    (lambda d: d.update(colour="red"), "not a ladder's recipe"),
+    (lambda d: d.update(colour="red"), "not a training recipe"),
 ])
 def test_a_recipe_that_does_not_hold_together_is_refused_in_one_line(change, message, recipe):
     document = json.loads(recipe.read_text())
     change(document)
     recipe.write_text(json.dumps(document))
     with pytest.raises(SuperresError, match=message) as caught:
-        Ladder.read(recipe)
+        Recipe.read(recipe)
     assert "\n" not in str(caught.value)
 
 
@@ -139,13 +139,13 @@ def test_the_bundled_recipes_can_be_read():
     assert [path.stem for path in recipes] == ["draft-two-cores", "one-gpu", "text-draft-two-cores", "text-two-cores",
                                                "two-cores"]
     for path in recipes:
-        ladder = Ladder.read(path)
-        names = [rung.name for rung in ladder.rungs]
+        ladder = Recipe.read(path)
+        names = [rung.name for rung in ladder.stages]
         if "draft" in path.stem:
             assert names == ["draft"]
             # Five megabytes, in two bytes a weight.
             assert sum(weight.numel() for weight in EncoderDecoder(PRESETS[ladder.preset]).parameters()) < 2_300_000
-            assert ladder.rungs[0].train_config().teacher
+            assert ladder.stages[0].train_config().teacher
         elif path.stem.startswith("text"):  # the paper's Table 1, and what its columns start from
             assert {"regular", "distillation", "fine-tuning", "both", "base", "student", "teacher"} <= set(names)
         else:

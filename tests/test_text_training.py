@@ -26,7 +26,7 @@ from superres.training.corpora import Stage, text_corpus, text_score
 from superres.training.data import TextBatches
 from superres.training.distillation import translate_pairs
 from superres.training.losses import TeacherForcingLoss
-from superres.training.recipes import Ladder, climb, train_stage
+from superres.training.recipes import Recipe, train_recipe, train_stage
 from superres.training.settings import TrainConfig
 
 
@@ -269,12 +269,12 @@ def ladder_of(path, **changes):
     ]
     rungs[2].update(changes)
     path.write_text(json.dumps({"preset": "text", "prediction_heads": 3, "decode_batch": 64, "rungs": rungs}))
-    return Ladder.read(path)
+    return Recipe.read(path)
 
 
 def test_a_ladder_distils_through_a_teacher(preset, text, tmp_path):
     ladder, output = ladder_of(tmp_path / "recipe.json"), tmp_path / "run"
-    assert climb(ladder, text, output, text, never, ignore)
+    assert train_recipe(ladder, text, output, text, never, ignore)
     rows = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
     assert [row["rung"] for row in rows] == ["base", "teacher", "student", "both"]
     assert [row.get("translated_by") for row in rows] == [None, None, "teacher", "teacher"]
@@ -282,7 +282,7 @@ def test_a_ladder_distils_through_a_teacher(preset, text, tmp_path):
     names = [row["rung"] for row in rows]
     vocabularies = {(output / name / "checkpoint" / VOCABULARY_FILE).read_bytes() for name in names}
     assert len(vocabularies) == 1
-    assert climb(ladder, text, output, text, pytest.fail, pytest.fail)
+    assert train_recipe(ladder, text, output, text, pytest.fail, pytest.fail)
 
 
 def test_rungs_may_read_further_text_beside_copies_of_the_training_text(preset, text, tmp_path):
@@ -293,11 +293,11 @@ def test_rungs_may_read_further_text_beside_copies_of_the_training_text(preset, 
     stage = Stage(TrainConfig(steps=1, batch_size=10), text, tmp_path / "stage", preset="text", more=more, copies=3)
     assert text_corpus(stage, stage.network()).batches.cuts[-1] == 3 * 60 + 7
     with pytest.raises(ConfigError, match="reads further text; give it with --more"):
-        climb(Ladder.read(recipe), text, tmp_path / "run", None, never, ignore)
-    assert climb(Ladder.read(recipe), text, tmp_path / "run", None, never, ignore, more)
+        train_recipe(Recipe.read(recipe), text, tmp_path / "run", None, never, ignore)
+    assert train_recipe(Recipe.read(recipe), text, tmp_path / "run", None, never, ignore, more)
     assert json.loads((tmp_path / "run" / "training.jsonl").read_text())["copies"] == 3
     with pytest.raises(ConfigError, match="no rung of the recipe reads further text; leave out --more"):
-        climb(ladder_of(recipe), text, tmp_path / "run", None, never, ignore, more)
+        train_recipe(ladder_of(recipe), text, tmp_path / "run", None, never, ignore, more)
 
 
 @pytest.mark.parametrize("changes", [{"copies": -1}, {"copies": 2}])

@@ -1,8 +1,8 @@
-"""Where a batch keeps what is not finished: a hidden folder with its lock, and files on their way to their names.
+"""Commit outputs and manifest rows atomically, through a locked hidden folder inside the output folder.
 
-An output is written and brought to disc under a name in the hidden folder; then its row goes into the manifest, to
-disc, too; then it takes its own name. So a kill leaves no half output, no output that no row tells of, and at worst a
-row whose output is missing, which the next run sees.
+Three steps commit an output: write and flush it under a temporary name in the hidden folder; append its row to the
+manifest and flush that; rename the output to its own name. A killed run therefore leaves no partial output and no
+output without a row. At worst it leaves a row without its output, which the next run detects.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 HIDDEN = ".superres"
-"""Name of the hidden folder inside the output folder; it goes when no run is under way."""
+"""Name of the hidden folder inside the output folder; the last run to end removes it."""
 BATCH = 64
-"""Outputs that are brought to disc together."""
+"""Number of outputs and rows that are committed together."""
 TRIES = 5
-"""How often a lock is tried, a tenth of a second apart."""
+"""Attempts to take a lock, 0.1 seconds apart."""
 HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
-"""Errors after which the next output could not be written either."""
+"""Errors that would also hit the next output, so that the run stops."""
 
 
 class Lock:
-    """Keeps other runs out of an output folder; shards of one run may share it.
+    """Keeps other runs out of an output folder; the shards of one run share it.
 
-    The locks are the system's own, so that they end with the process, however it ends.
+    The operating system holds the locks, so they end with the process, even if it is killed.
     """
 
     def __init__(self, folder: Path, shard: tuple[int, int]) -> None:
@@ -48,7 +48,7 @@ class Lock:
             shard: (I, N) of the run.
 
         Raises:
-            OutputError: another run has it, the folder cannot be written, or its hidden folder is a link.
+            OutputError: another run holds the lock, the folder cannot be written, or its hidden folder is a link.
         """
         self.folder = folder / HIDDEN
         index, count = shard
@@ -78,7 +78,7 @@ class Lock:
             file = open(path, "ab")  # noqa: SIM115 -- open as long as the lock is held
             try:
                 lock_file(file, shared)
-                # Whoever ends removes the folder: a lock on a file that is gone keeps nobody out.
+                # The last process to exit removes the folder, and a lock on a deleted file keeps no other run out.
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                     self.files.append(file)
                     return
@@ -89,16 +89,16 @@ class Lock:
                 if tries == TRIES:
                     file.close()
                     raise
-                time.sleep(0.1)  # a shard that ends holds the lock alone for a moment
+                time.sleep(0.1)  # a shard that ends holds the lock exclusively for a moment
             file.close()
 
     def release(self) -> None:
-        """Give the lock back; the last one removes the hidden folder."""
+        """Release the lock; the last shard to do so removes the hidden folder."""
         if self.files:
             with suppress(OSError):
                 for file in self.files[1:]:
                     os.unlink(file.name)
-                lock_file(self.files[0])  # fails while another shard is at work
+                lock_file(self.files[0])  # fails while another shard is running
                 shutil.rmtree(self.folder, ignore_errors=True)
         for file in self.files:
             file.close()
@@ -106,7 +106,7 @@ class Lock:
 
 
 def _remove_link(path: str | Path) -> None:
-    """Remove `path` if it is a symbolic link: nothing is written to where a link in the hidden folder points."""
+    """Remove `path` if it is a symbolic link, so that no run writes through a link in the hidden folder."""
     if os.path.islink(path):
         os.unlink(path)
 
@@ -122,13 +122,13 @@ class _Staged:
 
 @dataclass
 class Staging:
-    """Brings outputs and rows to disc, many at a time.
+    """Commits outputs and rows in groups.
 
     Attributes:
-        output: the output folder; all outputs are below it.
-        manifest: where the rows go.
+        output: the output folder, which contains all outputs.
+        manifest: manifest for the rows.
         shard: (I, N) of the run.
-        report: called with each row that holds.
+        report: called with each committed row.
     """
 
     output: Path
@@ -142,10 +142,10 @@ class Staging:
     _count: int = 0
 
     def __post_init__(self) -> None:
-        """Begin with an empty folder: what a killed run left there is of no use.
+        """Create an empty temporary folder; files of a killed run are deleted.
 
         Raises:
-            OutputError: it cannot be made.
+            OutputError: the folder cannot be created.
         """
         self.folder = str(self.output / HIDDEN / f"{self.shard[0]}-of-{self.shard[1]}")
         try:
@@ -157,10 +157,10 @@ class Staging:
                               "--output") from error
 
     def add(self, number: int, row: Row, data: bytes) -> None:
-        """Write an output, which takes its name with the next `commit`.
+        """Write an output under a temporary name; the next `commit` renames it.
 
         Raises:
-            OutputError: no output can be written any more.
+            OutputError: no further output can be written.
         """
         temporary = os.path.join(self.folder, str(self._count))
         self._count += 1
@@ -185,10 +185,10 @@ class Staging:
         self._commit_when_full()
 
     def add_row(self, number: int, row: Row) -> None:
-        """Add a row that comes without an output.
+        """Add a row without an output.
 
         Raises:
-            OutputError: no output can be written any more.
+            OutputError: no further output can be written.
         """
         self._rows.append((number, row))
         self._commit_when_full()
@@ -198,10 +198,10 @@ class Staging:
             self.commit()
 
     def commit(self) -> None:
-        """Bring all that was added to disc, and give the outputs their names.
+        """Flush all added outputs and rows to disk and rename the outputs to their own names.
 
         Raises:
-            OutputError: no output can be written any more; those of this batch will be made again.
+            OutputError: no further output can be written; the next run makes this group's outputs again.
         """
         staged, rows = self._staged, self._rows
         self._staged, self._rows = [], []
@@ -239,7 +239,7 @@ class Staging:
             self.report(one.row)
 
     def _sync_folders(self) -> None:
-        """Bring the new names to disc, where the system lets folders be opened."""
+        """Flush the changed folders to disk, on systems that allow opening folders."""
         for folder in self._changed:
             with suppress(OSError):
                 opened = os.open(folder, os.O_RDONLY)
@@ -257,7 +257,7 @@ class Staging:
             os.unlink(one.temporary)
 
     def _refuse(self, number: int, row: Row, error: OSError) -> None:
-        """Note that an output cannot be written, or give up where the next could not be either."""
+        """Add a failed row for an output that cannot be written; raise if the next one could not be written either."""
         if error.errno in HOPELESS or not os.access(self.output, os.W_OK) or not os.path.isdir(self.folder):
             raise OutputError(f"cannot write to the folder {self.output}: {error.strerror}") from error
         message = f"cannot write {row.output}: {error.strerror}"
@@ -265,7 +265,7 @@ class Staging:
                                  config=row.config, seed=row.seed, options=row.options))
 
     def close(self) -> None:
-        """Drop what was not committed."""
+        """Delete all outputs that are not committed."""
         for one in self._staged:
             self._discard(one)
         self._staged = []

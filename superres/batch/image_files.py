@@ -1,6 +1,6 @@
-"""Finished pictures as the bytes of files: PNG, lossless WebP and .npz, with what is known of them inside.
+"""Encode images as PNG, lossless WebP or .npz files, with the record of their decoding inside.
 
-Equal pictures with equal records give equal bytes: nothing here depends on the time or the machine.
+Equal images with equal records give equal bytes, at any time and on any machine.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _SOFTWARE, _DESCRIPTION = 0x0131, 0x010E
 
 @dataclass(frozen=True, eq=False)
 class Extras:
-    """What a result takes over from its input.
+    """Properties that a result copies from its input.
 
     Attributes:
-        alpha: uint8 [H, W] as large as the result; None for an opaque one.
+        alpha: uint8 [H, W] with the size of the result; None for an opaque result.
         exif: EXIF bytes, or None.
         xmp: an XMP packet, or None.
-        has_profile: embed the profile of sRGB, since the input had one, too.
+        has_profile: embed an sRGB profile, because the input had a colour profile.
     """
 
     alpha: Pixels | None = None
@@ -59,7 +59,7 @@ def encode_png(image: Pixels, record: dict[str, Any], extras: Extras = NOTHING) 
 
 
 def encode_webp(image: Pixels, record: dict[str, Any], extras: Extras = NOTHING) -> bytes:
-    """Return `image` as lossless WebP, `record` as JSON in EXIF's ImageDescription unless the input brought its own."""
+    """Return `image` as lossless WebP; `record` is JSON in EXIF's ImageDescription unless the input has its own."""
     exif = Image.Exif()
     if extras.exif is not None:
         exif.load(extras.exif)
@@ -90,11 +90,11 @@ def _picture(image: Pixels, extras: Extras) -> Image.Image:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of results.
+    """A file format of results.
 
     Attributes:
-        suffix: of the file name.
-        encode: makes the bytes of a file.
+        suffix: suffix of the file name.
+        encode: returns the bytes of a file.
     """
 
     suffix: str
@@ -104,4 +104,4 @@ class Format:
 FORMATS = {
     "png": Format(".png", encode_png), "webp-lossless": Format(".webp", encode_webp), "npz": Format(".npz", encode_npz),
 }
-"""Formats by the name that users give."""
+"""Formats by name, the values of --format."""

@@ -1,4 +1,4 @@
-"""The inputs of a batch, listed in a stable order and opened one after another: files, folders, globs, archives."""
+"""List the inputs of a batch (files, folders, globs, archives) in a stable order, and open them one after another."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz
 _SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
 ARCHIVE_SUFFIXES = (".zip", ".npz", *TAR_SUFFIXES)
 MAX_MEMBER_BYTES = 500_000_000
-"""Unpacked size of a file inside an archive at the most; a zip bomb unpacks to more."""
+"""Largest unpacked size of an archive's member in bytes, against zip bombs."""
 DAMAGED = Exception
-"""What damaged archives make their readers raise: TarError and BadZipFile, but TypeError and struct.error as well."""
+"""Errors that readers raise on damaged archives: TarError and BadZipFile, but also TypeError and struct.error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One input picture.
+    """One input image.
 
     Attributes:
-        input: how the manifest calls it: a path, or that of its archive and its name in there.
-        name: path of its output below the output folder, without suffix.
-        archive: path of the archive that holds it, or None for a file.
-        member: its number in the archive.
-        error: why it cannot be read, where listing has shown that already; such a job has no `name`.
+        input: name in the manifest: a path; for a member of an archive, the archive's path and the member's name.
+        name: path of the output below the output folder, without suffix.
+        archive: path of the archive that contains the image, or None for a file.
+        member: number of the member in the archive.
+        error: reason why the input cannot be read, if listing found one; such a job has no `name`.
     """
 
     input: str
@@ -48,18 +48,18 @@ class Job:
 
 
 def is_archive(path: str) -> bool:
-    """Tell whether a file's name is that of an archive."""
+    """Return whether a file's name has the suffix of an archive."""
     return path.lower().endswith(ARCHIVE_SUFFIXES)
 
 
 def read_list(file: str) -> list[str]:
-    """Return the paths that a list names: one a line, or separated by zero bytes as `find -print0` writes them.
+    """Return the paths in a list: one per line, or separated by zero bytes as `find -print0` writes them.
 
     Args:
         file: path of the list; "-" is standard input.
 
     Raises:
-        InvalidInputError: it cannot be read.
+        InvalidInputError: the list cannot be read.
     """
     try:
         content = read_standard_input() if file == "-" else Path(file).read_bytes()
@@ -73,17 +73,17 @@ def read_list(file: str) -> list[str]:
 def find_jobs(
     inputs: Sequence[str], listed: Sequence[str], recursive: bool, keep_tree: bool, excluded: Path,
 ) -> Iterator[Job]:
-    """Yield the jobs of all inputs in a stable order; a file that is met again comes again.
+    """Yield the jobs of all inputs in a stable order; a file that is named repeatedly is yielded repeatedly.
 
     Args:
         inputs: files, folders, archives and globs.
         listed: files, folders and archives.
         recursive: descend into sub-folders.
-        keep_tree: name outputs by folder, too.
+        keep_tree: include the input's sub-folder in the output's name.
         excluded: folder of the outputs, which is not entered.
 
     Raises:
-        InvalidInputError: a folder that was named cannot be listed, or a glob matches nothing.
+        InvalidInputError: a given folder cannot be listed, or a glob matches nothing.
     """
     entered = {os.path.realpath(excluded)}
     for path in inputs:
@@ -107,12 +107,12 @@ def find_jobs(
 
 
 def list_inputs(inputs: Sequence[Path], recursive: bool, excluded: Path) -> list[Path]:
-    """Return the files among and within `inputs` in a stable order, each once.
+    """Return the files in `inputs` and in the folders of `inputs`, in a stable order and without repetitions.
 
-    A file that is named is taken as it is, whether it exists or not; see `walk` for folders.
+    A given file is returned whether it exists or not; see `walk` for folders.
 
     Raises:
-        InvalidInputError: a folder cannot be listed, or nothing was found.
+        InvalidInputError: a folder cannot be listed, or there is no file.
     """
     found = find_jobs([str(path) for path in inputs], [], recursive, False, excluded)
     files = [job for job in once(found) if job.archive is None]
@@ -124,14 +124,14 @@ def list_inputs(inputs: Sequence[Path], recursive: bool, excluded: Path) -> list
 
 
 def require_some(jobs: Sequence[Job], inputs: Sequence[object], recursive: bool) -> None:
-    """Raise InvalidInputError if there is nothing to do for `inputs`."""
+    """Raise InvalidInputError if `inputs` yielded no jobs."""
     if not jobs:
         hint = "" if recursive else "; add --recursive to look into sub-folders"
         raise InvalidInputError(f"no image ({' '.join(sorted(IMAGE_SUFFIXES))}) in {', '.join(map(str, inputs))}{hint}")
 
 
 def once(jobs: Iterable[Job]) -> Iterable[Job]:
-    """Leave out inputs that came before, by whatever spelling of their path."""
+    """Leave out repeated inputs; paths are compared in their absolute form."""
     seen = set()
     for job in jobs:
         name = os.path.abspath(job.input)
@@ -161,13 +161,13 @@ def _folder_jobs(
 def walk(folder: str, recursive: bool, entered: set[str]) -> Iterator[Job]:
     """Yield the images in a folder sorted by name, then those of its sub-folders.
 
-    Hidden names are left out, and each real folder is entered only once, whatever the symbolic links. A sub-folder that
-    cannot be listed is a job with an error.
+    Hidden names are left out, and each real folder is entered only once, even if symbolic links lead to it again. A
+    sub-folder that cannot be listed is yielded as a job with an error.
 
     Args:
-        folder: where to begin.
+        folder: the folder.
         recursive: descend into sub-folders.
-        entered: real paths of the folders that were entered; grows.
+        entered: real paths of the folders entered so far; updated in place.
 
     Raises:
         InvalidInputError: `folder` itself cannot be listed.
@@ -189,14 +189,14 @@ def walk(folder: str, recursive: bool, entered: set[str]) -> Iterator[Job]:
             yield Job(here, "", error=f"cannot list the folder {here}: {error.strerror}; check its permissions")
             continue
         for entry in visible:
-            # A pipe or device would block for ever; a dangling link is kept, so that its row says so.
+            # Pipes and devices could block for ever. Dangling links are yielded, so that they get a failed row.
             if entry.name.lower().endswith(_SUFFIXES) and (_holds(entry.is_file) or not os.path.exists(entry)):
                 yield Job(entry.path, "")
         waiting += reversed(below)
 
 
 def _holds(question: Callable[[], bool]) -> bool:
-    """Ask the system about an entry; of a link that leads to itself it cannot tell anything."""
+    """Return the answer of a check on a folder entry; False if it fails, as for a link that leads to itself."""
     try:
         return question()
     except OSError:
@@ -204,12 +204,12 @@ def _holds(question: Callable[[], bool]) -> bool:
 
 
 def _file_jobs(path: str, relative: str, keep_tree: bool) -> Iterator[Job]:
-    """Yield the job of a file, or those of the members of an archive.
+    """Yield the job of a file, or the jobs of the members of an archive.
 
     Args:
         path: the file.
-        relative: its path below what the user named.
-        keep_tree: name outputs by folder, too.
+        relative: path of the file relative to the given input.
+        keep_tree: include the input's sub-folder in the output's name.
     """
     if not is_archive(path):
         yield _job(path, relative, keep_tree)
@@ -237,7 +237,7 @@ def _job(path: str, relative: str, keep_tree: bool, archive: str | None = None, 
 
 
 def _shown(path: str, archive: str | None) -> str:
-    """Return a job's path as a message shows it; names inside an archive may be long and hold anything."""
+    """Return a job's path for messages; the names of members may be long and contain any character."""
     return path if archive is None else f"{archive}/{plain(path[len(archive) + 1:])}"
 
 
@@ -254,7 +254,7 @@ def _list_zip(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _tar_members(path: str) -> Iterator[tuple[int, tarfile.TarInfo, tarfile.TarFile]]:
-    """Read a tar file from its beginning, whatever its compression, and forget what has been read."""
+    """Read a tar file of any compression as a stream, without keeping the members that were read."""
     with tarfile.open(path, "r|*") as archive:
         for number, info in enumerate(archive):
             yield number, info, archive
@@ -268,10 +268,13 @@ def _list_tar(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _open_array(archive: zipfile.ZipFile) -> tuple[str, IO[bytes], tuple[int, ...]]:
-    """Open the pictures in an .npz: array "lr" of a prepared data set, or the only one there is, uint8 [N, H, W, 3].
+    """Open the images in an .npz file: the array "lr" of a prepared data set, or the only array, uint8 [N, H, W, 3].
 
     Returns:
-        The array's name, the stream at its first picture, and its shape.
+        The name of the array, a stream at its first image, and its shape.
+
+    Raises:
+        ValueError: there is no such array, or its type, shape or size is not supported.
     """
     names = [info.filename for info in archive.infolist()]
     name = "lr.npy" if "lr.npy" in names else names[0] if len(names) == 1 else None
@@ -301,14 +304,14 @@ def _listers(path: str) -> Callable[[str], Iterator[tuple[int, str]]]:
 
 
 Content = str | IO[bytes] | np.ndarray[Any, Any]
-"""A picture: the path of its file, its content, or its pixels uint8 [H, W, 3]."""
+"""An image: the path of its file, its content, or its pixels uint8 [H, W, 3]."""
 
 
 def open_jobs(jobs: Iterable[Job]) -> Iterator[tuple[Job, Content | InvalidInputError]]:
-    """Yield what each job's picture can be read from, or why there is nothing; archives are read as a stream.
+    """Yield the content of each job's image, or the error why it cannot be read; archives are read as streams.
 
     Args:
-        jobs: in the order in which they were listed; some may be left out.
+        jobs: jobs in the order of their listing; jobs may be left out.
     """
     for archive, group in itertools.groupby(jobs, key=lambda job: job.archive):
         if archive is None:
@@ -341,7 +344,7 @@ def _open_members(archive: str, jobs: Iterator[Job]) -> Iterator[tuple[Job, Cont
 
 
 Members = Generator[Any, int, None]
-"""Is sent numbers of members, in rising order, and yields their contents; the first `next` only starts it."""
+"""A generator that receives the numbers of members, in rising order, and yields their contents; `next` starts it."""
 
 
 def _read_zip(path: str) -> Members:
@@ -354,7 +357,7 @@ def _read_zip(path: str) -> Members:
             try:
                 with archive.open(members[number]) as file:
                     content = _limited(file, label)
-            except DAMAGED as error:  # a damaged or encrypted member costs itself only
+            except DAMAGED as error:  # a damaged or encrypted member fails alone
                 reason = plain(str(error)) or type(error).__name__
                 content = InvalidInputError(f"{label} cannot be unpacked ({reason}); pack it again, without a password")
 

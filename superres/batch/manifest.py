@@ -1,7 +1,8 @@
-"""The manifest of a batch: a JSON line an output, which is what a later run goes by.
+"""The manifest of a batch: one JSON line per output, from which a later run resumes.
 
-While a run goes on, rows are appended as outputs are finished; a row that comes later replaces one for the same output.
-A run that ends puts them in the order of the inputs, one row an output. A line that was cut short by a kill is dropped.
+During a run, rows are appended as outputs are finished; a later row replaces an earlier row of the same output. A
+completed run sorts the rows in the order of the inputs, one row per output. A truncated last line, which a killed run
+may leave, is dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from superres.errors import InvalidInputError, OutputError
 from superres.system.output import scratch_file
 
 LINE_BYTES = 2048
-"""What is read of a line at once; most are shorter."""
+"""Bytes per read of a line; most lines are shorter."""
 STATUSES = ("ok", "skipped", "failed")
 
 
@@ -31,21 +32,20 @@ class Row:
     """A line of the manifest; the numbers are None unless the image was decoded.
 
     Attributes:
-        input: path of the input, or that of its archive and its name in there.
-        output: absolute path of the output; empty for an input that could not even be listed.
-        status: "ok", "skipped" (there was a file that no row tells of) or "failed".
-        error: why it failed.
-        tokens: generated.
-        iterations: of the decoding.
+        input: path of the input; for a member of an archive, the archive's path and the member's name.
+        output: absolute path of the output; empty for an input that could not be listed.
+        status: "ok", "skipped" (a file exists that has no row) or "failed".
+        error: reason of a failure.
+        tokens: generated tokens.
+        iterations: decoding iterations.
         model_calls: iterations + 1.
         mean_accepted_block_size: tokens / iterations.
         seconds: the image's share of the decoding time.
         checkpoint: name@revision.
-        config: decoding settings with the block size filled in; None for a skipped output, which may have been made
-            with others.
-        seed: of the sampling noise.
-        options: what else decides the output: source, alpha, metadata, format.
-        sha256: of the output file.
+        config: decoding settings with the block size filled in; None for a skipped output, whose settings are unknown.
+        seed: seed of the sampling noise.
+        options: the other options that determine the output: source, alpha, metadata, format.
+        sha256: digest of the output file.
     """
 
     input: str
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """What tells rows apart: the output, or the input where it could not even be listed."""
+        """Key of the row: the output, or the input if it could not be listed."""
         return self.output or self.input
 
     def line(self) -> bytes:
@@ -74,10 +74,10 @@ class Row:
 
     @classmethod
     def parse(cls, line: bytes) -> Row:
-        """Read a line; entries that this release does not know are left out.
+        """Read a line; entries that this release does not know are ignored.
 
         Raises:
-            ValueError: it is no row.
+            ValueError: the line is not a row.
         """
         values = json.loads(line)
         if not isinstance(values, dict) or values.get("status") not in STATUSES:
@@ -95,10 +95,10 @@ _NAMES = tuple(field.name for field in dataclasses.fields(Row))
 
 
 def read_rows(file: BinaryIO, path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield the rows of an opened manifest, each with the place where its line begins; a cut last line is left out.
+    """Yield the rows of an open manifest with the byte offsets of their lines; a truncated last line is left out.
 
     Raises:
-        InvalidInputError: a line is no row.
+        InvalidInputError: a line is not a row.
     """
     place = 0
     for number, line in enumerate(file, 1):
@@ -115,18 +115,18 @@ def read_rows(file: BinaryIO, path: Path) -> Iterator[tuple[int, Row]]:
 
 
 class Manifest:
-    """A manifest that a run reads, adds to and puts in order.
+    """A manifest that a run reads, extends and sorts.
 
-    It knows outputs by their number in the run's plan, and keeps a place in the file for each, not the rows.
+    Outputs are identified by their number in the run's plan. The object stores each row's file offset, not the row.
     """
 
     def __init__(self, path: Path, count: int, keys: Iterable[str]) -> None:
-        """Open `path`, or begin it.
+        """Open or create the manifest.
 
         Args:
             path: the file.
-            count: of the run's outputs.
-            keys: those of the outputs' rows, by number; only looked at if the manifest has rows.
+            count: number of outputs of the run.
+            keys: keys of the outputs' rows, by number; only read if the manifest has rows.
 
         Raises:
             InvalidInputError: a line is damaged.
@@ -138,7 +138,7 @@ class Manifest:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = open(path, "ab", buffering=0)  # noqa: SIM115 -- open as long as the run
-            # Without a buffer, which would go on showing what has been cut off meanwhile.
+            # Unbuffered, since a buffer could hold data that was truncated from the file.
             self.reader = open(path, "rb", buffering=0)  # noqa: SIM115 -- open as long as the run
         except OSError as error:
             raise OutputError(f"cannot write the manifest {path}: {error.strerror}; choose another --manifest"
@@ -170,7 +170,7 @@ class Manifest:
             self.file.truncate(self.end)
 
     def _line(self, place: int) -> bytes:
-        """Return the whole line that begins at `place`."""
+        """Return the line that begins at offset `place`."""
         line = b""
         with self.reading:
             self.reader.seek(place)
@@ -179,14 +179,14 @@ class Manifest:
         return line[: line.index(b"\n") + 1]
 
     def row(self, number: int) -> Row | None:
-        """Return the latest row of output `number`; any thread may ask."""
+        """Return the latest row of output `number`, or None; thread-safe."""
         return None if self.places[number] < 0 else Row.parse(self._line(self.places[number]))
 
     def append(self, rows: Iterable[tuple[int, Row]]) -> None:
-        """Add the rows of some outputs, by number; they are on disc when this returns.
+        """Append rows of outputs, given by number, and flush them to disk.
 
         Raises:
-            OutputError: they cannot be written; what was there before is intact.
+            OutputError: the rows cannot be written; the earlier rows are intact.
         """
         lines, places, end = [], [], self.end
         for number, row in rows:
@@ -207,10 +207,10 @@ class Manifest:
             self.places[number] = place
 
     def finish(self) -> None:
-        """Leave one row an output: first those of other runs' outputs, then this run's in the order of its inputs.
+        """Keep one row per output: first those of other runs, then those of this run in the order of its inputs.
 
         Raises:
-            OutputError: there is no room for it; all rows are still there.
+            OutputError: there is no space to rewrite the file; all rows are still there.
         """
         order = [*sorted(self.others.values()), *(place for place in self.places if place >= 0)]
         try:
@@ -227,20 +227,20 @@ class Manifest:
 
 
 def merge(paths: Sequence[Path], output: Path) -> Counter[str]:
-    """Join the manifests of shards into one: a row an output, in the order in which one run would have them.
+    """Merge the manifests of shards into one row per output, in the order of an unsharded run.
 
-    Of several rows for an output, one that is "ok" counts, or else the last. Rows stand in turns, as shards take
-    inputs in turns.
+    Of several rows of an output, the last "ok" row counts, or the last row if none is "ok". The rows of the manifests
+    are interleaved, as the shards divide the inputs.
 
     Args:
         paths: the manifests, in the order of their shards.
-        output: where to; may be one of `paths`.
+        output: the merged manifest; may be one of `paths`.
 
     Returns:
-        How many rows have each status.
+        Number of rows with each status.
 
     Raises:
-        InvalidInputError: one cannot be read, or a line is damaged.
+        InvalidInputError: a manifest cannot be read, or a line is damaged.
         OutputError: the result cannot be written.
     """
     chosen: dict[str, tuple[int, int, str]] = {}
@@ -289,10 +289,10 @@ def _write_merged(
 
 
 def _rewrite(path: Path, lines: Iterable[bytes]) -> None:
-    """Replace the file by `lines`, on disc, in one move; they are not held in memory, and may come from the file.
+    """Replace the file by `lines` atomically and flush it; `lines` is streamed and may be read from the same file.
 
     Raises:
-        OSError: there is no room; the file is as it was.
+        OSError: there is no space; the file is unchanged.
     """
     with scratch_file(path.parent, path) as file:
         file.writelines(lines)

@@ -1,4 +1,4 @@
-"""What an upscaling run will do: its inputs in a stable order and the output path of each, settled first."""
+"""Plan an upscaling run: list its inputs in a stable order and fix the output path of each."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from superres.errors import ConfigError, InvalidInputError
 from superres.tasks.faces import SOURCES
 
 ON_EXISTING = ("skip", "redo", "overwrite", "error")
-"""What to do with an output that exists: nothing if it is whole and made with the same settings ("skip", which refuses
-to go on where they were others; "redo" makes those anew, and files that the manifest does not know), make it anew in
-any case ("overwrite"), or fail its row ("error")."""
+"""What to do with an existing output. "skip" leaves complete outputs with the same settings, and refuses the run if any
+was made with other settings. "redo" is as "skip", but makes outputs with other settings again, and also files that the
+manifest does not know. "overwrite" makes all outputs again. "error" fails the row."""
 METADATA = ("strip", "keep")
-"""What becomes of an input's EXIF and XMP, and whether the output names its colour space where the input did."""
+"""Whether an output copies the input's EXIF and XMP, and names its colour space if the input does."""
 MOST_SAMPLES = 10_000
-"""Most pictures that are drawn from an input."""
+"""Largest number of images that are drawn from an input."""
 KEEP_ALPHA = "keep"
 MANIFEST = "manifest.jsonl"
 
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """Where the inputs' outputs go and how the work is cut up.
+    """Options of an upscaling run, besides those of decoding.
 
     Attributes:
-        output: folder of the outputs; made where it is missing.
-        batch_size: images decoded together; as many as are useful and fit into the memory if None.
-        samples: pictures drawn from each input.
+        output: folder of the outputs; created if it is missing.
+        batch_size: images decoded together; None chooses as many as are useful and fit into memory.
+        samples: images drawn from each input.
         source: how an input becomes 8x8, a name in `superres.tasks.faces.SOURCES`.
         recursive: descend into the sub-folders of an input folder.
         on_existing: a name in `ON_EXISTING`.
         shard: (I, N), 0 <= I < N: take every N-th input, starting with number I.
-        manifest: JSON lines file with a row an output; in the output folder if None.
+        manifest: JSON lines file with one row per output; in the output folder if None.
         format: a name in `superres.batch.image_files.FORMATS`.
-        suffix: added to the names of the outputs.
-        keep_tree: the outputs of a folder's sub-folders go into sub-folders of the same names.
-        alpha: colour under transparent parts, or "keep": the output is as transparent as the input.
+        suffix: suffix added to the stems of the outputs' names.
+        keep_tree: recreate the sub-folders of an input folder in the output folder.
+        alpha: colour behind transparent parts; or "keep" for outputs as transparent as their inputs.
         metadata: a name in `METADATA`.
     """
 
@@ -83,18 +83,18 @@ class BatchOptions:
 
     @property
     def manifest_path(self) -> Path:
-        """Where the manifest is; that of a shard tells which."""
+        """Path of the manifest; a shard's manifest has the shard in its name."""
         if self.manifest is not None:
             return self.manifest
         index, count = self.shard
         return self.output / (MANIFEST if count == 1 else f"manifest-{index}-of-{count}.jsonl")
 
     def deciding(self) -> dict[str, Any]:
-        """Return those options that decide what an output holds, besides its decoding."""
+        """Return the options that determine the content of an output, besides those of decoding."""
         return {"source": self.source, "alpha": self.alpha, "metadata": self.metadata, "format": self.format}
 
     def outputs(self, job: Job) -> list[str]:
-        """Return the absolute path of each sample of an input; one that cannot be listed has a nameless one."""
+        """Return the absolute path of each sample of an input; [""] for an input that cannot be listed."""
         folder, ending = _absolute(self.output), self.suffix + FORMATS[self.format].suffix
         if job.error is not None:
             return [""]
@@ -112,7 +112,7 @@ def parse_batch_size(text: str) -> int | None:
     """Return the number in "N", or None for "auto"; the range is checked by `BatchOptions`.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the text is neither.
     """
     try:
         return None if text == "auto" else int(text)
@@ -134,21 +134,21 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def plan(inputs: Sequence[Path | str], options: BatchOptions, listed: Sequence[str] = ()) -> list[Job]:
-    """Return this shard's jobs; every output path is settled and no two are equal.
+    """Return the jobs of this shard; all output paths are distinct.
 
     Args:
         inputs: files, folders, archives and globs.
-        options: where the outputs go.
+        options: options of the run.
         listed: more files, folders and archives.
 
     Raises:
-        InvalidInputError: nothing to do, two inputs would have the same output, or an output would replace an input.
+        InvalidInputError: there are no inputs, two inputs have the same output, or an output would replace an input.
     """
     found = find_jobs([str(path) for path in inputs], listed, options.recursive, options.keep_tree, options.output)
     jobs = list(once(found))
     require_some(jobs, [*inputs, *(["the list"] if listed or not inputs else [])], options.recursive)
     _refuse_clashes(jobs, options)
-    # The clash is looked for in all jobs, so that every shard of a run gives the same answer.
+    # All jobs are checked for clashes, so that every shard of a run gives the same answer.
     index, count = options.shard
     return jobs[index::count]
 
@@ -174,7 +174,7 @@ def _refuse_clashes(jobs: list[Job], options: BatchOptions) -> None:
 
 
 class _RealPaths:
-    """Real paths of many files, each folder looked up once."""
+    """Real paths of many files; each folder is resolved once."""
 
     def __init__(self) -> None:
         self.folders: dict[str, str] = {}

@@ -1,8 +1,8 @@
-"""Upscaling on a Ray cluster: actors read and decode, this process keeps the manifest and writes the outputs.
+"""Upscale on a Ray cluster: actors read and decode; this process maintains the manifest and writes the outputs.
 
-Ray Data hands out blocks of inputs to a pool of actors, each of which loads the model once, and gives a block to
-another actor when its own dies. Inputs are read by the actors, so that the same paths have to lead to them on every
-machine; outputs are written here alone, with the same code and to the same effect as without Ray.
+Ray Data distributes blocks of inputs to a pool of actors, each of which loads the model once. If an actor dies, another
+one processes its block. The actors read the inputs, so the paths must be valid on every machine. Only this process
+writes outputs, with the same code and the same results as without Ray.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from superres.pipeline.upscaler import Drawn, Upscaler
 
 BLOCK = 64
-"""Inputs that an actor takes at a time: what is decoded again when it dies."""
+"""Inputs per block, the unit of work of an actor; a block is decoded again if its actor dies."""
 CPUS = 2
-"""Of an actor, where nothing else is said."""
+"""Default number of processors per actor."""
 Wanted = tuple[int, Job, list[int]]
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where and how to decode.
+    """The cluster, and the model that its actors load.
 
     Attributes:
-        address: of a cluster; "auto" for the one of this machine, "local" to start one here for this run.
-        workers: actors; if None one a GPU, or one for `CPUS` processors.
-        checkpoint: name, folder or hub id, as the actors find it.
+        address: address of the cluster; "auto" for this machine's cluster, "local" to start one for this run.
+        workers: number of actors; None for one per GPU, or one per `CPUS` processors without GPUs.
+        checkpoint: name, folder or hub id, valid on the actors' machines.
         device: "auto", "cpu" or "cuda".
         engine: a name in `superres.config.ENGINE_NAMES`.
     """
@@ -60,7 +60,7 @@ class Cluster:
 
 @dataclass
 class Collector:
-    """What an actor does with finished pictures: makes files of them, and keeps these until its block is done."""
+    """The sink of an actor: encodes finished images as files and collects them until the block is done."""
 
     recipe: Recipe
     made: list[Made | Failure] = field(default_factory=list)
@@ -78,18 +78,18 @@ class Collector:
 
 
 class Worker:
-    """An actor: the model, loaded once, and the reading and decoding of blocks of inputs."""
+    """An actor: loads the model once and decodes blocks of inputs."""
 
     def __init__(self, cluster: Cluster, recipe: Recipe, folder: str) -> None:
         """Load the model.
 
         Args:
-            cluster: how to decode.
-            recipe: what decides the outputs.
-            folder: where relative paths begin.
+            cluster: the model to load.
+            recipe: settings that determine the outputs.
+            folder: folder that relative paths refer to.
 
         Raises:
-            CheckpointError: there is another checkpoint of that name here.
+            CheckpointError: the checkpoint of that name on this machine is another one.
         """
         from superres.pipeline.upscaler import Upscaler
 
@@ -117,18 +117,18 @@ class Worker:
 def upscale_on_cluster(
     jobs: Sequence[Job], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig, cluster: Cluster,
 ) -> Summary:
-    """Do what `superres.batch.upscaling.upscale_files` does, with actors of a Ray cluster.
+    """Do the work of `superres.batch.upscaling.upscale_files` with actors of a Ray cluster.
 
     Args:
         jobs: the inputs.
-        upscaler: the checkpoint as it is here, by which the actors' is checked.
-        options: of the run.
+        upscaler: the checkpoint on this machine, which the actors' checkpoints must equal.
+        options: options of the run.
         decode: decoding settings.
-        cluster: where and how to decode.
+        cluster: the cluster and the model for its actors.
 
     Raises:
-        ConfigError: `decode` does not fit the checkpoint, or Ray is not installed.
-        ClusterError: there is no such cluster, or it fails altogether.
+        ConfigError: the checkpoint does not support `decode`, or Ray is not installed.
+        ClusterError: there is no such cluster, or it fails.
         InvalidInputError: the manifest is damaged.
         OutputError: as for `superres.batch.upscaling.upscale_files`.
     """
@@ -144,8 +144,8 @@ def upscale_on_cluster(
 
 
 def _import_ray() -> ModuleType:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # asks nobody, tells nobody
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what goes wrong comes as an exception, too
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no prompt and no usage reports
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # errors also arrive as exceptions
     try:
         import ray
         import ray.data
@@ -162,7 +162,7 @@ def _blocks(wanted: Iterator[Wanted]) -> Iterator[list[Wanted]]:
 
 @contextmanager
 def _connected(ray: ModuleType, cluster: Cluster) -> Iterator[None]:
-    """Connect to the cluster, or start one; its errors become one line."""
+    """Connect to the cluster or start one; raise its errors as a ClusterError of one line."""
     own: dict[str, Any] = {}
     if cluster.address == "local":
         own = {"include_dashboard": False, "num_cpus": max(cluster.workers or 0, os.cpu_count() or 1)}
@@ -171,7 +171,7 @@ def _connected(ray: ModuleType, cluster: Cluster) -> Iterator[None]:
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True, **own)
         yield
     except (ray.exceptions.RayError, ConnectionError) as error:
-        # The cause of all comes last in what an actor's traceback tells.
+        # The last line of an actor's traceback names the cause.
         reason = " ".join((str(error).strip().splitlines() or [type(error).__name__])[-1].split())
         raise ClusterError(f"the Ray cluster at {cluster.address} failed ({reason}); what is finished is kept and the "
                            "same command goes on from there") from error
@@ -181,7 +181,7 @@ def _connected(ray: ModuleType, cluster: Cluster) -> Iterator[None]:
 
 
 def _decode(ray: ModuleType, run: BatchRun, wanted: list[bytes], cluster: Cluster) -> None:
-    """Let the actors work on `wanted`, and hand over what they make."""
+    """Let the actors decode the blocks `wanted`, and pass the results to `run`."""
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
@@ -203,7 +203,7 @@ def _decode(ray: ModuleType, run: BatchRun, wanted: list[bytes], cluster: Cluste
                for sample in samples}
     for row in made.iter_rows():
         for result in pickle.loads(row["made"]):  # noqa: S301 -- from this run's own actors
-            if result.number in missing:  # a block that was worked on twice counts once
+            if result.number in missing:  # a block that was decoded twice counts once
                 missing.remove(result.number)
                 run.put(result)
         run.progress(0.0)

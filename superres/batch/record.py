@@ -1,4 +1,4 @@
-"""What a batch tells of itself: counts for people, and what decides an output for the manifest."""
+"""The summary of a batch, and the settings that determine its outputs, which manifest and outputs record."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class Summary:
     """Counts of a run; `tokens` and `iterations` are sums over the decoded images.
 
     Attributes:
-        reasons: how many failed for each reason, the inputs' names left out of it.
-        stopped: why the run ended early; None where it did not.
-        seconds: wall clock of the run.
-        reading: processor seconds that reading took, and `writing` that writing took.
+        reasons: number of failures per reason, without the inputs' names.
+        stopped: reason why the run ended early, or None.
+        seconds: wall-clock seconds of the run.
+        reading: processor seconds of the reading thread.
+        writing: processor seconds of the writing thread.
     """
 
     done: int = 0
@@ -39,21 +40,21 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """0 when every output is there, else 1."""
+        """0 if no output failed and the run was completed, else 1."""
         return 1 if self.failed or self.stopped else 0
 
     @property
     def finished(self) -> int:
-        """Outputs of which is known what became of them."""
+        """Number of outputs with a result."""
         return self.done + self.skipped + self.failed
 
     @property
     def mean_accepted_block_size(self) -> float | None:
-        """Generated tokens / decoding iterations over all images; None when nothing was decoded."""
+        """Generated tokens / decoding iterations over all images; None if no image was decoded."""
         return self.tokens / self.iterations if self.iterations else None
 
     def add(self, row: Row) -> None:
-        """Count `row`, which this run has made."""
+        """Count a row of this run."""
         self.done += row.status == "ok"
         self.skipped += row.status == "skipped"
         self.failed += row.status == "failed"
@@ -61,11 +62,11 @@ class Summary:
         self.iterations += row.iterations or 0
         if row.status == "failed" and row.error:
             reason = row.error.replace(row.input, "").replace(row.output or row.input, "").strip(" :")
-            # Sizes and the like differ from file to file: past some reasons, the rest are counted together.
+            # Details such as sizes differ between files, so all reasons after the first 20 are counted together.
             self.reasons[reason if len(self.reasons) < 20 or reason in self.reasons else "other reasons"] += 1
 
     def line(self) -> str:
-        """Return the counts as one line for people."""
+        """Return the counts as one human-readable line."""
         counts = f"{self.done} done, {self.skipped} skipped, {self.failed} failed"
         if self.mean_accepted_block_size is None:
             return counts
@@ -73,7 +74,7 @@ class Summary:
         return f"{counts}; {rate:.2f} images/s, mean accepted block size {self.mean_accepted_block_size:.2f}"
 
     def reason_lines(self) -> list[str]:
-        """Return a line for each reason, the most frequent first, where there are several failures of one."""
+        """Return one line per reason, the most frequent first; no lines if every failure has its own reason."""
         counts = self.reasons.most_common()
         return [f"{count} failed: {reason}" for reason, count in counts] if self.failed > len(counts) else []
 
@@ -82,7 +83,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Made:
-    """A finished output: its number in the plan, the bytes of its file, and what its row tells of the decoding."""
+    """A finished output: its number in the plan, the bytes of its file, and the decoding statistics of its row."""
 
     number: int
     data: bytes
@@ -94,7 +95,7 @@ class Made:
 
 @dataclass
 class Recipe:
-    """What decides an output besides its input, as rows of the manifest and the outputs themselves tell it."""
+    """The settings that determine an output besides its input; manifest rows and outputs record them."""
 
     checkpoint: str
     decode: DecodeConfig
@@ -102,24 +103,24 @@ class Recipe:
 
     def __post_init__(self) -> None:
         self.config, self.deciding = self.decode.to_dict(), self.options.deciding()
-        # As JSON has it: a tuple comes back as a list.
+        # In the form of parsed JSON, which has lists instead of tuples.
         self.comparable = _as_json({"checkpoint": self.checkpoint, **self.config, **self.deciding})
 
     @property
     def record(self) -> dict[str, Any]:
-        """What an output says of itself."""
+        """The record inside an output file."""
         return {"checkpoint": self.checkpoint, "config": self.config}
 
     def differences(self, row: Row) -> list[str]:
-        """Return in which settings a row differs, as people read them."""
-        # A setting that is newer than the row had its default.
+        """Return the settings in which a row differs, one human-readable text per setting."""
+        # A setting that is newer than the row has its default.
         config = {**_as_json(DecodeConfig().to_dict()), **row.config} if row.config else {}
         there = {"checkpoint": row.checkpoint, **config, **(row.options or {})}
         return [f"{name} {there.get(name)!r} there, {value!r} now" for name, value in self.comparable.items()
                 if there.get(name) != value]
 
     def make(self, drawn: Drawn[Item]) -> Made:
-        """Return the output of a picture."""
+        """Return the output of a decoded image."""
         trace = drawn.trace
         data = encode(drawn.item, drawn.image, self.record, self.options)
         return Made(drawn.item.number, data, trace.tokens, trace.iterations, trace.model_calls, drawn.seconds)

@@ -1,4 +1,4 @@
-"""A run of a batch, however it decodes: what is to be made, and a thread that brings what was made to disc."""
+"""A run of a batch: it decides which outputs to make, and a thread writes the results to disk."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from superres.pipeline.upscaler import Drawn
 
 IDLE_SECONDS = 2.0
-"""Longest time that a finished output waits for others to be brought to disc with it."""
+"""Longest time in seconds that a finished output waits to be committed together with other outputs."""
 QUEUE = 256
-"""Outputs that wait to be written before decoding has to wait for the disc."""
+"""Number of finished outputs that may wait for the disk before decoding blocks."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """An output that is left as it is: whole and made with the same settings, or not known to the manifest."""
+    """An output that is left as it is: complete and made with the same settings, or unknown to the manifest."""
 
     number: int
 
@@ -44,15 +44,15 @@ class BatchRun:
 
     Attributes:
         jobs: the inputs.
-        options: of the run.
-        recipe: what decides the outputs.
+        options: options of the run.
+        recipe: settings that determine the outputs.
         summary: counts so far.
         bar: the progress bar, shown on a terminal only.
-        error: why nothing can be written any more; None while all is well.
+        error: the error after which no more outputs are written, or None.
     """
 
     def __init__(self, jobs: Sequence[Job], options: BatchOptions, recipe: Recipe) -> None:
-        """Prepare; nothing is touched yet."""
+        """Prepare the run without touching any file."""
         self.jobs, self.options, self.recipe = jobs, options, recipe
         self.summary = Summary()
         self.error: BaseException | None = None
@@ -65,7 +65,8 @@ class BatchRun:
         """Take the lock, read the manifest and start the writing thread.
 
         Raises:
-            OutputError: another run is at work, something cannot be written, or outputs were made with other settings.
+            OutputError: another run is writing there, the folder or the manifest cannot be written, or outputs were
+                made with other settings.
             InvalidInputError: the manifest is damaged.
         """
         self._started = time.perf_counter()
@@ -90,7 +91,7 @@ class BatchRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None,
     ) -> None:
-        """Bring everything to disc; a run that went through puts its manifest in order."""
+        """Commit all results; a completed run also sorts its manifest."""
         with self._stack:
             self._queue.put(None)
             self._writer.join()
@@ -107,11 +108,11 @@ class BatchRun:
         self.summary.seconds = time.perf_counter() - self._started
 
     def put(self, result: Drawn[Item] | Made | Failure | Standing) -> None:
-        """Hand over what became of an output; waits while the disc is behind."""
+        """Queue the result of an output; block while the queue is full."""
         self._queue.put(result)
 
     def wanted(self) -> Iterator[tuple[int, Job, list[int]]]:
-        """Yield what is to be made, as `superres.batch.work.Reader.read` takes it; the rest is reported."""
+        """Yield the outputs to make, in the form of `superres.batch.work.Reader.read`; report all other outputs."""
         for index, job in enumerate(self.jobs):
             if self.error is not None:
                 return
@@ -126,7 +127,7 @@ class BatchRun:
                 yield first, job, samples
 
     def progress(self, under_way: float) -> None:
-        """Move the bar; `under_way` counts what is being decoded, in images."""
+        """Update the bar; `under_way` is the amount of work in progress, in images."""
         with self._moving:
             self.bar.update(max(self.summary.finished + under_way - self.bar.n, 0))
 
@@ -137,7 +138,7 @@ class BatchRun:
             yield from [""] * (self.options.samples - len(outputs))
 
     def _refuse_changes(self) -> None:
-        """Refuse to mix settings, unless the user has said what to do."""
+        """Raise OutputError if outputs were made with other settings and --on-existing is skip."""
         if self.options.on_existing != "skip":
             return
         count, example = 0, ""
@@ -152,7 +153,7 @@ class BatchRun:
                               f"({example}); repeat those, choose another --output, or give --on-existing redo")
 
     def _standing(self, number: int, output: str) -> Standing | Failure | None:
-        """Return why an output is not to be made, or None."""
+        """Return the reason not to make an output, or None to make it."""
         mode, row = self.options.on_existing, self.manifest.row(number)
         if mode == "overwrite" or not (os.path.isfile(output) or os.path.islink(output)):
             return None
@@ -165,7 +166,7 @@ class BatchRun:
         return Standing(number)
 
     def _write(self) -> None:
-        """Bring to disc what comes, until None comes; the body of the writing thread."""
+        """Write queued results to disk until None arrives; the body of the writing thread."""
         while True:
             try:
                 result = self._queue.get(timeout=IDLE_SECONDS)
@@ -174,7 +175,7 @@ class BatchRun:
             try:
                 if self.error is None:
                     self._take(result)
-            except BaseException as error:  # the other threads go on putting, and look at it
+            except BaseException as error:  # the other threads continue to put results, and check `error`
                 self.error = error
             if result is None:
                 self.summary.writing = time.thread_time()
@@ -183,7 +184,7 @@ class BatchRun:
     def _take(self, result: Any) -> None:  # noqa: ANN401 -- what `put` takes, or nothing
         if result is None or result == ():
             self._staging.commit()
-            self._staging.commit()  # rows of outputs that could not take their names
+            self._staging.commit()  # the failed rows of outputs that could not be renamed
             return
         if isinstance(result, Standing | Failure):
             self._take_row(result)
@@ -203,7 +204,7 @@ class BatchRun:
             row = Row(*names, "skipped", checkpoint=None)
         before = self.manifest.row(result.number)
         if before is not None and before.status == "ok" and (isinstance(result, Standing) or os.path.lexists(names[1])):
-            self._report(row)  # the output is there, and the manifest tells how it was made
+            self._report(row)  # the output exists, and its row in the manifest stays valid
         else:
             self._staging.add_row(result.number, row)
 
@@ -222,7 +223,7 @@ class BatchRun:
 
 
 def _is_whole(path: str, sha256: str | None) -> bool:
-    """Tell whether a file has the digest that its row tells."""
+    """Return whether a file has the digest of its row."""
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest() == sha256

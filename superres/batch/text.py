@@ -1,4 +1,4 @@
-"""Translation of files and streams: what `superres translate` does, without its options' spelling."""
+"""Translate files and streams: the work of `superres translate`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def input_lines(texts: Sequence[str], path: Path | None) -> list[str]:
-    """Return the lines to translate: `texts`, or those of the file `path`, or else (or for "-") of standard input.
+    """Return the lines to translate: `texts`, or the lines of the file `path`, or (None or "-") of standard input.
 
     Raises:
         ConfigError: both are given.
@@ -38,7 +38,7 @@ def input_lines(texts: Sequence[str], path: Path | None) -> list[str]:
 
 
 def check_output(output: Path | None, path: Path | None) -> None:
-    """Make the output's folder and try it.
+    """Create the output's folder and check that it can be written.
 
     Raises:
         ConfigError: the output would replace the input.
@@ -56,11 +56,11 @@ def check_output(output: Path | None, path: Path | None) -> None:
 def translate_lines(
     lines: Sequence[str], translator: Translator, options: DecodeConfig | BeamConfig, batch_size: int
 ) -> Translated:
-    """Translate `lines` with a progress bar on a terminal; say which were too long for the model.
+    """Translate `lines` with a progress bar on a terminal; report lines that were too long for the model.
 
     Raises:
         InvalidInputError: a word is too long for the model.
-        ConfigError: `options` do not fit.
+        ConfigError: the checkpoint does not support `options`.
     """
     with tqdm(unit="segment", disable=None) as bar:
 
@@ -75,7 +75,7 @@ def translate_lines(
 
 
 def notes(translator: Translator, result: Translated) -> list[str]:
-    """Return what people should know of a result: which lines were too long, and which translations were cut."""
+    """Return notes on a result: the lines that were too long, and the translations that were cut."""
     model = translator.model_config
     found = [f"line {number} is longer than the {model.source_length} tokens that the model reads; translated in "
              f"{parts} parts" for number, parts in enumerate(result.parts, 1) if parts > 1]
@@ -88,10 +88,10 @@ def notes(translator: Translator, result: Translated) -> list[str]:
 
 
 def write_lines(texts: Sequence[str], output: Path | None) -> None:
-    """Write one line a text, to the file `output` in one move, or to standard output.
+    """Write one line per text, atomically to the file `output`, or to standard output.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the output cannot be written.
     """
     data = "".join(f"{text}\n" for text in texts).encode()
     if output is not None:
@@ -101,7 +101,7 @@ def write_lines(texts: Sequence[str], output: Path | None) -> None:
 
 
 def accepted_tokens(traces: Sequence[RowTrace]) -> list[list[int]]:
-    """Return the tokens that each step of a line's translation accepted; `traces` are those of its segments."""
+    """Return the tokens that each step of a line's translation accepted; `traces` has one trace per segment."""
     return [tokens[:count].tolist() for trace in traces
             for tokens, count in zip(trace.proposed, trace.accepted, strict=True)]
 
@@ -110,8 +110,8 @@ def trace_lines(translator: Translator, traces: Sequence[RowTrace]) -> list[str]
     """Return the steps of a line's translation with the tokens that each accepted, as in section 7.4 of the paper.
 
     Args:
-        translator: what made it.
-        traces: one a segment.
+        translator: the translator, for the names of tokens.
+        traces: one trace per segment.
     """
     steps = accepted_tokens(traces)
     return [f"Step {number:<3} {len(tokens):>2} token{'s' if len(tokens) > 1 else ' '}  "
@@ -119,7 +119,7 @@ def trace_lines(translator: Translator, traces: Sequence[RowTrace]) -> list[str]
 
 
 def summary_line(result: Translated) -> str:
-    """Return what was done as one line for people."""
+    """Return a human-readable line on the number of lines, the time and the mean accepted block size."""
     traces = [trace for traces in result.traces for trace in traces]
     size = f", mean accepted block size {mean_accepted_block_size(traces):.2f}" if traces else ""
     return f"{len(result.texts)} lines in {result.seconds:.1f} s{size}"

@@ -1,7 +1,7 @@
-"""Upscaling of many images on one machine: what `superres upscale` does, without its options' spelling.
+"""Upscale many images on one machine: the work of `superres upscale`.
 
-Three threads work at once: one reads inputs, one decodes, one writes outputs and the manifest. One bad input costs its
-own row and nothing else.
+Three threads run concurrently: one reads inputs, one decodes, and one writes outputs and the manifest. An invalid input
+fails its own row only.
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ if TYPE_CHECKING:
     from superres.pipeline.upscaler import Drawn, ImageFeed, Refilled, Upscaler
 
 AHEAD = 4
-"""Images that are read ahead, for each that is being decoded."""
+"""Images that are read ahead per image that is being decoded."""
 
 
 class Feed:
-    """Between reading and decoding: the reader waits when there is enough, the decoder when there is nothing."""
+    """A bounded queue between the reading and the decoding thread.
+
+    Attributes:
+        seconds: processor seconds that `fill` took.
+    """
 
     def __init__(self, most: int) -> None:
-        """Hold at most `most` items; `seconds` will be the processor time that filling took."""
+        """Hold at most `most` items."""
         self.most = most
         self._items: deque[Item] = deque()
         self._changed = threading.Condition()
@@ -44,7 +48,7 @@ class Feed:
         self.seconds = 0.0
 
     def fill(self, items: Iterator[Item]) -> None:
-        """Put in all `items`, or the error that reading them raises; for a thread that does nothing else."""
+        """Add all `items`, or the error that reading them raises; runs in a thread of its own."""
         error: BaseException | None = None
         try:
             for item in items:
@@ -74,12 +78,12 @@ class Feed:
             return taken
 
     def put_back(self, items: Sequence[Item]) -> None:
-        """Hand out `items` again, before all others."""
+        """Return `items` to the front of the queue."""
         with self._changed:
             self._items.extendleft(reversed(items))
 
     def close(self) -> None:
-        """Let the reading thread end."""
+        """Make the reading thread end."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -98,16 +102,16 @@ class Alone:
 
 
 def upscale_files(jobs: Sequence[Job], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig) -> Summary:
-    """Upscale the inputs of `jobs` and return the counts; what happens to each output is a row of the manifest.
+    """Upscale the inputs of `jobs` and return the counts; every output has a row in the manifest.
 
-    What the manifest says is whole is left as it is. A failure is one line on standard error. The progress bar is shown
-    on a terminal only.
+    Outputs that are complete according to the manifest are not made again. A failure is one line on standard error. The
+    progress bar is shown on a terminal only.
 
     Raises:
-        ConfigError: `decode` does not fit the checkpoint.
+        ConfigError: the checkpoint does not support `decode`.
         InvalidInputError: the manifest is damaged.
-        OutputError: the output folder or the manifest cannot be written at all, another run is at work there, or
-            outputs were made with other settings.
+        OutputError: the output folder or the manifest cannot be written, another run is writing there, or outputs were
+            made with other settings.
     """
     decode = resolve_options(decode, upscaler, options.samples)
     recipe = Recipe(f"{upscaler.name}@{upscaler.revision}", decode, options)
@@ -121,28 +125,28 @@ def upscale_files(jobs: Sequence[Job], upscaler: Upscaler, options: BatchOptions
 
 
 class Sink(Protocol):
-    """Takes what becomes of outputs: a run, or an actor of one."""
+    """Receives finished images and failures: a run, or an actor of one."""
 
     error: BaseException | None
-    """Why nothing can be taken any more; None while all is well."""
+    """The error after which no more results are accepted, or None."""
 
     def put(self, result: Drawn[Item] | Failure) -> None:
-        """Take a finished picture, or what is wrong."""
+        """Receive a finished image or a failure."""
 
     def progress(self, under_way: float) -> None:
-        """Learn how much is being decoded, in images."""
+        """Receive the amount of work in progress, in images."""
 
 
 @contextmanager
 def read_ahead(
     wanted: Iterator[tuple[int, Job, list[int]]], options: BatchOptions, sink: Sink, rows: int,
 ) -> Iterator[Feed]:
-    """Read inputs in a thread of its own, into a feed; what cannot be read goes to `sink`.
+    """Read inputs into a feed, in a thread of its own.
 
     Args:
         wanted: see `superres.batch.work.Reader.read`.
-        options: of the run.
-        sink: takes failures.
+        options: options of the run.
+        sink: receives the inputs that cannot be read, as failures.
         rows: images that are decoded together.
     """
     feed = Feed(AHEAD * rows)
@@ -165,7 +169,7 @@ def read_ahead(
 
 @dataclass
 class Decoding:
-    """The decoding of what a feed hands out, with fewer images at a time when memory runs out."""
+    """Decodes the items of a feed, and halves the number of images decoded together when memory runs out."""
 
     sink: Sink
     upscaler: Upscaler
@@ -174,7 +178,7 @@ class Decoding:
     rows: int
 
     def run_all(self) -> None:
-        """Decode until there is nothing more, or nothing can be written any more."""
+        """Decode until the feed ends or the sink reports an error."""
         while True:
             lost, error = self._decode(self.feed, self.rows)
             if error is None:
@@ -186,14 +190,14 @@ class Decoding:
                 say(f"out of memory with a batch of {len(lost)}; going on with {self.rows} (--batch-size)")
                 self.feed.put_back(lost)
                 continue
-            for item in lost:  # one may be at fault, and the others have waited long enough
+            for item in lost:  # one by one, so that a faulty item does not fail the other items again
                 _, error = self._decode(Alone([item]), 1)
                 if error is not None:
                     message = " ".join(str(error).split()) or type(error).__name__
                     self.sink.put(Failure(item.number, f"decoding failed: {message}"))
 
     def _decode(self, feed: ImageFeed[Item], rows: int) -> tuple[list[Item], Exception | None]:
-        """Decode a feed to its end; return what was lost by which error, if there was one."""
+        """Decode a feed to its end; return the items lost to an error, and the error or None."""
         stream: Refilled[Item] = self.upscaler.refilled(feed, self.decode, rows)
         try:
             for drawn in stream:
@@ -203,7 +207,7 @@ class Decoding:
                     break
                 self.sink.progress(stream.images_under_way)
         except (RuntimeError, MemoryError, ScoresError) as error:
-            # The traceback would keep the failed session alive, and with it the memory that is wanted back.
+            # The traceback would keep the failed session and its memory alive.
             return stream.under_way, error.with_traceback(None)
         return [], None
 

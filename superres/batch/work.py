@@ -1,4 +1,4 @@
-"""The work on an input of a batch besides its decoding: from a file to the network's input, from pixels to a file."""
+"""Convert inputs of a batch: from a file to the network's input, and from decoded pixels to a file."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Item:
     """A sample of an input, ready to be decoded.
 
     Attributes:
-        number: of its output in the run's plan.
-        sample: from 1.
+        number: number of the output in the run's plan.
+        sample: number of the sample, from 1.
         source: uint8 [8, 8, 3].
-        extras: what the output takes over from the input.
+        extras: properties that the output copies from the input.
     """
 
     number: int
@@ -37,13 +37,13 @@ class Item:
 
     @property
     def key(self) -> int:
-        """Key of its sampling noise."""
+        """Key of the sampling noise."""
         return image_key(self.source, self.sample)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An output that cannot be made, by its number in the run's plan."""
+    """An output that cannot be made: its number in the run's plan, and the reason."""
 
     number: int
     message: str
@@ -51,16 +51,16 @@ class Failure:
 
 @dataclass
 class Reader:
-    """Reads inputs; `options` say how one becomes 8x8, and what is kept of it."""
+    """Reads inputs; `options` determine the reduction to 8x8 and the metadata that is kept."""
 
     options: BatchOptions
 
     def read(self, wanted: Iterable[tuple[int, Job, list[int]]]) -> Iterator[Item | Failure]:
-        """Yield the samples of inputs, or why there are none.
+        """Yield the samples of inputs, or a failure per sample if an input cannot be read.
 
         Args:
-            wanted: number of the first sample's output, the input, and the samples to make of it, from 1; in the
-                order of the plan.
+            wanted: the number of the first sample's output, the input, and the numbers (from 1) of its samples to make;
+                in the order of the plan.
         """
         pending: list[tuple[int, list[int]]] = []
 
@@ -77,7 +77,7 @@ class Reader:
                 yield Failure(number, loaded) if isinstance(loaded, str) else Item(number, sample, *loaded)
 
     def _load(self, job: Job, content: Any) -> tuple[Pixels, Extras] | str:  # noqa: ANN401 -- batch_inputs.Content
-        """Return the 8x8 input and what goes with it, or what is wrong."""
+        """Return the 8x8 input and its extras, or an error message."""
         try:
             if isinstance(content, InvalidInputError):
                 raise content
@@ -99,12 +99,12 @@ class Reader:
 
 
 def unblend(pixels: Pixels, alpha: Pixels) -> Pixels:
-    """Return the colours that `alpha` [H, W, 1] over white turns into `pixels` [H, W, 3]; white where nothing shows."""
+    """Return the colours that blend to `pixels` [H, W, 3] with `alpha` [H, W, 1] over white; white where alpha is 0."""
     weight = np.maximum(alpha.astype(np.float64), 1) / 255
     colour = (pixels - 255 * (1 - weight)) / weight
     return np.where(alpha == 0, 255, colour.round().clip(0, 255)).astype(np.uint8)
 
 
 def encode(item: Item, image: Pixels, record: dict[str, Any], options: BatchOptions) -> bytes:
-    """Return a finished picture, uint8 [32, 32, 3], as the bytes of its file."""
+    """Return the bytes of the file of a finished image, uint8 [32, 32, 3]."""
     return FORMATS[options.format].encode(image, {**record, "sample": item.sample}, item.extras)

@@ -123,14 +123,14 @@ def create(
     settings = _settings(context)
     require_choice("--device", device, DEVICES)
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
-    from superres.evaluation.survey_methods import Workshop, make_comparisons, parse_spec, read_images
+    from superres.evaluation.survey_methods import MethodRenderer, make_comparisons, parse_spec, read_images
     from superres.survey.pairs import make_pairs
 
     specs_a, specs_b = ([parse_spec(text) for text in texts] for texts in (method_a, method_b))
     opened = _open(store, create=True)
     require(study not in opened.studies(), f"there is a study {study!r} in {store} already; choose another name")
-    workshop = Workshop(read_images(images) if images is not None else None, batch_size, device)
-    compared = make_comparisons(specs_a, specs_b, workshop, pairs, seed)
+    renderer = MethodRenderer(read_images(images) if images is not None else None, batch_size, device)
+    compared = make_comparisons(specs_a, specs_b, renderer, pairs, seed)
     made = make_pairs(compared, settings)
     methods = {method.name: method.record for _, a, b in compared for method in (a, b)}
     height, width = made[0].a.pixels.shape[:2]

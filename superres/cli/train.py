@@ -194,9 +194,9 @@ def ladder(
     recipe: Recipe, data: TrainData, output: RunFolder, dev: Dev = None, more: More = None, piece: Piece = None
 ) -> None:
     """Train every stage of a recipe in turn; each rung has its folder in DIR, training.jsonl there tells of all."""
-    from superres.training.recipes import Ladder, climb
+    from superres.training.recipes import Recipe, train_recipe
 
-    rungs = Ladder.read(recipe)
+    rungs = Recipe.read(recipe)
     end = time.monotonic() + 60 * piece if piece is not None else None
     with _training_bar(None, "s") as (bar, stop):
 
@@ -204,8 +204,8 @@ def ladder(
             bar.set_description_str(printable(rung), refresh=False)
             _show(bar, record)
 
-        done = climb(rungs, data, output, dev, lambda: stop() or (end is not None and time.monotonic() > end), report,
-                     more)
+        done = train_recipe(
+            rungs, data, output, dev, lambda: stop() or (end is not None and time.monotonic() > end), report, more)
     _finish(output, done)
 
 

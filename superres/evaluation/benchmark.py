@@ -1,7 +1,7 @@
-"""How fast decoding is on this machine, and how far from what the machine could do: all measured in one process.
+"""Measure the speed of decoding on this machine, and its distance from the machine's limits, in one process.
 
-Ways of decoding take turns, batch by batch, so that a busy machine slows all alike; every time is the median of
-several rounds after one that warms up. Speed is a ratio to greedy decoding by the same engine in the same run.
+Variants of decoding take turns, batch by batch, so that a busy machine slows all alike. Every time is the median of
+several rounds after a warm-up. Speed-ups are relative to greedy decoding by the same engine in the same run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from superres.pipeline.translator import Translator
     from superres.pipeline.upscaler import Upscaler
 
-Way = DecodeConfig | BeamConfig
+Variant = DecodeConfig | BeamConfig
 Report = dict[str, Any]
 
 BLOCK_SIZES = (1, 2, 4, 6, 8, 10)
@@ -59,16 +59,16 @@ class Workload:
     Attributes:
         pipeline: the checkpoint.
         unit: what one row of a batch is, "image" or "sentence".
-        ways: ways of decoding by name, "greedy" among them.
-        decode: decodes a batch of the given size in one way.
+        variants: decoding settings by name, "greedy" among them.
+        decode: decodes a batch of the given size with one variant.
         source: source tokens [B, S] of a batch of the given size, for timing single steps.
         position: decoder position at which steps are timed: the middle of a target.
     """
 
     pipeline: Pipeline
     unit: str
-    ways: dict[str, Way]
-    decode: Callable[[Way, int], Run]
+    variants: dict[str, Variant]
+    decode: Callable[[Variant, int], Run]
     source: Callable[[int], Tensor]
     position: int
 
@@ -79,7 +79,7 @@ def block_sizes(heads: int) -> tuple[int, ...]:
 
 
 def _by_size(name: str, options: DecodeConfig, sizes: Sequence[int]) -> dict[str, DecodeConfig]:
-    """Return ways of decoding at each block size, and at adaptive ones."""
+    """Return variants of decoding at each block size, and at adaptive block sizes."""
     fixed = {f"{name}, k = {k}": dataclasses.replace(options, block_size=k) for k in sizes}
     return {**fixed, f"{name}, adaptive": dataclasses.replace(options, adaptive=True)} if sizes else {}
 
@@ -92,21 +92,21 @@ def image_workload(upscaler: Upscaler, sources: np.ndarray) -> Workload:
         sources: uint8 [N, 8, 8, 3], taken again from the start where a batch needs more.
     """
     sizes = block_sizes(upscaler.model_config.prediction_heads)[1:]
-    ways: dict[str, Way] = {
+    variants: dict[str, Variant] = {
         "greedy": DecodeConfig(1), **_by_size("exact", DecodeConfig(), sizes),
         **_by_size("epsilon 2", DecodeConfig(accept="distance", epsilon=2), sizes)}
 
     def chosen(batch: int) -> np.ndarray:
         return sources[np.arange(batch) % len(sources)]
 
-    def decode(way: Way, batch: int) -> Run:
-        if isinstance(way, BeamConfig):
+    def decode(variant: Variant, batch: int) -> Run:
+        if isinstance(variant, BeamConfig):
             raise TypeError("images are not searched by beams")
-        made = upscaler(chosen(batch), way)
+        made = upscaler(chosen(batch), variant)
         tokens, calls = sum(trace.tokens for trace in made.traces), max(trace.model_calls for trace in made.traces)
         return Run(made.seconds, tokens, calls, made.traces)
 
-    return Workload(upscaler, "image", ways, decode,
+    return Workload(upscaler, "image", variants, decode,
                     lambda batch: torch.from_numpy(faces.encode(chosen(batch))).to(upscaler.device),
                     upscaler.model_config.target_length // 2)
 
@@ -122,7 +122,7 @@ def text_workload(translator: Translator, lines: Sequence[str]) -> Workload:
         InvalidInputError: no line is fit to be translated.
     """
     sizes = block_sizes(translator.model_config.prediction_heads)[1:]
-    ways: dict[str, Way] = {
+    variants: dict[str, Variant] = {
         "greedy": DecodeConfig(1), **_by_size("exact", DecodeConfig(), sizes),
         **_by_size("top-2", DecodeConfig(accept="top-k", top_k=2), sizes), "beam 4": BeamConfig()}
     most = translator.model_config.source_length
@@ -135,8 +135,8 @@ def text_workload(translator: Translator, lines: Sequence[str]) -> Workload:
         first = max(0, (len(ordered) - batch) // 2)
         return [ordered[(first + number) % len(ordered)] for number in range(batch)]
 
-    def decode(way: Way, batch: int) -> Run:
-        made = translator(chosen(batch), way, batch_size=batch)
+    def decode(variant: Variant, batch: int) -> Run:
+        made = translator(chosen(batch), variant, batch_size=batch)
         traces = [trace for traces in made.traces for trace in traces]
         return Run(made.seconds, sum(made.tokens), made.model_calls, traces)
 
@@ -144,7 +144,7 @@ def text_workload(translator: Translator, lines: Sequence[str]) -> Workload:
         return torch.from_numpy(translation.pad(translator.codec.split(chosen(batch)))).to(translator.device)
 
     middle = decode(DecodeConfig(1), 1).tokens // 2
-    return Workload(translator, "sentence", ways, decode, source, middle)
+    return Workload(translator, "sentence", variants, decode, source, middle)
 
 
 @dataclass(frozen=True)
@@ -244,22 +244,22 @@ def position_costs(work: Workload) -> list[dict[str, float]]:
 
 
 def decode_costs(work: Workload, batch: int, repeats: int) -> list[Report]:
-    """Decode a batch in all ways in turn, `repeats` times after one that warms up, and return a row a way."""
-    seconds: dict[str, list[float]] = {way: [] for way in work.ways}
+    """Decode a batch with all variants in turn, `repeats` times after a warm-up; return one row per variant."""
+    seconds: dict[str, list[float]] = {variant: [] for variant in work.variants}
     last: dict[str, Run] = {}
     for number in range(repeats + 1):
-        for way, options in work.ways.items():
-            last[way] = work.decode(options, batch)
+        for variant, options in work.variants.items():
+            last[variant] = work.decode(options, batch)
             if number:
-                seconds[way].append(last[way].seconds)
-    medians = {way: statistics.median(values) for way, values in seconds.items()}
+                seconds[variant].append(last[variant].seconds)
+    medians = {variant: statistics.median(values) for variant, values in seconds.items()}
     rows = []
-    for way, run in last.items():
+    for variant, run in last.items():
         iterations = sum(trace.iterations for trace in run.traces)
         rows.append({
-            "way": way, "batch": batch, f"seconds_per_{work.unit}": medians[way] / batch,
-            f"{work.unit}s_per_second": batch / medians[way], "tokens_per_second": run.tokens / medians[way],
-            "speed_up": medians["greedy"] / medians[way],
+            "way": variant, "batch": batch, f"seconds_per_{work.unit}": medians[variant] / batch,
+            f"{work.unit}s_per_second": batch / medians[variant], "tokens_per_second": run.tokens / medians[variant],
+            "speed_up": medians["greedy"] / medians[variant],
             "mean_accepted_block_size": run.tokens / iterations if iterations else None,
             "model_calls": run.model_calls,
         })

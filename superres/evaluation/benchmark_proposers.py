@@ -46,7 +46,7 @@ Report = dict[str, Any]
 Row = dict[str, Any]
 
 MODES = ("greedy", "coupled", "speculative")
-"""Ways to choose tokens: exact greedy decoding, and two ways of sampling."""
+"""Modes of choosing tokens: exact greedy decoding, and two methods of sampling."""
 
 LARGEST = 16
 """Largest block size that the cost model may choose for a proposer that needs no heads."""
@@ -87,8 +87,8 @@ class Batch:
 
 
 @dataclass
-class Way:
-    """A way of decoding, and what it has been seen to do.
+class Variant:
+    """A variant of decoding and its measurements.
 
     Attributes:
         mode: a name in MODES.
@@ -191,9 +191,9 @@ class Comparison:
         return dataclasses.replace(self.base, proposer=name, block_size=block_size, temperature=temperature,
                                    sampling=sampling)
 
-    def ways(self, names: Sequence[str], block_size: int | None) -> tuple[list[Way], dict[str, str]]:
-        """Return the ways of decoding with proposers `names`, and why some of these cannot be had, by name."""
-        ways, missing = [], dict[str, str]()
+    def variants(self, names: Sequence[str], block_size: int | None) -> tuple[list[Variant], dict[str, str]]:
+        """Return the variants for proposers `names`, and the reason for each name that is not available."""
+        variants, missing = [], dict[str, str]()
         for name in names:
             suits = PROPOSERS[name].block_size or max(self.pipeline.model_config.prediction_heads, DEFAULT_BLOCK_SIZE)
             options = self.options(name, "greedy", min(block_size or suits, self.largest(name)))
@@ -204,8 +204,8 @@ class Comparison:
             except (ConfigError, CheckpointError) as error:
                 missing[name] = str(error)
                 continue
-            ways += [Way(mode, self.options(name, mode, options.block_size or 1), proposer) for mode in MODES]
-        return ways, missing
+            variants += [Variant(mode, self.options(name, mode, options.block_size or 1), proposer) for mode in MODES]
+        return variants, missing
 
     def largest(self, name: str) -> int:
         """Return the largest block size of a proposer."""
@@ -214,101 +214,101 @@ class Comparison:
             return min(LARGEST, config.target_length + 2 - self.base.window)
         return config.prediction_heads if PROPOSERS[name].uses_heads else min(LARGEST, config.target_length)
 
-    def rows(self, ways: Sequence[Way]) -> list[Row]:
-        """Measure all ways in turn, one token a step among them, and return a row a way."""
-        baselines = {mode: Way(mode, self.options("heads", mode, 1), None) for mode in MODES}
-        everything = [*baselines.values(), *ways]
+    def rows(self, variants: Sequence[Variant]) -> list[Row]:
+        """Measure all variants and the one-token baselines in turn; return one row per variant."""
+        baselines = {mode: Variant(mode, self.options("heads", mode, 1), None) for mode in MODES}
+        everything = [*baselines.values(), *variants]
         with tqdm(total=len(self.batches) * len(everything), unit="decode", disable=None) as bar:
             for batch in self.batches:
-                for way in everything:
-                    bar.set_postfix_str(f"{way.options.proposer} {way.mode}", refresh=False)
-                    way.measure(self.pipeline, batch)
+                for variant in everything:
+                    bar.set_postfix_str(f"{variant.options.proposer} {variant.mode}", refresh=False)
+                    variant.measure(self.pipeline, batch)
                     bar.update()
-        # One token a step can be sampled by either kind of noise; the faster is what sampling in blocks has to beat.
-        sampling = min((baselines["coupled"], baselines["speculative"]), key=lambda way: way.seconds / way.tokens)
-        return [self.row(way, baselines["greedy"] if way.mode == "greedy" else sampling, baselines[way.mode])
-                for way in ways]
+        # One token per step can be sampled with either noise; the faster one is the baseline of sampling in blocks.
+        sampling = min((baselines["coupled"], baselines["speculative"]), key=lambda one: one.seconds / one.tokens)
+        return [self.row(one, baselines["greedy"] if one.mode == "greedy" else sampling, baselines[one.mode])
+                for one in variants]
 
-    def row(self, way: Way, baseline: Way, same: Way) -> Row:
-        """Return what was measured of a way, and what the cost model predicts by it.
+    def row(self, variant: Variant, baseline: Variant, same: Variant) -> Row:
+        """Return the measurements of a variant, and the predictions of the cost model from them.
 
         Args:
-            way: has been measured.
+            variant: a measured variant.
             baseline: one token a step, to compare times with.
             same: one token a step in the same mode, to compare tokens with.
         """
-        k = way.options.block_size or 1
+        k = variant.options.block_size or 1
         gamma, call = k - 1, baseline.seconds / max(baseline.iterations, 1)
-        traces = [trace for decoded in way.decoded for trace in decoded.traces]
-        kind = PROPOSERS[way.options.proposer]
-        branches, columns = kind.branches(way.options), kind.columns(way.options, k)
+        traces = [trace for decoded in variant.decoded for trace in decoded.traces]
+        kind = PROPOSERS[variant.options.proposer]
+        branches, columns = kind.branches(variant.options), kind.columns(variant.options, k)
         seen = acceptance_rate(traces, k, branches)
-        overlap = self.overlap(way) if way.mode == "speculative" and not kind.branching else None
+        overlap = self.overlap(variant) if variant.mode == "speculative" and not kind.branching else None
         alpha = seen if overlap is None else overlap
-        c = way.proposing / max(way.iterations * gamma, 1) / call
-        verify = (way.seconds - way.proposing) / max(way.iterations, 1) / call
+        c = variant.proposing / max(variant.iterations * gamma, 1) / call
+        verify = (variant.seconds - variant.proposing) / max(variant.iterations, 1) / call
         more = max(verify - 1, 0.0) / max(gamma, 1)
         return {
-            "proposer": way.options.proposer, "mode": way.mode, "block_size": k,
+            "proposer": variant.options.proposer, "mode": variant.mode, "block_size": k,
             "mean_accepted_block_size": mean_accepted_block_size(traces),
             "model_calls": sum(trace.model_calls for trace in traces) / len(traces),
-            "seconds": way.seconds / len(traces), "baseline_seconds": baseline.seconds / len(traces),
-            "speed_up": baseline.seconds / baseline.tokens / (way.seconds / way.tokens),
-            "equal_tokens": self.equal(way, same) if way.mode != "speculative" else None,
+            "seconds": variant.seconds / len(traces), "baseline_seconds": baseline.seconds / len(traces),
+            "speed_up": baseline.seconds / baseline.tokens / (variant.seconds / variant.tokens),
+            "equal_tokens": self.equal(variant, same) if variant.mode != "speculative" else None,
             "alpha": alpha, "alpha_seen": seen, "c": c, "verify": verify,
             "predicted_tokens": expected_tokens(alpha, gamma, branches),
             "predicted_speed_up": improvement_factor(alpha, gamma, c, branches=branches),
             "predicted_speed_up_here": improvement_factor(alpha, gamma, c, verify, branches),
-            "operations": operations_factor(alpha, gamma, self.operations(way), columns, branches),
-            "best_block_size": 1 + best_gamma(alpha, c, self.largest(way.options.proposer) - 1, more, branches),
-            "extra_bytes": self.extra_bytes(way),
-            "training": PROPOSERS[way.options.proposer].training,
+            "operations": operations_factor(alpha, gamma, self.operations(variant), columns, branches),
+            "best_block_size": 1 + best_gamma(alpha, c, self.largest(variant.options.proposer) - 1, more, branches),
+            "extra_bytes": self.extra_bytes(variant),
+            "training": PROPOSERS[variant.options.proposer].training,
         }
 
-    def overlap(self, way: Way) -> float:
+    def overlap(self, variant: Variant) -> float:
         """Return E[min(p, q)], measured in a decoding of its own."""
-        if way.proposer is None:
+        if variant.proposer is None:
             return 0.0
-        batch, k = self.batches[0], way.options.block_size or 1
-        model = accompany(self.pipeline.scoring, way.proposer)
+        batch, k = self.batches[0], variant.options.block_size or 1
+        model = accompany(self.pipeline.scoring, variant.proposer)
         with torch.inference_mode():
             session = model.session(batch.source, k, batch.padding)
             keys = torch.arange(len(batch.source), device=batch.source.device)
             # A criterion, even of no say, keeps iterations from being replayed unseen.
-            criterion = CRITERIA[way.options.accept](way.options)
-            return mean_overlap(BlockwiseLoop(model, session, way.options, keys, k, way.proposer, criterion))
+            criterion = CRITERIA[variant.options.accept](variant.options)
+            return mean_overlap(BlockwiseLoop(model, session, variant.options, keys, k, variant.proposer, criterion))
 
-    def equal(self, way: Way, baseline: Way) -> float:
+    def equal(self, variant: Variant, baseline: Variant) -> float:
         """Return the share of tokens that are those of `baseline`, place by place."""
         equal = total = 0
-        for mine, theirs in zip(way.decoded, baseline.decoded, strict=True):
+        for mine, theirs in zip(variant.decoded, baseline.decoded, strict=True):
             inside = torch.arange(mine.tokens.shape[1], device=mine.tokens.device) < theirs.lengths.unsqueeze(1)
             equal += int(((mine.tokens == theirs.tokens) & inside).sum())
             total += int(inside.sum())
         return equal / total
 
-    def operations(self, way: Way) -> float:
+    def operations(self, variant: Variant) -> float:
         """Return the operations of a proposal over those of the verifier for a token, by the weights of both."""
         model = self.pipeline.model
         own = sum(weight.numel() for weight in (*model.decoder.parameters(), *model.project.parameters()))
-        draft = getattr(way.proposer, "draft", None)
+        draft = getattr(variant.proposer, "draft", None)
         if draft is not None:
             parts = (*draft.model.decoder.parameters(), *draft.model.project.parameters())
             return float(sum(weight.numel() for weight in parts) / own)
-        if PROPOSERS[way.options.proposer].uses_heads and model.heads is not None:
+        if PROPOSERS[variant.options.proposer].uses_heads and model.heads is not None:
             return model.heads.weights_per_head / own
         return 0.0
 
-    def extra_bytes(self, way: Way) -> int:
+    def extra_bytes(self, variant: Variant) -> int:
         """Return what the proposer holds beside the verifier: weights, tables, and its own state of a batch."""
-        if way.proposer is None:
+        if variant.proposer is None:
             return 0
-        held = way.proposer.held_bytes
-        if way.proposer.uses_heads and self.pipeline.model.heads is not None:
+        held = variant.proposer.held_bytes
+        if variant.proposer.uses_heads and self.pipeline.model.heads is not None:
             held += sum(weight.numel() * weight.element_size() for weight in self.pipeline.model.heads.parameters())
         batch = self.batches[0]
         with torch.inference_mode():
-            kept = way.proposer.companion(batch.source, way.options.block_size or 1, batch.padding, 1)
+            kept = variant.proposer.companion(batch.source, variant.options.block_size or 1, batch.padding, 1)
         return held + sum(part.numel() * part.element_size() for part in (kept.row_state() if kept else []))
 
 
@@ -322,7 +322,7 @@ def compare_proposers(
         work: what is decoded.
         names: of the proposers, in `PROPOSERS`.
         batch: rows decoded together.
-        count: batches, each decoded in every way.
+        count: number of batches, each decoded by every variant.
         temperature: of sampling.
         base: settings that name what proposers need, and the block size of the first measurement; if None, it is what
             suits the proposer.
@@ -340,11 +340,11 @@ def compare_proposers(
     batches = [Batch.of(pipeline, every[batch * number : batch * (number + 1)]) for number in range(count)]
     base = base or DecodeConfig()
     comparison = Comparison(pipeline, batches, temperature, base)
-    ways, missing = comparison.ways(names, base.block_size)
-    require(bool(ways), f"none of the proposers can be measured: {'; '.join(missing.values())}")
-    rows = comparison.rows(ways)
-    again = [Way(way.mode, dataclasses.replace(way.options, block_size=best), way.proposer)
-             for way, row in zip(ways, rows, strict=True)
+    variants, missing = comparison.variants(names, base.block_size)
+    require(bool(variants), f"none of the proposers can be measured: {'; '.join(missing.values())}")
+    rows = comparison.rows(variants)
+    again = [Variant(variant.mode, dataclasses.replace(variant.options, block_size=best), variant.proposer)
+             for variant, row in zip(variants, rows, strict=True)
              # Where no block pays, the smallest one tells by how much.
              if (best := max(row["best_block_size"], 2)) != row["block_size"]]
     rows += comparison.rows(again) if again else []

@@ -61,19 +61,19 @@ def compare(
     Raises:
         ConfigError: a setting does not fit the checkpoint.
     """
-    ways = {repr(options): options for options in (GREEDY, *settings)}
-    decoded = decode_interleaved(pairs.lr, upscaler, ways, batch_size)
+    variants = {repr(options): options for options in (GREEDY, *settings)}
+    decoded = decode_interleaved(pairs.lr, upscaler, variants, batch_size)
     greedy = decoded[repr(GREEDY)]
     rows: dict[DecodeConfig, Scores] = {}
-    for way, result in decoded.items():
+    for variant, result in decoded.items():
         speed_up = greedy.seconds_per_image / max(result.seconds_per_image, 1e-9)
         close = agreement(result.images, greedy.images, pairs.hr)
-        rows[ways[way]] = {**result.statistics(), "speed_up": speed_up, **close}
+        rows[variants[variant]] = {**result.statistics(), "speed_up": speed_up, **close}
     if with_bits:
         own = mean_bits_per_dim(pairs.lr, greedy.images, upscaler, batch_size)
-        for way, result in decoded.items():
+        for variant, result in decoded.items():
             bits = own if result is greedy else mean_bits_per_dim(pairs.lr, result.images, upscaler, batch_size)
-            rows[ways[way]].update(bits_per_dim=bits, bits_loss=bits - own)
+            rows[variants[variant]].update(bits_per_dim=bits, bits_loss=bits - own)
     return rows
 
 

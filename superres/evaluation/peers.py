@@ -1,4 +1,4 @@
-"""Other ways to run a network of our size, timed beside ours: transformers' `generate`, and a loop without a cache."""
+"""Time other decoders of a network of our size: transformers' `generate`, and a loop without a cache."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def uncached_cost(upscaler: Upscaler, source: np.ndarray, iterations: int) -> Ro
 
 
 def our_cost(upscaler: Upscaler, source: np.ndarray, name: str, options: DecodeConfig, repeats: int) -> Row:
-    """Time one of our ways of decoding one image."""
+    """Time one variant of our decoding on one image."""
     runs = [upscaler(source, options) for _ in range(repeats + 1)][1:]
     seconds = statistics.median(run.seconds for run in runs)
     trace = runs[0].traces[0]
@@ -120,11 +120,11 @@ def compare_with_peers(
         upscalers: the same network by its engines' names.
         source: uint8 [1, 8, 8, 3].
         close: blockwise decoding.
-        repeats: of our own ways; the peers, which take seconds to minutes, are timed once.
+        repeats: number of timings of our own variants; the peers, which take seconds to minutes, are timed once.
         said: told what is measured next.
 
     Returns:
-        a row a way with `tokens_per_second`, and `over_generate`, the ratio to transformers' greedy generation.
+        one row per variant with `tokens_per_second`, and `over_generate`, the ratio to transformers' greedy generation.
     """
     first = next(iter(upscalers.values()))
     timer = Timer(first.device)

@@ -151,7 +151,7 @@ def _finite(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What one way of decoding made of the data set.
+    """The results of one variant of decoding on a data set.
 
     Attributes:
         images: uint8 [N,32,32,3].
@@ -176,9 +176,9 @@ class Decoded:
 
 
 def decode_interleaved(
-    sources: Pixels, upscaler: Upscaler, ways: dict[str, DecodeConfig], batch_size: int,
+    sources: Pixels, upscaler: Upscaler, variants: dict[str, DecodeConfig], batch_size: int,
 ) -> dict[str, Decoded]:
-    """Decode every batch in each of several ways in turn, so that a busy machine slows all of them alike.
+    """Decode every batch with each variant in turn, so that a busy machine slows all variants alike.
 
     The first batch is decoded once more beforehand and that time discarded (compilation, graph capture, caches); a
     shorter last batch is not timed unless it is the only one.
@@ -186,26 +186,26 @@ def decode_interleaved(
     Args:
         sources: uint8 [N,8,8,3].
         upscaler: the checkpoint.
-        ways: decoding settings by name.
+        variants: decoding settings by name.
         batch_size: images decoded together.
     """
     keys = [image_key(source, 1) for source in sources]
-    images: dict[str, list[Pixels]] = {way: [] for way in ways}
-    traces: dict[str, list[RowTrace]] = {way: [] for way in ways}
-    seconds = dict.fromkeys(ways, 0.0)
+    images: dict[str, list[Pixels]] = {variant: [] for variant in variants}
+    traces: dict[str, list[RowTrace]] = {variant: [] for variant in variants}
+    seconds = dict.fromkeys(variants, 0.0)
     timed = 0
-    for options in ways.values():
+    for options in variants.values():
         upscaler(sources[:batch_size], options, keys=keys[:batch_size])
     for start in tqdm(range(0, len(sources), batch_size), "decoding", unit="batch", disable=None):
         batch = sources[start:start + batch_size]
         is_timed = start == 0 or len(batch) == batch_size
         timed += is_timed * len(batch)
-        for way, options in ways.items():
+        for variant, options in variants.items():
             result = upscaler(batch, options, keys=keys[start:start + batch_size])
-            images[way].append(result.images)
-            traces[way].extend(result.traces)
-            seconds[way] += is_timed * result.seconds
-    return {way: Decoded(np.concatenate(images[way]), traces[way], seconds[way] / timed) for way in ways}
+            images[variant].append(result.images)
+            traces[variant].extend(result.traces)
+            seconds[variant] += is_timed * result.seconds
+    return {name: Decoded(np.concatenate(images[name]), traces[name], seconds[name] / timed) for name in variants}
 
 
 def mean_bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batch_size: int) -> float:
@@ -235,10 +235,10 @@ def evaluate_images(
     """
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
     decode = resolve_options(decode, upscaler)
-    ways = {"greedy": dataclasses.replace(decode, block_size=1, min_block=1, accept="exact")} if greedy else {}
-    decoded = decode_interleaved(pairs.lr, upscaler, {**ways, "blockwise": decode}, batch_size)
+    variants = {"greedy": dataclasses.replace(decode, block_size=1, min_block=1, accept="exact")} if greedy else {}
+    decoded = decode_interleaved(pairs.lr, upscaler, {**variants, "blockwise": decode}, batch_size)
     pictures = {method: enlarge(pairs.lr, method) for method in ("nearest", "bicubic")}
-    pictures.update({way: result.images for way, result in decoded.items()})
+    pictures.update({variant: result.images for variant, result in decoded.items()})
     # Rolled by one image, each input is wrong but of the same kind: a network that ignores its input scores the same.
     wrong = np.roll(pairs.lr, 1, axis=0) if len(pairs) > 1 else None
     report: dict[str, Any] = {
@@ -248,8 +248,8 @@ def evaluate_images(
         "bits_per_dim_wrong_input": None if wrong is None else mean_bits_per_dim(wrong, pairs.hr, upscaler, batch_size),
         "methods": {method: picture_scores(images, pairs) for method, images in pictures.items()},
     }
-    for way, result in decoded.items():
-        report["methods"][way].update(result.statistics())
+    for variant, result in decoded.items():
+        report["methods"][variant].update(result.statistics())
     if greedy:
         report["agreement"] = agreement(pictures["blockwise"], pictures["greedy"], pairs.hr)
         report["speed_up"] = decoded["greedy"].seconds_per_image / max(decoded["blockwise"].seconds_per_image, 1e-9)

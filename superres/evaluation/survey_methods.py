@@ -147,15 +147,15 @@ def read_folder(folder: Path) -> dict[str, Pixels]:
 
 
 @dataclass
-class Workshop:
-    """Makes the methods of a study from what they were asked for as.
+class MethodRenderer:
+    """Renders the images of a study's methods from their specifications.
 
     Attributes:
-        images: what to make pictures of; may be None if all methods are folders.
+        images: inputs to upscale; None if all methods are folders.
         batch_size: images decoded together.
         device: "auto", "cpu" or "cuda".
-        folders: pictures of the methods that are folders, by the method's name.
-        upscalers: checkpoints by the name that was given.
+        folders: images of the methods that are folders, by the method's name.
+        upscalers: loaded checkpoints, by the given name.
     """
 
     images: Images | None
@@ -258,27 +258,27 @@ def _photographs(images: Images, names: Sequence[str]) -> dict[str, Pixels]:
 
 
 def make_comparisons(
-    specs_a: Sequence[Spec], specs_b: Sequence[Spec], workshop: Workshop, count: int | None, seed: int,
+    specs_a: Sequence[Spec], specs_b: Sequence[Spec], renderer: MethodRenderer, count: int | None, seed: int,
 ) -> list[Compared]:
     """Return what is compared with what, with the pictures: everything is checked before anything is decoded.
 
     Args:
         specs_a: methods a.
         specs_b: methods b; as many as `specs_a`, or one of either for all of the other.
-        workshop: what makes them.
+        renderer: what makes them.
         count: images of each comparison, chosen by `seed`; None for all.
         seed: of the choice.
 
     Raises:
-        ConfigError, CheckpointError, InvalidInputError: see `Workshop` and `superres.survey.pairs`.
+        ConfigError, CheckpointError, InvalidInputError: see `MethodRenderer` and `superres.survey.pairs`.
     """
     named = [[Method(spec.name, {}) for spec in specs] for specs in (specs_a, specs_b)]
     compare_methods(*named)
     specs = {spec.name: spec for spec in (*specs_a, *specs_b)}
-    names = workshop.names([*specs_a, *specs_b])
+    names = renderer.names([*specs_a, *specs_b])
     for spec in specs.values():
         if spec.checkpoint is not None:
-            workshop.decoder(spec)
+            renderer.decoder(spec)
     chosen = names if count is None else choose_images(names, count, seed)
-    methods = {name: workshop.make(spec, chosen) for name, spec in specs.items()}
+    methods = {name: renderer.make(spec, chosen) for name, spec in specs.items()}
     return compare_methods([methods[spec.name] for spec in specs_a], [methods[spec.name] for spec in specs_b])

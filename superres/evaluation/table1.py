@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from superres.config import BeamConfig, DecodeConfig, require
 from superres.decoding.trace import survival_curve
 from superres.evaluation.table2 import EXACT, Table
-from superres.evaluation.text import DecodedText, Way, bleu, chrf, decode_text, same_share, text_scores
+from superres.evaluation.text import DecodedText, Variant, bleu, chrf, decode_text, same_share, text_scores
 from superres.system.output import figure_png, markdown_table, number_text
 from superres.system.progress import say
 from superres.tasks.translation import TextPairs
@@ -44,7 +44,7 @@ class TextSeries:
     paper: dict[int, Figures] = field(default_factory=dict)
     block_sizes: tuple[int, ...] = BLOCK_SIZES
 
-    def ways(self, prediction_heads: int) -> dict[int, DecodeConfig]:
+    def variants(self, prediction_heads: int) -> dict[int, DecodeConfig]:
         """Return the settings by block size k."""
         return {k: dataclasses.replace(self.decode, block_size=k) for k in self.block_sizes if k <= prediction_heads}
 
@@ -149,9 +149,9 @@ class Table1(Table):
         Raises:
             OutputError: the file cannot be written.
         """
-        ways = SERIES[name].ways(translator.model_config.prediction_heads)
+        variants = SERIES[name].variants(translator.model_config.prediction_heads)
         # Greedy decoding comes along for agreement, whether it is a cell or not.
-        all_ways = {1: DecodeConfig(block_size=1), **ways}
+        all_ways = {1: DecodeConfig(block_size=1), **variants}
         cells = self._measure(name, self.dev, translator, dict(all_ways), self.batch_size)
         if cells is not None:
             self.keep(name, translator.name, translator.revision, cells)
@@ -165,21 +165,22 @@ class Table1(Table):
         if self.test is None:
             return
         heads = translator.model_config.prediction_heads
-        ways: dict[int, Way] = {k: DecodeConfig(block_size=k) for k in BLOCK_SIZES if k <= heads}
-        cells = self._measure(TEST + role, self.test, translator, {**ways, 0: BEAM}, 1)
+        variants: dict[int, Variant] = {k: DecodeConfig(block_size=k) for k in BLOCK_SIZES if k <= heads}
+        cells = self._measure(TEST + role, self.test, translator, {**variants, 0: BEAM}, 1)
         if cells is not None:
             self.keep(TEST + role, translator.name, translator.revision, cells)
 
     def _measure(
-        self, name: str, pairs: TextPairs, translator: Translator, ways: dict[int, Way], batch_size: int
+        self, name: str, pairs: TextPairs, translator: Translator, variants: dict[int, Variant], batch_size: int
     ) -> list[dict[str, Any]] | None:
-        """Return a cell for each of `ways` (0 is beam search), decoded in turn; None if they are known."""
-        if self.measured(name, translator.revision, [way.to_dict() for way in ways.values()]):
+        """Return one cell per variant (0 is beam search), decoded in turn; None if they were measured before."""
+        if self.measured(name, translator.revision, [variant.to_dict() for variant in variants.values()]):
             say(f"{name}: measured already")
             return None
-        say(f"{name}: {translator.name}@{translator.revision}, k = {', '.join(str(k) for k in ways if k)}")
-        decoded = decode_text(pairs.source, translator, {str(k): way for k, way in ways.items()}, batch_size)
-        return [_cell(k, way, decoded[str(k)], decoded["1"], pairs) for k, way in ways.items()]
+        block_sizes = ", ".join(str(k) for k in variants if k)
+        say(f"{name}: {translator.name}@{translator.revision}, k = {block_sizes}")
+        decoded = decode_text(pairs.source, translator, {str(k): one for k, one in variants.items()}, batch_size)
+        return [_cell(k, variant, decoded[str(k)], decoded["1"], pairs) for k, variant in variants.items()]
 
     def write_views(self) -> list[Path]:
         """Write the Markdown tables and the scatter plot, and return their paths.
@@ -193,9 +194,9 @@ class Table1(Table):
         })
 
 
-def _cell(k: int, way: Way, result: DecodedText, greedy: DecodedText, pairs: TextPairs) -> dict[str, Any]:
+def _cell(k: int, variant: Variant, result: DecodedText, greedy: DecodedText, pairs: TextPairs) -> dict[str, Any]:
     return {
-        "block_size": k, "config": way.to_dict(), **text_scores(result, pairs.target),
+        "block_size": k, "config": variant.to_dict(), **text_scores(result, pairs.target),
         "speed_up": greedy.seconds_per_sentence / max(result.seconds_per_sentence, 1e-9),
         "identical_to_greedy": same_share(result.texts, greedy.texts),
         "survival": survival_curve(result.traces, k) if result.traces else None,
@@ -263,8 +264,8 @@ def table4_markdown(document: dict[str, Any]) -> str:
     for role, entry in entries.items():
         for cell in entry["cells"]:
             k = cell["block_size"]
-            way = f"beam size {BEAM.size}" if k == 0 else "greedy, k = 1" if k == 1 else f"blockwise, k = {k}"
-            rows.append([f"{role} ({way})", "ours", number_text(cell["bleu"], 2), f"{cell['speed_up']:.2f}x",
+            variant = f"beam size {BEAM.size}" if k == 0 else "greedy, k = 1" if k == 1 else f"blockwise, k = {k}"
+            rows.append([f"{role} ({variant})", "ours", number_text(cell["bleu"], 2), f"{cell['speed_up']:.2f}x",
                          number_text(cell["mean_accepted_block_size"], 2)])
     for model, source, score, speed_up in TABLE_4:
         rows.append([model, source, f"{score}", "" if speed_up is None else f"{speed_up:.2f}x", ""])

@@ -53,7 +53,7 @@ class Series:
     paper: dict[int, float] = field(default_factory=dict)
     block_sizes: tuple[int, ...] = BLOCK_SIZES
 
-    def ways(self, prediction_heads: int) -> dict[int, DecodeConfig]:
+    def variants(self, prediction_heads: int) -> dict[int, DecodeConfig]:
         """Return the settings by block size k, greedy decoding (k = 1) first."""
         return {k: dataclasses.replace(self.decode, block_size=k) for k in self.block_sizes if k <= prediction_heads}
 
@@ -84,20 +84,20 @@ def measure(series: Series, pairs: FacePairs, upscaler: Upscaler, batch_size: in
     Speed-up and agreement are against greedy decoding with the same network in the same run. bits/dim is under the
     network's own p1.
     """
-    ways = series.ways(upscaler.model_config.prediction_heads)
-    decoded = decode_interleaved(pairs.lr, upscaler, {str(k): way for k, way in ways.items()}, batch_size)
+    variants = series.variants(upscaler.model_config.prediction_heads)
+    decoded = decode_interleaved(pairs.lr, upscaler, {str(k): variant for k, variant in variants.items()}, batch_size)
     truth = mean_bits_per_dim(pairs.lr, pairs.hr, upscaler, batch_size)
     return [
         {
             "block_size": k,
-            "config": way.to_dict(),
+            "config": variant.to_dict(),
             **_scores(decoded[str(k)], decoded["1"], pairs),
             "bits_per_dim_truth": truth,
             "bits_per_dim_decoded": mean_bits_per_dim(pairs.lr, decoded[str(k)].images, upscaler, batch_size),
             "survival": survival_curve(list(decoded[str(k)].traces), k),
             "paper_mean_accepted_block_size": series.paper.get(k),
         }
-        for k, way in ways.items()
+        for k, variant in variants.items()
     ]
 
 
@@ -213,7 +213,7 @@ class Table2(Table):
             OutputError: the file cannot be written.
         """
         series = SERIES[name]
-        configs = [way.to_dict() for way in series.ways(upscaler.model_config.prediction_heads).values()]
+        configs = [variant.to_dict() for variant in series.variants(upscaler.model_config.prediction_heads).values()]
         if self.measured(name, upscaler.revision, configs):
             say(f"{name}: measured already")
             return

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace
     from superres.pipeline.translator import Translator
 
-Way = DecodeConfig | BeamConfig
+Variant = DecodeConfig | BeamConfig
 
 
 def bleu(texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _score(metric: str, texts: Sequence[str], references: Sequence[str]) -> dict
 
 @dataclass
 class DecodedText:
-    """What one way of decoding made of the sources.
+    """The results of one variant of decoding on the sources.
 
     Attributes:
         texts: a translation a source.
@@ -87,9 +87,9 @@ class DecodedText:
 
 
 def decode_text(
-    sources: Sequence[str], translator: Translator, ways: dict[str, Way], batch_size: int
+    sources: Sequence[str], translator: Translator, variants: dict[str, Variant], batch_size: int
 ) -> dict[str, DecodedText]:
-    """Translate every batch in each of several ways in turn, so that a busy machine slows all of them alike.
+    """Translate every batch with each variant in turn, so that a busy machine slows all variants alike.
 
     The first batch is translated once more beforehand and that time discarded (compilation, caches). Sampling noise is
     keyed by a source's place, so that a translation does not depend on the batch size.
@@ -97,21 +97,21 @@ def decode_text(
     Args:
         sources: a sentence each; batches are of like length.
         translator: the checkpoint.
-        ways: decoding settings by name.
+        variants: decoding settings by name.
         batch_size: sentences decoded together; 1 measures the latency of single sentences.
 
     Raises:
-        ConfigError: a way does not fit the checkpoint, or the batch size is not positive.
+        ConfigError: the checkpoint does not support a variant, or the batch size is not positive.
     """
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
     order = sorted(range(len(sources)), key=lambda place: len(sources[place]))
-    results = {name: DecodedText([""] * len(sources), []) for name in ways}
-    for way in ways.values():
-        translator([sources[place] for place in order[:batch_size]], way, batch_size=batch_size)
+    results = {name: DecodedText([""] * len(sources), []) for name in variants}
+    for variant in variants.values():
+        translator([sources[place] for place in order[:batch_size]], variant, batch_size=batch_size)
     for first in tqdm(range(0, len(order), batch_size), "translating", unit="batch", disable=None):
         batch = order[first : first + batch_size]
-        for name, way in ways.items():
-            made = translator([sources[place] for place in batch], way, keys=batch, batch_size=batch_size)
+        for name, variant in variants.items():
+            made = translator([sources[place] for place in batch], variant, keys=batch, batch_size=batch_size)
             result = results[name]
             for place, text in zip(batch, made.texts, strict=True):
                 result.texts[place] = text
@@ -125,7 +125,7 @@ def decode_text(
 
 
 def text_scores(result: DecodedText, references: Sequence[str]) -> dict[str, Any]:
-    """Return BLEU, chrF and the decoding statistics of one way."""
+    """Return BLEU, chrF and the decoding statistics of one variant."""
     return {"bleu": bleu(result.texts, references)["score"], "chrf": chrf(result.texts, references)["score"],
             **result.statistics()}
 
@@ -152,14 +152,14 @@ def evaluate_text(
     """
     translator.check(decode)
     decode = dataclasses.replace(decode, block_size=translator.block_size(decode))
-    ways: dict[str, Way] = {}
+    variants: dict[str, Variant] = {}
     if greedy:
-        ways["greedy"] = dataclasses.replace(decode, block_size=1, min_block=1, accept="exact")
+        variants["greedy"] = dataclasses.replace(decode, block_size=1, min_block=1, accept="exact")
     if beam is not None:
-        ways[f"beam {beam.size}"] = beam
-    ways["blockwise"] = decode
+        variants[f"beam {beam.size}"] = beam
+    variants["blockwise"] = decode
     signatures = {"bleu": bleu(["a"], ["a"])["signature"], "chrf": chrf(["a"], ["a"])["signature"]}
-    decoded = decode_text(pairs.source, translator, ways, batch_size)
+    decoded = decode_text(pairs.source, translator, variants, batch_size)
     seconds = decoded["blockwise"].seconds_per_sentence
     report: dict[str, Any] = {
         "sentences": len(pairs), "languages": "-".join(translator.languages),

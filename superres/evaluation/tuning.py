@@ -27,7 +27,7 @@ KEPT = 2
 
 
 def within(bound: QualityBound, scores: Scores) -> bool:
-    """Tell whether a way of decoding loses no more quality than `bound` allows."""
+    """Return whether a variant of decoding loses at most the quality that `bound` allows."""
     if bound.min_psnr_to_greedy is not None:
         return psnr_to_greedy(scores) >= bound.min_psnr_to_greedy
     return (scores["bits_loss"] or 0.0) <= (bound.max_bits_loss or 0.0)

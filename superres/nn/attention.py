@@ -1,6 +1,6 @@
-"""Attention over whole sequences (training and scoring); the cached step has its own form in `superres.nn.engines`.
+"""Attention over whole sequences, for training and scoring; `superres.nn.engines` has the attention of a cached step.
 
-The products are written out because the CPU backward pass of the fused kernel takes most of a training step.
+It is written as separate products, since on a CPU the backward pass of torch's fused kernel dominates a training step.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
         query: [..., Q, size].
         key: [..., N, size].
         value: [..., N, size].
-        mask: added to the scores, broadcastable to [..., Q, N]; 0 where visible, -inf where hidden. A query needs
-            one visible key.
+        mask: added to the scores, broadcastable to [..., Q, N]; 0 where visible, -inf where hidden. Every query needs
+            at least one visible key.
 
     Returns:
         [..., Q, size].
     """
-    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)  # [..., Q, N]
     if mask is not None:
         scores = scores + mask.to(scores.dtype)
     return torch.matmul(scores.softmax(-1), value)
@@ -47,9 +47,9 @@ def hidden_mask(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def local_visible(query: Tensor, key: Tensor, block_length: int) -> Tensor:
-    """Tell which keys blocked local 1-D attention shows to a query, from absolute positions.
+    """Return which keys a query sees in blocked local 1-D attention, from absolute positions.
 
-    A query sees the keys up to its own position in its own attention block and all of the previous block.
+    A query sees the keys of its own attention block up to its own position, and all keys of the previous block.
 
     Args:
         query: positions, any shape broadcastable with `key`.
@@ -63,12 +63,12 @@ def local_visible(query: Tensor, key: Tensor, block_length: int) -> Tensor:
 
 
 def reach(query: Tensor, block_length: int) -> Tensor:
-    """Return how many positions back `local_visible` lets a query at positions `query` see."""
+    """Return how many positions back queries at positions `query` see under `local_visible`."""
     return query - ((query // block_length - 1) * block_length).clamp(min=0)
 
 
 def local_attention(query: Tensor, key: Tensor, value: Tensor, block_length: int) -> Tensor:
-    """Blocked local 1-D attention over a whole sequence (the published "masked local attention 1d").
+    """Compute blocked local 1-D attention over a whole sequence (Tensor2Tensor's "masked local attention 1d").
 
     Args:
         query: [B, H, T, size].
@@ -86,6 +86,7 @@ def local_attention(query: Tensor, key: Tensor, value: Tensor, block_length: int
     blocks = query.shape[2] // block_length
     query, key, value = (x.view(*x.shape[:2], blocks, block_length, -1) for x in (query, key, value))
     key, value = (torch.cat([F.pad(x[:, :, :-1], (0, 0, 0, 0, 1, 0)), x], dim=3) for x in (key, value))
+    # key, value: [B, H, blocks, 2 * block_length, size], the previous block and the own one
     position = torch.arange(blocks * block_length, device=query.device).view(blocks, block_length)
     offset = torch.arange(-block_length, block_length, device=query.device)
     key_position = position[:, :1] + offset
@@ -95,7 +96,7 @@ def local_attention(query: Tensor, key: Tensor, value: Tensor, block_length: int
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Full causal attention; shapes as in `local_attention` without blocks."""
+    """Compute full causal attention; arguments as for `local_attention`, without blocks."""
     position = torch.arange(query.shape[2], device=query.device)
     return attend(query, key, value, hidden_mask(position[:, None] >= position, query.dtype))
 
@@ -131,11 +132,11 @@ class Attention(nn.Module):
         return result
 
     def local(self, x: Tensor, block_length: int) -> Tensor:
-        """Blocked local self-attention over `x` [B, T, D]."""
+        """Compute blocked local self-attention over `x` [B, T, D]."""
         result: Tensor = self.output(merge_heads(local_attention(*self.project(x, x), block_length)))
         return result
 
     def causal(self, x: Tensor) -> Tensor:
-        """Full causal self-attention over `x` [B, T, D]."""
+        """Compute full causal self-attention over `x` [B, T, D]."""
         result: Tensor = self.output(merge_heads(causal_attention(*self.project(x, x))))
         return result

@@ -1,4 +1,4 @@
-"""The key-value cache of decoder self-attention: bounded, written by position, rolled back by moving it."""
+"""The key-value cache of decoder self-attention: bounded, written by position, rolled back by moving the position."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from superres.config import ModelConfig
 
 
 def slot_count(config: ModelConfig, width: int) -> int:
-    """Return the slots a layer needs for steps of `width` positions.
+    """Return the number of cache slots that a layer needs for steps of `width` positions.
 
-    Local attention looks back at most two attention blocks from a step's first position, and the step itself must fit
-    too, since it may straddle a block boundary: 2 * attention_block_length + width - 1. Full causal attention keeps
+    Local attention needs 2 * attention_block_length + width - 1 slots: a query sees at most two attention blocks, and
+    the whole step must fit beside them, since it may straddle a block boundary. Full causal attention needs a slot for
     every position.
     """
     full = config.target_length + width
@@ -24,8 +24,8 @@ def slot_count(config: ModelConfig, width: int) -> int:
 class KeyValueCache:
     """Keys and values of all layers in rings: position p lives in slot p mod R.
 
-    A step overwrites its positions before it attends, and a slot holds the latest position that fits it. So what a
-    rejected proposal left behind is either overwritten or hidden by the mask, which comes from absolute positions.
+    A step overwrites its positions before it attends, and a slot holds the latest position p with that remainder. Keys
+    of a rejected proposal are therefore either overwritten or hidden by the mask, which absolute positions determine.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class KeyValueCache:
     ) -> None:
         """Allocate for `batch` rows and steps of `width`, with dtype and device of `like`.
 
-        Rings are as long as needed, rounded up to a `multiple`, and have `beside` slots more beside them.
+        The length of a ring is `slot_count` rounded up to a multiple of `multiple`; `beside` extra slots follow it.
         """
         self.batch, self.width, self.heads = batch, width, config.attention_heads
         self.size = config.width // config.attention_heads
         slots = slot_count(config, width)
         self.slots = slots + -slots % multiple
-        # Zeros, not empty memory: a hidden slot has weight 0, and 0 times NaN would be NaN.
+        # Zeros instead of uninitialised memory: a hidden slot has weight 0, and 0 times NaN would be NaN.
         self.store = like.new_zeros(config.decoder_layers, 2, batch * self.heads, self.slots + beside, self.size)
         rings = self.store[:, :, :, : self.slots]
         self.rings = [(store.view(-1, self.size), ring[0].transpose(1, 2), ring[1])
@@ -51,15 +51,16 @@ class KeyValueCache:
         self.hidden = like.new_full((), float("-inf"))
 
     def locate(self, position: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where a step writes and what it sees, the same for every layer.
+        """Return the slots that a step writes and the mask of the keys it sees, the same for every layer.
 
-        A slot d behind a query's own, around the ring, holds the position d before it if that is within its reach:
-        what lies ahead in this step, or was left by a longer one, is further around the ring than any query sees.
+        The slot d places behind a query's own slot, around the ring, holds the position d before the query's if d is
+        within the query's reach. Later positions of this step, and leftovers of wider steps, are further around the
+        ring than the reach of any query.
 
         Args:
             position: decoder positions of the step [B, W].
-            reach: how many positions back each may see, [B, W], as `superres.nn.attention.reach` says for positions
-                of the target.
+            reach: how many positions back each query sees [B, W], from `superres.nn.attention.reach` for target
+                positions.
 
         Returns:
             Write index [2 * B * H * W] for `write`, and the mask to add to scores, [B, W, R].
@@ -70,7 +71,7 @@ class KeyValueCache:
         return index.flatten(), torch.where(distance <= reach.unsqueeze(-1), self.zero, self.hidden)
 
     def write(self, layer: int, key_value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Store a step's keys and values and return the layer's whole rings.
+        """Store a step's keys and values and return the keys and values of the layer's rings.
 
         Args:
             layer: number of the decoder layer.
@@ -86,11 +87,11 @@ class KeyValueCache:
         return key, value
 
     def select(self, rows: Tensor, length: int) -> None:
-        """Let row i hold what row `rows[i]` [B] holds of positions 0 .. `length` - 1."""
+        """Copy positions 0 .. `length` - 1 of row `rows[i]` to row i; `rows` is int64 [B]."""
         used = min(length, self.slots)
         heads = (rows.unsqueeze(1) * self.heads + torch.arange(self.heads, device=rows.device)).flatten()
         self.store[:, :, :, :used] = self.store[:, :, heads, :used]
 
     def by_row(self) -> Tensor:
-        """Return a view of all that is cached, [B, layers, 2, H, R, D / H]."""
+        """Return a view of the whole cache [B, layers, 2, H, R, D / H]."""
         return self.store.view(len(self.store), 2, self.batch, self.heads, -1, self.size).movedim(2, 0)

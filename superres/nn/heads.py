@@ -1,4 +1,4 @@
-"""The multi-output layer after the decoder that makes the prediction heads (paper, Figure 3)."""
+"""The multi-output layer after the decoder, which forms the prediction heads (Stern et al. 2018, Figure 3)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
-from superres.nn.image_priors import extrapolate, number_count
+from superres.nn.image_priors import extrapolate, feature_count
 
 
 class PredictionHeads(nn.Module):
-    """One hidden layer with residual and layer norm for each prediction head after the decoder; projections are shared.
+    """The head layer: a hidden layer with residual and layer norm per prediction head; the projection is shared.
 
-    "per-head" is block-diagonal: each head has a hidden layer of its own. "dense" is the paper's: hidden size k *
-    filter, fully connected to all k outputs. With identity p1, head 1 has no layer, so a frozen base keeps its scores.
-    With aligned conditioning, a head also sees the vector of its own target: it is known before decoding starts.
+    The kinds of layer (`ModelConfig.head_layer`):
 
-    "adaptive" is per-head, and a head's linear weights on the numbers around p1's target depend on its state.
-    "sequential" is adaptive, and the numbers go on with the tokens from p1's target up to the head's own, as deviations
-    from their estimates: the true ones in training, those just proposed in decoding. So the proposals of a block fit
-    together, and yet all heads but for that one linear term are computed at once.
+    - "dense" is the paper's layer: hidden size K * filter, fully connected to all K outputs.
+    - "per-head" is block-diagonal: each head has its own hidden layer.
+    - "adaptive" is per-head; a head's linear weights on the neighbour features of p1's target depend on its state.
+    - "sequential" is adaptive and adds a linear term over the tokens from p1's target up to the head's own target, as
+      deviations from their estimates. Training uses the true tokens, decoding the tokens just proposed. The proposals
+      of a block are then consistent, and only this linear term is computed head by head.
+
+    With identity p1, head 1 has no layer, so a frozen base model keeps its scores. With aligned conditioning, a head
+    also reads the conditioning vector of its own target, which is known before decoding starts.
     """
 
     visible: Tensor
@@ -45,12 +48,12 @@ class PredictionHeads(nn.Module):
             nn.init.zeros_(self.conditioning.weight)
         self.direct: nn.Parameter | None = None
         self.adapt: nn.Linear | None = None
-        numbers = number_count(config)
+        features = feature_count(config)
         if config.numeric_neighbourhood:
-            self.direct = nn.Parameter(torch.zeros(config.channels, self.count, numbers))
+            self.direct = nn.Parameter(torch.zeros(config.channels, self.count, features))
         if config.head_layer in ("adaptive", "sequential"):
             earlier = config.prediction_heads - 1 if config.head_layer == "sequential" else 0
-            self.adapt = nn.Linear(width, numbers + earlier)
+            self.adapt = nn.Linear(width, features + earlier)
             nn.init.zeros_(self.adapt.weight)
             nn.init.zeros_(self.adapt.bias)
             visible = torch.arange(earlier) < torch.arange(self.first, self.count + self.first).unsqueeze(1)
@@ -59,14 +62,14 @@ class PredictionHeads(nn.Module):
 
     @property
     def weights_per_head(self) -> float:
-        """Weights that a proposal is computed with, on average."""
+        """Mean number of weights that a proposal is computed with."""
         return sum(weight.numel() for weight in self.parameters()) / self.count
 
     @torch.no_grad()
     def take_p1(self, single: PredictionHeads) -> None:
-        """Copy the layer of a network of one head to p1's place in this one, so that p1 keeps its scores.
+        """Copy the head layer of a network of one head into this layer's p1, so that p1 keeps its scores.
 
-        Both layers must be of the same kind and sizes, and hold p1.
+        Both layers must hold p1 and have the same kind and sizes.
         """
         for weight, given in zip(self.parameters(), single.parameters(), strict=True):
             weight[tuple(slice(size) for size in given.shape)] = given
@@ -79,7 +82,7 @@ class PredictionHeads(nn.Module):
 
         Args:
             hidden: [N, D].
-            vectors: conditioning of each head's target after `self.conditioning`, [N, count, D]; None without it.
+            vectors: `self.conditioning` of the vector of each head's target [N, count, D]; None without conditioning.
 
         Returns:
             [N, count, D]; the first is head `first + 1` (1-based).
@@ -99,9 +102,15 @@ class PredictionHeads(nn.Module):
         return result
 
     def one(self, hidden: Tensor, head: int, vectors: Tensor | None = None) -> Tensor:
-        """Map decoder outputs [N, D] to the state of one head (0-based, at least `first`), [N, D].
+        """Map decoder outputs to the state of one head.
 
-        `vectors` [N, D] is the conditioning of the head's target after `self.conditioning`.
+        Args:
+            hidden: [N, D].
+            head: 0-based index, at least `first`.
+            vectors: `self.conditioning` of the vector of the head's target [N, D]; None without conditioning.
+
+        Returns:
+            [N, D].
         """
         index = head - self.first
         vectors = None if vectors is None else vectors.unsqueeze(1)
@@ -116,29 +125,32 @@ class PredictionHeads(nn.Module):
         return self._finish(hidden, states, vectors)[:, 0]
 
     def linear_part(
-        self, states: Tensor, numbers: Tensor, position: Tensor, head: int
+        self, states: Tensor, features: Tensor, position: Tensor, head: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Predict linearly how far the targets of neighbouring heads are from their estimates.
+        """Predict the deviations of n consecutive heads' targets from their estimates, linearly.
 
         Args:
-            states: [..., n, D], of n heads from `head` (0-based, at least `first`) on.
-            numbers: the numeric neighbourhood of p1's target, [..., N].
-            position: of p1's target, broadcastable to [...].
-            head: the first of them.
+            states: states of the n heads [..., n, D].
+            features: neighbour features of p1's target [..., N].
+            position: position of p1's target, broadcastable to [...].
+            head: 0-based index of the first of the n heads, at least `first`.
 
         Returns:
-            What the numbers contribute [..., n], in units of RESIDUAL_SCALE. And the weights on the deviations of the
-            K - 1 tokens from p1's target on, [..., n, K - 1], 0 where a head does not see the token; None unless
-            sequential.
+            The contribution of the features [..., n], in units of RESIDUAL_SCALE. And the weights on the deviations of
+            the K - 1 tokens from p1's target on [..., n, K - 1], 0 for tokens that a head does not see; None unless the
+            layer is sequential.
+
+        Raises:
+            ValueError: the model has no numeric neighbourhood.
         """
         if self.direct is None:
             raise ValueError("a model without numeric_neighbourhood has no linear part")
         heads = slice(head - self.first, head - self.first + states.shape[-2])
-        deviation = extrapolate(self.direct[:, heads], numbers, position)
+        deviation = extrapolate(self.direct[:, heads], features, position)
         if self.adapt is None:
             return deviation, None
-        weights = self.adapt(states).to(numbers.dtype)
-        count = numbers.shape[-1]
-        # A product and a sum: a matrix product would run in half precision under autocast.
-        deviation = deviation + (weights[..., :count] * numbers.unsqueeze(-2)).sum(-1)
+        weights = self.adapt(states).to(features.dtype)
+        count = features.shape[-1]
+        # An elementwise product and a sum, since autocast would run a matrix product in half precision.
+        deviation = deviation + (weights[..., :count] * features.unsqueeze(-2)).sum(-1)
         return deviation, weights[..., count:] * self.visible[heads] if self.visible.shape[1] else None

@@ -1,7 +1,8 @@
-"""What the `base` network adds to the published one so that it trains in minutes: see `ModelConfig` for the switches.
+"""Image priors: conditioning inputs that the `base` network adds to the paper's network, so that it trains in minutes.
 
-The three aids share one *estimate*: an intensity for every target position, known before decoding starts. It is the
-bicubic enlargement of the source, refined by the conditioning's convolutions where there are any.
+`ModelConfig` has their switches: aligned conditioning, the numeric neighbourhood and the ordinal output. All three
+share one *estimate*: an intensity for every target position, known before decoding starts. It is the bicubic
+enlargement of the source, refined by the convolutions of the aligned conditioning if the network has it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from superres.config import ModelConfig
 
 RESIDUAL_SCALE = 32.0
-"""Grey levels that count as one unit where intensities enter or leave the network as numbers."""
+"""Grey levels per unit of the real numbers as which intensities enter or leave the network."""
 
 INITIAL_SHARPNESS = -2.5
 """log(1 / s) of the ordinal output before training: s of about 12 grey levels."""
@@ -24,7 +25,7 @@ INITIAL_SHARPNESS = -2.5
 NEIGHBOUR_PIXELS = (
     [(0, dx) for dx in range(-4, 1)] + [(-1, dx) for dx in range(-4, 5)] + [(-2, dx) for dx in range(-2, 3)]
 )
-"""Pixels (rows down, columns right) whose intensities the numeric neighbourhood reads."""
+"""Offsets (rows down, columns right) of the pixels whose intensities the numeric neighbourhood reads."""
 
 
 def enlarge_source(source: Tensor, config: ModelConfig) -> Tensor:
@@ -40,7 +41,7 @@ def to_raster(image: Tensor) -> Tensor:
 
 
 def zeroed(layer: nn.Conv2d) -> nn.Conv2d:
-    """Return `layer` with all its weights 0, so that what it adds to starts unchanged."""
+    """Set all weights of `layer` to 0 and return it; a residual sum with it then starts as the identity."""
     for weights in layer.parameters():
         nn.init.zeros_(weights)
     return layer
@@ -62,10 +63,10 @@ class ConvolutionBlock(nn.Module):
 
 
 class AlignedConditioning(nn.Module):
-    """Enlarges the memory to one vector for each target position, to be added to the decoder's input there.
+    """Enlarges the memory to one vector per target position, which is added to the decoder's input there.
 
-    The memory of the source cell that covers a position, brought to target resolution by sub-pixel shuffling and
-    refined by convolutions. The same maps give the refined estimate.
+    The memory of the source cell that covers a position is brought to target resolution by sub-pixel shuffling and
+    refined by convolutions. The same feature maps give the refined estimate.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -81,7 +82,7 @@ class AlignedConditioning(nn.Module):
         self.vectors = nn.Conv2d(maps, channels * config.width, 1)
         self.refinement = zeroed(nn.Conv2d(maps, channels, 3, padding=1))
         for weights in self.parameters():
-            if weights.dim() == 4:  # convolutions are faster so
+            if weights.dim() == 4:  # convolutions are faster in this memory format
                 weights.data = weights.data.contiguous(memory_format=torch.channels_last)
 
     def forward(self, memory: Tensor, large: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,16 +106,16 @@ class AlignedConditioning(nn.Module):
         return vectors, to_raster(estimate)
 
 
-def number_count(config: ModelConfig) -> int:
-    """Return N, how many numbers the numeric neighbourhood gives a target position."""
+def feature_count(config: ModelConfig) -> int:
+    """Return N, the number of features that the numeric neighbourhood gives each target position."""
     return len(NEIGHBOUR_PIXELS) * config.channels + (math.prod(config.enlargement) if config.cell_remainder else 0)
 
 
 def neighbour_table(shape: tuple[int, ...]) -> Tensor:
-    """Return which positions count as neighbours of each target position.
+    """Return the neighbours of each target position.
 
-    Neighbours are the earlier channels of the same pixel, four pixels to the left, nine in the row above and five in
-    the row above that, each with all its channels, the target's own channel first.
+    The neighbours are the earlier channels of the same pixel, four pixels to the left, nine pixels in the row above and
+    five in the row above that. Each pixel contributes all its channels, the target's own channel first.
 
     Args:
         shape: (rows, columns, channels) of the target.
@@ -136,11 +137,11 @@ def neighbour_table(shape: tuple[int, ...]) -> Tensor:
 
 
 def cell_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Return the cell of each target position, and its positions.
+    """Return the source cell of each target position, and the positions in that cell.
 
     Returns:
-        The source position that covers each target position, [T]; and all target positions of that cell and channel in
-        raster order, [T, P].
+        int64 [T], the source position that covers each target position; and int64 [T, P], all P target positions of the
+        same cell and channel in raster order.
     """
     rows, columns, channels = config.target_shape
     height, width = config.enlargement
@@ -153,11 +154,11 @@ def cell_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 
 class NumericNeighbourhood(nn.Module):
-    """Feeds decoded intensities as numbers: how far each neighbour of the target is from its estimate.
+    """Feeds decoded intensities to the decoder as real numbers: the deviation of each neighbour from its estimate.
 
-    With the cell's remainder, also how far the pixels of the source cell that are still to come must be from their
-    estimates on average, since a source intensity is the mean of the target intensities that it covers. Without it, a
-    picture that has drifted away from its source never learns of it.
+    With `cell_remainder`, the network also reads the mean deviation that the undecoded pixels of the source cell must
+    have. It is known from the residual sum, since a source intensity is the mean of the target intensities that it
+    covers. Without it, nothing tells the decoder that an image has drifted away from its source.
     """
 
     table: Tensor
@@ -173,58 +174,66 @@ class NumericNeighbourhood(nn.Module):
         cell, positions = cell_tables(config)
         self.register_buffer("cell", cell, persistent=False)
         self.register_buffer("cell_positions", positions, persistent=False)
-        count = number_count(config)
+        count = feature_count(config)
         self.first = nn.Linear(count, config.filter_size)
         self.channel = nn.Embedding(config.channels, config.filter_size)
         nn.init.zeros_(self.channel.weight)
         self.second = nn.Linear(config.filter_size, config.width)
         self.direct = nn.Parameter(torch.zeros(config.channels, count))
 
-    def budget(self, source: Tensor, estimate: Tensor) -> Tensor:
-        """Return what each cell's deviations add up to, [B, S], from source tokens [B, S] and the estimate [B, T]."""
+    def residual_sum(self, source: Tensor, estimate: Tensor) -> Tensor:
+        """Return what the deviations of each cell must add up to.
+
+        Args:
+            source: tokens [B, S].
+            estimate: expected intensities [B, T], grey levels.
+
+        Returns:
+            [B, S], in units of RESIDUAL_SCALE.
+        """
         covered = torch.empty_like(self.cell_positions[: source.shape[1]])
         covered[self.cell] = self.cell_positions
         estimates = estimate.gather(1, covered.flatten().expand(len(source), -1)).view(*source.shape, -1)
         return (source.unsqueeze(-1) - estimates).sum(-1) / RESIDUAL_SCALE
 
-    def gather(self, deviation: Tensor, position: Tensor, budget: Tensor) -> Tensor:
-        """Collect the numbers of some target positions.
+    def gather(self, deviation: Tensor, position: Tensor, residual_sum: Tensor) -> Tensor:
+        """Collect the neighbour features of target positions.
 
         Args:
             deviation: [B, T + 1], decoded intensity minus estimate over RESIDUAL_SCALE; entry T is 0.
             position: target positions [B, W] in [0, T).
-            budget: from `budget`, [B, S].
+            residual_sum: from the method `residual_sum`, [B, S].
 
         Returns:
-            [B, W, N]: the neighbours' deviations; then one place for each possible count of pixels still to come in the
-            cell, 0 except for the actual count, which holds their mean deviation.
+            [B, W, N]: the deviations of the neighbours; with `cell_remainder` then one entry per possible number of
+            undecoded pixels in the cell. The entry of the actual number holds their mean deviation; the others are 0.
         """
-        index = self.table[position]
-        numbers = deviation.gather(1, index.flatten(1)).view(index.shape)
+        index = self.table[position]  # [B, W, neighbours]
+        features = deviation.gather(1, index.flatten(1)).view(index.shape)
         if not self.remainder:
-            return numbers
-        inside = self.cell_positions[position]
+            return features
+        inside = self.cell_positions[position]  # [B, W, P]
         decoded = inside < position.unsqueeze(-1)
         spent = deviation.gather(1, inside.flatten(1)).view(inside.shape) * decoded
         left = inside.shape[-1] - decoded.sum(-1, keepdim=True)
-        mean = (budget.gather(1, self.cell[position]).unsqueeze(-1) - spent.sum(-1, keepdim=True)) / left
+        mean = (residual_sum.gather(1, self.cell[position]).unsqueeze(-1) - spent.sum(-1, keepdim=True)) / left
         places = torch.zeros_like(spent).scatter_(-1, left - 1, mean)
-        return torch.cat([numbers, places], dim=-1)
+        return torch.cat([features, places], dim=-1)
 
     def forward(self, neighbours: Tensor, position: Tensor) -> Tensor:
-        """Map neighbours [B, W, N] of `position` (broadcastable to [B, W]) to vectors [B, W, D]."""
+        """Map neighbour features [B, W, N] of `position` (broadcastable to [B, W]) to vectors [B, W, D]."""
         hidden = F.relu(self.first(neighbours) + self.channel(position % self.channels))
         result: Tensor = self.second(hidden)
         return result
 
 
 def extrapolate(weights: Tensor, neighbours: Tensor, position: Tensor) -> Tensor:
-    """Predict linearly how far targets are from their estimate.
+    """Predict the deviations of targets from their estimates, linearly in the neighbour features.
 
     Args:
         weights: [channels, N] for one prediction head, [channels, heads, N] for several.
-        neighbours: [..., N], or less: the numbers left out count as 0.
-        position: position of p1's target, broadcastable to [...]; its channel chooses the weights.
+        neighbours: the first features [..., M], M <= N; the others count as 0.
+        position: position of p1's target, broadcastable to [...]; its channel selects the weights.
 
     Returns:
         [...] for one head, [..., heads] for several, in units of RESIDUAL_SCALE.
@@ -240,7 +249,7 @@ def ordinal_term(projected: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         projected: [..., V + 2], or [..., 2] without free scores: the free scores, the shift of mu in units of
-            RESIDUAL_SCALE, and log(1 / s) less its initial value.
+            RESIDUAL_SCALE, and log(1 / s) minus INITIAL_SHARPNESS.
         centre: mu before the shift [...], grey levels.
     """
     mu = centre + projected[..., -2] * RESIDUAL_SCALE
@@ -248,9 +257,9 @@ def ordinal_term(projected: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scores_around(mu: Tensor, slope: Tensor, projected: Tensor, vocabulary: int) -> Tensor:
-    """Return the scores [..., V] of intensities: the ordinal term -|v - mu| / s, and free scores where there are any.
+    """Return the scores [..., V] of intensities: the ordinal term -|v - mu| / s, plus the free scores if any.
 
-    `mu` and `slope` [...] are as from `ordinal_term`, `projected` as given to it.
+    `mu` and `slope` [...] come from `ordinal_term`; `projected` is its argument.
     """
     value = torch.arange(vocabulary, device=mu.device, dtype=mu.dtype)
     ordinal = (value - mu.unsqueeze(-1)).abs() * -slope.unsqueeze(-1)
@@ -258,5 +267,5 @@ def scores_around(mu: Tensor, slope: Tensor, projected: Tensor, vocabulary: int)
 
 
 def ordinal_scores(projected: Tensor, centre: Tensor, vocabulary: int) -> Tensor:
-    """Return the scores [..., V] that the outputs `projected` give intensities; see `ordinal_term`."""
+    """Return the scores [..., V] of intensities from the outputs `projected`; arguments as for `ordinal_term`."""
     return scores_around(*ordinal_term(projected, centre), projected, vocabulary)

@@ -23,8 +23,8 @@ def sinusoid(positions: Tensor, width: int) -> Tensor:
 def position_signal(shape: tuple[int, ...], width: int) -> Tensor:
     """Return the position signal [prod(shape), width] of a raster.
 
-    An image (rows, columns, channels) gets a 2-D signal over (row, column * channels + channel), as published; text
-    gets a 1-D one.
+    An image (rows, columns, channels) gets a 2-D signal over (row, column * channels + channel), as in the paper; text
+    gets a 1-D signal.
     """
     if len(shape) == 1:
         return sinusoid(torch.arange(shape[0]), width)
@@ -46,7 +46,7 @@ class TokenEmbedding(nn.Module):
         self.scale = math.sqrt(width)
 
     def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Embed `tokens` [..., T] that stand at raster `position` (broadcastable): [..., T, width]."""
+        """Embed `tokens` [..., T] at raster positions `position` (broadcastable to them) as [..., T, width]."""
         result: Tensor = self.table(tokens + position % self.channels * self.vocabulary) * self.scale
         return result
 
@@ -57,7 +57,7 @@ class TiedProjection(nn.Module):
     def __init__(self, table: nn.Embedding) -> None:
         """Project to as many outputs as `table` has rows."""
         super().__init__()
-        self._table = [table]  # in a list, so that the weight is registered and stored once
+        self._table = [table]  # in a list, so that the weight is not registered twice
         self.bias = nn.Parameter(torch.zeros(table.num_embeddings))
 
     @property
@@ -79,7 +79,7 @@ class FeedForward(nn.Sequential):
 
 
 class Residual(nn.Module):
-    """Residual order around a sub-layer: "pre" is x + f(norm(x)); "post" is norm(x + f(x)), as published ("dan")."""
+    """Residual and norm around a sub-layer: "pre" is x + f(norm(x)); "post" is norm(x + f(x)), as published ("dan")."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Build the layer norm and dropout of one sub-layer."""

@@ -1,4 +1,4 @@
-"""Scores of whole targets under teacher forcing."""
+"""Likelihoods of targets under teacher forcing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from superres.nn.model import EncoderDecoder
 
 
 def bits_per_dim(model: EncoderDecoder, source: Tensor, target: Tensor, batch_size: int = 8) -> Tensor:
-    """Return the bits a token that p1 needs for each target.
+    """Return p1's mean bits per token for each target.
 
     Args:
         model: the network in evaluation mode.
         source: tokens [N, S].
         target: tokens [N, T].
-        batch_size: images at a time.
+        batch_size: images per batch.
 
     Returns:
         float64 [N].
@@ -37,14 +37,14 @@ def bits_per_token(
     model: EncoderDecoder, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], padding: int,
     batch_size: int = 64,
 ) -> float:
-    """Return the mean bits a token that p1 needs for targets of different lengths.
+    """Return p1's mean bits per token over targets of different lengths.
 
     Args:
         model: the network in evaluation mode.
         sources: tokens of each source.
         targets: tokens of each target, at most as many as the network has target positions.
         padding: the token that fills up rows.
-        batch_size: rows at a time.
+        batch_size: rows per batch.
     """
     bits = tokens = 0.0
     with torch.inference_mode():

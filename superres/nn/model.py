@@ -28,40 +28,40 @@ from superres.nn.recurrent import RecurrentHeads
 
 @dataclass
 class Memory:
-    """What the encoder hands to the decoder, one row a source.
+    """The encoder's output for the decoder, one row per source.
 
     Attributes:
         states: encoder states [B, S, D].
-        mask: added to cross-attention scores [B, 1, 1, S]; None where no source is padded.
+        mask: added to cross-attention scores [B, 1, 1, S]; None if no source is padded.
         conditioning: vectors added to the decoder's input [B, T, D], or None.
-        estimate: intensities known before decoding [B, T] in grey levels, or None.
-        budget: what the deviations from the estimate in each cell add up to [B, S], or None.
+        estimate: intensities expected before decoding [B, T] in grey levels, or None.
+        residual_sum: what the deviations in each cell must add up to [B, S], in units of RESIDUAL_SCALE; or None.
     """
 
     states: Tensor
     mask: Tensor | None = None
     conditioning: Tensor | None = None
     estimate: Tensor | None = None
-    budget: Tensor | None = None
+    residual_sum: Tensor | None = None
 
     def hidden(self, dtype: torch.dtype) -> Tensor:
-        """Return what is added to cross-attention scores [B, 1, S] as `dtype`, whether a source is padded or not."""
+        """Return the mask added to cross-attention scores [B, 1, S] as `dtype`; zeros if no source is padded."""
         added = self.states.new_zeros(len(self.states), 1, self.states.shape[1], dtype=dtype)
         return added if self.mask is None else added.copy_(self.mask.squeeze(1))
 
     def __getitem__(self, rows: Tensor) -> Memory:
-        """Return a memory of the rows `rows`, int64 [R], some of them perhaps several times."""
-        parts = (self.mask, self.conditioning, self.estimate, self.budget)
+        """Return a memory of the rows `rows`, int64 [R]; a row may occur several times."""
+        parts = (self.mask, self.conditioning, self.estimate, self.residual_sum)
         return Memory(self.states[rows], *(None if part is None else part[rows] for part in parts))
 
     def repeat(self, copies: int) -> Memory:
-        """Return a memory with every row `copies` times, one after another."""
+        """Return a memory with every row repeated `copies` times in succession."""
         if copies == 1:
             return self
         return self[torch.arange(len(self.states), device=self.states.device).repeat_interleave(copies)]
 
     def rounded_up(self, multiple: int) -> Memory:
-        """Return a memory of a multiple of so many source places; those that are added are hidden."""
+        """Pad the source positions to a multiple of `multiple`; the mask hides the padding."""
         spare = -self.states.shape[1] % multiple
         if not spare:
             return self
@@ -78,9 +78,9 @@ class Decoded:
     Attributes:
         hidden: [B, T, D]; the state at t scores token t.
         tokens: the target [B, T].
-        neighbours: numbers of each target from the numeric neighbourhood [B, T, N], or None.
+        neighbours: neighbour features of each target [B, T, N], or None.
         deviation: target minus estimate [B, T + 1] in units of RESIDUAL_SCALE, entry T is 0; or None.
-        memory: what was attended to.
+        memory: the encoder's output that the decoder attended to.
     """
 
     hidden: Tensor
@@ -126,7 +126,7 @@ class EncoderDecoder(nn.Module):
 
     @property
     def has_estimate(self) -> bool:
-        """Whether source and target are images of the same channels, so that enlarging the one estimates the other."""
+        """Whether the enlarged source estimates the target: both are images with the same number of channels."""
         source, target = self.config.source_shape, self.config.target_shape
         return len(source) == len(target) == 3 and source[-1] == target[-1]
 
@@ -135,8 +135,8 @@ class EncoderDecoder(nn.Module):
 
         Args:
             source: tokens [B, S], int64 in [0, V).
-            padding: bool [B, S], True where the source is padding; None where nothing is.
-            half: compute the aligned conditioning, which is most of the work, in bfloat16.
+            padding: bool [B, S], True at padding; None without padding.
+            half: compute the aligned conditioning, which takes most of the time, in bfloat16.
 
         Returns:
             The memory.
@@ -152,13 +152,13 @@ class EncoderDecoder(nn.Module):
             large = enlarge_source(source, self.config).to(self.signal.dtype)
             memory.estimate = to_raster(large)
             if self.conditioning is not None:
-                # Not disabled where it is not asked for: training may have it on.
+                # Without `half`, autocast is left as it is, since training may have enabled it.
                 with torch.autocast(source.device.type, torch.bfloat16) if half else nullcontext():
                     memory.conditioning, memory.estimate = self.conditioning(memory.states, large)
                 if half:
                     memory.conditioning = memory.conditioning.to(memory.states.dtype)
             if self.neighbourhood is not None:
-                memory.budget = self.neighbourhood.budget(source, memory.estimate)
+                memory.residual_sum = self.neighbourhood.residual_sum(source, memory.estimate)
         return memory
 
     def forward(self, source: Tensor, target: Tensor, padding: Tensor | None = None) -> Decoded:
@@ -166,7 +166,7 @@ class EncoderDecoder(nn.Module):
 
         Args:
             source: tokens [B, S].
-            target: tokens [B, T]; token t is an input at t + 1 only, so any suffix may be arbitrary.
+            target: tokens [B, T]; token t is only an input from position t + 1 on, so any suffix may be arbitrary.
             padding: as in `encode`.
 
         Returns:
@@ -180,9 +180,9 @@ class EncoderDecoder(nn.Module):
         neighbours = deviation = None
         if memory.conditioning is not None:
             x = x + memory.conditioning[:, :length]
-        if self.neighbourhood is not None and memory.estimate is not None and memory.budget is not None:
+        if self.neighbourhood is not None and memory.estimate is not None and memory.residual_sum is not None:
             deviation = F.pad((target - memory.estimate) / RESIDUAL_SCALE, (0, 1))
-            neighbours = self.neighbourhood.gather(deviation, position.expand(len(target), -1), memory.budget)
+            neighbours = self.neighbourhood.gather(deviation, position.expand(len(target), -1), memory.residual_sum)
             x = x + self.neighbourhood(neighbours, position)
         x = self.dropout(x)
         for layer in self.decoder:
@@ -207,7 +207,7 @@ class EncoderDecoder(nn.Module):
             head: index in [0, K).
 
         Returns:
-            Scores [B, P, V] in at least float32. Rows whose target lies past the end are meaningless: mask them.
+            Scores [B, P, V] in at least float32. Scores of targets past the end are meaningless; mask them.
         """
         hidden = take(decoded.hidden, position)
         if self.heads is not None and head >= self.heads.first:
@@ -229,10 +229,13 @@ class EncoderDecoder(nn.Module):
         Args:
             decoded: output of `forward`.
             position: [B, P], positions t of p1's targets.
-            chosen: which are wanted, bool [B, P, heads]; all if None.
+            chosen: the scores to compute, bool [B, P, heads]; all if None.
 
         Returns:
-            Scores [B, P, heads, V], as `head_scores` of each; or [N, V], of the N chosen ones in order.
+            Scores [B, P, heads, V], equal to `head_scores` of each head; or [N, V] of the N chosen targets in order.
+
+        Raises:
+            ValueError: the model has no head layer.
         """
         if self.heads is None:
             raise ValueError("a model of one prediction head has no head layer")
@@ -249,7 +252,7 @@ class EncoderDecoder(nn.Module):
     def _recurrent_scores(
         self, heads: RecurrentHeads, decoded: Decoded, position: Tensor, count: int, chosen: Tensor | None = None,
     ) -> Tensor:
-        """Return the scores [B, P, count, V] of the first `count` of recurrent heads, or of the chosen ones."""
+        """Return the scores [B, P, count, V] of the first `count` recurrent heads, or [N, V] of the chosen targets."""
         place = position.unsqueeze(-1) + torch.arange(count, device=position.device)
         place = place.clamp(max=decoded.tokens.shape[1] - 1)
         tokens = decoded.tokens.gather(1, place.flatten(1)).view(place.shape)
@@ -261,7 +264,7 @@ class EncoderDecoder(nn.Module):
         self, heads: PredictionHeads, states: Tensor, decoded: Decoded, position: Tensor, head: int,
         chosen: Tensor | None = None,
     ) -> Tensor:
-        """Return the scores [B, P, n, V] of n heads from `head` on, or the chosen, from their states [B, P, n, D]."""
+        """Return scores [B, P, n, V] from the states [B, P, n, D] of n heads from `head` on; or [N, V] of `chosen`."""
         target = position.unsqueeze(-1) + torch.arange(head, head + states.shape[2], device=position.device)
         deviation: Tensor | None = None
         if decoded.neighbours is not None and decoded.deviation is not None:
@@ -275,7 +278,7 @@ class EncoderDecoder(nn.Module):
         return self._finish(states, decoded.memory, target, deviation, chosen)
 
     def _head_conditioning(self, memory: Memory, target: Tensor) -> Tensor | None:
-        """Return the conditioning of `target` [B, ...] as the head layer takes it, [B, ..., D]."""
+        """Return the head layer's conditioning vectors [B, ..., D] of positions `target` [B, ...], or None."""
         if memory.conditioning is None or self.heads is None or self.heads.conditioning is None:
             return None
         index = target.clamp(max=self.config.target_length - 1).flatten(1)
@@ -285,9 +288,17 @@ class EncoderDecoder(nn.Module):
     def _finish(
         self, states: Tensor, memory: Memory, target: Tensor, deviation: Tensor | None, chosen: Tensor | None = None,
     ) -> Tensor:
-        """Project states [B, ..., D] that score `target` [B, ...]; the ordinal term is centred `deviation` off.
+        """Return the scores of states.
 
-        Only those at `chosen`, bool [B, ...], if it is given.
+        Args:
+            states: [B, ..., D].
+            memory: the encoder's output.
+            target: positions that the states score [B, ...].
+            deviation: shift of the ordinal term from the estimate [B, ...], in units of RESIDUAL_SCALE; or None.
+            chosen: the states to score, bool [B, ...]; all if None.
+
+        Returns:
+            [B, ..., V], or [N, V] of the N chosen states.
         """
         projected: Tensor = self.project(states if chosen is None else states[chosen])
         projected = projected.to(torch.promote_types(projected.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""A network whose weights take no memory: what a checkpoint's names and shapes are compared with, and then fill."""
+"""A network whose weights take no memory, to compare a checkpoint's names and shapes with and then to load it into."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from superres.nn.model import EncoderDecoder
 
 
 class _NoWeights(TorchFunctionMode):
-    """Puts new weights on the meta device, and leaves out their random start.
+    """Creates weights on the meta device and skips their random initialisation.
 
-    Other tensors are as ever. On the meta device, too, the arithmetic of position tables would import torch's compiler,
-    which takes seconds.
+    All other tensors are created as usual: on the meta device, the arithmetic of position tables would import torch's
+    compiler, which takes seconds.
     """
 
     def __torch_function__(

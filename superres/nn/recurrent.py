@@ -1,4 +1,4 @@
-"""Prediction heads that are steps of one recurrent layer, for text: see `RecurrentHeads`."""
+"""Prediction heads as steps of one recurrent layer, for text."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from superres.nn.attention import Attention, attend, merge_heads, split_heads
 
 
 class RecurrentHeads(nn.Module):
-    """One layer for all heads p2..pk: a head sees the token chosen before its own, and the source.
+    """One layer shared by all heads p2..pk: a head reads the token before its own, and the source.
 
-    p1 is the base model's own output, and its state that of the decoder. The state of every further head is that of the
-    head before, plus what a feed-forward layer makes of it and of that head's token, plus what attention to the memory
-    then adds. The tokens are the true ones in training, those just proposed in decoding.
+    p1 is the base model's own output, and the state of p1 is the decoder's output. The state of every further head is
+    the sum of three terms: the state of the head before it; a feed-forward layer of that state and of that head's
+    token; attention to the memory. Training uses the true tokens, decoding the tokens just proposed.
 
     The recurrence is that of Cheng et al. (2024), "Recurrent Drafter for Fast Speculative Decoding in Large Language
-    Models", section 3.1. Attention to the memory is new here: what a translation says next stands in its source.
+    Models", section 3.1. Attention to the memory is an addition for translation, whose next word depends on the source.
     """
 
     first = 1
     conditioning: nn.Linear | None = None
-    """Recurrent heads know none: see `superres.nn.heads.PredictionHeads`."""
+    """Always None; `superres.nn.heads.PredictionHeads` may have one."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Build the layer for `config.prediction_heads` heads."""
@@ -40,7 +40,7 @@ class RecurrentHeads(nn.Module):
 
     @property
     def weights_per_head(self) -> float:
-        """Weights that a proposal is computed with: all."""
+        """Number of weights that a proposal is computed with, which is all of them."""
         return float(sum(weight.numel() for weight in self.parameters()))
 
     def forward(self, hidden: Tensor, tokens: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -48,7 +48,7 @@ class RecurrentHeads(nn.Module):
 
         Args:
             hidden: [B, P, D].
-            tokens: embeddings of the tokens from p1's on, each of which the next head sees, [B, P, n, D].
+            tokens: embeddings of the tokens from p1's on, each read by the next head [B, P, n, D].
             memory: encoder states [B, S, D].
             mask: as `superres.nn.model.Memory.mask`.
 

@@ -1,4 +1,4 @@
-"""Which pair a rater sees next, and on which side what stands: balanced, random by seed, and settled on the server."""
+"""Choose a rater's next pair and the sides of its images: balanced, random by seed, and decided on the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPEAT_GAP = 5
 """Trials between a pair and its repeat, where the study is long enough."""
 
 OPEN_MINUTES = 15
-"""For so long a pair that was shown counts as if it had its vote, so that raters at one time get different pairs."""
+"""Minutes for which a shown pair counts as voted, so that concurrent raters get different pairs."""
 
 
 class Assigned(NamedTuple):
@@ -27,7 +27,7 @@ class Assigned(NamedTuple):
 
 
 def generator(study: Study, pseudonym: str, position: int) -> np.random.Generator:
-    """Return the random numbers of one trial, the same whenever it is drawn."""
+    """Return the random numbers of one trial, which are the same in every call."""
     return np.random.default_rng((study.settings.seed, int(pseudonym[:15], 16), position))
 
 

@@ -26,7 +26,7 @@ MEASURES: dict[str, str] = {
     "same-side": "share of main votes on the side that the rater chose more often",
     "votes": "number of main votes",
 }
-"""What a rule can compare, by the name that it has in a rule."""
+"""Measures that an exclusion rule can compare, by their names in rules."""
 
 COMPARE = {"<": operator.lt, ">": operator.gt}
 RULE = re.compile(rf"({'|'.join(MEASURES)})\s*([<>])\s*([0-9.]+)")
@@ -66,7 +66,7 @@ def check_rule(rule: str) -> str:
 
 
 def quality(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Return each rater's measures of care by rater: those of `MEASURES`, None where there is nothing to measure."""
+    """Return the quality measures of each rater: those in `MEASURES`, None where a rater has no such votes."""
     by_rater: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_rater[record["rater"]].append(record)

@@ -28,7 +28,7 @@ FORMAT = 1
 
 
 def export_study(store: Store, study: Study, path: Path, file_format: str) -> list[Path]:
-    """Write a study's votes to `path`, one row a vote, and beside it `<stem>.study.json` and `<stem>.columns.md`.
+    """Write a study's votes to `path`, one row per vote, and `<stem>.study.json` and `<stem>.columns.md` beside it.
 
     Args:
         store: where the votes are.
@@ -124,7 +124,7 @@ FORMATS: dict[str, tuple[Callable[[Sequence[Record]], bytes], Callable[[bytes], 
 
 
 def import_study(store: Store, path: Path, name: str | None = None) -> Study:
-    """Store an exported study, all or nothing; it can be reported and exported again, not served.
+    """Store an exported study atomically; it can be reported and exported again, but not served.
 
     Args:
         store: where it goes.

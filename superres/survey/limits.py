@@ -1,4 +1,4 @@
-"""A limit on how fast raters enrol, for each client address and for all of them."""
+"""Limit the rate at which raters enrol, per client address and in total."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class EnrolmentLimit:
 
 
 def client_of(address: str) -> str:
-    """Return what counts as one client: an IPv4 address, or the 64-bit network of an IPv6 address."""
+    """Return the key of a client: an IPv4 address, or the 64-bit network of an IPv6 address."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

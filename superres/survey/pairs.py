@@ -34,7 +34,7 @@ RESAMPLING = {"nearest": Image.Resampling.NEAREST, "bicubic": Image.Resampling.B
 
 @dataclass(frozen=True)
 class Method:
-    """Finished pictures and what made them.
+    """The images of a method, and how they were made.
 
     Attributes:
         name: unique in the study; `CAMERA` for photographs.

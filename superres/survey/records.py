@@ -1,4 +1,4 @@
-"""Votes as flat rows: what the report reads, and what is exported and imported."""
+"""Votes as flat rows, for reports, exports and imports."""
 
 from __future__ import annotations
 
@@ -104,5 +104,5 @@ def repeated_votes(records: list[Record]) -> list[tuple[Record, Record]]:
 
 
 def counts_towards_quality(record: Record) -> bool:
-    """Return whether a vote tells of the rater's care; practice does not."""
+    """Return whether a vote counts as evidence of rater quality; practice votes do not."""
     return bool(record["kind"] != PRACTICE)

@@ -1,4 +1,4 @@
-"""The report of a study: what raters preferred, how sure that is, and how carefully they voted."""
+"""The report of a study: preferences of the raters, their confidence intervals, and rater quality."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ MIGRATIONS: dict[int, Callable[[Connection], None]] = {}
 
 
 def version_of(connection: Connection) -> int:
-    """Return the version of the store's schema, 0 if it has none."""
+    """Return the version of the store's schema; 0 without a schema."""
     if not inspect(connection).has_table(schema.name):
         return 0
     return int(connection.scalar(select(schema.c.version)) or 0)

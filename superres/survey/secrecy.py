@@ -23,7 +23,7 @@ def digest(token: str) -> str:
 
 
 def pseudonym(salt: str, rater_id: str) -> str:
-    """Return what stands for a rater in the store: HMAC-SHA-256 of the id, keyed by the study's salt, 32 digits.
+    """Return a rater's pseudonym in the store: HMAC-SHA-256 of the id, keyed by the study's salt, 32 digits.
 
     Raises:
         InvalidInputError: the id is empty, too long or not printable.

@@ -196,7 +196,7 @@ def survey_app(store: Store, study: Study | str, limit: EnrolmentLimit | None = 
 
 
 def _wording(study: Study) -> dict[str, Any]:
-    """Return what the page says; nothing of methods."""
+    """Return the texts of the page, without the names of methods."""
     settings = study.settings
     return {
         "title": settings.title, "question": settings.question, "consent": settings.consent,

@@ -28,7 +28,7 @@ from superres.survey.secrecy import digest, new_token
 from superres.survey.study import Comparison, Study, StudySettings
 
 BUSY_SECONDS = 30
-"""How long a write waits for another process's before it gives up; `?timeout=S` in an SQLite URL changes it."""
+"""Seconds that a write waits for another process's write; `?timeout=S` in an SQLite URL changes it."""
 
 
 def utc_now() -> str:
@@ -37,7 +37,7 @@ def utc_now() -> str:
 
 
 def store_url(text: str | Path) -> URL:
-    """Return the URL of a store: `text` itself, or that of the SQLite file it names.
+    """Return the URL of a store: `text` itself, or the URL of the SQLite file `text`.
 
     Raises:
         StoreError: it is neither.
@@ -89,7 +89,7 @@ class Store:
         self._engine.dispose()
 
     def migrate(self) -> tuple[int, int]:
-        """Make the schema or bring it up to date, all or nothing; return the versions before and after.
+        """Create or upgrade the schema atomically; return the versions before and after.
 
         Raises:
             StoreError: the store cannot be written, or its schema is newer than this program's.
@@ -150,7 +150,7 @@ class Store:
         self, name: str, settings: StudySettings, comparisons: Sequence[Comparison], methods: dict[str, dict[str, Any]],
         pairs: Sequence[Pair],
     ) -> tuple[Study, str]:
-        """Store a study with its pictures, all or nothing; return it and the owner's token, which is not kept.
+        """Store a study with its images atomically; return the study and the owner's token, which is not stored.
 
         Raises:
             ConfigError: the name is taken or no good.

@@ -1,4 +1,4 @@
-"""What a study asks, of whom, and how it shows the pictures: settled when it is created, and stored with it."""
+"""The settings of a study: its question, raters and presentation, fixed at its creation and stored with it."""
 
 from __future__ import annotations
 
@@ -132,6 +132,6 @@ class Study:
     has_pictures: bool = True
 
     def record(self) -> dict[str, Any]:
-        """Return what may be published of the study, ready for JSON: no salt."""
+        """Return the public settings of the study, ready for JSON: all but the salt."""
         return {"study": self.name, "created": self.created, "settings": self.settings.to_dict(),
                 "methods": self.methods, "comparisons": [dataclasses.asdict(c) for c in self.comparisons]}

@@ -1,4 +1,4 @@
-"""A rater's way through a study: enrol, see a pair, vote. Every answer is checked here, whatever the page sent."""
+"""The steps of a rater in a study: enrol, see a pair, vote. Every answer of the page is checked here."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def enrol(
 
 
 def next_trial(store: Store, study: Study, session: str) -> Trial | None:
-    """Return the rater's next trial, the same pair as before if it has no vote yet; None when all are done.
+    """Return the rater's next trial: the last pair again if it has no vote yet; None after the last trial.
 
     Raises:
         RefusedError: the session is unknown.
@@ -178,7 +178,7 @@ def shown_picture(store: Store, study: Study, token: str, side: str) -> bytes:
 
 
 def save_vote(store: Store, study: Study, session: str, token: str, vote: Vote) -> bool | None:
-    """Store a vote; when this returns it is on disk. Returns whether it was right for practice, None otherwise.
+    """Store a vote on disk. Return whether a practice vote was right, None for other votes.
 
     Raises:
         RefusedError: the session or the token is unknown, the token is another rater's or has been used, or the choice
@@ -218,7 +218,7 @@ def _check(study: Study, vote: Vote) -> None:
 
 
 def _take_turn(connection: Connection, study: Study) -> None:
-    """Wait until no other request of this study assigns pairs (SQLite's transactions take turns by themselves)."""
+    """Lock the assignment of pairs of this study; SQLite's transactions are serial without a lock."""
     connection.execute(select(schema.study.c.id).where(schema.study.c.id == study.id).with_for_update())
 
 

@@ -1,4 +1,4 @@
-"""Headers that a server of ours adds to its answers."""
+"""Add headers to the responses of an ASGI server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from starlette.types import Message, Send
 
 
 def with_headers(send: Send, headers: Mapping[str, str]) -> Send:
-    """Return a `send` (ASGI) that adds `headers`, their names in lower case, to an answer that lacks them."""
+    """Return an ASGI `send` that adds `headers` (lower-case names) to responses that lack them."""
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""Files of a checkpoint on the Hugging Face hub: asked for once, for a bounded time, or else read from the cache."""
+"""Fetch a checkpoint's files from the Hugging Face hub: one request of bounded time, else the local cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import RepositoryNotFoundError
 
 ANSWER_SECONDS = 5.0
-"""Longest wait for the hub's answer, unless HF_HUB_ETAG_TIMEOUT sets another."""
+"""Seconds to wait for the hub's response, unless HF_HUB_ETAG_TIMEOUT is set."""
 
 
 def hub_problem(identifier: str, filename: str, revision: str | None = None) -> str | None:
@@ -43,7 +43,7 @@ def hub_problem(identifier: str, filename: str, revision: str | None = None) -> 
 
 
 def _explain(error: Exception) -> str:
-    """Return in one line why a request failed."""
+    """Return the reason of a failed request as one line."""
     if isinstance(error, RepositoryNotFoundError):
         return f"{constants.ENDPOINT} has no such model, or it is private"
     reason = first_line(error)

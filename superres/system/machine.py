@@ -19,14 +19,14 @@ import torch
 from superres.errors import ConfigError
 
 BUSY = 1.25
-"""How much slower a fixed piece of work may be at its worst than at its best on a machine that counts as quiet."""
+"""Largest ratio of the slowest to the fastest time of fixed work on a machine that counts as idle."""
 
 REPEATS = 30
 WARM_UP = 5
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return what a figure depends on beside the code: processor, cores, threads, GPU, versions."""
+    """Return the properties of the machine that measurements depend on: processor, cores, threads, GPU, versions."""
     return {
         "cpu": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
@@ -35,12 +35,12 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def cache_folder() -> Path:
-    """Return the folder, in the user's cache, of what is kept between runs: compiled code and measured costs."""
+    """Return the folder in the user's cache for compiled code and measured costs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "superres"
 
 
 def cpu_name() -> str:
-    """Return the processor's name, as far as the system tells."""
+    """Return the processor's name, as detailed as the system reports it."""
     try:
         with open("/proc/cpuinfo") as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -117,7 +117,7 @@ class TorchThreads:
             torch.set_num_threads(1 if kind._forked else min(kind._before, self.most))
 
     def __exit__(self, *_: object) -> None:
-        """Set it to what it was."""
+        """Restore the previous number."""
         kind = TorchThreads
         with kind._lock:
             kind._depth -= 1
@@ -125,7 +125,7 @@ class TorchThreads:
 
     @classmethod
     def limit(cls) -> int:
-        """Return how many threads torch may use outside of any such context."""
+        """Return the number of threads that torch may use outside any such context."""
         with cls._lock:
             return cls._before if cls._depth else torch.get_num_threads()
 
@@ -165,7 +165,7 @@ def require_quiet() -> None:
 
 
 class Timer:
-    """Times functions, the device included."""
+    """Times functions, including the work they queue on the device."""
 
     def __init__(self, device: torch.device) -> None:
         """Time work on `device`."""
@@ -180,7 +180,7 @@ class Timer:
         return time.perf_counter() - started
 
     def median(self, work: Callable[[], object], repeats: int = REPEATS, warm_up: int = WARM_UP) -> float:
-        """Return the median seconds of `repeats` calls, after `warm_up` others."""
+        """Return the median seconds of `repeats` calls, after `warm_up` calls that are not timed."""
         for _ in range(warm_up):
             work()
         return statistics.median(self.once(work) for _ in range(repeats))
@@ -191,7 +191,7 @@ class Timer:
 
 
 def bandwidth(size: int, timer: Timer) -> float:
-    """Return bytes a second at which `size` bytes of float32 are read again and again, in products with a vector."""
+    """Return the bytes per second at which matrix-vector products read the same `size` bytes of float32 repeatedly."""
     rows = max(1, size // 4 // 1024)
     matrix, vector = torch.ones(rows, 1024, device=timer.device), torch.ones(1024, device=timer.device)
     best = min(timer.once(lambda: torch.mv(matrix, vector)) for _ in range(50))
@@ -199,14 +199,14 @@ def bandwidth(size: int, timer: Timer) -> float:
 
 
 def matrix_rate(timer: Timer, size: int = 1024) -> float:
-    """Return float operations a second (a multiplication and an addition are two) of a large float32 product."""
+    """Return float operations per second (multiply-add counts as two) of a large float32 product."""
     matrix = torch.ones(size, size, device=timer.device)
     best = min(timer.once(lambda: matrix @ matrix) for _ in range(8))
     return 2 * size**3 / best
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the memory that is free on a device; a CPU's may be limited by a control group, too."""
+    """Return the free memory of a device in bytes; a control group may limit a CPU's."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = [2**33]  # where the system does not tell

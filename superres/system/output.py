@@ -1,4 +1,4 @@
-"""What results have in common: files written in one move, numbers, tables and plots. Nothing here is slow to import."""
+"""Write results: atomic files, numbers, tables and plots. Nothing in this module is slow to import."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCRATCH = re.compile(r"\.superres-\d+-[0-9a-f]{8}\.tmp")
-"""Name of a scratch file: the process that made it, and a random number."""
+"""Pattern of a scratch file's name: the process that created it, and a random number."""
 
 
 def lock_file(file: BinaryIO, shared: bool = False) -> None:
@@ -76,9 +76,9 @@ def scratch_file(folder: Path, replaces: Path | None = None) -> Iterator[BinaryI
 
 
 def _new_scratch(folder: Path) -> BinaryIO:
-    """Make a scratch file and lock it."""
+    """Create a scratch file and lock it."""
     while True:
-        # "x" never opens what is there, nor follows a link.
+        # Mode "x" neither opens an existing file nor follows a link.
         file = open(folder / f".superres-{os.getpid()}-{secrets.token_hex(4)}.tmp", "xb")  # noqa: SIM115 -- returned
         try:
             lock_file(file)
@@ -93,7 +93,7 @@ def _new_scratch(folder: Path) -> BinaryIO:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the scratch files in `folder` whose process is gone; links and the files of live processes stay."""
+    """Remove the scratch files in `folder` whose process has ended; links and files of running processes stay."""
     with suppress(OSError), os.scandir(folder) as entries:
         found = [entry.path for entry in entries if SCRATCH.fullmatch(entry.name)]
         for path in found:

@@ -31,5 +31,5 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 def say(message: str) -> None:
     """Print `message` as one line on standard error, above a progress bar if there is one."""
-    with suppress(OSError):  # what cannot be told is no reason to stop
+    with suppress(OSError):  # a closed standard error is no reason to stop
         ProgressBar.write(f"superres: {one_line(message)}", file=sys.stderr)

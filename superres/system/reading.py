@@ -1,4 +1,4 @@
-"""Files that come from elsewhere, such as those of a checkpoint: regular files of bounded size, and strict JSON."""
+"""Read untrusted files, such as those of a checkpoint: regular files of bounded size, and strict JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is printed: text for people that a terminal shows rather than obeys, and a standard output that can fail."""
+"""Print text without terminal control sequences, and handle failures of standard output."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ that are not UTF-8, as Python's file names and arguments hold them."""
 
 
 class StandardOutputError(OutputError):
-    """Standard output is full, closed, or read by nobody any more; its cause tells which."""
+    """Standard output is full, closed, or no longer read; the cause says which."""
 
 
 def printable(text: str) -> str:
-    r"""Return `text` with all that a terminal would obey as escapes such as \x1b and \u202e; line feeds stay."""
+    r"""Return `text` with terminal control characters as escapes such as \x1b and \u202e; line feeds stay."""
     return _OBEYED.sub(_escape, text)
 
 
@@ -90,7 +90,7 @@ def read_standard_input() -> bytes:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Makes the lines of a log printable: they name files and quote other programs."""
+    """Makes the lines of a log printable, since they contain file names and messages of other programs."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a record."""
@@ -110,7 +110,7 @@ class _Output(io.RawIOBase):
         return self.descriptor
 
     def write(self, data: Buffer, /) -> int:
-        if self.has_failed:  # Python tries once more to get rid of what it has buffered
+        if self.has_failed:  # at exit, Python tries again to flush its buffer
             return memoryview(data).nbytes
         try:
             return os.write(self.descriptor, data)

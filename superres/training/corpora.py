@@ -1,4 +1,4 @@
-"""What a stage trains on, by the task: batches, a score on development data, and files that the checkpoint needs."""
+"""The training data of each task: batches, scores on development data, and the task's files in a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from superres.training.data import Batches, DistilBatches, ImageBatches, TextBat
 from superres.training.settings import TrainConfig
 
 PREDICTION_HEADS = 10
-"""K of new prediction heads, unless asked otherwise."""
+"""Default number of prediction heads, K."""
 
 DEV_IMAGES = 64
-"""Development images whose bits/dim is followed during training."""
+"""Number of development images whose bits per dimension are measured during training."""
 
 DEV_PAIRS = 256
-"""Development sentences whose bits a token and BLEU are followed during training."""
+"""Number of development sentences whose bits per token and BLEU are measured during training."""
 
 Score = Callable[[EncoderDecoder], dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of training, as the command line asks for it; its task is that of the network.
+    """A stage of training, as given on the command line. The network determines the task.
 
     Attributes:
         settings: how to train.
         data: training data; faces for `superres.tasks.faces.read_faces`, text for
             `superres.tasks.translation.read_pairs`.
-        output: the run's folder; a run found there is resumed.
-        dev: development data for scores on the way, or None.
-        start: checkpoint to start from; needed where heads are trained.
-        preset: network of the stage "base", a name in PRESETS, unless `start` gives one.
-        prediction_heads: K where heads are trained; None keeps those of `start`, or makes PREDICTION_HEADS.
-        head_layer: of new heads, a name in HEAD_LAYERS; as in `start` if None.
-        limit: use the first examples of `data` only.
-        own: faces, for the stage "distil": pictures that `start` decoded itself (`decode_own_faces`).
-        languages: text: of source and target; those of the preset or of `start` if None.
-        vocabulary: text: a SentencePiece model's file; if None that of `start` or of the teacher, or else one trained
-            on `data`.
-        more: text: further parallel text, to be read beside `copies` copies of `data`; None for none.
-        copies: text: weight of `data` against `more`, at least 1; 1 without `more`.
+        output: folder of the run; an earlier run there is resumed.
+        dev: development data for scores during training, or None.
+        start: checkpoint to start from; required to train heads.
+        preset: network of the stage "base", a name in PRESETS; ignored if `start` is given.
+        prediction_heads: K if heads are trained; None keeps the heads of `start`, or makes PREDICTION_HEADS heads.
+        head_layer: kind of new heads, a name in HEAD_LAYERS; as in `start` if None.
+        limit: number of examples of `data` to use, from the first on; all if None.
+        own: faces, stage "distil": images that `start` decoded itself (`decode_own_faces`).
+        languages: text: source and target language; as in the preset or `start` if None.
+        vocabulary: text: file of a SentencePiece model; None uses the vocabulary of `start` or of the teacher, or
+            trains one on `data`.
+        more: text: further parallel text, read beside `copies` copies of `data`; or None.
+        copies: text: weight of `data` relative to `more`, at least 1; 1 without `more`.
     """
 
     settings: TrainConfig
@@ -96,7 +96,7 @@ class Stage:
             raise ConfigError(f"unknown preset {self.preset!r}; choose one of {', '.join(PRESETS)}")
         network = PRESETS[self.preset]
         if not network.identity_p1:
-            # The layer that p1 is to go through is inserted with the other heads, after the base is trained.
+            # p1's part of the head layer is added together with the other heads, after the base is trained.
             network = dataclasses.replace(network, one_head_layer=False)
         if self.languages is None:
             return network
@@ -121,13 +121,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Data of a stage.
+    """The data of a stage.
 
     Attributes:
-        network: the network for it.
+        network: settings of the network for the data.
         batches: training pairs.
-        evaluate: scores a network on the development data; None without such.
-        files: what the checkpoint holds for the task beside the weights, by name.
+        evaluate: scores a network on the development data; None without development data.
+        files: contents of the task's files in the checkpoint, by name.
     """
 
     network: ModelConfig
@@ -140,8 +140,8 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     """Read the faces of a stage.
 
     Raises:
-        InvalidInputError: they cannot be used.
-        ConfigError: the stage "distil" without own pictures, or another stage with them.
+        InvalidInputError: the faces cannot be used.
+        ConfigError: the stage "distil" has no own images, or another stage has them.
     """
     settings = stage.settings
     require((settings.stage == "distil") == (stage.own is not None), "the stage distil, and no other, needs the "
@@ -174,14 +174,14 @@ def face_score(path: Path) -> Score:
 
 
 def text_corpus(stage: Stage, network: ModelConfig) -> Corpus:
-    """Read the parallel text of a stage, and its vocabulary, or else train one; its size becomes the network's.
+    """Read the parallel text of a stage, and read or train its vocabulary, whose size becomes the network's.
 
-    Pairs with an empty side, or with one that is too long for the network, are left out, and how many is said.
+    Pairs with a side that is empty or too long for the network are left out; a line reports their number.
 
     Raises:
         InvalidInputError: the text cannot be used.
         CheckpointError: the vocabulary cannot be used.
-        ConfigError: the stage "distil", which is for faces.
+        ConfigError: the stage is "distil", which supports only faces.
     """
     settings = stage.settings
     if settings.stage == "distil":
@@ -210,7 +210,7 @@ def text_corpus(stage: Stage, network: ModelConfig) -> Corpus:
 
 
 def _vocabulary(stage: Stage, pairs: TextPairs, network: ModelConfig) -> Codec:
-    """Read the vocabulary that the stage names, or train one and keep it in the run's folder."""
+    """Read the vocabulary that the stage names, or train one and save it in the run's folder."""
     given = stage.start or stage.teacher
     path = stage.vocabulary or (given or stage.output) / VOCABULARY_FILE
     if stage.vocabulary is None and given is None and not path.exists():
@@ -221,9 +221,9 @@ def _vocabulary(stage: Stage, pairs: TextPairs, network: ModelConfig) -> Codec:
 
 
 def text_score(pairs: TextPairs, codec: Codec) -> Score:
-    """Return a function that scores a network on the first DEV_PAIRS of `pairs`: bits a token, BLEU of greedy.
+    """Return a function that scores a network on the first DEV_PAIRS of `pairs`: bits per token, and greedy BLEU.
 
-    Bits are those of the pairs that fit into the network.
+    The bits are measured on the pairs that are short enough for the network.
     """
     source, target = pairs.source[:DEV_PAIRS], pairs.target[:DEV_PAIRS]
     rows = list(zip(codec.split(source), codec.split(target), strict=True))
@@ -242,4 +242,4 @@ def text_score(pairs: TextPairs, codec: Codec) -> Score:
 CORPORA: dict[str, Callable[[Stage, ModelConfig], Corpus]] = {
     faces.name: face_corpus, translation.name: text_corpus,
 }
-"""What reads the data of a stage, by the task."""
+"""Function that reads the data of a stage, by task."""

@@ -1,4 +1,4 @@
-"""Batches of token pairs, in an order that seed and step decide, so that a resumed run sees the same examples."""
+"""Batches of token pairs, in an order determined by seed and step, so that a resumed run sees the same examples."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class TokenBatch(NamedTuple):
     Attributes:
         source: tokens [B, S], int64.
         target: tokens [B, T], int64.
-        true_count: the first so many targets are true pictures; the rest a model decoded itself. None: all are true.
-        padding: True where a source is padding, bool [B, S]; None where nothing is.
-        lengths: tokens of each target [B], int64, what follows being padding; None where nothing is.
+        true_count: number of true images, which come first; a model decoded the other targets. None: all are true.
+        padding: bool [B, S], True at padding of a source; None without padding.
+        lengths: number of tokens of each target, int64 [B], without its padding; None without padding.
     """
 
     source: Tensor
@@ -41,9 +41,9 @@ class Batches(Protocol):
     """A reproducible sequence of batches."""
 
     batch_size: int
-    """Examples a batch over all processes; their mean where batches differ."""
+    """Examples per batch over all processes; the mean if batches differ in size."""
     unit: str
-    """What an example is, in the plural."""
+    """Name of the examples, in the plural."""
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
         """Return process `part`'s share of batch `step`."""
@@ -57,7 +57,7 @@ class ImageBatches:
     Attributes:
         low: sources uint8 [N, h, w, C].
         high: targets uint8 [N, H, W, C].
-        batch_size: images a batch over all processes.
+        batch_size: images per batch over all processes.
         seed: key of order and mirroring.
         flip: mirror half of the images.
     """
@@ -72,10 +72,10 @@ class ImageBatches:
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
         """Return process `part`'s share of batch `step`.
 
-        Each epoch is a fresh permutation; a batch that crosses the end of an epoch goes on in the next.
+        Each epoch is a new permutation; a batch that reaches the end of an epoch continues in the next one.
 
         Raises:
-            ConfigError: the shares would not be equal, so that the mean of their gradients would not be the batch's.
+            ConfigError: the batch cannot be divided equally, so the mean of the shares' gradients would be wrong.
         """
         require(self.batch_size % parts == 0, f"{self.batch_size} images a batch cannot be shared equally among "
                 f"{parts} processes; choose a multiple with --batch-size")
@@ -93,10 +93,10 @@ class ImageBatches:
 
 
 class DistilBatches:
-    """Batches whose first half are true pictures and whose second half a model decoded itself."""
+    """Batches of true images (first half) and images that a model decoded itself (second half)."""
 
     def __init__(self, true: ImageBatches, own: ImageBatches) -> None:
-        """Join two sequences of batches; mirrored, a picture is no longer what the model would decode."""
+        """Join two sequences of batches. Own images are never mirrored: the model would not decode the mirror image."""
         self.true, self.own = true, dataclasses.replace(own, flip=False)
         self.batch_size, self.unit = true.batch_size + own.batch_size, true.unit
 
@@ -108,16 +108,16 @@ class DistilBatches:
 
 @dataclass
 class TextBatches:
-    """Batches of sentence pairs of like length, with about as many target tokens each.
+    """Batches of sentence pairs of similar length, with a similar number of target tokens per batch.
 
-    An epoch is a fresh permutation sorted by length, cut into batches, which come in random order.
+    An epoch is a new permutation, sorted by length and cut into batches, which follow in random order.
 
     Attributes:
         sources: tokens of each source, END last.
         targets: tokens of each target, END last.
-        batch_size: mean of the pairs a batch, over all processes.
+        batch_size: mean number of pairs per batch over all processes.
         seed: key of the order.
-        padding: the token that fills up rows.
+        padding: the padding token.
     """
 
     sources: Sequence[np.ndarray]
@@ -154,7 +154,7 @@ class TextBatches:
         return TokenBatch(source, target, None, hidden, target_lengths)
 
     def _padded(self, rows: list[np.ndarray]) -> tuple[Tensor, Tensor]:
-        """Return `rows` filled up to the longest [B, N], and their lengths [B]."""
+        """Return `rows` padded to the longest [B, N], and their lengths [B]."""
         lengths = torch.tensor([len(row) for row in rows])
         result = torch.full((len(rows), int(lengths.max())), self.padding, dtype=torch.int64)
         for place, row in zip(result, rows, strict=True):
@@ -166,7 +166,7 @@ _permutations: dict[tuple[int, int, int], np.ndarray] = {}
 
 
 def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
-    """Return the order of `count` images in `epoch`, remembering the latest two epochs."""
+    """Return the order of `count` images in `epoch`; the latest two epochs are cached."""
     key = (seed, epoch, count)
     if key not in _permutations:
         while len(_permutations) > 1:

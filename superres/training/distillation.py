@@ -1,4 +1,4 @@
-"""What models decode for training: their own pictures (self-distillation), a teacher's translations."""
+"""Decode training data with models: own images (self-distillation), or a teacher's translations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Stop = Callable[[], bool]
 Report = Callable[[dict[str, float]], None]
 
 CHUNK = 512
-"""Sentences that are translated before they are kept."""
+"""Sentences per saved part of a translation."""
 
 
 def decode_own_faces(
@@ -34,17 +34,17 @@ def decode_own_faces(
     Args:
         upscaler: the model.
         pairs: training faces, of which only the inputs are used.
-        output: folder for `faces.npz`; batches that an earlier call left there are not decoded again.
-        decode: settings of the decoding; exact ones give p1's own greedy pictures.
+        output: folder for `faces.npz`; batches that an earlier call saved there are not decoded again.
+        decode: settings of the decoding; exact acceptance gives p1's own greedy images.
         batch_size: images decoded together.
-        stop: asked after every batch.
+        stop: called after every batch; decoding ends if it returns true.
         report: called with the number of images done.
 
     Returns:
-        Whether all are decoded, so that `output / "faces.npz"` holds them.
+        Whether all are decoded; then `output / "faces.npz"` holds them.
 
     Raises:
-        ConfigError: `output` holds pictures of another model, other data or other settings.
+        ConfigError: `output` holds images of another model, other data or other settings.
         OutputError: the folder cannot be written.
     """
     digest = hashlib.sha256(pairs.lr.tobytes()).hexdigest()[:12]
@@ -71,7 +71,7 @@ def decode_own_faces(
 
 
 def _claim(folder: Path, settings: dict[str, Any]) -> None:
-    """Write `settings` into `folder`, or check that they are the ones it was started with."""
+    """Write `settings` into `folder`, or check that an earlier call wrote the same settings."""
     prepare_folder(folder)
     path = folder / "settings.json"
     text = json.dumps(settings, indent=1) + "\n"
@@ -90,15 +90,15 @@ def translate_pairs(
     Args:
         translator: the teacher.
         pairs: training text, of which only the sources are used.
-        output: folder for `pairs.<language>`, a parallel text of the sources and their translations; what an earlier
-            call left there is not translated again.
+        output: folder for `pairs.<language>`, a parallel text of the sources and their translations; parts that an
+            earlier call saved there are not translated again.
         beam: settings of the search.
         batch_size: sentences translated together.
-        stop: asked after every CHUNK sentences.
+        stop: called after every CHUNK sentences; translation ends if it returns true.
         report: called with the number of pairs done.
 
     Returns:
-        Whether all are translated, so that `output / "pairs"` can be read as a parallel text.
+        Whether all are translated; then `output / "pairs"` can be read as a parallel text.
 
     Raises:
         ConfigError: `output` holds the translations of another teacher, other data or other settings.

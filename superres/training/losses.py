@@ -1,4 +1,4 @@
-"""Training losses of the network, in nats a token."""
+"""Training losses of the network, in nats per token."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from superres.nn.model import Decoded, EncoderDecoder
 from superres.training.settings import TrainConfig
 
 IGNORED = -100
-"""Target token that does not count."""
+"""Target token that the loss ignores."""
 
 
 class TeacherForcingLoss(nn.Module):
-    """Cross-entropy of p1, the proposal heads' loss where they are trained, and the estimate's error beside them.
+    """The sum of p1's cross-entropy, the loss of the proposal heads if they are trained, and the estimate's error.
 
-    A module, so that every weight is used inside one forward call (which distributed training requires).
+    It is a module because distributed training requires that every weight is used inside one forward call.
     """
 
     def __init__(self, model: EncoderDecoder, settings: TrainConfig, teacher: EncoderDecoder | None = None) -> None:
@@ -24,10 +24,10 @@ class TeacherForcingLoss(nn.Module):
         super().__init__()
         self.model = model
         self.settings = settings
-        self.teachers = (teacher,)  # in a tuple it is no part of the module
+        self.teachers = (teacher,)  # in a tuple, so that the teacher is not a submodule
 
     def train(self, mode: bool = True) -> TeacherForcingLoss:
-        """Switch to training, in which a frozen base drops nothing: heads learn from what they will see in decoding."""
+        """Set the mode. A frozen base stays without dropout, so that heads train on the states they see in decoding."""
         super().train(mode)
         self.model.train(mode and self.settings.trains_base)
         return self
@@ -42,14 +42,13 @@ class TeacherForcingLoss(nn.Module):
             source: tokens [B, S].
             target: tokens [B, T].
             draw: key of the random choice of positions or head; see `drawn_head`.
-            true_count: the first so many targets are true pictures, the rest the model's own, from which p1 could learn
-                nothing but to be surer of itself. None: all are true.
-            padding: bool [B, S], True where a source is padding; None where nothing is.
-            lengths: tokens of each target [B], what follows being padding, which does not count; None where nothing is.
+            true_count: number of true images, which come first; the other targets are the model's own outputs, which
+                p1 is not trained on, since they would only make it more confident. None: all targets are true.
+            padding: bool [B, S], True at padding of a source; None without padding.
+            lengths: number of tokens of each target [B]; the loss ignores the padding after them. None without padding.
 
         Returns:
-            "total" (to minimise) and those of its parts that the minibatch has: "p1", "heads", "estimate" (grey
-            levels).
+            "total", the loss to minimise, and its parts in this minibatch: "p1", "heads", "estimate" (grey levels).
         """
         decoded = self.model(source, target, padding)
         settings, losses = self.settings, {}
@@ -73,9 +72,9 @@ class TeacherForcingLoss(nn.Module):
         return losses | {"total": total}
 
     def drawn_head(self, draw: int) -> int | None:
-        """Return the head (0-based) that is drawn uniformly with the key `draw`; None where all heads are trained.
+        """Return the head (0-based) drawn uniformly with the key `draw`; None if all heads are trained.
 
-        It is 0 only where p1 learns by being drawn.
+        Head 0 is only drawn with the loss "random-head" and a p1 that is trained.
         """
         settings, network = self.settings, self.model.config
         if not settings.trains_heads or settings.head_loss == "all-heads":
@@ -86,7 +85,7 @@ class TeacherForcingLoss(nn.Module):
         return int(torch.randint(first, network.prediction_heads, (), generator=torch.Generator().manual_seed(draw)))
 
     def _parts(self, head: int | None) -> tuple[bool, bool]:
-        """Tell whether p1's loss and whether that of other heads is minimised, where `head` is drawn."""
+        """Return whether the minibatch has p1's loss, and whether it has a loss of other heads, if `head` is drawn."""
         if self.settings.head_loss == "random-head" and head is not None:
             return head == 0, head > 0
         return self.settings.trains_base, self.settings.trains_heads
@@ -94,7 +93,7 @@ class TeacherForcingLoss(nn.Module):
     def _first(
         self, scores: Tensor, source: Tensor, target: Tensor, padding: Tensor | None, lengths: Tensor | None
     ) -> Tensor:
-        """Return p1's loss: its cross-entropy, or its divergence from the teacher's distributions."""
+        """Return p1's loss: the cross-entropy, or the divergence from the teacher's distributions."""
         teacher = self.teachers[0]
         if teacher is not None:
             with torch.no_grad():
@@ -107,7 +106,7 @@ class TeacherForcingLoss(nn.Module):
                                label_smoothing=self.settings.label_smoothing)
 
     def _all_heads(self, decoded: Decoded, wanted: Tensor, draw: int, lengths: Tensor | None) -> Tensor:
-        """Mean loss of all proposal heads on a random subset of positions; `wanted` as in `mean_loss`."""
+        """Return the mean loss of all proposal heads at a random subset of positions; `wanted` as in `mean_loss`."""
         batch, length = wanted.shape[:2]
         count = min(self.settings.head_positions, length)
         position = torch.arange(length, device=wanted.device)
@@ -122,7 +121,7 @@ class TeacherForcingLoss(nn.Module):
         return mean_loss(scores, target, inside, wanted, self._head_weights(wanted.device))
 
     def _one_head(self, decoded: Decoded, wanted: Tensor, head: int, lengths: Tensor | None) -> Tensor:
-        """Loss of one head at all positions; `wanted` as in `mean_loss`."""
+        """Return the loss of one head at all positions; `wanted` as in `mean_loss`."""
         position = torch.arange(wanted.shape[1], device=wanted.device).expand(len(wanted), -1)
         weight = self._head_weights(wanted.device)[head - self._first_head]
         inside = is_inside(position + head, wanted.shape[1], lengths)
@@ -131,11 +130,11 @@ class TeacherForcingLoss(nn.Module):
 
     @property
     def _first_head(self) -> int:
-        """The first of the heads that learn as such, 0-based: p1 does if it is in the layer and not drawn by itself."""
+        """The first head (0-based) of the heads' loss: p1 if it is in the head layer and not drawn on its own."""
         return 1 if self.model.config.identity_p1 or self.settings.head_loss == "random-head" else 0
 
     def _head_weights(self, device: torch.device) -> Tensor:
-        """Return what each head from the first on counts: decay**(i - 2) for head i, p1 as p2; the mean is 1."""
+        """Return each head's weight in the mean: decay**(i - 2) for head i, p1 as p2, scaled to a mean of 1."""
         distance = torch.arange(self._first_head - 1, self.model.config.prediction_heads - 1, device=device)
         weights = self.settings.head_decay ** distance.clamp(min=0)
         return weights / weights.mean()
@@ -147,22 +146,22 @@ def mark_padding(target: Tensor, lengths: Tensor) -> Tensor:
 
 
 def is_inside(position: Tensor, length: int, lengths: Tensor | None = None) -> Tensor:
-    """Tell which target positions [B, ...] come before the ends of their rows, `lengths` [B], or `length` if None."""
+    """Return which target positions [B, ...] lie before the ends of their rows: `lengths` [B], or `length` if None."""
     return position < (length if lengths is None else lengths.view(-1, *[1] * (position.dim() - 1)))
 
 
 def mean_loss(
     scores: Tensor, position: Tensor, inside: Tensor, wanted: Tensor, weight: Tensor | None = None
 ) -> Tensor:
-    """Return the mean loss of the scores of targets; 0 where there are none.
+    """Return the mean loss over targets; 0 without any target.
 
     Args:
-        scores: of the N targets that are inside, in order, [N, V].
+        scores: scores of the N targets inside their rows, in order [N, V].
         position: target positions [B, ...].
-        inside: those that are scored, bool [B, ...].
-        wanted: tokens [B, T], for the cross-entropy; or scores [B, T, V] of the distributions to learn, for the
+        inside: whether a target is scored, bool [B, ...], N of them True.
+        wanted: tokens [B, T] for the cross-entropy; or scores [B, T, V] of the distributions to learn, for the
             Kullback-Leibler divergence from them.
-        weight: how much each counts in the mean, broadcastable to `position`; alike if None.
+        weight: weight of each target in the mean, broadcastable to `position`; equal weights if None.
     """
     row = torch.arange(len(wanted), device=wanted.device).view(-1, *[1] * (position.dim() - 1)).expand_as(position)
     found = wanted[row[inside], position[inside]]

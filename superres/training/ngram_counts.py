@@ -1,4 +1,4 @@
-"""Counts of n-grams in training data, in the tokens of a checkpoint."""
+"""Count the n-grams of training data in the tokens of a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def count_targets(
     """Count the n-grams of training targets.
 
     Args:
-        checkpoint: bundled name, folder or hub id; its task and vocabulary say what a token is.
+        checkpoint: bundled name, folder or hub id, whose task and vocabulary define the tokens.
         data: faces or parallel text, as for training.
-        order: most tokens of an n-gram.
-        limit: use the first examples only.
-        least: leave out contexts that were seen less often.
-        most: keep so many contexts, the most frequent.
+        order: largest number of tokens in an n-gram.
+        limit: number of examples to use, from the first on; all if None.
+        least: smallest count of a context that is kept.
+        most: largest number of contexts that are kept; the most frequent ones.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.

@@ -1,4 +1,4 @@
-"""Stages of training, and the ladder that climbs them: base, heads on a frozen base, fine-tuned, distilled."""
+"""Stages of training, and recipes that chain them: base, heads on a frozen base, fine-tuned, distilled."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def train_stage(stage: Stage, stop: Stop, report: Report) -> bool:
     """Run a stage to its end or until `stop()` is true.
 
     Args:
-        stage: what to do.
-        stop: asked after every step; the state is saved before returning.
+        stage: settings, data and folder.
+        stop: called after every step; if it returns true, the state is saved and training ends.
         report: called with each record of the history.
 
     Returns:
-        Whether the schedule ended, so that `stage.output / "checkpoint"` holds the result.
+        Whether the schedule was completed; then `stage.output / "checkpoint"` holds the result.
 
     Raises:
-        SuperresError: data, settings, warm start or an earlier run in the folder do not fit.
+        SuperresError: data, settings, the warm start or an earlier run in the folder do not match.
     """
     network = stage.network()
     corpus = CORPORA[network.task](stage, network)
@@ -55,11 +55,11 @@ def train_stage(stage: Stage, stop: Stop, report: Report) -> bool:
 
 
 def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:
-    """Load the checkpoint that p1 is to learn from.
+    """Load the checkpoint that p1 learns from.
 
     Raises:
-        CheckpointError: it cannot be read.
-        ConfigError: its tokens are not those of `corpus`.
+        CheckpointError: the checkpoint cannot be read.
+        ConfigError: its tokens differ from those of `corpus`.
     """
     teacher = load_checkpoint(folder)
     for what in ("task", "languages", "vocabulary", "source_shape", "target_shape"):
@@ -73,16 +73,16 @@ def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:
 
 
 @dataclass(frozen=True)
-class Rung(Config):
-    """One step of a ladder.
+class RecipeStage(Config):
+    """One stage of a recipe, called a rung in the recipe file.
 
     Attributes:
-        name: names its folder.
-        settings: how to train, the fields of `TrainConfig` that differ from its defaults.
-        start: the earlier rung to start from; None for the first.
-        own_images: stage "distil": how many training inputs `start` decodes itself.
-        translated_by: text: an earlier rung, the teacher, on whose translations of the training text to train.
-        copies: text: how many copies of the training text to read beside the further text; 0 leaves that out.
+        name: name of the stage and of its folder.
+        settings: the fields of `TrainConfig` that differ from its defaults.
+        start: name of the earlier stage to start from; None to start from random weights.
+        own_images: stage "distil": number of training inputs that `start` decodes itself.
+        translated_by: text: name of an earlier stage, the teacher, whose translations of the training text to train on.
+        copies: text: copies of the training text to read beside the further text; 0 reads no further text.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Rung(Config):
     copies: int = 0
 
     def train_config(self) -> TrainConfig:
-        """Return the settings, checked.
+        """Return the validated settings.
 
         Raises:
             ConfigError: a field is unknown or out of range.
@@ -102,114 +102,120 @@ class Rung(Config):
 
 
 @dataclass(frozen=True)
-class Ladder:
+class Recipe:
     """A recipe for the checkpoints of Table 1 or 2 and beyond.
 
     Attributes:
         preset: the network.
         prediction_heads: K.
-        decode_batch: images decoded together for own pictures, or sentences translated together.
-        rungs: in the order of training.
+        decode_batch: images that a model decodes together for self-distillation, or sentences translated together.
+        stages: stages in the order of training, the key "rungs" of the file.
     """
 
     preset: str
     prediction_heads: int
     decode_batch: int
-    rungs: list[Rung]
+    stages: list[RecipeStage]
 
     @classmethod
-    def read(cls, path: Path) -> Ladder:
+    def read(cls, path: Path) -> Recipe:
         """Read a recipe from a JSON file.
 
         Raises:
-            ConfigError: the file is missing or damaged, or a rung does not fit the ones before it.
+            ConfigError: the file is missing or damaged, or a stage does not match the stages before it.
         """
         try:
             document = json.loads(path.read_text())
-            rungs = [Rung.from_dict(rung) for rung in document.pop("rungs")]
-            ladder = cls(rungs=rungs, **document)
+            stages = [RecipeStage.from_dict(entry) for entry in document.pop("rungs")]
+            recipe = cls(stages=stages, **document)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"{path} is not a ladder's recipe ({error!r}); see scripts/recipes") from error
+            raise ConfigError(f"{path} is not a training recipe ({error!r}); see scripts/recipes") from error
         earlier: set[str] = set()
-        for rung in ladder.rungs:
-            settings = rung.train_config()
-            require(rung.name not in earlier, f"{path}: two rungs are called {rung.name!r}; rename one")
-            require(rung.start in earlier or rung.start is None,
-                    f"{path}: rung {rung.name!r} starts from {rung.start!r}, which is not an earlier rung")
-            require(rung.translated_by in earlier or rung.translated_by is None,
-                    f"{path}: rung {rung.name!r} is translated by {rung.translated_by!r}, which is not an earlier rung")
-            require((settings.stage == "distil") == (rung.own_images > 0),
-                    f"{path}: rung {rung.name!r}: own_images must be positive in the stage distil, and only there")
-            require(rung.copies == 0 or (rung.copies > 0 and rung.translated_by is None),
-                    f"{path}: rung {rung.name!r}: copies must be 0 or more, and 0 beside translated_by")
-            earlier.add(rung.name)
-        return ladder
+        for entry in recipe.stages:
+            settings = entry.train_config()
+            require(entry.name not in earlier, f"{path}: two rungs are called {entry.name!r}; rename one")
+            require(entry.start in earlier or entry.start is None,
+                    f"{path}: rung {entry.name!r} starts from {entry.start!r}, which is not an earlier rung")
+            require(entry.translated_by in earlier or entry.translated_by is None,
+                    f"{path}: rung {entry.name!r} is translated by {entry.translated_by!r}, "
+                    "which is not an earlier rung")
+            require((settings.stage == "distil") == (entry.own_images > 0),
+                    f"{path}: rung {entry.name!r}: own_images must be positive in the stage distil, and only there")
+            require(entry.copies == 0 or (entry.copies > 0 and entry.translated_by is None),
+                    f"{path}: rung {entry.name!r}: copies must be 0 or more, and 0 beside translated_by")
+            earlier.add(entry.name)
+        return recipe
 
 
-def climb(
-    ladder: Ladder, data: Path, output: Path, dev: Path | None, stop: Stop,
+def train_recipe(
+    recipe: Recipe, data: Path, output: Path, dev: Path | None, stop: Stop,
     report: Callable[[str, dict[str, float]], None], more: Path | None = None,
 ) -> bool:
-    """Train all rungs of a ladder, each in `output / <its name>`; finished ones are left as they are.
+    """Train all stages of a recipe, each in the folder `output / <name of the stage>`; skip finished stages.
 
-    Of several processes (`accelerate launch`) the first decodes for the training of others, which wait.
+    With several processes (`accelerate launch`), the first decodes the training data while the others wait.
 
     Args:
-        ladder: the recipe.
+        recipe: the stages.
         data: training data.
-        output: folder of the ladder's runs; `training.jsonl` there gets a row a finished rung.
-        dev: development data for scores on the way, or None.
-        stop: asked after every step; the state is saved before returning.
-        report: called with the rung's name and each record of its history.
-        more: further text for the rungs that read some (`Rung.copies`).
+        output: folder of the stages' runs; `training.jsonl` there gets one row per finished stage.
+        dev: development data for scores during training, or None.
+        stop: called after every step; if it returns true, the state is saved and training ends.
+        report: called with the name of the stage and each record of its history.
+        more: further text for the stages with positive `RecipeStage.copies`.
 
     Returns:
-        Whether all rungs are finished.
+        Whether all stages are finished.
 
     Raises:
-        SuperresError: data, settings or an earlier run in the folder do not fit.
+        SuperresError: data, settings or an earlier run in the folder do not match.
     """
-    reading = any(rung.copies for rung in ladder.rungs)
+    reading = any(entry.copies for entry in recipe.stages)
     require(reading == (more is not None), "the recipe reads further text; give it with --more" if reading else
             f"no rung of the recipe reads further text; leave out --more {more}")
     processes = PartialState(cpu=not torch.cuda.is_available())
     rows = []
-    for rung in ladder.rungs:
-        told = functools.partial(report, rung.name)
-        start = None if rung.start is None else output / rung.start / "checkpoint"
-        stage = Stage(rung.train_config(), data, output / rung.name, dev, start, ladder.preset, ladder.prediction_heads,
-                      vocabulary=_shared_vocabulary(ladder, rung, output),
-                      more=more if rung.copies else None, copies=rung.copies or 1)
+    for entry in recipe.stages:
+        entry_report = functools.partial(report, entry.name)
+        start = None if entry.start is None else output / entry.start / "checkpoint"
+        stage = Stage(entry.train_config(), data, output / entry.name, dev, start, recipe.preset,
+                      recipe.prediction_heads, vocabulary=_shared_vocabulary(recipe, entry, output),
+                      more=more if entry.copies else None, copies=entry.copies or 1)
         with processes.main_process_first():
-            ready = _with_decoded(stage, rung, output, ladder.decode_batch, stop, told)
-        if ready is None or not train_stage(ready, stop, told):
+            ready = _with_decoded(stage, entry, output, recipe.decode_batch, stop, entry_report)
+        if ready is None or not train_stage(ready, stop, entry_report):
             return False
-        row = {"rung": rung.name, "start": rung.start, **read_training(stage.output / "checkpoint")[-1]}
-        texts = {"translated_by": rung.translated_by, "copies": rung.copies}
+        row = {"rung": entry.name, "start": entry.start, **read_training(stage.output / "checkpoint")[-1]}
+        texts = {"translated_by": entry.translated_by, "copies": entry.copies}
         rows.append({**row, **{name: value for name, value in texts.items() if value}})
         write_result(output / "training.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
     return True
 
 
-def _shared_vocabulary(ladder: Ladder, rung: Rung, output: Path) -> Path | None:
-    """Return the vocabulary that the first rung trained, for a later one that starts afresh."""
-    first = ladder.rungs[0]
-    text = PRESETS[ladder.preset].task == translation.name if ladder.preset in PRESETS else False
-    return output / first.name / "checkpoint" / translation.VOCABULARY_FILE if text and rung is not first else None
+def _shared_vocabulary(recipe: Recipe, entry: RecipeStage, output: Path) -> Path | None:
+    """Return the vocabulary file of the first stage for a later text stage; None for the first stage and for faces."""
+    first = recipe.stages[0]
+    text = PRESETS[recipe.preset].task == translation.name if recipe.preset in PRESETS else False
+    return output / first.name / "checkpoint" / translation.VOCABULARY_FILE if text and entry is not first else None
 
 
 def _with_decoded(
-    stage: Stage, rung: Rung, output: Path, batch_size: int, stop: Stop, report: Report
+    stage: Stage, entry: RecipeStage, output: Path, batch_size: int, stop: Stop, report: Report
 ) -> Stage | None:
-    """Let earlier rungs decode what `rung` trains on, and return its stage with that; None if `stop()` was true."""
-    if rung.own_images and stage.start is not None:
-        pairs = faces.read_faces(stage.data, "train", rung.own_images)
+    """Decode the data that `entry` trains on with earlier stages.
+
+    Returns:
+        `stage` with the decoded data; None if `stop()` returned true.
+    """
+    if entry.own_images and stage.start is not None:
+        pairs = faces.read_faces(stage.data, "train", entry.own_images)
         own = stage.output / "own"
         done = decode_own_faces(Upscaler.load(stage.start), pairs, own, DecodeConfig(), batch_size, stop, report)
         return dataclasses.replace(stage, own=own / "faces.npz") if done else None
-    if rung.translated_by is not None:
-        teacher = Translator.load(output / rung.translated_by / "checkpoint")
-        text, folder = translation.read_pairs(stage.data, teacher.languages), output / rung.translated_by / "translated"
+    if entry.translated_by is not None:
+        teacher = Translator.load(output / entry.translated_by / "checkpoint")
+        text = translation.read_pairs(stage.data, teacher.languages)
+        folder = output / entry.translated_by / "translated"
         done = translate_pairs(teacher, text, folder, BeamConfig(), batch_size, stop, report)
         return dataclasses.replace(stage, data=folder / "pairs") if done else None
     return stage

@@ -14,41 +14,41 @@ STAGES = ("base", "heads", "distil")
 
 @dataclass(frozen=True)
 class TrainConfig(Config):
-    """How a stage of training runs.
+    """Settings of a training stage.
 
     Attributes:
-        stage: "base" (teacher forcing of p1), "heads" (p2..pk on a warm-started base), or "distil" (as "heads", half of
-            each batch being pictures that the model decoded itself, on which p1 is not trained).
-        batch_size: examples (images, pairs of sentences) a step over all processes; even in the stage "distil". Text
-            makes batches of equal numbers of tokens, of which this is the mean.
+        stage: "base" (teacher forcing of p1), "heads" (p2..pk on a warm-started base), or "distil" (as "heads", but
+            half of each batch are images that the model decoded itself, on which p1 is not trained).
+        batch_size: examples (images, sentence pairs) per step over all processes; even in the stage "distil". For text,
+            it is the mean, since batches have similar numbers of tokens.
         optimizer: "adamw" or "adam" (betas 0.9, 0.98, as published).
         learning_rate: peak rate.
         warmup_steps: steps of linear warm-up before the cosine decay.
         weight_decay: of AdamW.
         clip: largest gradient norm.
-        ema_decay: decay of the averaged weights, which are the ones kept.
-        steps: where the schedule ends; None if `minutes` decides.
-        minutes: training time where the schedule ends, summed over resumes; None if `steps` decides.
+        ema_decay: decay of the averaged weights, in [0, 1); the checkpoint holds the averaged weights.
+        steps: length of the schedule in steps; None if `minutes` is given.
+        minutes: length of the schedule in minutes of training time, summed over resumes; None if `steps` is given.
         flip: mirror half of the images.
-        estimate_weight: weight of the estimate's absolute error, nats a grey level.
-        freeze_base: not in "base": train the head layer alone, so that p1 stays exactly the base.
-        head_loss: what is minimised in a minibatch. "all-heads": p1's loss plus the mean loss of all heads in the layer
-            on a random subset of positions. "random-head": the loss of one of p1..pk, drawn uniformly, which is an
-            unbiased estimate of their mean (section 6 of the paper); where p1 is frozen, of p2..pk.
-            "p1-and-random-head": p1's loss in every minibatch plus that of one head in the layer, which weighs p1 as
-            much as all other heads together. Both sums lack p1's loss on a frozen base.
-        head_positions: size of that subset.
-        head_target: what heads learn at a position: "p1", the distribution that p1 itself has there once it knows all
-            tokens before (what they are verified against), or "tokens", the true token (as published).
-        head_weight: weight of the proposal heads' loss beside p1's.
-        head_decay: head i counts head_decay**(i - 2) in that mean: a far head matters only if all nearer ones are
-            right. 1 weighs all alike.
+        estimate_weight: weight of the estimate's mean absolute error, in nats per grey level.
+        freeze_base: stages other than "base": train only the head layer, so that p1 stays exactly the base model.
+        head_loss: the loss of a minibatch. "all-heads": p1's loss plus the mean loss of all heads in the layer at a
+            random subset of positions. "random-head": the loss of one of p1..pk, drawn uniformly, which is an unbiased
+            estimate of their mean (section 6 of the paper); of p2..pk if p1 is frozen. "p1-and-random-head": p1's loss
+            plus the loss of one drawn head in the layer, so that p1 weighs as much as all other heads together. With a
+            frozen base, p1's loss is left out.
+        head_positions: number of positions in the random subset of "all-heads".
+        head_target: what heads learn at a position: "p1", the distribution of p1 given all tokens before that position,
+            which verification uses; or "tokens", the true token, as in the paper.
+        head_weight: weight of the proposal heads' loss relative to p1's.
+        head_decay: in (0, 1]; head i has the weight head_decay**(i - 2) in the mean of the heads, since a proposal only
+            counts if all proposals before it are accepted. 1 weighs all heads equally.
         precision: "bf16" autocast or "no".
-        gradient_checkpointing: compute decoder layers again in the backward pass, for large networks on little memory.
-        seed: of the weights, the order of examples and every random choice.
-        label_smoothing: share of p1's target that is spread over all tokens.
-        teacher: checkpoint (name or folder) whose p1 it is that p1 learns from, by its distributions at every position;
-            None learns the true tokens. So is a draft model made (Zhou et al. 2024, "DistillSpec").
+        gradient_checkpointing: recompute decoder layers in the backward pass, which saves memory.
+        seed: seed of the weights, the order of examples and every random choice.
+        label_smoothing: share of p1's target that is spread over all tokens, in [0, 1).
+        teacher: checkpoint (name or folder) from whose p1 the new p1 learns the distributions at every position, as for
+            draft models (Zhou et al. 2024, "DistillSpec"); None learns the true tokens.
     """
 
     stage: Literal["base", "heads", "distil"] = "base"

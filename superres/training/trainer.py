@@ -1,4 +1,4 @@
-"""Training in stages: the base by teacher forcing, then the heads on a warm start. Resumable, on CPU or GPUs."""
+"""Train a stage: the base by teacher forcing, or heads on a warm start. Resumable, on a CPU or several GPUs."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from superres.training.losses import TeacherForcingLoss
 from superres.training.settings import TrainConfig
 
 SAVE_SECONDS = 45.0
-"""Longest time between two resumable states: a kill loses less than a minute."""
+"""Seconds between two resumable states, so that a killed run loses less than a minute."""
 
 REPORT_STEPS = 50
-"""Steps between two records of the losses."""
+"""Number of steps between two records of the losses."""
 
 
 DEV_SCORES = ("bits_per_dim", "dev_images", "bits_per_token", "bleu", "dev_pairs")
-"""Scores of the history that an evaluation on development data gives."""
+"""Names of the scores on development data in the history."""
 
 
 @dataclass
 class Progress:
-    """Where a run stands; saved with its weights.
+    """Progress of a run, saved with its weights.
 
     Attributes:
         step: optimiser steps done.
         seconds: training time so far, summed over resumes.
-        history: one record a report: step, seconds, images (or pairs), and losses or scores.
+        history: one record per report: step, seconds, images (or pairs), and losses or scores.
     """
 
     step: int
@@ -63,17 +63,17 @@ class Progress:
 
 
 def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | None = None) -> EncoderDecoder:
-    """Build the network to train, warm-started from a checkpoint folder if one is named.
+    """Build the network to train, warm-started from a checkpoint folder if one is given.
 
     Args:
-        config: the network. The warm start may lack the head layer, nothing else. A head layer that it has for p1
-            alone becomes p1's part of the new one.
+        config: the network. Of its weights, the warm start may lack only the head layer. A head layer that the warm
+            start has for p1 alone becomes p1's part of the new layer.
         settings: the stage and seed.
         start: checkpoint folder.
 
     Raises:
-        CheckpointError: the warm start does not fit.
-        ConfigError: the stage has no heads to train.
+        CheckpointError: the warm start belongs to another network.
+        ConfigError: the stage trains heads and the network has none, or a frozen p1 has nothing to learn from.
     """
     if settings.trains_heads and config.prediction_heads < 2:
         raise ConfigError(f"stage {settings.stage} needs at least 2 prediction heads, not {config.prediction_heads}")
@@ -107,21 +107,21 @@ def _warm_start(model: EncoderDecoder, base: EncoderDecoder, origin: str) -> Non
 
 
 def learning_rate_factor(settings: TrainConfig, progress: Progress) -> float:
-    """Return the share of the peak learning rate: linear warm-up, then cosine to zero at the end of the run."""
+    """Return the factor on the peak learning rate, in [0, 1]: linear warm-up times a cosine decay to 0."""
     done = progress.step / settings.steps if settings.steps else progress.seconds / (60 * (settings.minutes or 1))
     warm = min(1.0, (progress.step + 1) / max(settings.warmup_steps, 1))
     return warm * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
 def finished(settings: TrainConfig, progress: Progress) -> bool:
-    """Tell whether the run has reached its length."""
+    """Return whether the run has reached the end of its schedule."""
     if settings.steps is not None:
         return progress.step >= settings.steps
     return progress.seconds >= 60 * (settings.minutes or 0)
 
 
 def build_optimizer(model: nn.Module, settings: TrainConfig) -> torch.optim.Optimizer:
-    """Return the optimiser over the weights that are trained; vectors (biases, norms) are not decayed."""
+    """Return the optimiser of the trained weights; weight decay excludes vectors (biases, norms)."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if settings.optimizer == "adam":
         return torch.optim.Adam(trained, settings.learning_rate, betas=(0.9, 0.98), eps=1e-9)
@@ -151,12 +151,12 @@ class Trainer:
             model: the network, warm-started.
             settings: the stage.
             batches: training pairs.
-            folder: the run's folder.
-            evaluate: scores the averaged model for the history (e.g. dev bits/dim).
-            evaluate_seconds: time between two evaluations.
-            earlier: the stages that led to `model`'s weights.
-            files: of the task, that the checkpoint holds beside the weights, by name.
-            teacher: the network that `settings.teacher` names.
+            folder: folder of the run.
+            evaluate: scores the averaged model for the history, for example by bits per dimension.
+            evaluate_seconds: seconds between two evaluations.
+            earlier: summaries of the stages that led to the weights of `model`.
+            files: contents of the task's files in the checkpoint, by name.
+            teacher: the network that `settings.teacher` names, or None.
 
         Raises:
             CheckpointError: the state in `folder` belongs to another network or other settings.
@@ -164,7 +164,7 @@ class Trainer:
         self.settings, self.batches, self.folder = settings, batches, Path(folder)
         self.evaluate, self.evaluate_seconds = evaluate, evaluate_seconds
         self.earlier, self.files = earlier, files or {}
-        # Its own mixed precision is one choice for a whole process, which may train several stages.
+        # Accelerate's mixed precision is a setting of the process, which may train several stages; `_step` sets it.
         parallel = DistributedDataParallelKwargs(find_unused_parameters=settings.head_loss == "random-head")
         self.accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available(),
                                        kwargs_handlers=[parallel])
@@ -186,11 +186,11 @@ class Trainer:
         """Train until the schedule ends or `stop()` is true; the state is saved either way.
 
         Args:
-            stop: asked after every step.
+            stop: called after every step; if it returns true, training ends.
             report: called with each new record of the history.
 
         Returns:
-            Whether the schedule ended; then `checkpoint/` is written.
+            Whether the schedule was completed; then `checkpoint/` is written.
         """
         if finished(self.settings, self.progress) and (self.folder / "checkpoint").is_dir():
             return True
@@ -220,7 +220,7 @@ class Trainer:
         return done
 
     def summary(self) -> dict[str, Any]:
-        """Return what was done, on what, and the latest scores."""
+        """Return a summary of the run: settings, length, latest scores, hardware and versions."""
         scores = {name: value for record in self.progress.history for name, value in record.items()}
         device = self.accelerator.device
         cores = f"{os.cpu_count()} {platform.machine()} cores ({torch.backends.cpu.get_cpu_capability()})"
@@ -234,10 +234,10 @@ class Trainer:
         }
 
     def save(self) -> None:
-        """Replace the resumable state in one move.
+        """Replace the resumable state atomically.
 
         Raises:
-            OutputError: no space left or folder not writable; the last good state is intact.
+            OutputError: no space is left or the folder is not writable; the previous state is intact.
         """
         if not self.accelerator.is_main_process:
             return
@@ -253,7 +253,7 @@ class Trainer:
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Move the averaged weights; the decay grows from 0, so that early weights are forgotten."""
+        """Update the averaged weights; the decay grows from near 0, so that early weights are forgotten."""
         decay = min(self.settings.ema_decay, (1 + self.progress.step) / (10 + self.progress.step))
         torch._foreach_lerp_(list(self.averaged.parameters()), list(self.model.parameters()), 1 - decay)
 
@@ -264,7 +264,7 @@ class Trainer:
         for group in self.prepared.param_groups:
             group["lr"] = self.settings.learning_rate * factor
         draw = self.settings.seed * 1_000_003 + self.progress.step
-        torch.manual_seed(draw * parts + part)  # dropout, too, is then the same after a resume by as many
+        torch.manual_seed(draw * parts + part)  # a resumed run with as many processes repeats its dropout
         mixed = self.settings.precision == "bf16"
         with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=mixed):
             losses = self.loss(batch.source, batch.target, draw, batch.true_count, batch.padding, batch.lengths)
@@ -277,12 +277,12 @@ class Trainer:
         return self._mean(losses) if self.progress.step % REPORT_STEPS == 0 else {}
 
     def _mean(self, losses: dict[str, Tensor]) -> dict[str, float]:
-        """Return the means over all processes, whose shares of a batch are equal: what one process would have seen."""
+        """Return the means over all processes, which have equal shares of a batch."""
         values = self.accelerator.reduce(torch.stack([value.detach().double() for value in losses.values()]), "mean")
         return dict(zip(losses, values.tolist(), strict=True))
 
     def _agree(self, seconds: float, stopped: bool) -> tuple[float, bool]:
-        """Return the first process's clock and wish to stop, so that all processes end at the same step."""
+        """Return the first process's seconds and stop flag, so that all processes end at the same step."""
         if self.accelerator.num_processes == 1:
             return seconds, stopped
         first = broadcast(torch.tensor([seconds, float(stopped)], dtype=torch.float64, device=self.accelerator.device))
@@ -309,7 +309,7 @@ class Trainer:
         folder = self.folder / "state"
         try:
             document = json.loads((folder / "state.json").read_text())
-            # Through the settings' own classes, so that a setting newer than the run has its default.
+            # from_dict gives settings that are newer than the run their defaults.
             there = ModelConfig.from_dict(document["model"]), TrainConfig.from_dict(document["settings"])
             position = document["step"], document["seconds"], document["history"]
         except (OSError, ValueError, KeyError, ConfigError) as error:
@@ -338,14 +338,14 @@ def _detached(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def plot_history(history: list[dict[str, float]], path: str | Path, unit: str = "images") -> None:
-    """Draw the curves of a run against examples seen, as a PNG at `path`: loss in nats a token, scores on dev.
+    """Plot the losses (nats per token) and development scores of a run against examples seen, as a PNG.
 
     Args:
         history: records of the run.
-        path: where to.
-        unit: what an example is, in the plural, as the records have it.
+        path: the PNG file.
+        unit: name of the examples in the records, in the plural.
     """
-    from matplotlib.figure import Figure  # heavy, and needed by training alone
+    from matplotlib.figure import Figure  # a slow import that only training needs
 
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
@@ -360,7 +360,7 @@ def plot_history(history: list[dict[str, float]], path: str | Path, unit: str = 
         panel.plot(*zip(*points, strict=True), label=name, linewidth=1, marker="o" if name in DEV_SCORES else None,
                    color="black" if name == "bleu" else None)
     axes.set_xlabel(f"{unit} seen")
-    axes.set_ylabel("nats a token; bits on dev")
+    axes.set_ylabel("nats per token; bits on dev")
     if axes.lines:
         axes.legend()
     figure.savefig(path, dpi=100)

@@ -1,4 +1,4 @@
-"""The choice of how decoding steps are computed."""
+"""The engines, which compute decoding steps, and the choice between them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ENGINES: Registry[Callable[[EncoderDecoder, int | None], StepModel]] = Registry(
 
 
 def step_model(model: EncoderDecoder, end_token: int | None = None, engine: str = "auto") -> StepModel:
-    """Return `model` for the decoder.
+    """Wrap `model` for the decoder.
 
     Args:
         model: the network, in evaluation mode and on its device.
@@ -47,7 +47,7 @@ def step_model(model: EncoderDecoder, end_token: int | None = None, engine: str 
         engine: a name in ENGINES.
 
     Raises:
-        ConfigError: the engine is unknown, or not possible here.
+        ConfigError: the engine is unknown, or not available for this model or machine.
     """
     require_choice("engine", engine, ENGINES)
     return ENGINES[engine](model, end_token)

@@ -1,8 +1,8 @@
-"""The engine for GPUs: whole iterations of decoding captured as CUDA graphs, which replay without the host.
+"""The engine for GPUs: iterations of decoding are captured as CUDA graphs and replayed without the host.
 
-A step of a small model is some hundred kernels of a few microseconds each; launched one by one they wait for the host.
-What is captured is the decoder's own iteration (`superres.decoding.loop`) on the plain step's own code, so that
-tokens are those of the plain engine. Only the capture itself needs a GPU: given another, the rest runs anywhere.
+A step of a small model is about a hundred kernels of a few microseconds each; launched one by one, they wait for the
+host. The captured work is the decoder's iteration (`superres.decoding.loop`) on the code of the plain step, so the
+tokens are those of the plain engine. Only the capture needs a GPU; with another `capture`, the rest runs anywhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from superres.errors import ConfigError
 from superres.interfaces import Replaying
-from superres.nn.engines.fused_weights import Folded
+from superres.nn.engines.fused_weights import FusedWeights
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.engines.torch_step import StepSession
 from superres.nn.model import EncoderDecoder
@@ -23,19 +23,19 @@ from superres.nn.model import EncoderDecoder
 LOG = logging.getLogger(__name__)
 
 WARM_UP = 3
-"""Calls before the capture, in which libraries allocate what they need. They do real work."""
+"""Calls before the capture, in which libraries allocate their workspaces. These calls do real work."""
 
 Work = Callable[[], None]
 
 
 class Captured:
-    """Work that is called some times, then captured as a CUDA graph, and replayed ever after.
+    """Work that is called WARM_UP times, then captured as a CUDA graph and replayed from then on.
 
-    Where it cannot be captured, a warning in the log says why, and it is called every time.
+    If the capture fails, a warning in the log says why, and every call runs the work directly.
     """
 
     def __init__(self, work: Work) -> None:
-        """Prepare for `work`, which always uses the same memory and never waits for the device."""
+        """Prepare for `work`, which must use the same memory in every call and never wait for the device."""
         self.work, self.calls = work, 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -55,10 +55,10 @@ class Captured:
         current.wait_stream(self.stream)
 
     def _capture(self) -> None:
-        """Record the work's kernels; nothing is computed."""
+        """Record the work's kernels without running them."""
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads may go on allocating meanwhile.
+            # thread_local: other threads may allocate memory during the capture.
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                 self.work()
         except RuntimeError as error:
@@ -73,7 +73,7 @@ class GraphModel(StepModel):
     engine = "graph"
 
     def __init__(
-        self, model: EncoderDecoder, end_token: int | None = None, *, half: bool = False, fused: bool = True,
+        self, model: EncoderDecoder, end_token: int | None = None, *, half: bool = False, fused_attention: bool = True,
         compiled: bool = False, capture: Callable[[Work], Work] | None = None,
     ) -> None:
         """Wrap `model`, which must be in evaluation mode and on its device.
@@ -81,11 +81,11 @@ class GraphModel(StepModel):
         Args:
             model: the network.
             end_token: as in `StepModel`.
-            half: keep the weights of the decoder's layers, keys and values as bfloat16, and compute the aligned
-                conditioning so; norms, sums and scores stay in float32.
-            fused: attend by torch's one kernel instead of three operations.
-            compiled: let torch.compile fuse the operations of a step, which takes it up to a minute for each shape.
-            capture: turns work into what replays it; if None, CUDA graphs.
+            half: store the weights of the decoder's layers, keys and values as bfloat16 and compute the aligned
+                conditioning in bfloat16; norms, sums and scores stay in float32.
+            fused_attention: compute attention by torch's fused kernel instead of three operations.
+            compiled: let torch.compile fuse the operations of a step, which takes up to a minute per shape.
+            capture: turns work into a callable that repeats it; CUDA graphs if None.
 
         Raises:
             ConfigError: the model is not on a GPU, and there is no `capture`.
@@ -95,13 +95,13 @@ class GraphModel(StepModel):
             raise ConfigError(f"engine graph runs on a GPU, not on {device}; choose plain or native")
         super().__init__(model, end_token)
         self.engine, self.half = "graph-bf16" if half else "graph", half
-        self.fused, self.compiled = fused, compiled
-        self.folded = Folded(model, half)
+        self.fused_attention, self.compiled = fused_attention, compiled
+        self.fused = FusedWeights(model, half)
         self.replaying = Replaying(capture or Captured)
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.interfaces.ScoringModel.session`."""
-        session = StepSession(self.folded, self.encode(source, padding, copies), width, self.fused)
+        session = StepSession(self.fused, self.encode(source, padding, copies), width, self.fused_attention)
         if self.compiled:
             session.compute = torch.compile(session.compute, dynamic=False)  # type: ignore[method-assign]
         return session

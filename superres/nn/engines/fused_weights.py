@@ -1,4 +1,4 @@
-"""The weights of a network as the decoding step takes them: folded, transposed and joined once for all decodes."""
+"""The weights of a network for the decoding step: fused, transposed and concatenated once for all decodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from superres.nn.attention import reach
 from superres.nn.heads import PredictionHeads
-from superres.nn.image_priors import INITIAL_SHARPNESS, RESIDUAL_SCALE, NumericNeighbourhood, number_count
+from superres.nn.image_priors import INITIAL_SHARPNESS, RESIDUAL_SCALE, NumericNeighbourhood, feature_count
 from superres.nn.layers import DecoderLayer, TiedProjection
 from superres.nn.model import EncoderDecoder
 from superres.nn.recurrent import RecurrentHeads
@@ -34,13 +34,13 @@ class Affine:
         return torch.addmm(residual, x, self.weight).add_(self.bias)
 
     def half(self) -> HalfAffine:
-        """Return the same in bfloat16."""
+        """Return the product with weight and bias in bfloat16."""
         return HalfAffine(self.weight.bfloat16(), self.bias.bfloat16())
 
 
 @dataclass
 class HalfAffine(Affine):
-    """The same with bfloat16 weights: products and their results are bfloat16, what they are added to is not."""
+    """x @ weight + bias in bfloat16; a residual that the product is added to keeps its own type."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to [N, in] of any type; the result is bfloat16."""
@@ -51,13 +51,16 @@ class HalfAffine(Affine):
         return residual + self(x)
 
 
-def fold(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | None = None, scale: float = 1.0) -> Affine:
-    """Join linear layers of one input side by side.
+def fuse(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | None = None, scale: float = 1.0) -> Affine:
+    """Concatenate linear layers of the same input into one product.
 
     Args:
         linears: layers in the order of their outputs.
-        norm: a layer norm before them whose affine part is folded in.
+        norm: a layer norm before them, whose affine part is fused into the product.
         scale: factor on the first layer's output.
+
+    Returns:
+        The product, for inputs that are normalised without an affine part if there is a norm.
     """
     weights: list[Tensor] = [linear.weight.t() for linear in linears]
     biases: list[Tensor] = [linear.bias for linear in linears]
@@ -68,48 +71,49 @@ def fold(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | Non
     return Affine(weight.detach().contiguous(), bias.detach().contiguous())
 
 
-class FoldedLayer:
-    """A decoder layer."""
+class FusedLayer:
+    """The fused weights of a decoder layer."""
 
     def __init__(self, layer: DecoderLayer, half: bool = False) -> None:
-        """Fold the weights of `layer`; products are in bfloat16 if `half`."""
+        """Fuse the weights of `layer`; products are in bfloat16 if `half`."""
         self.heads, self.pre = layer.attention.heads, layer.attention_residual.pre
         self.norms = [layer.attention_residual.norm, layer.feed_forward_residual.norm]
         attention, feed_forward = layer.attention, layer.feed_forward
         attention_norm, feed_norm = self.norms if self.pre else (None, None)
         scale = attention.scale
-        self.projection = fold([attention.query, attention.key_value], attention_norm, scale)
-        self.output = fold([attention.output])
-        self.expand = fold([feed_forward[0]], feed_norm)  # type: ignore[list-item]
-        self.contract = fold([feed_forward[2]])  # type: ignore[list-item]
+        self.projection = fuse([attention.query, attention.key_value], attention_norm, scale)
+        self.output = fuse([attention.output])
+        self.expand = fuse([feed_forward[0]], feed_norm)  # type: ignore[list-item]
+        self.contract = fuse([feed_forward[2]])  # type: ignore[list-item]
         self.cross_attention, self.cross_norm = layer.cross_attention, None
         if layer.cross_attention is not None and layer.cross_residual is not None:
             self.cross_norm = layer.cross_residual.norm
-            self.cross_query = fold([layer.cross_attention.query], self.cross_norm if self.pre else None, scale)
-            self.cross_output = fold([layer.cross_attention.output])
+            self.cross_query = fuse([layer.cross_attention.query], self.cross_norm if self.pre else None, scale)
+            self.cross_output = fuse([layer.cross_attention.output])
         if half:
             for name, value in list(vars(self).items()):
                 if isinstance(value, Affine):
                     setattr(self, name, value.half())
 
 
-class FoldedHeads:
-    """Heads p2..pK; their output projection and the weights on numbers that they choose are one product.
+class FusedHeads:
+    """The fused weights of heads p2..pK; the output projection and the weights on features are one product.
 
-    Numbers are the numeric neighbourhood and, of sequential heads, the estimates of the targets from p1's on.
+    The features are the neighbour features and, for sequential heads, the estimates of the targets from p1's on.
 
     Attributes:
-        outputs: from states that are normalised without an affine part: what `Folded.project` gives, then the weights.
+        outputs: maps states, normalised without an affine part, to the outputs of `FusedWeights.project`, then to the
+            weights on neighbour features.
     """
 
     def __init__(self, heads: PredictionHeads, outputs: Affine) -> None:
-        """Fold the weights of `heads` but for those after their norm, which are folded into `outputs`."""
-        own = 1 - heads.first  # where p2 is in the layer
+        """Fuse the weights of `heads`, except those after their norm, which `outputs` holds."""
+        own = 1 - heads.first  # index of p2 in the layer
         self.dense, self.outputs = heads.dense, outputs
         expand, contract = heads.expand.weight.detach(), heads.contract.detach()
         self.bias = heads.bias.detach()[own:]
         if heads.dense:
-            self.expand = fold([heads.expand])
+            self.expand = fuse([heads.expand])
             self.contract = contract[:, own * expand.shape[1] :]
         else:
             size = contract.shape[1]
@@ -124,9 +128,15 @@ class FoldedHeads:
         self.adaptive = heads.adapt is not None
 
     def states(self, hidden: Tensor, vectors: Tensor | None, count: int) -> Tensor:
-        """Return the states [B, count, D] of the first `count` heads from decoder outputs [B, D].
+        """Compute the states of the first `count` heads.
 
-        They are normalised but for the norm's affine part; `vectors` [B, count, D] as in `PredictionHeads`.
+        Args:
+            hidden: decoder outputs [B, D].
+            vectors: conditioning as in `PredictionHeads.forward` [B, count, D], or None.
+            count: number of heads from p2 on.
+
+        Returns:
+            [B, count, D], normalised without the norm's affine part.
         """
         states = hidden.unsqueeze(1) + self.bias[:count]
         if vectors is not None:
@@ -136,7 +146,7 @@ class FoldedHeads:
             product = inner @ self.contract[:, : count * hidden.shape[1]]
             states = states.add_(product.view(states.shape))
         else:
-            # A vector is multiplied fastest by weights that lie [in, out] where they are joined, [out, in] where not.
+            # For one row, torch is fastest with [in, out] for concatenated weights and [out, in] for weights per head.
             size = self.contract.shape[2]
             inner = torch.addmm(self.expand.bias[: count * size], hidden, self.expand.weight[:, : count * size]).relu_()
             inner = inner.view(-1, count, size).permute(1, 2, 0)
@@ -144,40 +154,41 @@ class FoldedHeads:
         return F.layer_norm(states, states.shape[2:])
 
     def weights(self, chosen: Tensor, channel: Tensor) -> Tensor:
-        """Return the weights [B, count, N] on numbers, in grey levels.
+        """Return the weights [B, count, N] on features, in grey levels.
 
         Args:
-            chosen: what the heads choose of them, [B, count, N], N = 0 where they do not.
-            channel: of p1's target, [B].
+            chosen: the state-dependent part of the weights [B, count, N]; N = 0 for heads that are not adaptive.
+            channel: colour channel of p1's target [B].
         """
         count = chosen.shape[1]
         direct = self.direct[:, :count].index_select(0, channel)
         return torch.addcmul(direct, chosen, self.adapted[:count]) if self.adaptive else direct
 
 
-class FoldedRecurrence:
-    """The layer of recurrent heads; the state and the embedding that it reads lie side by side."""
+class FusedRecurrence:
+    """The fused weights of recurrent heads; `expand` reads the state and the token embedding, concatenated."""
 
     def __init__(self, heads: RecurrentHeads) -> None:
-        """Fold the weights of `heads`."""
+        """Fuse the weights of `heads`."""
         self.attention, self.norm = heads.attention, heads.norm
-        expand = fold([heads.expand], heads.state_norm)
+        expand = fuse([heads.expand], heads.state_norm)
         self.expand = Affine(torch.cat([expand.weight, heads.read.weight.detach().t()]), expand.bias)
-        self.contract = fold([heads.contract])
-        self.query = fold([self.attention.query], heads.attention_norm, self.attention.scale)
-        self.output = fold([self.attention.output])
+        self.contract = fuse([heads.contract])
+        self.query = fuse([self.attention.query], heads.attention_norm, self.attention.scale)
+        self.output = fuse([self.attention.output])
 
 
-class FoldedNeighbourhood:
-    """The numeric neighbourhood, whose numbers all come from one buffer by one table of the target position.
+class FusedNeighbourhood:
+    """The numeric neighbourhood, gathered from one buffer per row by one index table over target positions.
 
-    The buffer of a row is [nothing, which is 0; minus the budget of each cell; a place that nobody reads; deviations of
-    the tokens in order]. So what a cell still has to add up to is a sum over places of the buffer, too.
+    The buffer of a row holds, in order: 0, for absent neighbours; minus the residual sum of each cell; one unused
+    place; the deviations of the tokens in raster order. What a cell still has to add up to is then also a sum over
+    places of the buffer.
     """
 
     def __init__(self, near: NumericNeighbourhood, cells: int) -> None:
-        """Fold the weights of `near`, whose source has `cells` positions."""
-        first = 2 + cells  # where the deviation of token 0 stands
+        """Fuse the weights of `near`, whose source has `cells` positions."""
+        first = 2 + cells  # index of token 0's deviation in the buffer
         length = len(near.table)
         self.near = near.table.shape[1]
         table = [torch.where(near.table < length, near.table + first, 0)]
@@ -192,18 +203,18 @@ class FoldedNeighbourhood:
         self.table = torch.cat(table, dim=1)
         self.first = near.first.weight.detach().t().contiguous()
         self.channel_bias = (near.channel.weight + near.first.bias).detach()
-        self.second = fold([near.second])
+        self.second = fuse([near.second])
         self.direct = (near.direct * RESIDUAL_SCALE).detach().t().contiguous()
 
-    def numbers(
+    def features(
         self, buffer: Tensor, inside: Tensor, find: Callable[[Tensor], Tensor] = lambda places: places,
     ) -> Tensor:
-        """Return the numbers [B * W, N] of target positions `inside` [B, W].
+        """Return the neighbour features [B * W, N] of target positions.
 
         Args:
-            buffer: of each row, [B, ...].
-            inside: positions in [0, T).
-            find: maps places [B * W, P] of the buffer to where they are to be found, if that is elsewhere.
+            buffer: the buffer of each row [B, ...].
+            inside: target positions [B, W] in [0, T).
+            find: maps places [B * W, P] of the buffer to the places that are read in their stead.
         """
         places = find(self.table.index_select(0, inside.flatten()))
         found = buffer.gather(1, places.view(len(inside), -1)).view(places.shape)
@@ -213,72 +224,72 @@ class FoldedNeighbourhood:
         return torch.cat([found[:, : self.near], missing * self.shares.index_select(0, inside.flatten())], dim=1)
 
 
-class Folded:
-    """The weights of a network, each folded when it is first asked for."""
+class FusedWeights:
+    """The weights of a network; each part is fused on its first access."""
 
     def __init__(self, model: EncoderDecoder, half: bool = False) -> None:
-        """Serve `model`; products of the decoder's layers are in bfloat16 if `half`."""
+        """Fuse the weights of `model`; products of the decoder's layers are in bfloat16 if `half`."""
         self.model, self.config, self.half = model, model.config, half
 
     @cached_property
     def project(self) -> Affine:
-        """The output projection. Of ordinal outputs, the shift is in grey levels, and the sharpness is complete."""
-        project = fold([self.model.project])
+        """The output projection; the shift of ordinal outputs is in grey levels, and their sharpness is complete."""
+        project = fuse([self.model.project])
         return self._complete(project) if self.config.ordinal_output else project
 
     @cached_property
-    def heads(self) -> FoldedHeads | None:
-        """The layer of prediction heads, where there is one that is not recurrent."""
+    def heads(self) -> FusedHeads | None:
+        """The head layer, or None if there is none or it is recurrent."""
         heads = self.model.heads
         if not isinstance(heads, PredictionHeads):
             return None
-        outputs = fold([self.model.project, *([] if heads.adapt is None else [heads.adapt])], heads.norm)
-        return FoldedHeads(heads, self._complete(outputs) if self.config.ordinal_output else outputs)
+        outputs = fuse([self.model.project, *([] if heads.adapt is None else [heads.adapt])], heads.norm)
+        return FusedHeads(heads, self._complete(outputs) if self.config.ordinal_output else outputs)
 
     def _complete(self, outputs: Affine) -> Affine:
-        """Return outputs of which the first are the ordinal projection's and others weights on numbers, as needed."""
+        """Scale outputs, the ordinal projection's and then the weights on features, to grey levels."""
         scale, shift = torch.ones_like(outputs.bias), torch.zeros_like(outputs.bias)
         last = self.config.outputs - 1
         scale[last - 1], shift[last] = RESIDUAL_SCALE, INITIAL_SHARPNESS
-        # What is known of earlier tokens is in grey levels already.
-        scale[last + 1 : last + 1 + number_count(self.config)] = RESIDUAL_SCALE
+        # The weights on earlier tokens, which come last, multiply grey levels already.
+        scale[last + 1 : last + 1 + feature_count(self.config)] = RESIDUAL_SCALE
         return Affine(outputs.weight * scale, outputs.bias * scale + shift)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the decoder's products, keys and values."""
+        """The type of the decoder's products, keys and values."""
         return self.layers[0].projection.weight.dtype
 
     @cached_property
-    def layers(self) -> list[FoldedLayer]:
+    def layers(self) -> list[FusedLayer]:
         """The decoder's layers."""
-        return [FoldedLayer(layer, self.half) for layer in self.model.decoder]  # type: ignore[arg-type]
+        return [FusedLayer(layer, self.half) for layer in self.model.decoder]  # type: ignore[arg-type]
 
     @cached_property
     def token_table(self) -> Tensor:
-        """Scaled embeddings of all tokens, and a zero row for the start of the sequence, which comes last."""
+        """Scaled embeddings of all tokens; the last row is zero and stands for the start of the sequence."""
         embedding = self.model.target_embedding
         table = embedding.table.weight.detach() * embedding.scale
         return torch.cat([table, table.new_zeros(1, table.shape[1])])
 
     @cached_property
-    def neighbourhood(self) -> FoldedNeighbourhood | None:
-        """The numeric neighbourhood, where there is one."""
+    def neighbourhood(self) -> FusedNeighbourhood | None:
+        """The numeric neighbourhood, or None."""
         near = self.model.neighbourhood
-        return None if near is None else FoldedNeighbourhood(near, self.config.source_length)
+        return None if near is None else FusedNeighbourhood(near, self.config.source_length)
 
     @cached_property
-    def recurrence(self) -> FoldedRecurrence | None:
-        """The layer of recurrent heads, where there is one."""
+    def recurrence(self) -> FusedRecurrence | None:
+        """The layer of recurrent heads, or None."""
         heads = self.model.heads
-        return FoldedRecurrence(heads) if isinstance(heads, RecurrentHeads) else None
+        return FusedRecurrence(heads) if isinstance(heads, RecurrentHeads) else None
 
     @cached_property
-    def facts(self) -> Tensor:
-        """What a step looks up by decoder position, int64 [T, 3].
+    def position_attributes(self) -> Tensor:
+        """Integers that a step looks up by decoder position, int64 [T, 3].
 
-        What is added to the token read there for its row in `token_table` (at the start so much that only the last row
-        is left); how many positions back it sees; and the target's colour channel.
+        The columns: the offset from the token read there to its row in `token_table` (at position 0 large enough that
+        clamping selects the last row); how many positions back attention sees; the colour channel of the target.
         """
         config = self.config
         position = torch.arange(config.target_length, device=self.model.signal.device)
@@ -289,6 +300,6 @@ class Folded:
 
     @cached_property
     def values(self) -> Tensor:
-        """Intensities 0..V-1 as numbers."""
+        """Intensities 0..V-1 as a float tensor [V]."""
         signal = self.model.signal
         return torch.arange(self.config.vocabulary, device=signal.device, dtype=signal.dtype)

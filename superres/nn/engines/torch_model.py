@@ -1,4 +1,4 @@
-"""The engine `plain`: the network as the decoder drives it, its steps computed with torch."""
+"""The engine `plain`: a network for the decoder whose steps are computed with torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from superres.interfaces import Peers, Replaying, Sources, Tree
-from superres.nn.engines.fused_weights import Folded
+from superres.nn.engines.fused_weights import FusedWeights
 from superres.nn.engines.torch_step import StepSession
 from superres.nn.engines.tree_attention import TreeSession
 from superres.nn.model import EncoderDecoder, Memory
@@ -16,11 +16,10 @@ from superres.nn.model import EncoderDecoder, Memory
 LOG = logging.getLogger(__name__)
 
 PLACES = 16
-"""Source places that sessions are rounded up to a multiple of.
+"""Sessions pad their sources to a multiple of this many positions, for three reasons.
 
-MKL's products of 5 to 11 columns have bits that depend on the row, and a token must score the same in every column of a
-step. Vectors of the native step take so many at once, and what was captured for one source serves all that round up
-alike.
+MKL's products of 5 to 11 columns have results that depend on the row, but a token must get the same score in every
+column of a step. The native step reads vectors of 16. A CUDA graph serves all sources of the same padded length.
 """
 
 
@@ -28,7 +27,7 @@ class StepModel:
     """`EncoderDecoder` as a `superres.interfaces.ScoringModel`."""
 
     engine = "plain"
-    half = False  # whether it is one of the engines that compute in bfloat16
+    half = False  # whether the engine computes in bfloat16
     replaying: Replaying | None = None
     own_threads = False
 
@@ -41,25 +40,25 @@ class StepModel:
         self.end_token = end_token
         self.peers: Peers | None = None
         self.held_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-        self.folded = Folded(model)
-        self.told = False
+        self.fused = FusedWeights(model)
+        self.warned = False
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
-        """See `superres.interfaces.ScoringModel.encode`; `copies` as for `superres.interfaces.ScoringModel.session`."""
+        """See `superres.interfaces.ScoringModel.encode`; `copies` as for its method `session`."""
         memory = source if isinstance(source, Memory) else self.model.encode(source, padding, self.half)
         return memory.repeat(copies).rounded_up(PLACES)
 
     def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.interfaces.ScoringModel.session`."""
-        return StepSession(self.folded, self.encode(source, padding, copies), width)
+        return StepSession(self.fused, self.encode(source, padding, copies), width)
 
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
-        """See `superres.interfaces.ScoringModel.tree_session`; all engines use the plain step, with a warning."""
-        if self.engine != "plain" and not self.told:
+        """See `superres.interfaces.ScoringModel.tree_session`; engines other than plain warn and use the plain step."""
+        if self.engine != "plain" and not self.warned:
             LOG.warning("decoding with the plain step, which is slower: the %s step knows no visibility mask",
                         self.engine)
-            self.told = True
-        return TreeSession(self.folded, self.encode(source, padding), tree, kept)
+            self.warned = True
+        return TreeSession(self.fused, self.encode(source, padding), tree, kept)
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
         """See `superres.interfaces.ScoringModel.uncached_scores`."""

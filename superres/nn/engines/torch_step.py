@@ -1,9 +1,12 @@
-"""The cached decoding step in few operations: the same function as `EncoderDecoder.forward`, at W new positions a row.
+"""The cached decoding step in torch: the function of `EncoderDecoder.forward` at W new positions per row.
 
-A step of a small model is a chain of tiny operations whose dispatch costs as much as their arithmetic. So weights lie
-[in, out] for `addmm` with the residual folded in, the norm's affine part and the softmax scale are folded into the
-next weight, what depends on the position alone is looked up in tables, position signal and conditioning are summed into
-one table a source, and prediction heads run at one position a row.
+A step of a small model is a chain of tiny operations, whose dispatch costs as much as their arithmetic. The step
+therefore uses few operations:
+
+- Weights are stored [in, out], so that `addmm` also adds the residual.
+- A norm's affine part and the softmax scale are fused into the next weight.
+- Values that depend on the position alone come from tables; position signal and conditioning are one table per source.
+- Prediction heads run at one position per row.
 """
 
 from __future__ import annotations
@@ -18,61 +21,68 @@ from torch import Tensor
 from superres.interfaces import StepOutput
 from superres.nn.attention import Attention
 from superres.nn.cache import KeyValueCache
-from superres.nn.engines.fused_weights import Folded, FoldedLayer, FoldedNeighbourhood
+from superres.nn.engines.fused_weights import FusedLayer, FusedNeighbourhood, FusedWeights
 from superres.nn.engines.proposing import ProposingSession, StepState
 from superres.nn.heads import PredictionHeads
 from superres.nn.image_priors import RESIDUAL_SCALE
 from superres.nn.model import Memory
 
 PARTS = ("input", "attention", "feed-forward", "scores")
-"""Parts of a step whose time is told apart."""
+"""Parts of a step that are timed separately."""
 
 
 class LayerStep:
     """One decoder layer of the step."""
 
-    def __init__(self, folded: FoldedLayer, memory: Memory, batch: int, width: int, fused: bool) -> None:
-        """Serve `batch` rows, and project the keys and values of `memory` where there is cross-attention.
+    def __init__(self, fused: FusedLayer, memory: Memory, batch: int, width: int, fused_attention: bool) -> None:
+        """Prepare for `batch` rows and steps of `width`; project `memory` if the layer has cross-attention.
 
-        If `fused`, attention is one kernel, which pays on a GPU, instead of three operations.
+        With `fused_attention`, torch's fused kernel, which pays on a GPU, replaces three operations.
         """
-        self.folded, self.batch, self.width, self.fused = folded, batch, width, fused
+        self.fused, self.batch, self.width, self.fused_attention = fused, batch, width, fused_attention
         self.cross: CrossStep | None = None
-        if folded.cross_attention is not None:
-            self.cross = CrossStep(folded, folded.cross_attention, memory, self)
+        if fused.cross_attention is not None:
+            self.cross = CrossStep(fused, fused.cross_attention, memory, self)
 
     def attend(self, x: Tensor, cache: KeyValueCache, layer: int, index: Tensor, mask: Tensor) -> Tensor:
-        """Map states [B * W, D] by the attention sub-layers; `index` is from `cache.locate`, `mask` as `shaped`."""
+        """Map states [B * W, D] by the attention sub-layers; `index` is from `cache.locate`, `mask` from `shaped`."""
         width = x.shape[1]
-        projected = self.folded.projection(self._before(x))
+        projected = self.fused.projection(self._before(x))
         key, value = cache.write(layer, projected[:, width:], index)
         attended = self.attention(projected[:, :width], key, value, mask)
-        x = self._after(self.folded.output.add_to(x, attended), 0)
+        x = self._after(self.fused.output.add_to(x, attended), 0)
         return x if self.cross is None else self.cross(x)
 
     def shaped(self, mask: Tensor) -> Tensor:
-        """Return a mask [B or 1, W or 1, R] as attention takes it."""
-        if self.fused:
+        """Return a mask [B or 1, W or 1, R] in the shape that `attention` takes."""
+        if self.fused_attention:
             return mask.unsqueeze(1)
-        return mask.repeat_interleave(self.folded.heads, dim=0) if len(mask) > 1 else mask
+        return mask.repeat_interleave(self.fused.heads, dim=0) if len(mask) > 1 else mask
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """Map states [B * W, D] by the feed-forward sub-layer."""
-        return self._after(self.folded.contract.add_to(x, self.folded.expand(self._before(x)).relu_()), 1)
+        return self._after(self.fused.contract.add_to(x, self.fused.expand(self._before(x)).relu_()), 1)
 
     def _before(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[1:]) if self.folded.pre else x
+        return F.layer_norm(x, x.shape[1:]) if self.fused.pre else x
 
     def _after(self, x: Tensor, sublayer: int) -> Tensor:
-        if self.folded.pre:
+        if self.fused.pre:
             return x
-        result: Tensor = self.folded.norms[sublayer](x)
+        result: Tensor = self.fused.norms[sublayer](x)
         return result
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """Return what queries [B * W, D] read of keys [B * H, D / H, R] and values [B * H, R, D / H], [B * W, D]."""
-        if self.fused:
-            batch, width, heads = self.batch, self.width, self.folded.heads
+        """Return the attention output [B * W, D].
+
+        Args:
+            query: [B * W, D], scaled.
+            key: [B * H, D / H, R].
+            value: [B * H, R, D / H].
+            mask: from `shaped`, added to the scores.
+        """
+        if self.fused_attention:
+            batch, width, heads = self.batch, self.width, self.fused.heads
             query = query.view(batch, width, heads, -1).transpose(1, 2)
             keys, values = (part.view(batch, heads, *part.shape[1:]) for part in (key, value))
             out = F.scaled_dot_product_attention(query, keys.transpose(2, 3), values, mask, scale=1.0)
@@ -81,75 +91,75 @@ class LayerStep:
         return self.merge(torch.bmm(weights, value))
 
     def split(self, x: Tensor) -> Tensor:
-        """[B * W, D] to [B * H, W, D / H]."""
-        batch, width, heads = self.batch, self.width, self.folded.heads
+        """Reshape [B * W, D] to [B * H, W, D / H]."""
+        batch, width, heads = self.batch, self.width, self.fused.heads
         if width == 1:
             return x.reshape(batch * heads, 1, -1)
         return x.reshape(batch, width, heads, -1).transpose(1, 2).reshape(batch * heads, width, -1)
 
     def merge(self, x: Tensor) -> Tensor:
-        """[B * H, W, D / H] to [B * W, D]."""
+        """Reshape [B * H, W, D / H] to [B * W, D]."""
         batch, width = self.batch, self.width
         if width == 1:
             return x.view(batch, -1)
-        return x.view(batch, self.folded.heads, width, -1).transpose(1, 2).reshape(batch * width, -1)
+        return x.view(batch, self.fused.heads, width, -1).transpose(1, 2).reshape(batch * width, -1)
 
 
 class CrossStep:
-    """Cross-attention of one decoder layer, its keys and values projected once."""
+    """Cross-attention of one decoder layer, whose keys and values are projected once per source."""
 
-    def __init__(self, folded: FoldedLayer, attention: Attention, memory: Memory, layer: LayerStep) -> None:
-        """Project `memory`; it is attended to as in `layer`."""
-        self.folded, self.layer = folded, layer
-        dtype = folded.cross_query.weight.dtype
+    def __init__(self, fused: FusedLayer, attention: Attention, memory: Memory, layer: LayerStep) -> None:
+        """Project the keys and values of `memory`; attention is computed by `layer`."""
+        self.fused, self.layer = fused, layer
+        dtype = fused.cross_query.weight.dtype
         key, value = attention.keys_and_values(memory.states)
         self.key = key.flatten(0, 1).transpose(1, 2).to(dtype).contiguous()
         self.value = value.flatten(0, 1).to(dtype).contiguous()
         mask = memory.hidden(dtype)
-        # Of one form for any number of rows, which may come from another session.
-        self.mask = mask.unsqueeze(1) if layer.fused else mask.repeat_interleave(folded.heads, dim=0)
+        # The same form for any number of rows, since rows may be copied from another session.
+        self.mask = mask.unsqueeze(1) if layer.fused_attention else mask.repeat_interleave(fused.heads, dim=0)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map states [B * W, D]."""
-        normed = F.layer_norm(x, x.shape[1:]) if self.folded.pre else x
-        attended = self.layer.attention(self.folded.cross_query(normed), self.key, self.value, self.mask)
-        x = self.folded.cross_output.add_to(x, attended)
-        result: Tensor = x if self.folded.pre or self.folded.cross_norm is None else self.folded.cross_norm(x)
+        normed = F.layer_norm(x, x.shape[1:]) if self.fused.pre else x
+        attended = self.layer.attention(self.fused.cross_query(normed), self.key, self.value, self.mask)
+        x = self.fused.cross_output.add_to(x, attended)
+        result: Tensor = x if self.fused.pre or self.fused.cross_norm is None else self.fused.cross_norm(x)
         return result
 
 
 class StepSession(ProposingSession):
-    """A batch being decoded: `superres.interfaces.Session` for `EncoderDecoder`. It serves one decode at a time."""
+    """A batch being decoded: `superres.interfaces.Session` for `EncoderDecoder`. For one decode at a time."""
 
     layer_step = LayerStep
 
-    def __init__(self, folded: Folded, memory: Memory, width: int, fused: bool = False) -> None:
-        """Allocate the cache for the sources of `memory` and steps of `width`; `fused` as in `LayerStep`."""
-        super().__init__(folded, memory, width)
-        self.layers = [self.layer_step(layer, memory, self.batch, width, fused) for layer in folded.layers]
-        self.final_norm = folded.model.decoder_norm
-        self.cache = self._make_cache(memory.states.to(folded.dtype), fused)
+    def __init__(self, fused: FusedWeights, memory: Memory, width: int, fused_attention: bool = False) -> None:
+        """Allocate the cache for the sources of `memory` and steps of `width`; `fused_attention` as in `LayerStep`."""
+        super().__init__(fused, memory, width)
+        self.layers = [self.layer_step(layer, memory, self.batch, width, fused_attention) for layer in fused.layers]
+        self.final_norm = fused.model.decoder_norm
+        self.cache = self._make_cache(memory.states.to(fused.dtype), fused_attention)
         self.widest = torch.arange(width, device=memory.states.device)
         self.columns = self.widest
-        self.neighbourhood = folded.neighbourhood
-        if self.neighbourhood is not None and memory.estimate is not None and memory.budget is not None:
-            self._allocate_numbers(self.neighbourhood, memory.estimate, memory.budget)
+        self.neighbourhood = fused.neighbourhood
+        if self.neighbourhood is not None and memory.estimate is not None and memory.residual_sum is not None:
+            self._allocate_features(self.neighbourhood, memory.estimate, memory.residual_sum)
 
-    def _make_cache(self, like: Tensor, fused: bool) -> KeyValueCache:
+    def _make_cache(self, like: Tensor, fused_attention: bool) -> KeyValueCache:
         """Allocate a cache with dtype and device of `like`."""
-        # The fused kernel wants masks whose rows are aligned.
-        return KeyValueCache(self.config, self.batch, self.width, like, 16 if fused else 1)
+        # The fused kernel requires masks whose rows are aligned.
+        return KeyValueCache(self.config, self.batch, self.width, like, 16 if fused_attention else 1)
 
-    def _allocate_numbers(self, near: FoldedNeighbourhood, estimate: Tensor, budget: Tensor) -> None:
-        """Prepare the buffer that the numeric neighbourhood reads."""
+    def _allocate_features(self, near: FusedNeighbourhood, estimate: Tensor, residual_sum: Tensor) -> None:
+        """Allocate the buffer that the neighbour features are gathered from: see `FusedNeighbourhood`."""
         self.position_table = self.position_table + near.second.bias
-        # What is taken from a token at the decoder position that reads it, in units of RESIDUAL_SCALE.
-        self.expected = F.pad(estimate / -RESIDUAL_SCALE, (1, self.width))
-        self.deviation = F.pad(-budget, (1, 1 + self.config.target_length + self.width))
-        self.read = self.deviation[:, 1 + budget.shape[1] :]  # by the decoder position that reads the token
+        # Minus the estimate of the token read at each decoder position, in units of RESIDUAL_SCALE.
+        self.expected = F.pad(estimate / -RESIDUAL_SCALE, (1, self.width))  # [B, 1 + T + W]
+        self.deviation = F.pad(-residual_sum, (1, 1 + self.config.target_length + self.width))
+        self.read = self.deviation[:, 1 + residual_sum.shape[1] :]  # deviations by the decoder position of the token
 
     def row_state(self) -> list[Tensor]:
-        """See `ProposingSession.row_state`; the caches of all layers come along."""
+        """See `ProposingSession.row_state`; adds the caches of all layers."""
         views = [*super().row_state(), self.cache.by_row()]
         if self.neighbourhood is not None:
             views += [self.expected, self.deviation]
@@ -167,10 +177,19 @@ class StepSession(ProposingSession):
     def compute(
         self, tokens: Tensor, position: Tensor, lap: Callable[[str], None] = lambda part: None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Do a step, call `lap` after each of its parts, and return the scores and what a `StepState` is made of."""
-        place = position.unsqueeze(1) + self.columns
-        inside = place.clamp(0, self.config.target_length - 1)
-        offset, reach, channel = self.folded.facts.index_select(0, inside.flatten()).unbind(1)
+        """Do a step and call `lap` after each of its parts.
+
+        Args:
+            tokens: [B, W].
+            position: decoder position of the first column [B].
+            lap: takes the name of the part that has ended.
+
+        Returns:
+            Scores [B, W, V], and the fields of a `StepState`.
+        """
+        place = position.unsqueeze(1) + self.columns  # [B, W]
+        inside = place.clamp(0, self.config.target_length - 1)  # [B, W]
+        offset, reach, channel = self.fused.position_attributes.index_select(0, inside.flatten()).unbind(1)
         x, neighbours = self._input(tokens, place, inside, offset, channel)
         index, mask = self.cache.locate(place, reach.view(place.shape))
         mask = self.layers[0].shaped(mask)
@@ -188,7 +207,7 @@ class StepSession(ProposingSession):
         return scores, hidden.view(*place.shape, -1), inside, neighbours
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
-        """Return the seconds of a step's parts (PARTS), means over `repeats` steps; arguments as for `step`."""
+        """Return the mean seconds of each part of a step (PARTS) over `repeats` steps; arguments as for `step`."""
         seconds = dict.fromkeys(PARTS, 0.0)
         last = time.perf_counter()
 
@@ -209,7 +228,7 @@ class StepSession(ProposingSession):
         self.width, self.columns = width, self.widest[:width]
         for layer in self.layers:
             layer.width = width
-        # What a wider step left in a slot past this one's end counts as older than anything that is looked at.
+        # Slots past the end of a narrower step hold values of wider steps, which lie beyond the reach of any query.
         self.cache.width = width
 
     def select(self, rows: Tensor, length: int) -> None:
@@ -221,24 +240,24 @@ class StepSession(ProposingSession):
     def _input(
         self, tokens: Tensor, place: Tensor, inside: Tensor, offset: Tensor, channel: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the decoder's input [B * W, D] and the neighbours' deviations [B * W, N]."""
-        table = self.folded.token_table
+        """Return the decoder's input [B * W, D] and the neighbour features [B * W, N] or None."""
+        table = self.fused.token_table
         row = torch.add(tokens.flatten(), offset).clamp_(max=len(table) - 1)
         x = table.index_select(0, row).add_(self.look_up(self.position_table, inside))
         near = self.neighbourhood
         if near is None:
             return x, None
-        numbers = self._numbers(near, tokens, place, inside)
-        inner = torch.addmm(near.channel_bias.index_select(0, channel), numbers, near.first).relu_()
-        return x.addmm_(inner, near.second.weight), numbers
+        features = self._features(near, tokens, place, inside)
+        inner = torch.addmm(near.channel_bias.index_select(0, channel), features, near.first).relu_()
+        return x.addmm_(inner, near.second.weight), features
 
-    def _numbers(self, near: FoldedNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
-        """Return the numbers [B * W, N] of targets `inside`, after `tokens` read at `place`."""
+    def _features(self, near: FusedNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
+        """Store the deviations of `tokens` read at `place`; return the neighbour features [B * W, N] of `inside`."""
         self.read.scatter_(1, place, self._deviation(tokens, place))
-        return near.numbers(self.deviation, inside)
+        return near.features(self.deviation, inside)
 
     def _deviation(self, tokens: Tensor, place: Tensor) -> Tensor:
-        """Return how far `tokens` [B, N], read at `place`, are from what was expected, in units of RESIDUAL_SCALE."""
+        """Return token minus estimate [B, N] for `tokens` read at `place`, in units of RESIDUAL_SCALE."""
         return torch.add(self.expected.gather(1, place), tokens, alpha=1 / RESIDUAL_SCALE)
 
     def _verify(self, hidden: Tensor, inside: Tensor, neighbours: Tensor | None, channel: Tensor) -> Tensor:
@@ -247,7 +266,7 @@ class StepSession(ProposingSession):
         if layer is not None:
             vectors = None if self.head_table is None else self.look_up(self.head_table, inside)
             hidden = layer.one(hidden, 0, vectors)
-        projected = self.folded.project(hidden).view(*inside.shape, -1)
+        projected = self.fused.project(hidden).view(*inside.shape, -1)
         if not self.config.ordinal_output or self.estimate is None:
             return projected
         mu = self.estimate.gather(1, inside).add_(projected[..., -2])

@@ -1,4 +1,4 @@
-"""The C++ in the folder cpp: built on first use, and kept; and its structures."""
+"""Build the C++ of the folder cpp on first use, cache the library, and declare its structures for ctypes."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-shared", 
 COMPILERS = ("c++", "g++", "clang++")
 
 EXTRA_FLAGS = "SUPERRES_NATIVE_FLAGS"
-"""Environment variable with more flags for the compiler, separated by spaces: sanitizers, say. Each set of flags has a
-file of its own in the cache."""
+"""Environment variable with extra compiler flags, separated by spaces, for example sanitizers. The cache holds one
+library per set of flags."""
 
 LANES = 16
-"""Numbers in a vector of the C++."""
+"""Floats per vector in the C++."""
 
 PANEL = 2 * LANES
-"""Outputs that lie side by side in a packed weight."""
+"""Outputs that are adjacent in a packed weight."""
 
 
 class CLinear(Structure):
-    """`Linear` of cpp/structures.h."""
+    """`Linear` of cpp/abi.h."""
 
     _fields_ = [("inputs", c_int64), ("panels", c_int64), ("half", c_int64), ("weight", c_void_p), ("bias", c_void_p)]
 
 
-class CScreen(Structure):
-    """`Screen` of cpp/structures.h."""
+class CInt8Filter(Structure):
+    """`Int8Filter` of cpp/abi.h."""
 
     _fields_ = [*((name, c_void_p) for name in ("weight", "bias", "scale", "norm", "sum")), ("rounding", c_float)]
 
 
 class CCache(Structure):
-    """`Cache` of cpp/structures.h."""
+    """`Cache` of cpp/abi.h."""
 
     _fields_ = [("key", c_void_p), ("value", c_void_p)]
 
 
 class CLoop(Structure):
-    """`Loop` of cpp/structures.h."""
+    """`Loop` of cpp/abi.h."""
 
     _fields_ = [
         *((name, c_int64) for name in ("block_size", "room", "stride", "minimum", "best", "bound", "end_token")),
         *((name, c_void_p) for name in (
-            "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "winners", "hidden",
-            "scores", "scratch")),
+            "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "best_tokens",
+            "hidden", "scores", "scratch")),
     ]
 
 
@@ -64,7 +64,7 @@ LINEARS = ("projection", "output", "expand", "contract", "cross_query", "cross_o
 
 
 class CLayer(Structure):
-    """`Layer` of cpp/structures.h."""
+    """`Layer` of cpp/abi.h."""
 
     _fields_ = [
         *((name, CLinear) for name in LINEARS), ("norm_weight", c_void_p * 3), ("norm_bias", c_void_p * 3),
@@ -73,7 +73,7 @@ class CLayer(Structure):
 
 
 class CHeads(Structure):
-    """`Heads` of cpp/structures.h."""
+    """`Heads` of cpp/abi.h."""
 
     _fields_ = [
         *((name, c_int64) for name in ("count", "size", "adaptive", "earlier", "recurrent")), ("expand", CLinear),
@@ -84,17 +84,17 @@ class CHeads(Structure):
 
 
 class CSession(Structure):
-    """`Session` of cpp/structures.h."""
+    """`Session` of cpp/abi.h."""
 
     _fields_ = [
         *((name, c_int64) for name in (
             "batch", "width", "length", "size_d", "attention_heads", "filter", "layers", "vocabulary", "channels",
             "outputs", "slots", "block_length", "cross_slots", "pre", "threads", "patient", "stride", "together")),
         ("layer", POINTER(CLayer)), ("final_weight", c_void_p), ("final_bias", c_void_p), ("project", CLinear),
-        ("screen", CScreen), ("token_table", c_void_p), ("position_table", c_void_p), ("conditioned", c_int64),
+        ("int8_filter", CInt8Filter), ("token_table", c_void_p), ("position_table", c_void_p), ("conditioned", c_int64),
         ("cross_mask", c_void_p),
-        *((name, c_int64) for name in ("numbers", "near", "cell_size", "ordinal")),
-        *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "budget")),
+        *((name, c_int64) for name in ("features", "near", "cell_size", "ordinal")),
+        *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "residual_sum")),
         ("source_length", c_int64), ("deviation", c_void_p), ("first", CLinear), ("second", CLinear),
         ("channel_bias", c_void_p), ("direct", c_void_p), ("residual_scale", c_float), ("initial_sharpness", c_float),
         ("heads", CHeads), ("flawed", c_void_p), ("seconds", c_void_p),
@@ -102,11 +102,11 @@ class CSession(Structure):
     ]
 
 
-STRUCTURES = (CLinear, CScreen, CCache, CLayer, CHeads, CLoop, CSession)
+STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CLoop, CSession)
 
 
 def layout() -> str:
-    """Return the sizes of the structures and the offsets of their fields, as `superres_layout` tells them."""
+    """Return the sizes of the structures and the offsets of their fields, in the format of `superres_layout`."""
     lines = []
     for kind in STRUCTURES:
         fields = [f"{name}={getattr(kind, name).offset}" for name, *_ in kind._fields_]
@@ -115,13 +115,16 @@ def layout() -> str:
 
 
 class NativeUnavailable(ConfigError):
-    """The native step cannot serve here; the message tells why."""
+    """The native engine is not available; the message says why."""
 
 
 def _compile(command: str, flags: list[str], stem: Path) -> Path:
-    """Compile native.cpp, whole or not at all, and return the file: `stem`, a hyphen, its SHA-256, and .so.
+    """Compile native.cpp atomically and return the library: `stem`, a hyphen, the SHA-256 of its bytes, and .so.
 
-    A name never stands for other bytes than its hash says, so processes that build at once do not disturb each other.
+    The name is the hash of the content, so processes that build at the same time do not disturb each other.
+
+    Raises:
+        NativeUnavailable: the compiler fails.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=stem.parent) as folder:
@@ -132,7 +135,7 @@ def _compile(command: str, flags: list[str], stem: Path) -> Path:
             message = (result.stderr.strip().splitlines() or ["no message"])[0]
             raise NativeUnavailable(f"{command} cannot compile {SOURCE.name}: {message}")
         target = stem.with_name(f"{stem.name}-{_sha256(built)}.so")
-        # On disc before it has its name: a power cut may otherwise leave the name of a file without content.
+        # Synchronise the content before the rename: a power cut could otherwise leave an empty file of that name.
         _sync(built)
         built.replace(target)
         _sync(target.parent)
@@ -140,7 +143,7 @@ def _compile(command: str, flags: list[str], stem: Path) -> Path:
 
 
 def _sync(path: Path) -> None:
-    """Bring a file's content, or a folder's names, to disc."""
+    """Flush a file's content, or a folder's entries, to disk."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -152,41 +155,41 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _kept(stem: Path) -> Path | None:
-    """Return what `_compile` has kept for `stem`, if it still is what it was: half a file would end the process."""
+def _cached(stem: Path) -> Path | None:
+    """Return the cached library for `stem` if its hash is right; loading a damaged one would crash the process."""
     files = sorted(stem.parent.glob(f"{stem.name}-*.so"))
     return next((path for path in files if path.name == f"{stem.name}-{_sha256(path)}.so"), None)
 
 
 def compiler() -> str | None:
-    """Return the path of a C++ compiler, if there is one."""
+    """Return the path of a C++ compiler, or None."""
     return next((path for name in COMPILERS if (path := shutil.which(name))), None)
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Return the compiled code, built now if this machine has not built this version of it yet, or its file is broken.
+    """Return the compiled library; build it if the cache has no intact library of this version for this machine.
 
     Raises:
-        NativeUnavailable: there is no compiler, or it fails.
+        NativeUnavailable: there is no compiler, it fails, or the library cannot be loaded.
     """
     found = compiler()
     if found is None:
         raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
     flags = [*FLAGS, *os.environ.get(EXTRA_FLAGS, "").split()]
-    # The processor counts: a home folder may serve machines of several kinds.
+    # The key includes the processor: several kinds of machines may share a home folder.
     files = [path.read_bytes() for path in sorted(SOURCE.parent.iterdir())]
     key = [*files, " ".join(flags).encode(), found.encode(), _processor().encode()]
     digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
     stem = cache_folder() / f"native-{digest}"
     try:
-        code = ctypes.CDLL(str(_kept(stem) or _compile(found, flags, stem)))
+        code = ctypes.CDLL(str(_cached(stem) or _compile(found, flags, stem)))
     except OSError as error:
         raise NativeUnavailable(f"cannot build or load {stem}: {error}") from error
     code.superres_layout.restype = ctypes.c_char_p
     if code.superres_layout().decode() != layout():
         raise NativeUnavailable(f"{SOURCE.name} has other structures than this release; install it again")
-    code.superres_propose_room.restype = code.superres_iterate.restype = code.superres_screens.restype = c_int64
+    code.superres_propose_room.restype = code.superres_iterate.restype = code.superres_has_int8.restype = c_int64
     code.superres_busy.restype = c_int64
     return code
 

@@ -1,7 +1,7 @@
-"""The decoding step as one call of compiled code (the folder `cpp`), for CPUs: built on first use, and kept.
+"""The native engine: a decoding step on the CPU is one call of the compiled code in the folder `cpp`.
 
-`NativeModel` takes the place of `superres.nn.engines.torch_model.StepModel` where a compiler is found and the network
-is one that the code knows; otherwise `superres.nn.engines` says so in the log and the plain step serves.
+`NativeModel` replaces `superres.nn.engines.torch_model.StepModel` if a C++ compiler is installed and the code supports
+the network. Otherwise `superres.nn.engines` logs a warning and uses the plain step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from superres.interfaces import Choose, LoopState, Sources, StepOutput
 from superres.nn.attention import Attention
 from superres.nn.cache import slot_count
 from superres.nn.engines.native.build import LANES, PANEL, CCache, CLayer, CLoop, CSession, NativeUnavailable, library
-from superres.nn.engines.native.weights import Packed
+from superres.nn.engines.native.weights import PackedWeights
 from superres.nn.engines.proposing import ProposingSession, StepState
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.engines.torch_step import PARTS
@@ -30,45 +30,52 @@ from superres.nn.model import EncoderDecoder, Memory
 from superres.system.machine import TorchThreads, usable_cores
 
 SOURCES_FOR_THREADS = 8
-"""Sources that torch encodes with several threads. With fewer it would save 5 ms, and lose a second beside a busy
-process, since its threads wait for one another after every operation."""
+"""Smallest number of sources that torch encodes with several threads. For fewer sources, threads save 5 ms but can cost
+a second beside a busy process, since torch's threads wait for one another after every operation."""
 
 FIRST_ROUNDS, ROUNDS, IN_A_ROW = 4, 16, 4
-"""Steps with each number of threads, of which the fastest counts: in turns, so that a machine that is busy for a moment
-slows all alike; some in a row, since threads that were asleep are slow at first; and a few in each of the sessions
-after the first, since it may have been busy for all of that."""
+"""Timed steps per number of threads, of which the fastest counts. The first session does FIRST_ROUNDS rounds over all
+numbers of threads, so that a load peak slows all numbers alike. Each later session does one round, up to ROUNDS rounds,
+since the machine may have been busy throughout the first session. A round times IN_A_ROW steps in succession, since
+threads that were asleep are slow at first."""
 
 
 @dataclass
 class NativeState:
-    """What proposals are computed from: the step's hidden states [B, W, D] and first positions [B]."""
+    """The state that proposals are computed from.
+
+    Attributes:
+        hidden: the step's decoder outputs [B, W, D].
+        position: decoder position of the step's first column [B].
+    """
 
     hidden: Tensor
     position: Tensor
 
 
 class NativeSession(ProposingSession):
-    """A batch being decoded by native.cpp: `superres.interfaces.Session`. It serves one decode, in one thread."""
+    """A batch being decoded by native.cpp: `superres.interfaces.Session`. Not thread-safe; for one decode at a time."""
 
-    def __init__(self, packed: Packed, memory: Memory, width: int, threads: int) -> None:
+    def __init__(self, packed: PackedWeights, memory: Memory, width: int, threads: int) -> None:
         """Allocate cache and scratch for the sources of `memory` and steps of `width` on `threads` threads."""
         config = packed.model.config
-        super().__init__(packed.folded, memory, width)
-        self.packed, self.kept = packed, list[Any]()
+        super().__init__(packed.fused, memory, width)
+        self.packed, self.tensors = packed, list[Any]()
         self.flawed = torch.zeros(1, dtype=torch.int64)
         self.by_row: list[Tensor] = []
-        # Whole groups of keys are read, and no two of them may share slots.
+        # Attention reads aligned groups of LANES keys; no two groups of one step may share slots of the ring.
         slots = slot_count(config, width) + 2 * LANES - 1
         slots += -slots % LANES
         self.session = CSession(
             batch=self.batch, width=width, length=config.target_length, size_d=config.width,
             attention_heads=config.attention_heads, filter=config.filter_size, layers=config.decoder_layers,
             vocabulary=config.vocabulary, channels=config.channels, outputs=config.outputs, slots=slots,
-            # Causal attention is local attention whose block nobody ever leaves.
+            # Causal attention is local attention in a single block.
             block_length=config.attention_block_length if config.attention == "local_1d" else slots,
             pre=packed.pre, threads=threads, patient=False, stride=max(3 * config.width, packed.project.panels * PANEL),
             together=rows_together(packed, slots),
-            final_weight=packed.final[0], final_bias=packed.final[1], project=packed.project, screen=packed.screen,
+            final_weight=packed.final[0], final_bias=packed.final[1], project=packed.project,
+            int8_filter=packed.int8_filter,
             token_table=packed.token_table, flawed=self.flawed.data_ptr(),
             position_table=self._keep(self.position_table, *self._table_shape(), by_row=self.conditioned),
             conditioned=memory.conditioning is not None, ordinal=config.ordinal_output,
@@ -106,7 +113,7 @@ class NativeSession(ProposingSession):
         temperature, noise = (None if part is None else part.float().flatten() for part in rule)
         index, first, count = index.contiguous(), first.contiguous(), len(offsets)
         if count > self.session.heads.count:
-            raise ValueError(f"{count} proposals are asked of {self.session.heads.count} heads")
+            raise ValueError(f"{count} proposals were requested from {self.session.heads.count} heads")
         tokens = torch.empty(self.batch, count, dtype=torch.int64)
         rows = (_address(tensor, torch.int64, self.batch) for tensor in (state.position, index, first))
         library().superres_propose(
@@ -119,10 +126,14 @@ class NativeSession(ProposingSession):
         return tokens
 
     def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
-        """See `superres.interfaces.IteratingSession.iterations`."""
+        """See `superres.interfaces.IteratingSession.iterations`.
+
+        Raises:
+            ValueError: the tensors of `state` are too small for the session's step width.
+        """
         width, room = self.width, state.proposals.shape[1]
         kind, bound = state.rule
-        numbers = torch.empty(2 * width + room + 3, self.batch, dtype=torch.int64)
+        integers = torch.empty(2 * width + room + 3, self.batch, dtype=torch.int64)
         stride = state.store.shape[1]
         if room < width or stride < 1 + self.config.target_length + width:
             raise ValueError(f"{room} proposals and {stride} tokens of memory are too few for steps of {width}")
@@ -132,9 +143,9 @@ class NativeSession(ProposingSession):
             "store": _address(state.store, torch.int64, self.batch, stride),
             "proposals": _address(state.proposals, torch.int64, self.batch, room),
         }
-        kept = {
-            "tokens": numbers[:width], "winners": numbers[width : 2 * width], "next": numbers[2 * width :],
-            "place": numbers[-3], "index": numbers[-2], "first": numbers[-1],
+        buffers = {
+            "tokens": integers[:width], "best_tokens": integers[width : 2 * width], "next": integers[2 * width :],
+            "place": integers[-3], "index": integers[-2], "first": integers[-1],
             "hidden": torch.empty(self.batch, width, self.config.width),
             "scores": torch.empty(self.batch, width, self.config.vocabulary),
             "scratch": self.room if self.heads is not None else None,
@@ -144,17 +155,17 @@ class NativeSession(ProposingSession):
             minimum=state.min_block, best=kind == "rank",
             bound=min(bound, self.config.vocabulary) if kind == "rank" else bound,
             end_token=-1 if state.end_token is None else state.end_token,
-            **shared, **{name: None if tensor is None else tensor.data_ptr() for name, tensor in kept.items()},
+            **shared, **{name: None if tensor is None else tensor.data_ptr() for name, tensor in buffers.items()},
         )
-        loop.kept = kept, state  # as long as there are addresses of it
+        loop.tensors = buffers, state  # keep the tensors alive as long as their addresses are in use
 
         def iterate(count: int, following: int) -> Tensor:
-            record = numbers.new_empty(count, self.batch, room + 2)
+            record = integers.new_empty(count, self.batch, room + 2)
             counts = c_int64(count), c_int64(following)
             address = c_void_p(record.data_ptr())
             made: int = library().superres_iterate(byref(self.session), byref(loop), *counts, address)
             if self.flawed:
-                self.flawed.zero_()  # the session may serve other rows later
+                self.flawed.zero_()  # the session may decode other rows later
                 raise ScoresError
             return record[:made]
 
@@ -185,53 +196,58 @@ class NativeSession(ProposingSession):
             self.deviation.copy_(self.deviation[rows])
 
     def _plain(self, state: NativeState) -> StepState:
-        """Return the state as the plain session has it."""
+        """Return the state in the form of the plain session."""
         place = (state.position.unsqueeze(1) + torch.arange(self.width)).clamp(max=self.config.target_length - 1)
-        numbers = self.session.numbers
-        gathered = self.gathered.flatten()[: self.batch * self.width * numbers].view(self.batch, self.width, numbers)
-        return StepState(state.hidden, place, gathered if numbers else None)
+        features = self.session.features
+        gathered = self.gathered.flatten()[: self.batch * self.width * features].view(self.batch, self.width, features)
+        return StepState(state.hidden, place, gathered if features else None)
 
     def row_state(self) -> list[Tensor]:
-        """See `superres.nn.engines.torch_step.ProposingSession.row_state`; what native.cpp reads comes along."""
+        """See `superres.nn.engines.proposing.ProposingSession.row_state`; adds the tensors that native.cpp reads."""
         return [*super().row_state(), *(tensor.view(self.batch, -1) for tensor in self.by_row)]
 
     def _table_shape(self) -> tuple[int, int, int]:
-        """Return the shape of what is looked up by position."""
+        """Return the shape of the tables that are looked up by position, [B or 1, T, D]."""
         return self.batch if self.conditioned else 1, self.config.target_length, self.config.width
 
     def _keep(self, tensor: Tensor, *shape: int, by_row: bool = False) -> int:
-        """Keep a contiguous float32 form of `tensor`, perhaps one of single rows, and return its address.
+        """Keep a contiguous float32 form of `tensor` alive and return its address.
+
+        Args:
+            tensor: values of any shape with as many elements as `shape`.
+            shape: the shape with which native.cpp reads them.
+            by_row: whether the first axis is the batch, so that the tensor belongs to `row_state`.
 
         Raises:
-            ValueError: it has another number of values than `shape` says.
+            ValueError: the number of elements differs.
         """
         if tensor.numel() != math.prod(shape):
             raise ValueError(f"the native step wants {list(shape)}, not {list(tensor.shape)}")
-        self.kept.append(tensor.float().contiguous())
+        self.tensors.append(tensor.float().contiguous())
         if by_row:
-            self.by_row.append(self.kept[-1])
-        address: int = self.kept[-1].data_ptr()
+            self.by_row.append(self.tensors[-1])
+        address: int = self.tensors[-1].data_ptr()
         return address
 
     def _neighbourhood(self) -> None:
-        """Hand over the numeric neighbourhood, if there is one."""
+        """Fill the session's fields of the numeric neighbourhood, if the model has one."""
         near, session, packed = self.packed.model.neighbourhood, self.session, self.packed
         self.deviation: Tensor | None = None
-        if near is None or self.budget is None:
+        if near is None or self.residual_sum is None:
             return
-        session.numbers, session.near = near.first.in_features, near.table.shape[1]
+        session.features, session.near = near.first.in_features, near.table.shape[1]
         session.cell_size = near.cell_positions.shape[1] if near.remainder else 0
         session.near_table, session.cell, session.cell_positions = packed.tables
         session.source_length = self.config.source_length
-        session.budget = self._keep(self.budget, self.batch, self.config.source_length, by_row=True)
-        # Entry T is the "absent" neighbour and stays 0.
+        session.residual_sum = self._keep(self.residual_sum, self.batch, self.config.source_length, by_row=True)
+        # Entry T stands for absent neighbours and stays 0.
         self.deviation = torch.zeros(self.batch, self.config.target_length + 2)
         session.deviation = self._keep(self.deviation, *self.deviation.shape, by_row=True)
         session.first, session.second = packed.first, packed.second
         session.channel_bias, session.direct = packed.channel_bias, packed.direct
 
     def _caches(self, memory: Memory) -> None:
-        """Allocate the cache of every layer, and project the memory for cross-attention where there is any."""
+        """Allocate the cache of every layer, and project the memory for cross-attention if the model has it."""
         config, session = self.config, self.session
         layers = (CLayer * config.decoder_layers)(*self.packed.layers)
         rows, size = (self.batch, config.attention_heads), config.width // config.attention_heads
@@ -252,7 +268,7 @@ class NativeSession(ProposingSession):
         self.layers = session.layer = layers
 
     def _scratch(self) -> None:
-        """Allocate what the code computes in."""
+        """Allocate the scratch buffers of native.cpp."""
         session, config = self.session, self.config
         rows = self.batch * self.width
         slots = max(session.slots, session.cross_slots) * config.attention_heads
@@ -260,18 +276,18 @@ class NativeSession(ProposingSession):
                  "attended": config.width, "weights": slots, "projected": session.stride}
         for name, size in sizes.items():
             setattr(session, name, self._keep(torch.zeros(rows * size), rows * size))
-        self.gathered = torch.zeros(self.batch, self.width, session.numbers)
+        self.gathered = torch.zeros(self.batch, self.width, session.features)
         session.gathered = self.gathered.data_ptr()
         if self.heads is not None:
             count = library().superres_propose_room(byref(session), c_int64(self.heads.count))
             self.room = torch.empty(self.batch * count)
 
 
-def rows_together(packed: Packed, slots: int) -> int:
-    """Return how many rows of a thread, with caches of `slots`, do some iterations before others have their turn.
+def rows_together(packed: PackedWeights, slots: int) -> int:
+    """Return how many rows, with caches of `slots` slots, a thread decodes together: see `superres_iterate`.
 
-    Weights are read once for all of them; but caches of many rows do not fit near the processor, where they are wanted
-    again and again. Where they are small beside the weights, more rows pay.
+    The rows of a group share each read of the weights, but the key-value caches of a large group do not fit the
+    processor's cache. The smaller the caches are relative to the weights, the larger is the best group.
     """
     config = packed.model.config
     cache = 2 * config.decoder_layers * config.width * slots * torch.float32.itemsize
@@ -279,20 +295,25 @@ def rows_together(packed: Packed, slots: int) -> int:
 
 
 class ThreadTrials:
-    """How fast a step is with each number of threads, as far as was seen."""
+    """Timings of a step with each number of threads.
+
+    Attributes:
+        rounds: rounds of timings done so far.
+        least: shortest seconds of a step for each number of threads.
+    """
 
     def __init__(self, most: int) -> None:
-        """Compare powers of two up to `most`, and that."""
+        """Compare the powers of two below `most`, and `most` itself."""
         self.rounds = 0
         self.least = {2**power: math.inf for power in range((most - 1).bit_length())} | {most: math.inf}
 
     def fastest(self, session: NativeSession) -> int:
-        """Return how many threads do a step fastest, after some trials by `session` before its first step."""
+        """Return the number of threads with the fastest step, after timing `session` before its first real step."""
         tokens = torch.zeros(session.batch, session.width, dtype=torch.int64)
         position = torch.zeros(session.batch, dtype=torch.int64)
         more = FIRST_ROUNDS if not self.rounds else int(self.rounds < ROUNDS)
         self.rounds += more
-        # Each number of threads is to be timed as it is, even if the machine is busy for a moment.
+        # A patient session uses exactly the number of threads that is timed, even on a busy machine.
         session.session.patient = True
         for threads in (*self.least,) * more:
             session.session.threads = threads
@@ -303,16 +324,16 @@ class ThreadTrials:
         session.session.patient = False
         best = 1
         for threads, seconds in self.least.items():
-            if seconds < 0.95 * self.least[best]:  # a thread more has to be worth it
+            if seconds < 0.95 * self.least[best]:  # more threads must save at least 5 %
                 best = threads
         return best
 
 
 def _address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> c_void_p:
-    """Return the address of a contiguous tensor, null for None.
+    """Return the address of a tensor; null for None.
 
     Raises:
-        ValueError: it has not the type or shape with which native.cpp reads it.
+        ValueError: the tensor is not contiguous, not on the CPU, or not of the given type and shape.
     """
     if tensor is None:
         return c_void_p(None)
@@ -323,13 +344,13 @@ def _address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> c_void_p
 
 
 def _cross_cache(attention: Attention, states: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys [B, H, size, slots] and values [B, H, slots, size] of the memory."""
+    """Return the keys [B, H, D / H, S] and values [B, H, S, D / H] of encoder states [B, S, D]."""
     key, value = attention.keys_and_values(states)
     return key.transpose(2, 3), value
 
 
 class NativeModel(StepModel):
-    """`EncoderDecoder` as a `superres.interfaces.ScoringModel`, its step in native.cpp."""
+    """`EncoderDecoder` as a `superres.interfaces.ScoringModel` whose steps run in native.cpp."""
 
     engine = "native"
     own_threads = True
@@ -342,13 +363,13 @@ class NativeModel(StepModel):
         Args:
             model: the network.
             end_token: as in `StepModel`.
-            threads: of a step; None measures how many serve best, up to as many as torch has.
-            half: keep weights as bfloat16, which halves what a step reads; sums stay in float32. A processor that
-                multiplies pairs of bfloat16 (AVX-512 BF16) gets both factors as such, and does it twice as fast.
-                The aligned conditioning is computed in bfloat16, too.
+            threads: largest number of threads per step; None measures which number is fastest, up to torch's limit.
+            half: store weights as bfloat16, which halves the bytes that a step reads; sums stay in float32. Where the
+                processor multiplies pairs of bfloat16 (AVX-512 BF16), inputs are rounded to bfloat16 too, which is
+                twice as fast. The aligned conditioning is also computed in bfloat16.
 
         Raises:
-            NativeUnavailable: the code cannot be built here, or does not know such a network.
+            NativeUnavailable: the code cannot be built on this machine, or does not support the network.
         """
         super().__init__(model, end_token)
         self.engine, self.half = "native-bf16" if half else "native", half
@@ -365,7 +386,7 @@ class NativeModel(StepModel):
         self.threads = threads
         self.trials: dict[tuple[int, int, int], ThreadTrials] = {}
         with torch.inference_mode():
-            self.packed = Packed(self.folded, half)
+            self.packed = PackedWeights(self.fused, half)
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `StepModel.encode`."""
@@ -381,12 +402,12 @@ class NativeModel(StepModel):
         with _threads_for(len(memory.states)):
             session = NativeSession(self.packed, memory, width, most)
         if self.threads is None:
-            # With a thread a row there is nothing to wait for; how the threads of a team get on, only trying tells.
+            # With at least one row per thread, threads do not wait for one another: such batches share their timings.
             trials = self.trials.setdefault((min(session.batch, most), width, most), ThreadTrials(most))
             session.session.threads = trials.fastest(session)
         return session
 
 
 def _threads_for(sources: int) -> TorchThreads:
-    """Let torch prepare so many sources with one thread, or with all that it has."""
+    """Limit torch to one thread while it encodes few sources, or any on a busy machine; else use all its threads."""
     return TorchThreads(1 if sources < SOURCES_FOR_THREADS or library().superres_busy() else None)

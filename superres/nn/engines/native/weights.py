@@ -1,4 +1,4 @@
-"""The weights of a network as native.cpp takes them."""
+"""The weights of a network, packed for native.cpp."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.nn.engines.fused_weights import Affine, Folded, FoldedLayer, FoldedRecurrence, fold
-from superres.nn.engines.native.build import LANES, LINEARS, PANEL, CHeads, CLayer, CLinear, CScreen, library
+from superres.nn.engines.fused_weights import Affine, FusedLayer, FusedRecurrence, FusedWeights, fuse
+from superres.nn.engines.native.build import LANES, LINEARS, PANEL, CHeads, CInt8Filter, CLayer, CLinear, library
 from superres.nn.heads import PredictionHeads
 
 
 def pack(affine: Affine, half: bool = False) -> tuple[CLinear, list[Tensor]]:
-    """Return a product for native.cpp and the tensors that must live as long as it.
+    """Return a product for native.cpp and the tensors that must stay alive as long as the product is used.
 
     Args:
-        affine: weight [in, out] and bias.
-        half: store the weight as bfloat16, unless the inputs do not fill vectors.
+        affine: weight [in, out] and bias [out].
+        half: store the weight as bfloat16; ignored unless `in` is a multiple of LANES.
     """
     inputs, outputs = affine.weight.shape
     panels, half = -(-outputs // PANEL), half and inputs % LANES == 0
@@ -36,71 +36,81 @@ def _transposed(weight: Tensor, bias: Tensor) -> Affine:
     return Affine(weight.detach().t(), bias.detach())
 
 
-class Packed:
-    """The weights of a network as native.cpp takes them; tensors named here stay alive with it."""
+class PackedWeights:
+    """The weights of a network, packed for native.cpp. The object owns the tensors whose addresses it holds.
 
-    def __init__(self, folded: Folded, half: bool) -> None:
-        """Pack the weights of a network."""
-        model = folded.model
-        self.model, self.half, self.folded = model, half, folded
-        self.kept: list[Any] = []
-        self.bytes = 0  # of all products' weights
+    Attributes:
+        bytes: size of the weights of all products.
+        project: the output projection.
+        int8_filter: its int8 copy; empty for ordinal outputs and on processors without int8 dot products.
+        final: addresses of weight and bias of the final norm, or None.
+        layers: decoder layers without their caches.
+        heads: prediction heads.
+    """
+
+    def __init__(self, fused: FusedWeights, half: bool) -> None:
+        """Pack `fused`; products are stored as bfloat16 if `half`."""
+        model = fused.model
+        self.model, self.half, self.fused = model, half, fused
+        self.tensors: list[Any] = []
+        self.bytes = 0
         self.pre = model.config.norm == "pre"
-        project = fold([model.project])
+        project = fuse([model.project])
         self.project = self.pack(project)
-        # Intensities are few, and their scores no plain product.
-        self.screen = CScreen() if model.config.ordinal_output else self._screen(project)
+        # Ordinal scores are not a product, and there are too few intensities for a filter to pay.
+        self.int8_filter = CInt8Filter() if model.config.ordinal_output else self._int8_filter(project)
         self.final: tuple[int | None, int | None] = (None, None)
         if isinstance(model.decoder_norm, nn.LayerNorm):
             self.final = self.keep(model.decoder_norm.weight), self.keep(model.decoder_norm.bias)
-        self.layers = [self._layer(FoldedLayer(layer)) for layer in model.decoder]  # type: ignore[arg-type]
-        self.token_table = self.keep(folded.token_table)
+        self.layers = [self._layer(FusedLayer(layer)) for layer in model.decoder]  # type: ignore[arg-type]
+        self.token_table = self.keep(fused.token_table)
         near = model.neighbourhood
         if near is not None:
             self.first = self.pack(Affine(near.first.weight.detach().t(), torch.zeros(near.first.out_features)))
-            self.second = self.pack(fold([near.second]))
+            self.second = self.pack(fuse([near.second]))
             self.channel_bias = self.keep(near.channel.weight.detach() + near.first.bias.detach())
             self.direct = self.keep(near.direct.detach())
             self.tables = [self.keep(table) for table in (near.table, near.cell, near.cell_positions)]
         self.heads = CHeads()
-        if folded.recurrence is not None:
-            self.heads = self._recurrence(folded.recurrence, model.config.prediction_heads - 1)
+        if fused.recurrence is not None:
+            self.heads = self._recurrence(fused.recurrence, model.config.prediction_heads - 1)
         elif isinstance(model.heads, PredictionHeads):
             self.heads = self._heads(model.heads)
 
     def keep(self, tensor: Tensor) -> int:
-        """Keep a contiguous copy (float32, or int64) and return its address."""
-        self.kept.append(tensor.contiguous() if tensor.dtype == torch.int64 else tensor.float().contiguous())
-        address: int = self.kept[-1].data_ptr()
+        """Keep a contiguous copy (int64 as is, all else as float32) and return its address."""
+        self.tensors.append(tensor.contiguous() if tensor.dtype == torch.int64 else tensor.float().contiguous())
+        address: int = self.tensors[-1].data_ptr()
         return address
 
     def pack(self, affine: Affine) -> CLinear:
         """Pack a product and keep it."""
         linear, tensors = pack(affine, self.half)
         self.bytes += tensors[0].nbytes
-        self.kept += tensors
+        self.tensors += tensors
         return linear
 
-    def _screen(self, affine: Affine) -> CScreen:
-        """Return a product once more, in bytes, where the processor has products of bytes."""
-        if not library().superres_screens():
-            return CScreen()
+    def _int8_filter(self, affine: Affine) -> CInt8Filter:
+        """Return the int8 copy of a product, or an empty filter if the processor has no int8 dot products."""
+        if not library().superres_has_int8():
+            return CInt8Filter()
         inputs, outputs = affine.weight.shape
         padding = (0, -outputs % PANEL)
         weight = F.pad(affine.weight.bfloat16().float() if self.half else affine.weight.float(), padding)
         scale = (weight.abs().amax(0) / 127).clamp(min=1e-30)
-        numbers = (weight / scale).round()
-        quads = numbers.to(torch.int8).view(inputs // 4, 4, -1, PANEL).permute(2, 0, 3, 1).contiguous()
-        total = (128 * numbers.sum(0)).to(torch.int32)
-        self.kept += [quads, total]
-        return CScreen(
+        quantised = (weight / scale).round()
+        quads = quantised.to(torch.int8).view(inputs // 4, 4, -1, PANEL).permute(2, 0, 3, 1).contiguous()
+        total = (128 * quantised.sum(0)).to(torch.int32)
+        self.tensors += [quads, total]
+        return CInt8Filter(
             weight=quads.data_ptr(), bias=self.keep(F.pad(affine.bias.float(), padding, value=-math.inf)),
             scale=self.keep(scale), norm=self.keep(weight.abs().sum(0)), sum=total.data_ptr(),
-            # Half of 1, and of bfloat16's eight binary digits the last at up to 127; a little more for the sums.
+            # Half a unit for the rounding to int8, and half the last bit of bfloat16 (8 bits) at values up to 127. The
+            # excess over these bounds covers the rounding errors of the sums.
             rounding=0.51 + 0.25 * self.half,
         )
 
-    def _layer(self, layer: FoldedLayer) -> CLayer:
+    def _layer(self, layer: FusedLayer) -> CLayer:
         result = CLayer(**{name: self.pack(getattr(layer, name)) for name in LINEARS if hasattr(layer, name)})
         for place, norm in enumerate([layer.norms[0], layer.cross_norm, layer.norms[1]]):
             if norm is not None:
@@ -112,7 +122,7 @@ class Packed:
         contract = (CLinear * heads.count)(*(
             self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1]))) for weight in heads.contract
         ))
-        self.kept.append(contract)
+        self.tensors.append(contract)
         result = CHeads(
             count=heads.count, size=size, expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias)),
             contract=contract, bias=self.keep(heads.bias), norm_weight=self.keep(heads.norm.weight),
@@ -125,9 +135,9 @@ class Packed:
             result.adapt = self.pack(_transposed(heads.adapt.weight, heads.adapt.bias))
         return result
 
-    def _recurrence(self, layer: FoldedRecurrence, count: int) -> CHeads:
+    def _recurrence(self, layer: FusedRecurrence, count: int) -> CHeads:
         contract = (CLinear * 1)(self.pack(layer.contract))
-        self.kept.append(contract)
+        self.tensors.append(contract)
         return CHeads(
             count=count, size=layer.contract.weight.shape[0], recurrent=1, expand=self.pack(layer.expand),
             contract=contract, norm_weight=self.keep(layer.norm.weight), norm_bias=self.keep(layer.norm.bias),

@@ -6,7 +6,7 @@
 
 namespace {
 
-// V vectors of what R queries read of the values, by weights of which each query's are to be multiplied by its scale.
+// V vectors of the attention output of R queries: weighted sums of the values, multiplied by each query's `scale`.
 template <int R, int V>
 ALWAYS_INLINE void attend_values(const float* value, int64_t slots, int64_t size, int64_t first, int64_t groups,
                                  const float* weights, int64_t ws, const float* scale, float* out, int64_t os) {
@@ -25,9 +25,9 @@ ALWAYS_INLINE void attend_values(const float* value, int64_t slots, int64_t size
     for (int r = 0; r < R; r++) store(out + r * os + v * LANES, total[v][r] * scale[r]);
 }
 
-// What R queries of one attention head see. Keys are taken in groups of LANES at absolute positions, the first of which
-// holds `begin`; a query q sees those from from[q] to last[q]. Every sum has one order; but where there are few queries,
-// several are under way at a time, since each addition waits for the one before.
+// Attention of R queries of one attention head. Keys are read in groups of LANES absolute positions; the first group
+// holds `begin`. Query q sees positions from[q]..last[q]. The order of every sum is fixed. With few queries, the sums of
+// several groups are interleaved, since each addition waits for the one before it.
 template <int R>
 void attend(const float* query, int64_t qs, const float* key, const float* value, int64_t slots, int64_t size,
             int64_t begin, int64_t end, const int64_t* from, const int64_t* last, const float* mask, float* weights,
@@ -41,7 +41,7 @@ void attend(const float* query, int64_t qs, const float* key, const float* value
   constexpr int G = R == 1 ? 4 : R <= 3 ? 2 : 1;
   for (int64_t g = 0; g < groups; g += G) {
     int64_t slot[G];
-    // Past the last group, it is computed again.
+    // Past the last group, the last group is computed again and not stored.
     for (int i = 0; i < G; i++) slot[i] = (first + (g + i < groups ? g + i : groups - 1) * LANES) % slots;
     vec score[G][R] = {};
     for (int64_t d = 0; d < size; d++)
@@ -84,6 +84,7 @@ void attend(const float* query, int64_t qs, const float* key, const float* value
     attend_values<R, 1>(value + d, slots, size, first, groups, weights, ws, scale, out + d, os);
 }
 
+// Attention of any number of queries of one attention head: see `attend`.
 void attend_rows(int64_t rows, const float* query, int64_t qs, const float* key, const float* value, int64_t slots,
                  int64_t size, const int64_t* from, const int64_t* last, const float* mask, float* weights, int64_t ws,
                  float* out, int64_t os) {

@@ -1,4 +1,5 @@
-// Sizes and offsets of the structures, as the compiler lays them out: superres/nn/engines/native/build.py compares its own with them.
+// The compiler's sizes and offsets of the structures in abi.h. superres/nn/engines/native/build.py checks its own against
+// them.
 
 #pragma once
 
@@ -7,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "structures.h"
+#include "abi.h"
 
 namespace {
 
@@ -23,8 +24,8 @@ std::string layout() {
   std::string text;
   describe(text, "Linear", sizeof(Linear), {AT(Linear, inputs), AT(Linear, panels), AT(Linear, half),
       AT(Linear, weight), AT(Linear, bias)});
-  describe(text, "Screen", sizeof(Screen), {AT(Screen, weight), AT(Screen, bias), AT(Screen, scale),
-      AT(Screen, norm), AT(Screen, sum), AT(Screen, rounding)});
+  describe(text, "Int8Filter", sizeof(Int8Filter), {AT(Int8Filter, weight), AT(Int8Filter, bias), AT(Int8Filter, scale),
+      AT(Int8Filter, norm), AT(Int8Filter, sum), AT(Int8Filter, rounding)});
   describe(text, "Cache", sizeof(Cache), {AT(Cache, key), AT(Cache, value)});
   describe(text, "Layer", sizeof(Layer), {AT(Layer, projection), AT(Layer, output), AT(Layer, expand),
       AT(Layer, contract), AT(Layer, cross_query), AT(Layer, cross_output), AT(Layer, norm_weight),
@@ -36,16 +37,16 @@ std::string layout() {
   describe(text, "Loop", sizeof(Loop), {AT(Loop, block_size), AT(Loop, room), AT(Loop, stride), AT(Loop, minimum),
       AT(Loop, best), AT(Loop, bound), AT(Loop, end_token), AT(Loop, position), AT(Loop, limit), AT(Loop, store),
       AT(Loop, proposals), AT(Loop, tokens), AT(Loop, place), AT(Loop, index), AT(Loop, first), AT(Loop, next),
-      AT(Loop, winners), AT(Loop, hidden), AT(Loop, scores), AT(Loop, scratch)});
+      AT(Loop, best_tokens), AT(Loop, hidden), AT(Loop, scores), AT(Loop, scratch)});
   describe(text, "Session", sizeof(Session), {AT(Session, batch), AT(Session, width), AT(Session, length),
       AT(Session, size_d), AT(Session, attention_heads), AT(Session, filter), AT(Session, layers),
       AT(Session, vocabulary), AT(Session, channels), AT(Session, outputs), AT(Session, slots),
       AT(Session, block_length), AT(Session, cross_slots), AT(Session, pre), AT(Session, threads),
       AT(Session, patient), AT(Session, stride), AT(Session, together), AT(Session, layer),
-      AT(Session, final_weight), AT(Session, final_bias), AT(Session, project), AT(Session, screen),
+      AT(Session, final_weight), AT(Session, final_bias), AT(Session, project), AT(Session, int8_filter),
       AT(Session, token_table), AT(Session, position_table), AT(Session, conditioned), AT(Session, cross_mask),
-      AT(Session, numbers), AT(Session, near), AT(Session, cell_size), AT(Session, ordinal), AT(Session, near_table),
-      AT(Session, cell), AT(Session, cell_positions), AT(Session, estimate), AT(Session, budget),
+      AT(Session, features), AT(Session, near), AT(Session, cell_size), AT(Session, ordinal), AT(Session, near_table),
+      AT(Session, cell), AT(Session, cell_positions), AT(Session, estimate), AT(Session, residual_sum),
       AT(Session, source_length), AT(Session, deviation), AT(Session, first), AT(Session, second),
       AT(Session, channel_bias), AT(Session, direct), AT(Session, residual_scale), AT(Session, initial_sharpness),
       AT(Session, heads), AT(Session, flawed), AT(Session, seconds), AT(Session, x), AT(Session, wide),

@@ -1,11 +1,11 @@
-// The decoding step in one call: what superres/nn/engines/torch_step.py computes, for CPUs. superres/nn/engines/native/build.py compiles it, native.py
-// drives it.
+// The decoding step for CPUs: the computation of superres/nn/engines/torch_step.py in one call.
+// superres/nn/engines/native/build.py compiles it; session.py beside it calls it.
 //
-// Every sum runs in an order that depends on the position alone, never on the step width, the batch or the number of
-// threads. So a block of k tokens is scored bit for bit as the same tokens would be one at a time.
+// The order of every sum depends on the position alone, never on the step width, the batch or the number of threads. A
+// block of k tokens therefore gets bit for bit the scores that the same tokens get one at a time.
 //
-// Where there is a row for each thread, groups of rows are dealt to the threads of a team; with fewer rows, the threads
-// share the outputs of each product.
+// With at least one row per thread, groups of rows are distributed over the threads of a team. With fewer rows, the
+// threads share the outputs of each product.
 
 #include <cstdlib>
 
@@ -14,15 +14,16 @@
 
 namespace {
 
-// Whether the winners of verified tokens are all that an iteration needs.
-ALWAYS_INLINE bool screened(const Session& s, const Loop& l) { return s.screen.weight && !l.best; }
+// Whether an iteration needs only the argmax of each column, not the scores.
+ALWAYS_INLINE bool uses_int8(const Session& s, const Loop& l) { return s.int8_filter.weight && !l.best; }
 
+// The greedy token of row b at a column.
 ALWAYS_INLINE int64_t chosen(const Session& s, const Loop& l, int64_t b, int64_t column) {
   const int64_t r = b * s.width + column;
-  return screened(s, l) ? l.winners[r] : largest_of(l.scores + r * s.vocabulary, s.vocabulary);
+  return uses_int8(s, l) ? l.best_tokens[r] : largest_of(l.scores + r * s.vocabulary, s.vocabulary);
 }
 
-// Whether the proposal at a column passes by the scores at the one before.
+// Whether the proposal at a column is accepted, judged by the scores at the column before it.
 ALWAYS_INLINE bool passes(const Session& s, const Loop& l, int64_t b, int64_t column) {
   const int64_t token = l.tokens[b * s.width + column];
   if (!l.best) return std::llabs(token - chosen(s, l, b, column - 1)) <= l.bound;
@@ -32,14 +33,15 @@ ALWAYS_INLINE bool passes(const Session& s, const Loop& l, int64_t b, int64_t co
   return better < l.bound;
 }
 
-// Records how many of a row's proposals are accepted.
+// Writes the trace of one iteration of row b: position, accepted tokens, proposals.
 ALWAYS_INLINE void note(const Loop& l, int64_t b, int64_t accepted, int64_t* record) {
   record[0] = l.position[b];
   record[1] = accepted;
   std::memcpy(record + 2, l.proposals + b * l.room, l.room * sizeof(int64_t));
 }
 
-// Accepts a row's proposals, commits them, moves on, and chooses p1's token there; the heads' follow later.
+// Accepts and commits the longest passing prefix of row b's proposals and chooses p1's next token. The proposals of the
+// other heads are computed later, by `propose`.
 void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   const int64_t start = l.position[b], room = start < 0 ? 1 : l.limit[b] - start;
   const int64_t* tokens = l.tokens + b * s.width;
@@ -60,7 +62,7 @@ void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   for (int64_t i = 0; i < s.width; i++) l.proposals[b * l.room + i] = l.first[b];
 }
 
-// Calls body(team, begin, end) for all rows, in groups of `together` at most if rows are dealt to threads.
+// Calls body(team, begin, end) for all rows; in groups of at most `together` rows if the threads divide the rows.
 template <typename Body>
 void in_groups(const Session& s, int64_t together, const Body& body) {
   with_team((int)s.threads, s.patient, [&](Team& team) {
@@ -78,23 +80,23 @@ void in_groups(const Session& s, int64_t together, const Body& body) {
   });
 }
 
-// A step of a team's rows; see `superres_step`. Writes the argmax of each column's scores in place of them where `winning`
-// [B, W] is not null.
+// A step of a team's rows: see `superres_step`. If `best_tokens` [B, W] is not null, writes the argmax of each column there
+// and no scores.
 void step(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* tokens, const int64_t* position,
-          float* hidden, float* scores, int64_t* winning) {
+          float* hidden, float* scores, int64_t* best_tokens) {
   const Rows rows{s, team, begin, end, tokens, position};
   Clock clock(begin ? nullptr : s.seconds);
   float* x = rows.of(s.x, s.size_d);
   rows.embed(x);
-  if (s.numbers) rows.neighbourhood(x);
+  if (s.features) rows.neighbourhood(x);
   clock.lap(INPUT);
   for (int64_t l = 0; l < s.layers; l++) rows.run(s.layer[l], x, clock);
   float* states = rows.of(hidden, s.size_d);
   if (s.final_weight) rows.normalise_all(x, s.final_weight, s.final_bias, states);
   else std::memcpy(states, x, rows.count() * s.size_d * sizeof(float));
   float* projected = rows.of(s.projected, s.stride);
-  if (winning) {
-    winners(s, team, states, rows.count(), projected, winning + begin * s.width, 1);
+  if (best_tokens) {
+    screened_argmax(s, team, states, rows.count(), projected, best_tokens + begin * s.width, 1);
     clock.lap(SCORES);
     return;
   }
@@ -109,15 +111,15 @@ void step(const Session& s, Team& team, int64_t begin, int64_t end, const int64_
       }
       const int64_t target = rows.inside(b, w);
       float mu = s.estimate[b * s.length + target] + out[s.outputs - 2] * s.residual_scale;
-      if (s.numbers)
-        mu += dot(s.gathered + r * s.numbers, s.direct + target % s.channels * s.numbers, s.numbers) * s.residual_scale;
+      if (s.features)
+        mu += dot(s.gathered + r * s.features, s.direct + target % s.channels * s.features, s.features) * s.residual_scale;
       scores_around(s, mu, slope_of(s, out), out, scores + r * s.vocabulary);
       refuse_unless(s, all_finite(scores + r * s.vocabulary, s.vocabulary));
     }
   clock.lap(SCORES);
 }
 
-// Proposals of recurrent heads; see `propose`.
+// Proposals of recurrent heads: arguments as for `propose`.
 void recur(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* index, const int64_t* first,
            int64_t count, const float* hidden, const float* temperature, const float* noise, float* scratch, int64_t* tokens) {
   const Recurrence heads{s, team, begin, end, scratch + begin * Recurrence::room(s)};
@@ -132,7 +134,7 @@ void recur(const Session& s, Team& team, int64_t begin, int64_t end, const int64
   }
 }
 
-// Floats of scratch that proposals of a row need.
+// Floats of scratch per row that `propose` needs.
 int64_t propose_room(const Session& s, int64_t count) {
   const Heads& heads = s.heads;
   if (heads.recurrent) return Recurrence::room(s);
@@ -140,7 +142,7 @@ int64_t propose_room(const Session& s, int64_t count) {
   return s.size_d + heads.count * heads.size + count * (s.size_d + adapted + s.stride) + s.vocabulary;
 }
 
-// Proposals for a team's rows; see `superres_propose`.
+// Proposals for a team's rows: see `superres_propose`.
 void propose(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* position, const int64_t* index,
              const int64_t* first, int64_t count, const float* hidden, const float* temperature, const float* noise,
              float* scratch, int64_t* tokens) {
@@ -179,15 +181,15 @@ void propose(const Session& s, Team& team, int64_t begin, int64_t end, const int
       }
     }
   });
-  if (s.screen.weight && !noise) {
-    winners(s, team, states, rows * count, projected, tokens + begin * count, 1);
+  if (s.int8_filter.weight && !noise) {
+    screened_argmax(s, team, states, rows * count, projected, tokens + begin * count, 1);
     return;
   }
   project(s, team, states, rows * count, projected);
   Team alone;
   if (heads.adaptive) apply(heads.adapt, alone, states, D, rows * count, linear, adapted, STORE);
   for (int64_t b = begin; b < end; b++) {
-    const Row row{s, b, within(s, position[b] + index[b]), s.gathered + (b * s.width + index[b]) * s.numbers};
+    const Row row{s, b, within(s, position[b] + index[b]), s.gathered + (b * s.width + index[b]) * s.features};
     for (int64_t h = 0; h < count; h++) {
       const int64_t r = (b - begin) * count + h;
       row.score(h, projected + r * s.stride, linear + r * adapted, first[b], tokens + b * count, scores);
@@ -197,19 +199,19 @@ void propose(const Session& s, Team& team, int64_t begin, int64_t end, const int
   }
 }
 
-// Iterations of a team's rows, nothing more once all of them are complete; see `superres_iterate`.
+// Iterations of a team's rows, which stop once all of these rows are complete: see `superres_iterate`.
 void iterate(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t end, int64_t count, int64_t following,
              int64_t* record) {
   for (int64_t n = 0; n < count; n++, record += s.batch * (2 + l.room)) {
     bool complete = true;
     for (int64_t b = begin; b < end; b++) complete = complete && l.position[b] >= l.limit[b];
     for (int64_t b = begin; b < end; b++) {
-      if (complete) note(l, b, 0, record + b * (2 + l.room));  // other rows may go on
+      if (complete) note(l, b, 0, record + b * (2 + l.room));  // rows of other teams may not be complete yet
       l.place[b] = l.position[b] + 1;
       std::memcpy(l.tokens + b * s.width, l.proposals + b * l.room, s.width * sizeof(int64_t));
     }
     if (complete) continue;
-    step(s, team, begin, end, l.tokens, l.place, l.hidden, l.scores, screened(s, l) ? l.winners : nullptr);
+    step(s, team, begin, end, l.tokens, l.place, l.hidden, l.scores, uses_int8(s, l) ? l.best_tokens : nullptr);
     for (int64_t b = begin; b < end; b++) advance(s, l, b, record + b * (2 + l.room));
     const int64_t more = (n + 1 < count ? l.block_size : following) - 1;
     if (!more) continue;
@@ -223,14 +225,14 @@ void iterate(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t
 
 extern "C" {
 
-// The sizes of the structures and the offsets of their fields.
+// The sizes of the structures and the offsets of their fields, as text for `layout` in build.py.
 const char* superres_layout() {
   static const std::string text = layout();
   return text.c_str();
 }
 
-// Whether the processor has what a `Screen` needs.
-int64_t superres_screens() {
+// Whether the processor has the int8 dot products that `Int8Filter` needs.
+int64_t superres_has_int8() {
 #ifdef __AVX512VNNI__
   return 1;
 #else
@@ -238,22 +240,22 @@ int64_t superres_screens() {
 #endif
 }
 
-// Whether the machine has lately been too busy for several threads.
+// Whether the machine was recently too busy for several threads.
 int64_t superres_busy() { return pool()->is_busy(); }
 
-// Reads tokens [B, W] at positions [B] + 0..W-1; writes p1's scores [B, W, V] and the hidden states [B, W, D], and where
-// there is a numeric neighbourhood its numbers into `gathered` [B, W, N].
+// Reads tokens [B, W] at positions [B] + 0..W-1. Writes p1's scores [B, W, V] and the hidden states [B, W, D]; with a
+// numeric neighbourhood also its features, into `gathered` [B, W, N].
 void superres_step(const Session* session, const int64_t* tokens, const int64_t* position, float* hidden, float* scores) {
   in_groups(*session, session->batch, [&](Team& team, int64_t begin, int64_t end) {
     step(*session, team, begin, end, tokens, position, hidden, scores, nullptr);
   });
 }
 
-// Floats of scratch that `superres_propose` needs for a row.
+// Floats of scratch per row that `superres_propose` needs.
 int64_t superres_propose_room(const Session* session, int64_t count) { return propose_room(*session, count); }
 
-// Proposes `count` tokens a row with heads p2.. at step column index[b]: argmax(scores / temperature + noise), in order.
-// temperature [B, count] and noise [B, count, V] may be null for greedy choices. first is p1's token [B].
+// Proposes `count` tokens per row with heads p2.. at step column index[b], in order: argmax(scores / temperature + noise).
+// temperature [B, count] and noise [B, count, V] are null for greedy choices. first [B] is p1's token.
 void superres_propose(const Session* session, const int64_t* position, const int64_t* index, const int64_t* first,
                       int64_t count, const float* hidden, const float* temperature, const float* noise, float* scratch,
                       int64_t* tokens) {
@@ -262,11 +264,12 @@ void superres_propose(const Session* session, const int64_t* position, const int
   });
 }
 
-// Does up to `count` iterations of greedy decoding as superres/decoding/loop.py does them, until all rows are
-// complete, and returns how many. The last of them proposes blocks of `following` tokens. Writes position, accepted tokens
-// and proposals of each to `record` [count, B, 2 + room].
+// Does up to `count` iterations of greedy decoding, the same as superres/decoding/loop.py, until all rows are complete.
+// Returns the number of iterations done. The last one proposes blocks of `following` tokens. Writes the trace of each to
+// `record` [count, B, 2 + room]: position, accepted tokens, proposals.
 //
-// No row waits for another: a few at a time do all their iterations, so that their caches stay near the processor.
+// Rows do not wait for one another: a small group of rows does all its iterations before the next group starts, so that
+// its key-value cache stays in the processor's cache.
 int64_t superres_iterate(const Session* session, const Loop* loop, int64_t count, int64_t following, int64_t* record) {
   const Session& s = *session;
   in_groups(s, s.together, [&](Team& team, int64_t begin, int64_t end) {

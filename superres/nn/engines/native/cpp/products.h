@@ -1,4 +1,4 @@
-// The product of rows and a packed weight.
+// Products of rows and a packed weight, and layer norm.
 
 #pragma once
 
@@ -8,14 +8,14 @@
 #include <immintrin.h>
 #endif
 
-#include "structures.h"
+#include "abi.h"
 #include "threads.h"
 
 namespace {
 
 enum Part { INPUT, ATTENTION, FEED_FORWARD, SCORES };
 
-// Adds the time since the last lap to a part of the session's clock; the first thread's time counts.
+// Adds the time since the last lap to a part of the session's `seconds`. Only the team of the first rows is timed.
 struct Clock {
   double* seconds;
   double last;
@@ -28,9 +28,10 @@ struct Clock {
   }
 };
 
+// What happens to a product: overwrite the output, overwrite it after ReLU, or add to it.
 enum Mode { STORE, RELU, ADD };
 
-// How a product reads rows and weights: `values` of a row at a time, and a weight for each of them.
+// How a product reads inputs and float32 weights: each addition consumes `values` inputs and their weights.
 struct Single {
   typedef float weight;
   typedef float value;
@@ -40,7 +41,7 @@ struct Single {
 };
 
 #ifdef __AVX512BF16__
-// Rows are bfloat16, too: the processor multiplies and adds a pair at a time.
+// bfloat16 weights and inputs: the processor multiplies and adds a pair of inputs at a time.
 struct Paired {
   typedef uint32_t weight;
   typedef uint32_t value;
@@ -51,6 +52,7 @@ struct Paired {
   }
 };
 
+// Rows converted to bfloat16, two inputs per word.
 const uint32_t* paired(const float* x, int64_t xs, int64_t rows, int64_t inputs) {
   static thread_local std::vector<uint32_t> room;
   if ((int64_t)room.size() < rows * inputs / 2) room.resize(rows * inputs / 2);
@@ -63,6 +65,7 @@ const uint32_t* paired(const float* x, int64_t xs, int64_t rows, int64_t inputs)
   return room.data();
 }
 #else
+// bfloat16 weights and float32 inputs.
 struct Paired {
   typedef uint32_t weight;
   typedef float value;
@@ -75,6 +78,7 @@ struct Paired {
 };
 #endif
 
+// R rows times P panels, accumulated in registers.
 template <typename K, int R, int P>
 ALWAYS_INLINE void tile(const typename K::weight* weight, int64_t steps, const float* bias, const typename K::value* x,
                         int64_t xs, float* y, int64_t ys, Mode mode) {
@@ -105,8 +109,10 @@ ALWAYS_INLINE void tile(const typename K::weight* weight, int64_t steps, const f
     }
 }
 
+// Panels per tile for which the accumulators of `rows` rows fit the registers.
 constexpr int panels_of(int rows) { return rows <= 3 ? 4 : rows <= 6 ? 2 : 1; }
 
+// R rows times any number of panels.
 template <typename K, int R>
 void rows_tile(const typename K::weight* weight, int64_t steps, int64_t panels, const float* bias,
                const typename K::value* x, int64_t xs, float* y, int64_t ys, Mode mode) {
@@ -122,10 +128,11 @@ void rows_tile(const typename K::weight* weight, int64_t steps, int64_t panels, 
     tile<K, R, 1>(weight + p * steps * PANEL, steps, bias ? bias + p * PANEL : bias, x, xs, y + p * PANEL, ys, mode);
 }
 
+// Any number of rows times any number of panels.
 template <typename K>
 void product(const typename K::weight* weight, int64_t steps, int64_t panels, const float* bias,
              const typename K::value* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode) {
-  // Few panels at a time, so that they stay in the first-level cache while all rows pass.
+  // A few panels at a time, so that they stay in the first-level cache while all rows are multiplied.
   constexpr int64_t GROUP = 4;
   for (int64_t p = 0; p < panels; p += GROUP) {
     const int64_t count = panels - p < GROUP ? panels - p : GROUP;
@@ -146,7 +153,7 @@ void product(const typename K::weight* weight, int64_t steps, int64_t panels, co
   }
 }
 
-// Panels [begin, end) of rows [rows, inputs] at distance xs times a weight, to rows at distance ys.
+// Output panels [begin, end) of x [rows, inputs], row stride xs, times a weight, into y with row stride ys.
 void apply_panels(const Linear& linear, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode,
                   int64_t begin, int64_t end) {
   const int64_t steps = linear.half ? linear.inputs / 2 : linear.inputs, start = begin * steps * PANEL;
@@ -164,14 +171,14 @@ void apply_panels(const Linear& linear, const float* x, int64_t xs, int64_t rows
 #endif
 }
 
-// All panels; the team's threads share them.
+// All output panels, shared by the threads of the team.
 void apply(const Linear& linear, Team& team, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode) {
   team.share(linear.panels, [=, linear = &linear](int64_t begin, int64_t end) {
     apply_panels(*linear, x, xs, rows, y, ys, mode, begin, end);
   });
 }
 
-// Layer norm of a row; without weight and bias where these are folded into the next product.
+// Layer norm of a row. Weight and bias are null where they are fused into the next product.
 void normalise(const float* x, int64_t size, const float* weight, const float* bias, float* y) {
   vec total{};
   for (int64_t i = 0; i < size; i += LANES) total += load(x + i);

@@ -1,18 +1,20 @@
-// Proposals of recurrent heads, one after another: what `Recurrence` in superres/nn/engines/proposing.py computes.
+// Proposals of recurrent heads, one after another: the computation of `Recurrence` in superres/nn/engines/proposing.py.
 
 #pragma once
 
-#include "rows.h"
-#include "winners.h"
+#include "layer.h"
+#include "screened_argmax.h"
 
 namespace {
 
+// The recurrent heads of a team's rows, and their scratch.
 struct Recurrence {
   const Session& s;
   Team& team;
   int64_t begin, end;
-  float *state, *read, *normed, *inner, *query, *attended, *projected, *scores;  // of the team's rows
+  float *state, *read, *normed, *inner, *query, *attended, *projected, *scores;  // scratch of the team's rows
 
+  // Floats of scratch per row.
   static int64_t room(const Session& s) { return 6 * s.size_d + s.heads.size + s.stride + s.vocabulary; }
 
   Recurrence(const Session& s, Team& team, int64_t begin, int64_t end, float* scratch)
@@ -43,7 +45,7 @@ struct Recurrence {
       }
   }
 
-  // The state of the next head, from that of the last one and its tokens, `apart` one from the next.
+  // Computes the state of the next head from the state of the last head and its tokens, tokens[r * apart].
   void advance(const int64_t* tokens, int64_t apart) const {
     const Heads& heads = s.heads;
     const int64_t D = s.size_d, rows = end - begin;
@@ -61,11 +63,12 @@ struct Recurrence {
       normalise(state + r * D, D, heads.norm_weight, heads.norm_bias, normed + r * D);
   }
 
-  // The head's choice of each row, into tokens[r * apart]; noise and temperature as for `best`, at distances of `apart`.
+  // Writes the head's choice for each row to tokens[r * apart]. Temperature and noise are as for `best`, with the same
+  // stride of `apart` per row.
   void choose(const float* temperature, const float* noise, int64_t* tokens, int64_t apart) const {
     const int64_t rows = end - begin;
-    if (s.screen.weight && !noise) {
-      winners(s, team, normed, rows, projected, tokens, apart);
+    if (s.int8_filter.weight && !noise) {
+      screened_argmax(s, team, normed, rows, projected, tokens, apart);
       return;
     }
     project(s, team, normed, rows, projected);

@@ -12,7 +12,7 @@ ALWAYS_INLINE float dot(const float* a, const float* b, int64_t count) {
   return total;
 }
 
-// Notes scores that are not finite; any thread may.
+// Sets the session's flag unless the scores are finite. Any thread may call it.
 ALWAYS_INLINE void refuse_unless(const Session& s, bool finite) {
   if (!finite) __atomic_store_n(s.flawed, 1, __ATOMIC_RELAXED);
 }
@@ -26,13 +26,14 @@ ALWAYS_INLINE bool all_finite(const float* scores, int64_t count) {
   return rest == 0;
 }
 
+// 1 / s, the slope of the ordinal term.
 ALWAYS_INLINE float slope_of(const Session& s, const float* projected) {
   float sharpness = projected[s.outputs - 1] + s.initial_sharpness;
   sharpness = sharpness < -7.0f ? -7.0f : sharpness > 3.0f ? 3.0f : sharpness;
   return std::exp(sharpness);
 }
 
-// The scores [V] of intensities around mu, with the free scores where there are any.
+// The scores [V] of intensities: the ordinal term -slope * |v - mu|, plus the free scores if the model has them.
 ALWAYS_INLINE void scores_around(const Session& s, float mu, float slope, const float* projected, float* scores) {
   const bool free_scores = s.outputs > 2;
   for (int64_t v = 0; v < s.vocabulary; v++) {
@@ -41,15 +42,16 @@ ALWAYS_INLINE void scores_around(const Session& s, float mu, float slope, const 
   }
 }
 
+// A position clamped to the last target position.
 ALWAYS_INLINE int64_t within(const Session& s, int64_t position) { return position < s.length ? position : s.length - 1; }
 
-// Where a row of the batch makes proposals: p1's target and the numbers around it.
+// The place in row b at which heads propose: p1's target position and its neighbour features.
 struct Row {
   const Session& s;
   int64_t b, place;
-  const float* numbers;
+  const float* features;
 
-  // The scores [V] of head p(h + 2). A sequential head reads p1's token `first` and the `tokens` of the heads before it.
+  // Writes the scores [V] of head p(h + 2). A sequential head reads p1's token `first` and the `tokens` of heads p2..p(h + 1).
   void score(int64_t h, const float* projected, const float* linear, int64_t first, const int64_t* tokens,
              float* scores) const {
     if (!s.ordinal) {
@@ -59,13 +61,13 @@ struct Row {
     const Heads& heads = s.heads;
     const float* estimate = s.estimate + b * s.length;
     float mu = estimate[within(s, place + h + 1)] + projected[s.outputs - 2] * s.residual_scale;
-    if (s.numbers) {
-      float deviation = dot(numbers, heads.direct + (place % s.channels * heads.count + h) * s.numbers, s.numbers);
-      if (heads.adaptive) deviation += dot(numbers, linear, s.numbers);
+    if (s.features) {
+      float deviation = dot(features, heads.direct + (place % s.channels * heads.count + h) * s.features, s.features);
+      if (heads.adaptive) deviation += dot(features, linear, s.features);
       mu += deviation * s.residual_scale;
     }
     for (int64_t e = 0; e <= h && e < heads.earlier; e++)
-      mu += linear[s.numbers + e] * ((e ? tokens[e - 1] : first) - estimate[within(s, place + e)]);
+      mu += linear[s.features + e] * ((e ? tokens[e - 1] : first) - estimate[within(s, place + e)]);
     scores_around(s, mu, slope_of(s, projected), projected, scores);
   }
 };
@@ -77,8 +79,8 @@ ALWAYS_INLINE int64_t best(const Session& s, float* scores, const float* tempera
   return largest_of(scores, s.vocabulary);
 }
 
-// The output projection of `count` states: by the team where the vocabulary is large, alone where handing it out would
-// take longer than a few hundred outputs.
+// The output projection of `count` states. The team shares it if the vocabulary is large; for a few hundred outputs,
+// distributing the work would take longer than the product.
 void project(const Session& s, Team& team, const float* states, int64_t count, float* projected) {
   Team alone;
   apply(s.project, s.project.panels < 64 ? alone : team, states, s.size_d, count, projected, s.stride, STORE);

@@ -1,8 +1,8 @@
-// Threads that share the work of a step: the calling thread leads, and helpers claim pieces of what it hands out.
+// Threads that share the work of a step. The calling thread is the leader; helper threads claim pieces of its work.
 //
-// A helper that is not running holds nobody up: the leader takes the pieces that nobody has claimed. It waits only for a
-// helper that was interrupted in the middle of a piece; if that takes long, something else wants the processor, and the
-// leader works alone for a while, ever longer while that repeats.
+// A helper that is not running delays no one: the leader does the pieces that no helper has claimed. The leader waits only
+// for a helper that was interrupted in the middle of a piece. If that wait is long, another process wants the processor,
+// and the leader works alone for a rest period, which doubles while this repeats.
 
 #pragma once
 
@@ -24,11 +24,11 @@ namespace {
 
 constexpr int MAX_THREADS = 64;
 constexpr int64_t MAX_PIECES = (1 << 12) - 1;
-constexpr double SPIN = 1e-3;          // seconds after which a helper without work goes to sleep
-constexpr double STALL = 250e-6;       // seconds without a helper, or without a core, after which the machine is busy
-constexpr double LEAST_REST = 2e-3, MOST_REST = 0.5;  // seconds for which a leader then works alone
-constexpr double RECENT = 1;           // seconds after such a rest for which the machine still counts as busy
-constexpr double WORTH = 5;            // times as long as it then lost that a team must have worked to be worth it
+constexpr double SPIN = 1e-3;     // seconds after which a helper without work goes to sleep
+constexpr double STALL = 250e-6;  // seconds of waiting for a helper or a core after which the machine counts as busy
+constexpr double LEAST_REST = 2e-3, MOST_REST = 0.5;  // bounds on a rest period, in seconds
+constexpr double RECENT = 1;      // seconds after a rest period during which the machine still counts as busy
+constexpr double WORTH = 5;       // a team pays off if it worked for this many times the seconds lost in a stall
 
 inline double now(clockid_t clock = CLOCK_MONOTONIC) {
   timespec t;
@@ -46,7 +46,7 @@ inline void pause() {
 
 constexpr size_t BODY = 192 - 24;
 
-// Work on `count` items, cut into pieces. The body is a copy, which a helper reads faster than the leader's stack.
+// Work on `count` items, divided into pieces. The body is a copy, which a helper reads faster than the leader's stack.
 struct Job {
   void (*call)(const void* body, int64_t begin, int64_t end);
   int64_t count, pieces;
@@ -54,36 +54,37 @@ struct Job {
   void run(int64_t piece) const { call(body, count * piece / pieces, count * (piece + 1) / pieces); }
 };
 
-// What the leader hands to one helper. `ticket` holds the job's number, the next piece and the one past the last
-// (40, 12 and 12 bits), `done` the job's number and how many pieces the helper has done of it. The job stays as it is
-// while a claimed piece is not done.
+// The channel from the leader to one helper. `ticket` holds the job's number, the next piece and the end of the pieces
+// (40, 12 and 12 bits). `done` holds the job's number and the number of its pieces that the helper has done. The job does
+// not change until every claimed piece is done.
 struct Lane {
   alignas(64) std::atomic<uint64_t> ticket{0};
   alignas(64) Job job{};
   alignas(64) std::atomic<uint64_t> done{0};
-  int64_t left = 0;  // pieces that the leader did not take itself
+  int64_t left = 0;  // pieces that the leader did not claim back
   alignas(64) std::atomic<bool> asleep{true};
-  double called = 0;  // when the leader woke the helper, if that does not run yet; guarded by the mutex
+  double called = 0;  // when the leader woke the helper; 0 once the helper runs. Guarded by the mutex.
   std::mutex mutex;
   std::condition_variable awake;
 
   static bool is_open(uint64_t ticket) { return (ticket >> 12 & MAX_PIECES) < (ticket & MAX_PIECES); }
 
+  // Publishes pieces [first, past) of a job to the helper.
   void offer(const Job& whole, size_t size_of_body, uint64_t number, int64_t first, int64_t past) {
     left = past - first;
     std::memcpy((void*)&job, &whole, offsetof(Job, body) + size_of_body);
     ticket.store(number << 24 | (uint64_t)first << 12 | (uint64_t)past, std::memory_order_release);
   }
 
-  // Whether the helper has taken part in a job.
+  // Whether the helper has done a piece of the job.
   bool did(uint64_t number) const { return done.load(std::memory_order_relaxed) >> 24 == number; }
 
-  // Gives the helper, which is running, a moment to claim its piece: its weights are in a cache near to it.
+  // Gives a running helper a moment to claim its piece, whose weights are in its core's cache.
   void let_begin() const {
     for (int spins = 0; spins < 20 && is_open(ticket.load(std::memory_order_relaxed)); spins++) pause();
   }
 
-  // Claims a piece, and returns its number and the job's; false if there is none.
+  // Claims a piece and returns its number and the job's number; returns false if no piece is left.
   bool claim(int64_t& piece, uint64_t& number) {
     uint64_t word = ticket.load(std::memory_order_acquire);
     while (is_open(word))
@@ -103,8 +104,8 @@ struct Lane {
     asleep.store(false);
   }
 
-  // Sees to it that the helper runs. A thread that was just woken may be queued on the leader's own core, where it
-  // would stay for milliseconds: the leader makes room for it once it has had the time to start elsewhere.
+  // Wakes the helper if it sleeps. A woken thread may be queued on the leader's own core, where it would wait for
+  // milliseconds; if it has not started after STALL, the leader yields its core briefly.
   void call() {
     if (!asleep.load()) return;
     const double time = now();
@@ -119,17 +120,17 @@ struct Lane {
   }
 };
 
-// The helpers of this process, and who leads them. It is never freed, since helpers use it to the end.
+// The helper threads of this process. The pool is never freed, since helpers use it until the process ends.
 struct Pool {
-  std::atomic<bool> led{false};     // by a call; others work alone meanwhile
-  std::atomic<int> calls{0};        // under way
+  std::atomic<bool> led{false};     // whether a call has the helpers; concurrent calls work alone
+  std::atomic<int> calls{0};        // calls in progress
   int helpers = 0;
-  uint64_t number = 0;              // of the last job
-  double rest = 0, rest_until = 0;  // for how long the leader works alone after a stall, and until when
-  double worked = 0;                // seconds of team work since then
+  uint64_t number = 0;              // number of the last job
+  double rest = 0, rest_until = 0;  // length and end of the rest period after a stall, in seconds
+  double worked = 0;                // seconds of team work since the last stall
   Lane lanes[MAX_THREADS];
 
-  // A helper's life.
+  // The main loop of a helper thread.
   void serve(Lane& lane) {
     uint64_t last = 0, count = 0;
     double idle_since = 0;
@@ -155,7 +156,7 @@ struct Pool {
     }
   }
 
-  // Lets there be `count` helpers if the system allows, awake, and returns how many there are.
+  // Starts and wakes up to `count` helpers and returns their number, which is smaller if the system allows fewer threads.
   int summon(int count, bool patient) {
     while (helpers < count && start(lanes[helpers])) helpers++;
     if (helpers < count) count = helpers;
@@ -165,7 +166,7 @@ struct Pool {
     return count;
   }
 
-  // Starts a helper, to which no signal is delivered; returns whether the system allowed it.
+  // Starts a helper thread with all signals blocked; returns whether the system allowed it.
   bool start(Lane& lane) {
     sigset_t all, before;
     sigfillset(&all);
@@ -180,8 +181,8 @@ struct Pool {
     return started;
   }
 
-  // Notes that the leader lost seconds: it waited for a helper that was not running, or was itself without a core. Two
-  // threads that want the core of one of them and of a busy neighbour slow both; one thread has a core to itself.
+  // Starts a rest period after the leader lost `lost` seconds: it waited for a helper that was not running, or had no core
+  // itself. On a busy machine, two threads share cores with other processes, while one thread has a core to itself.
   void stalled(double lost) {
     rest = worked < WORTH * lost ? 2 * rest : LEAST_REST;
     rest = rest < LEAST_REST ? LEAST_REST : rest > MOST_REST ? MOST_REST : rest;
@@ -189,17 +190,17 @@ struct Pool {
     worked = 0;
   }
 
-  // Judges a call of a team that took so many seconds, in which its leader had a core, and was at work, for `busy` of them.
+  // Accounts for a team's call that took `seconds`, of which the leader ran on a core for `busy` seconds.
   void judge(bool counts, double seconds, double busy) {
     if (counts && seconds - busy > STALL) stalled(seconds - busy);
     else worked += seconds;
   }
 
-  // Whether work on several threads was tried lately, and again and again did not pay.
+  // Whether recent calls stalled repeatedly when they used several threads.
   bool is_busy() const { return rest > 2 * LEAST_REST && now() < rest_until + RECENT; }
 };
 
-// A child of fork has no helpers, whatever its parent had: it begins with a new pool.
+// The pool of this process. A child of fork inherits no helper threads, so it starts with a new pool.
 Pool*& pool() {
   static Pool* current = [] {
     pthread_atfork(nullptr, nullptr, [] { pool() = new Pool; });
@@ -208,20 +209,20 @@ Pool*& pool() {
   return current;
 }
 
-// The threads of a call. One alone needs no pool.
+// The threads of a call; a single thread needs no pool.
 struct Team {
   Pool* pool = nullptr;
   int size = 1;
-  bool patient = false;   // waits for its helpers whatever happens
-  bool is_close = false;  // has shared work whose parts wait for one another
+  bool patient = false;   // waits for its helpers even on a busy machine
+  bool is_close = false;  // has shared short jobs, in which threads wait for one another
 
-  // Calls body(begin, end) for parts of [0, count) until all of it is done, a part per thread at most.
+  // Calls body(begin, end) for parts of [0, count), at most one part per thread, and returns when all are done.
   template <typename Body>
   void share(int64_t count, const Body& body) {
     hand_out(count, size, true, body);
   }
 
-  // The same for work that takes long: in `parts`, however many, and it is no sign of a busy machine to wait for them.
+  // As `share`, for long work divided into any number of `parts`; waiting for it is no sign of a busy machine.
   template <typename Body>
   void deal(int64_t count, int64_t parts, const Body& body) {
     hand_out(count, parts, false, body);
@@ -242,7 +243,7 @@ struct Team {
     finish(job, sizeof body, brief);
   }
 
-  // Does the job with the helpers.
+  // Does the job together with the helpers.
   void finish(const Job& job, size_t size_of_body, bool brief) {
     const uint64_t number = ++pool->number;
     const auto first = [&](int thread) { return job.pieces * thread / size; };
@@ -260,7 +261,7 @@ struct Team {
     if (late && brief && !patient) size = 1;  // for the rest of the call
   }
 
-  // Waits until a helper has done its pieces; returns whether that took long.
+  // Waits until a helper has done its pieces; returns whether the wait exceeded STALL.
   static bool await(const Lane& lane, uint64_t number) {
     if (!lane.left) return false;
     const uint64_t done = number << 24 | (uint64_t)lane.left;
@@ -269,20 +270,21 @@ struct Team {
       pause();
       if (spins % 64) continue;
       if (!since) since = now();
-      // The helper may be waiting for this very core.
+      // The helper may be waiting for the core that this thread occupies.
       else if (now() - since > STALL) usleep(50);
     }
     return since && now() - since > STALL;
   }
 };
 
-// Calls body(team) with a team of up to `threads`, as far as they are free and the machine is not busy.
+// Calls body(team) with a team of up to `threads` threads; with one thread if the machine is busy or another call has the
+// helpers.
 template <typename Body>
 void with_team(int threads, bool patient, const Body& body) {
   Pool& here = *pool();
   const int others = here.calls.fetch_add(1);
   if (threads > MAX_THREADS) threads = MAX_THREADS;
-  threads -= others;  // each has a thread of its own
+  threads -= others;  // concurrent calls use a thread each
   Team team;
   const bool leads = threads > 1 && !here.led.exchange(true);
   if (leads) {

@@ -1,4 +1,4 @@
-// Vectors of 16 numbers, and what is done to all of a vector.
+// Vectors of 16 floats or integers, and operations on them.
 
 #pragma once
 
@@ -11,8 +11,8 @@ namespace {
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
 constexpr int LANES = 16;
-constexpr int PANEL = 2 * LANES;  // outputs that lie side by side in a packed weight
-constexpr int MAX_ROWS = 12;      // rows of one register tile: 12 x 2 accumulators, and the registers are full
+constexpr int PANEL = 2 * LANES;  // outputs that are adjacent in a packed weight
+constexpr int MAX_ROWS = 12;      // rows per register tile: 12 x 2 accumulators fill the registers
 constexpr float EPSILON = 1e-5f;  // of layer norm, as in torch
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
@@ -25,7 +25,7 @@ ALWAYS_INLINE void store(float* p, vec v) { std::memcpy(p, &v, sizeof v); }
 ALWAYS_INLINE vec fill(float x) { return x - vec{}; }
 ALWAYS_INLINE vec pick(ivec mask, vec yes, vec no) { return mask ? yes : no; }
 
-// The vector with its upper half, or the upper half of its first 2 * HALF lanes, in front.
+// The vector rotated by HALF lanes, which moves the upper half of the first 2 * HALF lanes to the front.
 template <int HALF>
 ALWAYS_INLINE vec upper(vec v) {
   ivec from;
@@ -41,7 +41,7 @@ ALWAYS_INLINE vec upper(vec v) {
 
 ALWAYS_INLINE vec larger(vec a, vec b) { return pick(a > b, a, b); }
 
-// The sum of all lanes, the upper half added to the lower one again and again.
+// The sum of all lanes, as a tree: the upper half is added to the lower half until one lane is left.
 ALWAYS_INLINE float sum(vec v) {
   v += upper<8>(v);
   v += upper<4>(v);
@@ -60,7 +60,7 @@ ALWAYS_INLINE float largest(vec v) {
 // exp(x) for x <= 0 to within 2e-7 relative: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes expf).
 ALWAYS_INLINE vec exponential(vec x) {
   x = pick(x < -87.0f, fill(-87.0f), x);
-  const vec shifted = x * 1.44269504088896341f + 12582912.0f;  // rounds to a whole number in the low bits
+  const vec shifted = x * 1.44269504088896341f + 12582912.0f;  // rounds to an integer in the low bits
   const vec n = shifted - 12582912.0f;
   vec r = x - n * 0.693359375f;
   r = r - n * -2.12194440e-4f;
@@ -75,7 +75,7 @@ ALWAYS_INLINE vec exponential(vec x) {
   return p * (vec)bits;
 }
 
-// argmax, the first of equals.
+// The argmax; of equal scores, the first.
 ALWAYS_INLINE int64_t largest_of(const float* scores, int64_t count) {
   vec most = fill(-INFINITY);
   ivec place, where{};
@@ -88,12 +88,12 @@ ALWAYS_INLINE int64_t largest_of(const float* scores, int64_t count) {
     where = better ? place : where;
   }
   float top = -INFINITY;
-  int64_t winner = 0;
+  int64_t argmax = 0;
   for (int i = 0; i < LANES; i++)
-    if (most[i] > top || (most[i] == top && where[i] < winner)) top = most[i], winner = where[i];
+    if (most[i] > top || (most[i] == top && where[i] < argmax)) top = most[i], argmax = where[i];
   for (; v < count; v++)
-    if (scores[v] > top) top = scores[v], winner = v;
-  return winner;
+    if (scores[v] > top) top = scores[v], argmax = v;
+  return argmax;
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The best of many words without the scores of all.
+// The argmax over a large vocabulary from int8 bounds on the scores, computing exact scores of few panels only.
 
 #pragma once
 
@@ -6,14 +6,15 @@
 
 namespace {
 
-// The nearest whole number in [-127, 127]; -127 for what is none, whose scores are refused.
+// The nearest integer in [-127, 127]; -127 for NaN, whose scores are refused later.
 ALWAYS_INLINE int rounded(float x) { return (int)std::nearbyint(x > 127 ? 127.0f : x >= -127 ? x : -127.0f); }
 
 #ifdef __AVX512VNNI__
-// States as bytes, four inputs a word, 128 added; for each state what 1 stands for, and the sum of magnitudes.
+// States quantised to bytes.
 struct Bytes {
-  std::vector<uint32_t> words;
-  std::vector<float> scale, norm;
+  std::vector<uint32_t> words;  // [count, size / 4]: four inputs per word, each offset by 128
+  std::vector<float> scale;     // [count]: the value that one unit stands for
+  std::vector<float> norm;      // [count]: sum of |x| of the quantised state
 
   void read(const float* states, int64_t count, int64_t size) {
     words.resize(count * size / 4);
@@ -40,12 +41,13 @@ struct Bytes {
   }
 };
 
+// Approximate scores y of R quantised states for one panel of outputs.
 template <int R>
-void screen_tile(const Screen& screen, int64_t steps, int64_t panel, const uint32_t* x, const float* scale, float* y,
+void int8_tile(const Int8Filter& int8_filter, int64_t steps, int64_t panel, const uint32_t* x, const float* scale, float* y,
                  int64_t ys) {
   __m512i total[R][2];
   for (int r = 0; r < R; r++) total[r][0] = total[r][1] = _mm512_setzero_si512();
-  const uint32_t* weight = screen.weight + panel * steps * PANEL;
+  const uint32_t* weight = int8_filter.weight + panel * steps * PANEL;
   for (int64_t i = 0; i < steps; i++, weight += PANEL) {
     const __m512i low = (__m512i)load(weight), high = (__m512i)load(weight + LANES);
 #pragma GCC unroll 12
@@ -59,18 +61,19 @@ void screen_tile(const Screen& screen, int64_t steps, int64_t panel, const uint3
     for (int p = 0; p < 2; p++) {
       const int64_t at = panel * PANEL + p * LANES;
       ivec offset;
-      std::memcpy(&offset, screen.sum + at, sizeof offset);
+      std::memcpy(&offset, int8_filter.sum + at, sizeof offset);
       const vec sum = __builtin_convertvector((ivec)total[r][p] - offset, vec);
-      store(y + r * ys + at, load(screen.bias + at) + sum * (load(screen.scale + at) * scale[r]));
+      store(y + r * ys + at, load(int8_filter.bias + at) + sum * (load(int8_filter.scale + at) * scale[r]));
     }
 }
 
-// The first of the largest scores of a state, of which `rough` is known.
-int64_t winner(const Session& s, const float* state, float scale, float norm, const float* rough) {
-  const Screen& screen = s.screen;
+// The argmax of the exact scores of a state, given its approximate scores `rough`. A panel is computed exactly only if
+// one of its scores may exceed the largest lower bound.
+int64_t argmax_near(const Session& s, const float* state, float scale, float norm, const float* rough) {
+  const Int8Filter& int8_filter = s.int8_filter;
   const int64_t bytes = s.project.inputs * PANEL * (s.project.half ? 2 : 4);
   const auto error = [&](int64_t v) {
-    return load(screen.norm + v) * (screen.rounding * scale) + load(screen.scale + v) * (0.51f * norm);
+    return load(int8_filter.norm + v) * (int8_filter.rounding * scale) + load(int8_filter.scale + v) * (0.51f * norm);
   };
   vec least = fill(-INFINITY);
   for (int64_t v = 0; v < s.project.panels * PANEL; v += LANES) {
@@ -97,13 +100,13 @@ int64_t winner(const Session& s, const float* state, float scale, float norm, co
   return found;
 }
 
-// The argmax of the output projection of each of `count` states, the first of equals: just that of `project`, into
-// tokens[r * apart]. Products of bytes tell every score to within an error that is bounded; only panels that may hold the
-// largest are computed.
-void winners(const Session& s, Team& team, const float* states, int64_t count, float* rough, int64_t* tokens,
+// Writes the argmax of the output projection of each of `count` states to tokens[r * apart]; of equal scores, the first.
+// The result is the argmax of `project`, exactly: int8 products give every score within a known error bound, and all
+// panels that may hold the largest score are then computed in full.
+void screened_argmax(const Session& s, Team& team, const float* states, int64_t count, float* rough, int64_t* tokens,
              int64_t apart) {
   static thread_local Bytes own;
-  const Bytes& bytes = own;  // which helpers read, too
+  const Bytes& bytes = own;  // the calling thread's copy, which the helper threads read
   own.read(states, count, s.size_d);
   team.share(s.project.panels, [=, &s, &bytes](int64_t begin, int64_t end) {
     const int64_t steps = s.size_d / 4;
@@ -114,7 +117,7 @@ void winners(const Session& s, Team& team, const float* states, int64_t count, f
         const float* scale = bytes.scale.data() + done;
         float* y = rough + done * s.stride;
         switch (take) {
-#define CASE(R) case R: screen_tile<R>(s.screen, steps, p, x, scale, y, s.stride); break;
+#define CASE(R) case R: int8_tile<R>(s.int8_filter, steps, p, x, scale, y, s.stride); break;
           CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
         }
@@ -123,11 +126,11 @@ void winners(const Session& s, Team& team, const float* states, int64_t count, f
   });
   team.share(count, [=, &s, &bytes](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; r++)
-      tokens[r * apart] = winner(s, states + r * s.size_d, bytes.scale[r], bytes.norm[r], rough + r * s.stride);
+      tokens[r * apart] = argmax_near(s, states + r * s.size_d, bytes.scale[r], bytes.norm[r], rough + r * s.stride);
   });
 }
 #else
-void winners(const Session&, Team&, const float*, int64_t, float*, int64_t*, int64_t) {}
+void screened_argmax(const Session&, Team&, const float*, int64_t, float*, int64_t*, int64_t) {}
 #endif
 
 }  // namespace

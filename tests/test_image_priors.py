@@ -1,4 +1,4 @@
-"""What the decoder is told in numbers: neighbours, the remainder of a cell, and the ordinal output."""
+"""Image priors: neighbour features, the residual sum of a cell, and the ordinal output."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from superres.nn.image_priors import (
     NumericNeighbourhood,
     cell_tables,
     enlarge_source,
+    feature_count,
     neighbour_table,
-    number_count,
     ordinal_scores,
     to_raster,
 )
@@ -64,13 +64,13 @@ def test_the_last_pixel_of_a_cell_is_known_from_its_source():
     for position in range(config.target_length):
         source[:, cell[position]] = target[:, positions[position]].mean(1)
     estimate = torch.rand(2, config.target_length, dtype=torch.double) * 5
-    aid = NumericNeighbourhood(config).double()
+    neighbourhood = NumericNeighbourhood(config).double()
     deviation = torch.nn.functional.pad((target - estimate) / RESIDUAL_SCALE, (0, 1))
     every = torch.arange(config.target_length).expand(2, -1)
-    numbers = aid.gather(deviation, every, aid.budget(source, estimate))
+    features = neighbourhood.gather(deviation, every, neighbourhood.residual_sum(source, estimate))
     pixels = positions.shape[1]
-    assert numbers.shape[-1] == number_count(config)
-    remainder = numbers[..., -pixels:]
+    assert features.shape[-1] == feature_count(config)
+    remainder = features[..., -pixels:]
     last = (positions[:, -1] == torch.arange(config.target_length)).nonzero().squeeze(1)
     assert torch.allclose(remainder[:, last, 0], deviation[:, last], atol=1e-12)
     first = (positions[:, 0] == torch.arange(config.target_length)).nonzero().squeeze(1)
@@ -80,15 +80,16 @@ def test_the_last_pixel_of_a_cell_is_known_from_its_source():
 
 
 def test_what_is_not_decoded_yet_changes_no_number():
-    aid = NumericNeighbourhood(SMALL)
+    neighbourhood = NumericNeighbourhood(SMALL)
     estimate, source = torch.rand(1, SMALL.target_length), torch.randint(0, 6, (1, SMALL.source_length))
-    budget = aid.budget(source, estimate)
+    residual_sum = neighbourhood.residual_sum(source, estimate)
     position = torch.tensor([[20]])
     deviation = torch.rand(1, SMALL.target_length + 1)
     deviation[:, -1] = 0
     changed = deviation.clone()
     changed[:, 20:-1] += 1
-    assert torch.equal(aid.gather(deviation, position, budget), aid.gather(changed, position, budget))
+    before = neighbourhood.gather(deviation, position, residual_sum)
+    assert torch.equal(before, neighbourhood.gather(changed, position, residual_sum))
 
 
 def test_the_remainder_needs_the_neighbourhood():

@@ -1,4 +1,4 @@
-// The layers of the decoder, on the rows of one team.
+// The decoder's input and layers, on the rows of one team.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace {
 
-// The rows of one team: batch rows [begin, end), their W columns each.
+// The rows of one team: batch rows [begin, end), each with W columns.
 struct Rows {
   const Session& s;
   Team& team;
@@ -22,7 +22,8 @@ struct Rows {
     for (int64_t r = 0; r < count(); r++) normalise(x + r * s.size_d, s.size_d, weight, bias, out + r * s.size_d);
   }
 
-  // What a sub-layer reads. Every thread normalises all rows for itself, which is faster than to pass them on.
+  // The input of a sub-layer: x, normalised where norm is "pre". Each thread normalises all rows, which is faster than
+  // sharing the result.
   const float* before(const float* x) const {
     static thread_local std::vector<float> own;
     if (!s.pre) return x;
@@ -31,6 +32,7 @@ struct Rows {
     return own.data();
   }
 
+  // Writes the decoder's input to x and the deviations of the tokens read from their estimates.
   void embed(float* x) const {
     const int64_t D = s.size_d;
     for (int64_t b = begin; b < end; b++)
@@ -39,36 +41,38 @@ struct Rows {
         const int64_t row = before < 0 ? s.vocabulary * s.channels : tokens[b * s.width + w] + before % s.channels * s.vocabulary;
         const float* table = s.position_table + ((s.conditioned ? b * s.length : 0) + inside(b, w)) * D;
         for (int64_t i = 0; i < D; i += LANES) store(x + i, load(s.token_table + row * D + i) + load(table + i));
-        if (s.numbers && before >= 0 && before < s.length) {
+        if (s.features && before >= 0 && before < s.length) {
           const float estimate = s.estimate[b * s.length + before];
           s.deviation[b * (s.length + 2) + before] = (tokens[b * s.width + w] - estimate) / s.residual_scale;
         }
       }
   }
 
-  // The numbers of a target: deviations of its neighbours, then its cell's remainder at the place of its pixels left.
-  void gather(int64_t b, int64_t place, float* numbers) const {
+  // The neighbour features of a target: deviations of its neighbours, then one entry per possible number of pixels left
+  // in its cell. The entry of the actual number holds their mean residual; the others are 0.
+  void gather(int64_t b, int64_t place, float* features) const {
     const float* deviation = s.deviation + b * (s.length + 2);
-    for (int64_t i = 0; i < s.near; i++) numbers[i] = deviation[s.near_table[place * s.near + i]];
+    for (int64_t i = 0; i < s.near; i++) features[i] = deviation[s.near_table[place * s.near + i]];
     if (!s.cell_size) return;
     float spent = 0;
     int64_t left = s.cell_size;
     for (int64_t i = 0; i < s.cell_size; i++) {
       const int64_t pixel = s.cell_positions[place * s.cell_size + i];
       if (pixel < place) spent += deviation[pixel], left--;
-      numbers[s.near + i] = 0;
+      features[s.near + i] = 0;
     }
-    numbers[s.near + left - 1] = (s.budget[b * s.source_length + s.cell[place]] - spent) / left;
+    features[s.near + left - 1] = (s.residual_sum[b * s.source_length + s.cell[place]] - spent) / left;
   }
 
+  // Adds the numeric neighbourhood's vectors to x.
   void neighbourhood(float* x) const {
-    float* numbers = of(s.gathered, s.numbers);
+    float* features = of(s.gathered, s.features);
     float* wide = of(s.wide, s.filter);
     for (int64_t b = begin; b < end; b++)
-      for (int64_t w = 0; w < s.width; w++) gather(b, inside(b, w), numbers + ((b - begin) * s.width + w) * s.numbers);
-    team.share(s.first.panels, [me = *this, numbers, wide](int64_t first, int64_t past) {
+      for (int64_t w = 0; w < s.width; w++) gather(b, inside(b, w), features + ((b - begin) * s.width + w) * s.features);
+    team.share(s.first.panels, [me = *this, features, wide](int64_t first, int64_t past) {
       const Session& s = me.s;
-      apply_panels(s.first, numbers, s.numbers, me.count(), wide, s.filter, STORE, first, past);
+      apply_panels(s.first, features, s.features, me.count(), wide, s.filter, STORE, first, past);
       for (int64_t b = me.begin, r = 0; b < me.end; b++)
         for (int64_t w = 0; w < s.width; w++, r++) {
           const float* bias = s.channel_bias + me.inside(b, w) % s.channels * s.filter;
@@ -81,7 +85,7 @@ struct Rows {
     apply(s.second, team, wide, s.filter, count(), x, s.size_d, ADD);
   }
 
-  // Keys and values of attention heads [first, last).
+  // Writes the keys and values of attention heads [first, last) to the cache.
   void write(const Cache& cache, const float* projected, int64_t first, int64_t last) const {
     const int64_t D = s.size_d, size = D / s.attention_heads;
     for (int64_t b = begin; b < end; b++)
@@ -96,7 +100,7 @@ struct Rows {
       }
   }
 
-  // Attention heads [first, last) of self-attention: writes their cache, too.
+  // Self-attention of attention heads [first, last), whose cache it writes first.
   void self_attention(const Layer& layer, const float* projected, float* out, int64_t first, int64_t last) const {
     const int64_t D = s.size_d, size = D / s.attention_heads;
     const int64_t stride = s.slots > s.cross_slots ? s.slots : s.cross_slots;
@@ -117,6 +121,7 @@ struct Rows {
     }
   }
 
+  // Cross-attention of attention heads [first, last).
   void cross_attention(const Layer& layer, const float* query, float* out, int64_t first, int64_t last) const {
     const int64_t D = s.size_d, size = D / s.attention_heads;
     const int64_t stride = s.slots > s.cross_slots ? s.slots : s.cross_slots;
@@ -131,8 +136,8 @@ struct Rows {
       }
   }
 
-  // Projects x to `parts` (queries, keys, values) of D each, at distance ys, and calls attend(first, last) for attention
-  // heads. A thread attends by heads that it has projected, where their outputs are whole panels.
+  // Projects x to `parts` vectors (queries, keys, values) of D values each, at row stride ys, and calls attend(first, last)
+  // for ranges of attention heads. If a head's outputs fill whole panels, each thread projects the heads it attends with.
   template <typename Attend>
   void by_heads(const Linear& linear, int64_t parts, const float* x, float* y, int64_t ys, const Attend& attend) const {
     const int64_t D = s.size_d, heads = s.attention_heads, size = D / heads;
@@ -150,18 +155,19 @@ struct Rows {
     });
   }
 
-  // The product of what a sub-layer reads of x, [rows, D].
+  // The product of a sub-layer's input (see `before`) [rows, D] and a weight.
   void project(const Linear& linear, const float* x, float* y, int64_t ys, Mode mode) const {
     team.share(linear.panels, [=, me = *this, linear = &linear](int64_t begin, int64_t end) {
       apply_panels(*linear, me.before(x), me.s.size_d, me.count(), y, ys, mode, begin, end);
     });
   }
 
-  // The norm after a sub-layer, where norm is "post".
+  // The norm after a sub-layer; nothing where norm is "pre".
   void after(const Layer& layer, int sublayer, float* x) const {
     if (!s.pre) normalise_all(x, layer.norm_weight[sublayer], layer.norm_bias[sublayer], x);
   }
 
+  // One decoder layer, in place on x [rows, D].
   void run(const Layer& l, float* x, Clock& clock) const {
     const int64_t D = s.size_d, n = count();
     float *wide = of(s.wide, s.filter), *projected = of(s.projected, s.stride), *attended = of(s.attended, D);
