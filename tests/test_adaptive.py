@@ -142,14 +142,14 @@ def test_costs_are_of_every_size_and_never_fall():
     assert costs[0] > 0
 
 
-def test_looks_are_as_rare_as_they_are_slow():
+def test_updates_are_as_rare_as_they_are_slow():
     sizes = AdaptiveBlockSize([1.0, 1.2])
     assert sizes.is_due(0.0)
-    sizes.looked(0.002)
+    sizes.updated(0.002)
     assert not sizes.is_due(0.002 * PATIENCE - 0.01)
     sizes.waited = 0.06  # of an earlier decode
     assert sizes.is_due(0.002 * PATIENCE - 0.05)
-    sizes.looked(5.0)  # something else kept the machine busy
+    sizes.updated(5.0)  # something else kept the machine busy
     assert not sizes.is_due(0.004 * PATIENCE - 0.01)
     assert sizes.is_due(0.004 * PATIENCE + 0.01)
 

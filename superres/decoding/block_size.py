@@ -1,7 +1,7 @@
-"""Adaptive block size: as many proposals a step as pay, by what steps cost here and how far blocks have lately got.
+"""Adaptive block size: choose k while decoding, by the cost of an iteration and by how many tokens blocks yield.
 
-A block of k tokens costs T(k) seconds and yields S_1 + ... + S_k tokens, S_i being the share of blocks of which at
-least i tokens are accepted (the survival curve). The block size with the most tokens a second is taken.
+An iteration with k proposals costs T(k) seconds and yields S_1 + ... + S_k tokens. S_i is the share of blocks of which
+at least i tokens are accepted (the survival curve). The best block size yields the most tokens per second.
 """
 
 from __future__ import annotations
@@ -12,71 +12,72 @@ from collections.abc import Sequence
 import numpy as np
 
 MEMORY = 512
-"""Blocks that got to a token after which an earlier one counts for 1/e."""
+"""Blocks that reached a token after which an earlier observation of that token counts for 1/e."""
 
 EXPLORE = 32
-"""One look in so many tries a block one token larger than pays, or one smaller, in turn: without it a survival curve
-that has risen, or a cost that was measured too high, would never be seen."""
-
-UNSURE = 256
-"""Below so many observations of that token, one look in EXPLORE_EARLY does: a bad start must not decide."""
-
-SURE_OF_COST = 3
-"""Nor must a cost that was measured wrongly: so many looks at a neighbouring size come early, too."""
+"""Every `EXPLORE`-th update tries a block size one larger or smaller than the best one. Otherwise a survival curve that
+has risen, or a cost that was measured too high, would never be noticed."""
 
 EXPLORE_EARLY = 4
+"""The same while a block size has few observations: a bad start must not decide."""
+
+FEW_BLOCKS = 256
+"""Explore early until this many blocks have reached the larger size's last token."""
+
+FEW_TIMINGS = 3
+"""Explore early until the size has this many timings."""
 
 PATIENCE = 50
-"""Decoding takes so many times as long as a look, at least: to see what blocks did and choose anew is not for free."""
+"""Upper bound on bookkeeping: an update takes at most 1/`PATIENCE` of the decoding time."""
 
-LOOKS = 20
-"""So many of the latest looks at a block size tell its cost: by their lower quartile, since what else a machine does
-makes a step slower for a moment, never faster."""
+TIMINGS = 20
+"""Latest timings of a block size that count. Their lower quartile is used: other work on the machine makes an iteration
+slower for a moment, never faster."""
 
 PRIOR = 2
-"""So many more tell that it is as far off as the others are."""
+"""Weight, in timings, of the correction that all block sizes share."""
 
 
 class AdaptiveBlockSize:
-    """Chooses the block size while decoding. It remembers: one serves many decodes with the same settings.
+    """Chooses the block size while decoding. One instance serves many decodes with the same settings and keeps learning.
 
     Attributes:
-        costs: seconds of an iteration at block sizes 1..K, corrected by those that are seen.
+        costs: seconds of an iteration at block sizes 1..K, corrected by timings.
     """
 
     def __init__(self, costs: Sequence[float], minimum: int = 1) -> None:
         """Choose among block sizes `minimum`..K by their `costs`; the largest comes first."""
         self.costs = self.measured = np.array(costs, np.float64)
-        self.minimum, self.looks, self.upward = minimum, 0, True
-        # Seconds of decoding, in earlier decodes, that nothing was learned from, and what the last look took.
-        self.waited, self.took = 0.0, 0.0
-        # Logarithms of what looks at each size saw over what was measured, and their lower quartiles.
-        self.seen = [deque[float](maxlen=LOOKS) for _ in costs]
+        self.minimum, self.updates, self.upward = minimum, 0, True
+        # Seconds of earlier decodes since the last update, and the seconds that this update took.
+        self.waited, self.overhead = 0.0, 0.0
+        # Logarithms of timings of each size over its measured cost, and their lower quartiles.
+        self.timings = [deque[float](maxlen=TIMINGS) for _ in costs]
         self.slower = np.zeros(len(self.costs))
-        # Of the blocks that got as far as token i (from 1), how many got further. Hopeful before anything was seen.
+        # Blocks that reached token i (from 1), and blocks of which token i + 1 passed. Optimistic at the start.
         self.reached, self.passed = np.ones(len(self.costs)), np.ones(len(self.costs))
 
     @property
     def survival(self) -> np.ndarray:
-        """S_1..S_K as far as known, float64 [K]."""
+        """S_1..S_K as observed so far, float64 [K]."""
         share = self.passed[1:] / self.reached[1:]
         return np.concatenate([[1.0], np.cumprod(share)])
 
     def is_due(self, seconds: float) -> bool:
-        """Tell whether to learn now, `seconds` of this decode after the last time."""
-        return self.waited + seconds >= PATIENCE * self.took
+        """Tell whether an update is due, `seconds` of this decode after the last one."""
+        return self.waited + seconds >= PATIENCE * self.overhead
 
-    def looked(self, seconds: float) -> None:
-        """Say how long it took to learn and to choose."""
-        # Something else may have kept the machine busy for a moment.
-        self.waited, self.took = 0.0, min(seconds, 2 * self.took) if self.took else seconds
+    def updated(self, seconds: float) -> None:
+        """Record that an update took `seconds`."""
+        # Other work on the machine may have slowed this update, so it at most doubles the overhead.
+        self.waited, self.overhead = 0.0, min(seconds, 2 * self.overhead) if self.overhead else seconds
 
     def observe(self, accepted: np.ndarray, block_size: np.ndarray) -> None:
-        """Learn from blocks that were not cut short by a target's end.
+        """Update the survival curve with blocks that the target's end did not cut short.
 
         Args:
-            accepted: tokens accepted of each, int64 [n].
-            block_size: their sizes, int64 [n].
+            accepted: tokens accepted of each block, int64 [n].
+            block_size: size of each block, int64 [n].
         """
         token = np.arange(1, len(self.costs))
         accepted, block_size = accepted[:, None], block_size[:, None]
@@ -87,29 +88,29 @@ class AdaptiveBlockSize:
         self.passed[1:] = keep * self.passed[1:] + (arrived & (accepted > token)).sum(0)
 
     def time(self, block_size: np.ndarray, seconds: float) -> None:
-        """Learn what iterations cost where they are really done.
+        """Correct the costs by the time that iterations took.
 
-        A size that was hardly seen yet is taken to be off by as much as the others.
+        A size with few timings is corrected as the other sizes are.
 
         Args:
-            block_size: of each iteration, int64 [n], n at least 1.
-            seconds: that they took together.
+            block_size: block size of each iteration, int64 [n], n at least 1.
+            seconds: time of all n iterations together.
         """
-        size = int(np.bincount(block_size).argmax()) - 1  # that of most of them
-        self.seen[size].append(float(np.log(seconds / self.measured[block_size - 1].sum())))
-        self.slower[size] = sorted(self.seen[size])[len(self.seen[size]) // 4]
-        looks = np.array([len(seen) for seen in self.seen])
-        everywhere = (looks * self.slower).sum() / looks.sum()
-        self.costs = self.measured * np.exp((looks * self.slower + PRIOR * everywhere) / (looks + PRIOR))
+        size = int(np.bincount(block_size).argmax()) - 1  # the most frequent size
+        self.timings[size].append(float(np.log(seconds / self.measured[block_size - 1].sum())))
+        self.slower[size] = sorted(self.timings[size])[len(self.timings[size]) // 4]
+        counts = np.array([len(timings) for timings in self.timings])  # [K]
+        shared = (counts * self.slower).sum() / counts.sum()
+        self.costs = self.measured * np.exp((counts * self.slower + PRIOR * shared) / (counts + PRIOR))
 
     def choose(self) -> int:
         """Return the block size for the next iterations."""
-        self.looks += 1
+        self.updates += 1
         gain = np.cumsum(self.survival) / self.costs
         best = self.minimum + int(gain[self.minimum - 1 :].argmax())
         other = min(max(best + (1 if self.upward else -1), self.minimum), len(self.costs))
-        unsure = len(self.seen[other - 1]) < SURE_OF_COST or (other > best and self.reached[best] < UNSURE)
-        if self.looks % (EXPLORE_EARLY if unsure else EXPLORE):
+        unsure = len(self.timings[other - 1]) < FEW_TIMINGS or (other > best and self.reached[best] < FEW_BLOCKS)
+        if self.updates % (EXPLORE_EARLY if unsure else EXPLORE):
             return best
         self.upward = not self.upward
         return other

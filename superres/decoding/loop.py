@@ -204,8 +204,8 @@ class BlockwiseLoop:
             return
         started = time.perf_counter()
         limit = self.state.limit.cpu().numpy()  # which waits for the device
-        looked = time.perf_counter()
-        seconds, self.spent = self.spent + looked - started, 0.0
+        read = time.perf_counter()
+        seconds, self.spent = self.spent + read - started, 0.0
         position, accepted, sizes = self.recorder.since(seen)
         if seen == before:
             adaptive.time(sizes, seconds)
@@ -213,7 +213,7 @@ class BlockwiseLoop:
         uncut = (position >= 0) & (accepted > 0) & (position + accepted < limit)
         adaptive.observe(accepted[uncut], np.broadcast_to(sizes[:, None], accepted.shape)[uncut])
         self.resize(adaptive.choose())
-        adaptive.looked(time.perf_counter() - looked)
+        adaptive.updated(time.perf_counter() - read)
 
     def restart(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
         """Begin new sequences in `rows` [R], in the middle of the others' decoding.
