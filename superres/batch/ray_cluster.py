@@ -21,7 +21,7 @@ import numpy as np
 
 from superres.batch.inputs import Job
 from superres.batch.plan import BatchOptions
-from superres.batch.record import Made, Recipe, Summary
+from superres.batch.record import Made, RunSettings, Summary
 from superres.batch.run import BatchRun, Standing
 from superres.batch.upscaling import Decoding, read_ahead
 from superres.batch.work import Failure, Item
@@ -62,7 +62,7 @@ class Cluster:
 class Collector:
     """The sink of an actor: encodes finished images as files and collects them until the block is done."""
 
-    recipe: Recipe
+    settings: RunSettings
     made: list[Made | Failure] = field(default_factory=list)
     error: BaseException | None = None
 
@@ -71,7 +71,7 @@ class Collector:
         if isinstance(result, Made | Failure):
             self.made.append(result)
         elif not isinstance(result, Standing):
-            self.made.append(self.recipe.make(result))
+            self.made.append(self.settings.make(result))
 
     def progress(self, under_way: float) -> None:
         """See `superres.batch.run.BatchRun.progress`."""
@@ -80,12 +80,12 @@ class Collector:
 class Worker:
     """An actor: loads the model once and decodes blocks of inputs."""
 
-    def __init__(self, cluster: Cluster, recipe: Recipe, folder: str) -> None:
+    def __init__(self, cluster: Cluster, settings: RunSettings, folder: str) -> None:
         """Load the model.
 
         Args:
             cluster: the model to load.
-            recipe: settings that determine the outputs.
+            settings: settings that determine the outputs.
             folder: folder that relative paths refer to.
 
         Raises:
@@ -95,22 +95,22 @@ class Worker:
 
         if os.path.isdir(folder):
             os.chdir(folder)
-        self.recipe = recipe
+        self.settings = settings
         self.upscaler = Upscaler.load(cluster.checkpoint, cluster.device, cluster.engine)
         here = f"{self.upscaler.name}@{self.upscaler.revision}"
-        if here != recipe.checkpoint:
-            raise CheckpointError(f"checkpoint {here} on {os.uname().nodename} is not {recipe.checkpoint}; bring the "
+        if here != settings.checkpoint:
+            raise CheckpointError(f"checkpoint {here} on {os.uname().nodename} is not {settings.checkpoint}; bring the "
                                   "same one to every machine")
-        self.rows = recipe.options.batch_size or self.upscaler.fitting_rows(recipe.decode)
+        self.rows = settings.options.batch_size or self.upscaler.fitting_rows(settings.decode)
 
     def __call__(self, block: dict[str, Any]) -> dict[str, Any]:
         """Read and decode the inputs in column "wanted", and return the files in column "made"."""
         wanted = [one for part in block["wanted"] for one in pickle.loads(part)]  # noqa: S301 -- from this run itself
-        collector = Collector(self.recipe)
+        collector = Collector(self.settings)
         count = sum(len(samples) for _, _, samples in wanted)
         rows = min(self.rows, count)
-        with read_ahead(iter(wanted), self.recipe.options, collector, rows) as feed:
-            Decoding(collector, self.upscaler, feed, self.recipe.decode, rows).run_all()
+        with read_ahead(iter(wanted), self.settings.options, collector, rows) as feed:
+            Decoding(collector, self.upscaler, feed, self.settings.decode, rows).run_all()
         return {"made": np.array([pickle.dumps(collector.made)], dtype=object)}
 
 
@@ -134,8 +134,8 @@ def upscale_on_cluster(
     """
     ray = _import_ray()
     decode = resolve_options(decode, upscaler, options.samples)
-    recipe = Recipe(f"{upscaler.name}@{upscaler.revision}", decode, options)
-    with BatchRun(jobs, options, recipe) as run:
+    settings = RunSettings(f"{upscaler.name}@{upscaler.revision}", decode, options)
+    with BatchRun(jobs, options, settings) as run:
         wanted = [pickle.dumps(block) for block in _blocks(run.wanted())]
         if wanted:
             with _connected(ray, cluster):
@@ -196,7 +196,7 @@ def _decode(ray: ModuleType, run: BatchRun, wanted: list[bytes], cluster: Cluste
                           cluster.engine)
     data = ray.data.from_items([{"wanted": block} for block in wanted], override_num_blocks=len(wanted))
     made = data.map_batches(
-        Worker, batch_size=1, fn_constructor_args=(cluster, run.recipe, folder), zero_copy_batch=False,
+        Worker, batch_size=1, fn_constructor_args=(cluster, run.settings, folder), zero_copy_batch=False,
         compute=ray.data.ActorPoolStrategy(size=workers), **share,
     )
     missing = {number + sample - 1 for block in wanted for number, _, samples in pickle.loads(block)  # noqa: S301

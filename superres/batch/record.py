@@ -94,7 +94,7 @@ class Made:
 
 
 @dataclass
-class Recipe:
+class RunSettings:
     """The settings that determine an output besides its input; manifest rows and outputs record them."""
 
     checkpoint: str

@@ -17,7 +17,7 @@ from superres.batch.commit import Lock, Staging
 from superres.batch.inputs import Job
 from superres.batch.manifest import Manifest, Row
 from superres.batch.plan import BatchOptions
-from superres.batch.record import Made, Recipe, Summary
+from superres.batch.record import Made, RunSettings, Summary
 from superres.batch.work import Failure, Item
 from superres.errors import OutputError
 from superres.system.output import prepare_folder
@@ -45,15 +45,15 @@ class BatchRun:
     Attributes:
         jobs: the inputs.
         options: options of the run.
-        recipe: settings that determine the outputs.
+        settings: settings that determine the outputs.
         summary: counts so far.
         bar: the progress bar, shown on a terminal only.
         error: the error after which no more outputs are written, or None.
     """
 
-    def __init__(self, jobs: Sequence[Job], options: BatchOptions, recipe: Recipe) -> None:
+    def __init__(self, jobs: Sequence[Job], options: BatchOptions, settings: RunSettings) -> None:
         """Prepare the run without touching any file."""
-        self.jobs, self.options, self.recipe = jobs, options, recipe
+        self.jobs, self.options, self.settings = jobs, options, settings
         self.summary = Summary()
         self.error: BaseException | None = None
         self.total = sum(1 if job.error is not None else options.samples for job in jobs)
@@ -144,7 +144,7 @@ class BatchRun:
         count, example = 0, ""
         for number in range(len(self.manifest)):
             row = self.manifest.row(number)
-            differences = self.recipe.differences(row) if row is not None and row.status == "ok" else []
+            differences = self.settings.differences(row) if row is not None and row.status == "ok" else []
             if row is not None and differences and os.path.lexists(row.output):
                 count += 1
                 example = example or "; ".join(differences)
@@ -161,7 +161,7 @@ class BatchRun:
             return Failure(number, f"{output} exists already; use --on-existing skip or overwrite")
         if row is None or row.status != "ok":
             return Standing(number) if mode == "skip" else None
-        if self.recipe.differences(row) or not _is_whole(output, row.sha256):
+        if self.settings.differences(row) or not _is_whole(output, row.sha256):
             return None
         return Standing(number)
 
@@ -189,7 +189,7 @@ class BatchRun:
         if isinstance(result, Standing | Failure):
             self._take_row(result)
             return
-        made = result if isinstance(result, Made) else self.recipe.make(result)
+        made = result if isinstance(result, Made) else self.settings.make(result)
         row = Row(*self._names(made.number), "ok", None, made.tokens, made.iterations, made.model_calls,
                   made.tokens / max(made.iterations, 1), made.seconds, **self._settings(),
                   sha256=hashlib.sha256(made.data).hexdigest())
@@ -209,9 +209,9 @@ class BatchRun:
             self._staging.add_row(result.number, row)
 
     def _settings(self) -> dict[str, Any]:
-        recipe = self.recipe
-        return {"checkpoint": recipe.checkpoint, "config": recipe.config, "seed": recipe.decode.seed,
-                "options": recipe.deciding}
+        settings = self.settings
+        return {"checkpoint": settings.checkpoint, "config": settings.config, "seed": settings.decode.seed,
+                "options": settings.deciding}
 
     def _names(self, number: int) -> tuple[str, str]:
         job = self.jobs[number // self.options.samples]

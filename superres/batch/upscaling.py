@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from superres.batch.inputs import Job
 from superres.batch.plan import BatchOptions
-from superres.batch.record import Recipe, Summary
+from superres.batch.record import RunSettings, Summary
 from superres.batch.run import BatchRun
 from superres.batch.work import Failure, Item, Reader
 from superres.config import DecodeConfig
@@ -114,8 +114,8 @@ def upscale_files(jobs: Sequence[Job], upscaler: Upscaler, options: BatchOptions
             made with other settings.
     """
     decode = resolve_options(decode, upscaler, options.samples)
-    recipe = Recipe(f"{upscaler.name}@{upscaler.revision}", decode, options)
-    with BatchRun(jobs, options, recipe) as run:
+    settings = RunSettings(f"{upscaler.name}@{upscaler.revision}", decode, options)
+    with BatchRun(jobs, options, settings) as run:
         most = max(run.total, 1)
         rows = min(options.batch_size or upscaler.fitting_rows(decode), most)
         with read_ahead(run.wanted(), options, run, rows) as feed:

@@ -39,7 +39,7 @@ PRIOR = 2
 
 
 class AdaptiveBlockSize:
-    """Chooses the block size while decoding. One instance serves many decodes with the same settings and keeps learning.
+    """Chooses the block size while decoding. One serves many decodes with the same settings, and keeps learning.
 
     Attributes:
         costs: seconds of an iteration at block sizes 1..K, corrected by timings.
