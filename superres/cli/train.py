@@ -45,7 +45,7 @@ Preset = Annotated[str, typer.Option(metavar=choices(list(PRESETS)), help="The n
 Heads = Annotated[int | None, typer.Option(metavar="K", help="Prediction heads p1..pk. [default: those of --start, or "
                                            "10]", show_default=False)]
 Own = Annotated[Path, typer.Option(metavar="PATH", help="Pictures that the model decoded itself, from 'train decode'.")]
-Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="JSON file of stages; see scripts/recipes.")]
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="JSON file of stages; see scripts/recipes.")]
 More = Annotated[Path | None, typer.Option(metavar="PATH", help="Text: further pairs PATH.en and PATH.de, for the "
                                            "rungs that read some.", show_default=False)]
 Piece = Annotated[float | None, typer.Option("--piece-minutes", metavar="M", help="Save and stop after M minutes; the "
@@ -191,7 +191,7 @@ def ngrams(
 
 @train_app.command()
 def ladder(
-    recipe: Recipe, data: TrainData, output: RunFolder, dev: Dev = None, more: More = None, piece: Piece = None
+    recipe: RecipeFile, data: TrainData, output: RunFolder, dev: Dev = None, more: More = None, piece: Piece = None
 ) -> None:
     """Train every stage of a recipe in turn; each rung has its folder in DIR, training.jsonl there tells of all."""
     from superres.training.recipes import Recipe, train_recipe
