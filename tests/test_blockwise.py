@@ -443,8 +443,6 @@ def test_accepted_length_is_the_first_the_passed_prefix_the_minimum_and_the_room
 @pytest.mark.parametrize(("options", "named"), [
     (DecodeConfig(block_size=6), "block size 6"),
     (DecodeConfig(block_size=6, proposer="stale"), "block size 6"),
-    (DecodeConfig(accept="never"), "'never'"),
-    (DecodeConfig(proposer="oracle"), "'oracle'"),
     (DecodeConfig(min_block=6), "min-block 6"),
     (DecodeConfig(accept="distance", epsilon=(4, 3, 2)), "distance takes one epsilon, not 4,3,2"),
     (DecodeConfig(accept="drift-budget", epsilon=(4, 3)), "drift-budget takes one epsilon, not 4,3"),
