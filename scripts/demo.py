@@ -19,6 +19,7 @@ from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.pictures import contact_sheet, decode_interleaved
 from superres.system.output import prepare_folder, write_result
 from superres.tasks.faces import area_reduce, enlarge, read_image, to_source
+from superres.tasks.pictures import Picture
 
 ASTRONAUT_FACE = np.s_[20:190, 140:310]
 """Rows and columns of the face in scikit-image's astronaut, framed about as the training faces are."""
@@ -51,10 +52,11 @@ def main(
     decoded = decode_interleaved(sources, upscaler, WAYS, batch_size=1)
     for way in ("epsilon 2", "sample"):
         for name, image in zip(inputs, decoded[way].images, strict=True):
-            write_result(output / f"{name}-{way.replace(' ', '-')}.png", encode_png(image, WAYS[way].to_dict()))
+            path = output / f"{name}-{way.replace(' ', '-')}.png"
+            write_result(path, encode_png(Picture(image), WAYS[way].to_dict()))
     columns = {"input": enlarge(sources, "nearest"), "bicubic": enlarge(sources, "bicubic")}
     columns.update({way: result.images for way, result in decoded.items() if way != "exact"})
-    write_result(output / "sheet.png", encode_png(contact_sheet(columns), {"checkpoint": upscaler.name}))
+    write_result(output / "sheet.png", encode_png(Picture(contact_sheet(columns)), {"checkpoint": upscaler.name}))
 
     print(f"{len(sources)} faces, one at a time, checkpoint {upscaler.name}@{upscaler.revision}, {upscaler.device}")
     print(f"{'':10}  s/image  mean accepted block size  speed-up over greedy")

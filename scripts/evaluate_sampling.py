@@ -21,6 +21,7 @@ from superres.evaluation.pictures import contact_sheet
 from superres.evaluation.sampling import coupled_sampling_markdown, evaluate_coupled_sampling
 from superres.system.output import prepare_folder, write_result
 from superres.tasks.faces import read_faces
+from superres.tasks.pictures import Picture
 
 
 def main(
@@ -42,7 +43,8 @@ def main(
     markdown = coupled_sampling_markdown(report)
     write_result(output / "sampling.json", (json.dumps(report, indent=1) + "\n").encode())
     write_result(output / "sampling.md", markdown.encode())
-    write_result(output / "sampling.png", encode_png(contact_sheet(pictures), {"checkpoint": report["checkpoint"]}))
+    sheet = Picture(contact_sheet(pictures))
+    write_result(output / "sampling.png", encode_png(sheet, {"checkpoint": report["checkpoint"]}))
     print(markdown)
 
 

@@ -6,13 +6,14 @@ import numpy as np
 import torch
 
 from superres.config import DecodeConfig, ModelConfig
+from superres.decoding.batching import Finished
 from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.ngrams import Numbering, count_ngrams
 from superres.interfaces import StepOutput
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
-from superres.tasks.faces import enlarge
+from superres.tasks.faces import encode, enlarge
 
 TOKENS = 32 * 32 * 3
 GREEDY = DecodeConfig(block_size=1)
@@ -73,11 +74,17 @@ class FakeUpscaled:
 
 
 @dataclass(frozen=True)
-class FakeDrawn:
-    item: object
-    image: np.ndarray
-    trace: FakeTrace
-    seconds: float
+class Waiting:
+    """A sequence to decode, and what a test knows it by."""
+
+    source: torch.Tensor
+    key: int
+    tag: object = None
+
+
+def stacked(items):
+    """Return the sources of sequences, without padding, as `RefilledDecoder` asks for them."""
+    return torch.stack([item.source for item in items]), None
 
 
 @dataclass
@@ -89,22 +96,23 @@ class FakeRefilled:
     options: DecodeConfig
     rows: int
     under_way: list = field(default_factory=list)
-    images_under_way: float = 0.0
+    tokens_under_way: int = 0
 
-    def __iter__(self):
+    def run(self):
         while True:
             while len(self.under_way) < self.rows and (more := self.feed.take(self.rows - len(self.under_way), True)):
                 self.under_way += more
             if not self.under_way:
                 return
-            self.images_under_way = len(self.under_way) / 2
+            self.tokens_under_way = len(self.under_way) * self.upscaler.model_config.target_length // 2
             yield []
             sources, keys = np.stack([item.source for item in self.under_way]), [item.key for item in self.under_way]
             result = self.upscaler(sources, self.options, keys=keys)
-            drawn = [FakeDrawn(item, image, trace, result.seconds / len(sources))
-                     for item, image, trace in zip(self.under_way, result.images, result.traces, strict=True)]
-            self.under_way, self.images_under_way = [], 0.0
-            yield drawn
+            tokens = torch.from_numpy(encode(result.images))
+            finished = [Finished(item, row, trace, result.seconds / len(sources))
+                        for item, row, trace in zip(self.under_way, tokens, result.traces, strict=True)]
+            self.under_way, self.tokens_under_way = [], 0
+            yield finished
 
 
 @dataclass

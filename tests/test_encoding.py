@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from superres.batch.image_files import FORMATS, Extras
+from superres.batch.image_files import FORMATS
 from superres.batch.inputs import Job
 from superres.batch.plan import BatchOptions
 from superres.batch.work import Item, Reader, encode, unblend
-from superres.tasks.pictures import read_picture
+from superres.tasks.pictures import Picture, read_picture
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
 RECORD = {"checkpoint": "fake@0", "config": {"block_size": 3}}
@@ -37,9 +37,9 @@ def open_bytes(data):
 @pytest.mark.parametrize("name", FORMATS)
 def test_pixels_and_transparency_survive_every_format_and_bytes_repeat(name):
     alpha = np.arange(1024, dtype=np.uint32).reshape(32, 32).astype(np.uint8)
-    for extras in (Extras(), Extras(alpha)):
-        data = FORMATS[name].encode(IMAGE, RECORD, extras)
-        assert data == FORMATS[name].encode(IMAGE, RECORD, extras)
+    for picture in (Picture(IMAGE), Picture(IMAGE, alpha)):
+        data = FORMATS[name].encode(picture, RECORD)
+        assert data == FORMATS[name].encode(picture, RECORD)
         if name == "npz":
             with np.load(io.BytesIO(data)) as arrays:
                 image, record = arrays["image"], json.loads(str(arrays["record"]))
@@ -48,8 +48,8 @@ def test_pixels_and_transparency_survive_every_format_and_bytes_repeat(name):
                 image = np.asarray(opened)
                 record = json.loads(opened.text["superres"] if name == "png" else opened.getexif()[DESCRIPTION])
         assert (image[:, :, :3] == IMAGE).all()
-        assert image.shape[2] == (3 if extras.alpha is None else 4)
-        assert extras.alpha is None or (image[:, :, 3] == alpha).all()
+        assert image.shape[2] == (3 if picture.alpha is None else 4)
+        assert picture.alpha is None or (image[:, :, 3] == alpha).all()
         assert record == RECORD
 
 
@@ -143,7 +143,7 @@ def test_transparency_is_kept_or_laid_over_a_colour(tmp_path):
         assert (alpha[:, :12] > 250).all()
         assert (alpha[:, 20:] < 5).all()
     Image.fromarray(pixels[:, :, :3]).save(tmp_path / "opaque.png")
-    assert item_of(tmp_path / "opaque.png", alpha="keep").extras.alpha is None
+    assert item_of(tmp_path / "opaque.png", alpha="keep").picture.alpha is None
 
 
 def test_colours_come_back_from_under_white():

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import VARIANTS, random_model, random_tokens
+from fakes import VARIANTS, Waiting, random_model, random_tokens, stacked
 from test_graph import CONFIG, ROWS, WAYS, assert_same
 from test_refill import ScriptedFeed
 from torch.profiler import ProfilerActivity, profile
 
 from superres.config import DecodeConfig
-from superres.decoding.batching import RefilledDecoder, Waiting
+from superres.decoding.batching import RefilledDecoder
 from superres.decoding.decode import decode, iterations
 from superres.nn.engines import step_model
 
@@ -71,10 +71,10 @@ def test_rows_are_refilled_in_place(way):
     plain, graph = pair()
     source = tokens(CONFIG, 7)
     waiting = [Waiting(one, key, key) for key, one in enumerate(source)]
-    decoder = RefilledDecoder(graph, ScriptedFeed(waiting, [1, 0, 2, 0, 0, 1]), WAYS[way], ROWS)
+    decoder = RefilledDecoder(graph, ScriptedFeed(waiting, [1, 0, 2, 0, 0, 1]), stacked, WAYS[way], ROWS)
     for one in [one for some in decoder.run() for one in some]:
-        key = torch.tensor([one.tag], device="cuda")
-        alone = decode(plain, source[one.tag : one.tag + 1], WAYS[way], keys=key)
+        key = torch.tensor([one.item.tag], device="cuda")
+        alone = decode(plain, source[one.item.tag : one.item.tag + 1], WAYS[way], keys=key)
         assert one.tokens.tolist() == alone.tokens[0].tolist()
         assert one.trace.accepted == alone.traces[0].accepted
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import VARIANTS, Restless, criterion_options, proposer_for, random_model, random_tokens
+from fakes import VARIANTS, Restless, Waiting, criterion_options, proposer_for, random_model, random_tokens, stacked
 from recording import Recorded
 from stepping import check_steps
 from test_refill import ScriptedFeed
@@ -17,7 +17,7 @@ from test_refill import ScriptedFeed
 from superres.config import DecodeConfig
 from superres.decoding import graph_cache
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.batching import RefilledDecoder, Waiting
+from superres.decoding.batching import RefilledDecoder
 from superres.decoding.blockwise import BlockwiseDecoding
 from superres.decoding.cost import measured_costs
 from superres.decoding.decode import decode, iterations
@@ -114,8 +114,8 @@ def test_rows_are_refilled_in_place(way):
     source = random_tokens(CONFIG, 7)[0]
     waiting = [Waiting(one, key, key) for key, one in enumerate(source)]
     before = Recorded.made
-    decoder = RefilledDecoder(graph, ScriptedFeed(waiting, [1, 0, 2, 0, 0, 1]), WAYS[way], ROWS)
-    finished = sorted((one for some in decoder.run() for one in some), key=lambda one: one.tag)
+    decoder = RefilledDecoder(graph, ScriptedFeed(waiting, [1, 0, 2, 0, 0, 1]), stacked, WAYS[way], ROWS)
+    finished = sorted((one for some in decoder.run() for one in some), key=lambda one: one.item.tag)
     for number, one in enumerate(finished):
         alone = decode(plain, source[number : number + 1], WAYS[way], keys=torch.tensor([number]))
         assert one.tokens.tolist() == alone.tokens[0].tolist()

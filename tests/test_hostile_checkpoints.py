@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import PLAIN, SMALL, VARIANTS, random_model, random_tokens
+from fakes import PLAIN, SMALL, VARIANTS, Waiting, random_model, random_tokens, stacked
 from PIL import Image
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
@@ -33,7 +33,7 @@ from superres.checkpoint import (
 )
 from superres.cli.main import run
 from superres.config import BeamConfig, DecodeConfig, ModelConfig
-from superres.decoding.batching import RefilledDecoder, Waiting
+from superres.decoding.batching import RefilledDecoder
 from superres.decoding.beam import beam_search
 from superres.decoding.decode import decode
 from superres.decoding.finite import require_finite
@@ -209,7 +209,7 @@ def test_scores_that_are_not_finite_stop_refilled_rows():
     source, _ = random_tokens(SMALL, 3)
     feed = Queue([Waiting(row, key) for key, row in enumerate(source)])
     with pytest.raises(ScoresError):
-        list(RefilledDecoder(StepModel(overflowing(SMALL)), feed, DecodeConfig(), 2).run())
+        list(RefilledDecoder(StepModel(overflowing(SMALL)), feed, stacked, DecodeConfig(), 2).run())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

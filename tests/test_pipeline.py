@@ -93,7 +93,7 @@ def test_a_stream_of_images_refuses_a_key_out_of_range(upscaler, sources, key):
             return [SimpleNamespace(source=sources[0], key=key)]
 
     with pytest.raises(InvalidInputError, match=f"not {key!r}"):
-        next(iter(upscaler.refilled(Feed(), SAMPLED, 2)))
+        next(upscaler.refilled(Feed(), SAMPLED, 2).run())
 
 
 def test_progress_rises_to_the_length(upscaler, sources):

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, Restless, ScriptedModel, proposer_for, random_model, random_tokens
+from fakes import SMALL, VARIANTS, Restless, ScriptedModel, Waiting, proposer_for, random_model, random_tokens, stacked
 
 from superres.config import DecodeConfig
-from superres.decoding.batching import RefilledDecoder, Waiting
+from superres.decoding.batching import RefilledDecoder
 from superres.decoding.decode import decode
 from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel
@@ -48,10 +48,10 @@ class ScriptedFeed:
 def refilled(model, source, options, rows, keys=None, ready=(), proposer=None):
     keys = range(len(source)) if keys is None else keys
     waiting = [Waiting(one, key, tag) for tag, (one, key) in enumerate(zip(source, keys, strict=True))]
-    decoder = RefilledDecoder(model, ScriptedFeed(waiting, list(ready)), options, rows, proposer=proposer)
+    decoder = RefilledDecoder(model, ScriptedFeed(waiting, list(ready)), stacked, options, rows, proposer=proposer)
     finished = [one for some in decoder.run() for one in some]
-    assert sorted(one.tag for one in finished) == list(range(len(source)))
-    return sorted(finished, key=lambda one: one.tag), decoder
+    assert sorted(one.item.tag for one in finished) == list(range(len(source)))
+    return sorted(finished, key=lambda one: one.item.tag), decoder
 
 
 def assert_equal(finished, model, source, options, keys=None, **more):
@@ -75,14 +75,14 @@ def test_what_is_decoded_does_not_depend_on_neighbours_or_entry(way, rows):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_are_refilled_while_the_block_size_changes(seed, monkeypatch):
-    monkeypatch.setattr("superres.decoding.batching.DONE_CHECK_INTERVAL", 2)
+def test_rows_are_refilled_while_the_block_size_changes(seed):
     config = VARIANTS["sequential heads"]
     model, source = StepModel(random_model(config, seed)), random_tokens(config, 7, seed)[0]
     sizes = Restless(config.prediction_heads, seed)
     waiting = [Waiting(one, key, key) for key, one in enumerate(source)]
-    decoder = RefilledDecoder(model, ScriptedFeed(waiting, [1, 0, 2]), DecodeConfig(), 3, lambda sources: sizes)
-    finished = sorted((one for some in decoder.run() for one in some), key=lambda one: one.tag)
+    feed = ScriptedFeed(waiting, [1, 0, 2])
+    decoder = RefilledDecoder(model, feed, stacked, DecodeConfig(), 3, adaptive=lambda source, padding: sizes)
+    finished = sorted((one for some in decoder.run() for one in some), key=lambda one: one.item.tag)
     for number, one in enumerate(finished):
         alone = decode(model, source[number : number + 1], DecodeConfig())
         assert one.tokens.tolist() == alone.tokens[0].tolist()
@@ -181,13 +181,14 @@ def test_the_decoder_stays_full_until_the_feed_ends_and_shrinks_then():
 
 
 def test_nothing_is_made_of_an_empty_feed():
-    assert list(RefilledDecoder(StepModel(random_model(SMALL)), ScriptedFeed([]), DecodeConfig(), 3).run()) == []
+    decoder = RefilledDecoder(StepModel(random_model(SMALL)), ScriptedFeed([]), stacked, DecodeConfig(), 3)
+    assert list(decoder.run()) == []
 
 
 def test_what_is_under_way_is_known_when_decoding_fails():
     model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 4)[0]
     feed = ScriptedFeed([Waiting(one, 0, tag) for tag, one in enumerate(source)])
-    decoder = RefilledDecoder(model, feed, DecodeConfig(), 3)
+    decoder = RefilledDecoder(model, feed, stacked, DecodeConfig(), 3)
     steps = decoder.run()
     next(steps)  # reads the start of the sequences
     assert decoder.tokens_under_way == 0

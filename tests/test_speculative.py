@@ -9,7 +9,17 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, criterion_options, draft_of, proposer_for, random_model, random_tokens
+from fakes import (
+    SMALL,
+    VARIANTS,
+    Waiting,
+    criterion_options,
+    draft_of,
+    proposer_for,
+    random_model,
+    random_tokens,
+    stacked,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -17,7 +27,7 @@ from scipy.stats import chi2
 from superres.config import LEAST_TEMPERATURE, DecodeConfig
 from superres.decoding import sampling
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.batching import RefilledDecoder, Waiting
+from superres.decoding.batching import RefilledDecoder
 from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
@@ -248,8 +258,8 @@ def test_a_row_samples_the_same_alone_among_others_and_refilled(proposer):
     together = decode(model, source, options, proposer=proposer_for(proposer, model))
     assert together.tokens.tolist() == [one.tokens[0].tolist() for one in alone]
     feed = Feed([Waiting(one, row, row) for row, one in enumerate(source)])
-    decoder = RefilledDecoder(model, feed, options, 2, proposer=proposer_for(proposer, model))
-    finished = sorted((one for some in decoder.run() for one in some), key=lambda one: one.tag)
+    decoder = RefilledDecoder(model, feed, stacked, options, 2, proposer=proposer_for(proposer, model))
+    finished = sorted((one for some in decoder.run() for one in some), key=lambda one: one.item.tag)
     assert [one.tokens.tolist() for one in finished] == together.tokens.tolist()
     assert [one.trace.accepted for one in finished] == [trace.accepted for trace in together.traces]
     other = decode(model, source, replace(options, seed=3), proposer=proposer_for(proposer, model))

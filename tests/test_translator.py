@@ -19,6 +19,7 @@ from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.evaluation.text import decode_text
 from superres.nn.engines.native import build
 from superres.nn.engines.torch_model import StepModel
+from superres.nn.model import EncoderDecoder
 from superres.pipeline.auto import load
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
@@ -72,6 +73,29 @@ def test_a_batch_equals_its_single_rows_whatever_the_batch_size(toy, options):
     wanted = toy(LINES[:8], options, batch_size=1)
     for batch_size in (3, 64):
         assert toy(LINES[:8], options, batch_size=batch_size).texts == wanted.texts
+
+
+def test_short_lines_do_not_wait_for_long_ones(toy):
+    lengths = toy(LINES, GREEDY).tokens  # of the translations, which the lengths of the lines do not tell
+    rows = 4
+    made = toy(LINES, GREEDY, batch_size=rows)
+    order = sorted(range(len(LINES)), key=lambda place: len(codec().encode([LINES[place]])[0]))
+    in_lockstep = sum(1 + max(lengths[place] for place in order[start : start + rows])
+                      for start in range(0, len(order), rows))
+    assert made.tokens == lengths
+    assert 1 + sum(lengths) / rows <= made.model_calls < in_lockstep
+
+
+def test_every_line_is_encoded_once(toy, monkeypatch):
+    encoded, encode = [], EncoderDecoder.encode
+
+    def counted(network, source, *more):
+        encoded.extend(source.tolist())
+        return encode(network, source, *more)
+
+    monkeypatch.setattr(EncoderDecoder, "encode", counted)
+    toy(LINES, batch_size=4)
+    assert len(encoded) == len(LINES)
 
 
 def test_lines_keep_their_order_and_empty_ones_stay_empty(toy):
@@ -171,6 +195,9 @@ class Script:
 
     def __init__(self, tokens):
         self.tokens = torch.tensor([*tokens, *[END] * 30])
+
+    def encode(self, source, padding=None):
+        return source
 
     def session(self, source, width, padding=None):
         from superres.interfaces import StepOutput

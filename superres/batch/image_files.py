@@ -12,80 +12,57 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from superres.tasks.pictures import srgb_profile
-
-Pixels = npt.NDArray[np.uint8]
+from superres.tasks.pictures import Picture, srgb_profile
 
 _SOFTWARE, _DESCRIPTION = 0x0131, 0x010E
 
 
-@dataclass(frozen=True, eq=False)
-class Extras:
-    """Properties that a result copies from its input.
-
-    Attributes:
-        alpha: uint8 [H, W] with the size of the result; None for an opaque result.
-        exif: EXIF bytes, or None.
-        xmp: an XMP packet, or None.
-        has_profile: embed an sRGB profile, because the input had a colour profile.
-    """
-
-    alpha: Pixels | None = None
-    exif: bytes | None = None
-    xmp: bytes | None = None
-    has_profile: bool = False
-
-
-NOTHING = Extras()
-
-
-def encode_png(image: Pixels, record: dict[str, Any], extras: Extras = NOTHING) -> bytes:
-    """Return `image` (uint8 [H,W,3]) as PNG bytes with `record` as JSON in the text field "superres"."""
+def encode_png(picture: Picture, record: dict[str, Any]) -> bytes:
+    """Return a picture as PNG bytes with `record` as JSON in the text field "superres"."""
     info = PngInfo()
     info.add_text("Software", "superres")
     info.add_text("superres", json.dumps(record))
-    if extras.xmp is not None:
-        info.add_itxt("XML:com.adobe.xmp", extras.xmp.decode("utf-8", "replace"))
-    more: dict[str, Any] = {"exif": extras.exif} if extras.exif is not None else {}
-    if extras.has_profile:
+    if picture.xmp is not None:
+        info.add_itxt("XML:com.adobe.xmp", picture.xmp.decode("utf-8", "replace"))
+    more: dict[str, Any] = {"exif": picture.exif} if picture.exif is not None else {}
+    if picture.has_profile:
         more["icc_profile"] = srgb_profile()
     buffer = io.BytesIO()
-    _picture(image, extras).save(buffer, "PNG", pnginfo=info, **more)
+    _image(picture).save(buffer, "PNG", pnginfo=info, **more)
     return buffer.getvalue()
 
 
-def encode_webp(image: Pixels, record: dict[str, Any], extras: Extras = NOTHING) -> bytes:
-    """Return `image` as lossless WebP; `record` is JSON in EXIF's ImageDescription unless the input has its own."""
+def encode_webp(picture: Picture, record: dict[str, Any]) -> bytes:
+    """Return a picture as lossless WebP; `record` is JSON in EXIF's ImageDescription unless the input has its own."""
     exif = Image.Exif()
-    if extras.exif is not None:
-        exif.load(extras.exif)
+    if picture.exif is not None:
+        exif.load(picture.exif)
     for tag, value in ((_SOFTWARE, "superres"), (_DESCRIPTION, json.dumps(record))):
         if tag not in exif:
             exif[tag] = value
-    more: dict[str, Any] = {"xmp": extras.xmp} if extras.xmp is not None else {}
-    if extras.has_profile:
+    more: dict[str, Any] = {"xmp": picture.xmp} if picture.xmp is not None else {}
+    if picture.has_profile:
         more["icc_profile"] = srgb_profile()
     buffer = io.BytesIO()
-    _picture(image, extras).save(buffer, "WEBP", lossless=True, exact=True, exif=exif.tobytes(), **more)
+    _image(picture).save(buffer, "WEBP", lossless=True, exact=True, exif=exif.tobytes(), **more)
     return buffer.getvalue()
 
 
-def encode_npz(image: Pixels, record: dict[str, Any], extras: Extras = NOTHING) -> bytes:
-    """Return `image` as .npz: "image" (uint8 [H,W,3], or [H,W,4] with alpha), and "record", JSON text."""
+def encode_npz(picture: Picture, record: dict[str, Any]) -> bytes:
+    """Return a picture as .npz: "image" (uint8 [H,W,3], or [H,W,4] with alpha), and "record", JSON text."""
     buffer = io.BytesIO()
-    np.savez(buffer, image=np.asarray(_picture(image, extras)), record=np.array(json.dumps(record)))
+    np.savez(buffer, image=np.asarray(_image(picture)), record=np.array(json.dumps(record)))
     return buffer.getvalue()
 
 
-def _picture(image: Pixels, extras: Extras) -> Image.Image:
-    picture = Image.fromarray(image)
-    if extras.alpha is not None:
-        picture.putalpha(Image.fromarray(extras.alpha))
-    return picture
+def _image(picture: Picture) -> Image.Image:
+    image = Image.fromarray(picture.rgb)
+    if picture.alpha is not None:
+        image.putalpha(Image.fromarray(picture.alpha))
+    return image
 
 
 @dataclass(frozen=True)
@@ -98,7 +75,7 @@ class Format:
     """
 
     suffix: str
-    encode: Callable[[Pixels, dict[str, Any], Extras], bytes]
+    encode: Callable[[Picture, dict[str, Any]], bytes]
 
 
 FORMATS = {

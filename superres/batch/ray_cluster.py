@@ -13,7 +13,8 @@ import os
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ import numpy as np
 
 from superres.batch.inputs import Job
 from superres.batch.plan import BatchOptions
-from superres.batch.record import Made, RunSettings, Summary
+from superres.batch.record import Output, RunSettings, Summary
 from superres.batch.run import BatchRun, Standing
 from superres.batch.upscaling import Decoding, read_ahead
 from superres.batch.work import Failure, Item
@@ -30,7 +31,8 @@ from superres.errors import CheckpointError, ClusterError, ConfigError
 from superres.pipeline.options import resolve_options
 
 if TYPE_CHECKING:
-    from superres.pipeline.upscaler import Drawn, Upscaler
+    from superres.decoding.batching import Finished
+    from superres.pipeline.upscaler import Upscaler
 
 BLOCK = 64
 """Inputs per block, the unit of work of an actor; a block is decoded again if its actor dies."""
@@ -63,15 +65,15 @@ class Collector:
     """The sink of an actor: encodes finished images as files and collects them until the block is done."""
 
     settings: RunSettings
-    made: list[Made | Failure] = field(default_factory=list)
+    made: list[Output | Failure] = field(default_factory=list)
     error: BaseException | None = None
 
-    def put(self, result: Drawn[Item] | Made | Failure | Standing) -> None:
+    def put(self, result: Finished[Item] | Output | Failure | Standing) -> None:
         """See `superres.batch.run.BatchRun.put`."""
-        if isinstance(result, Made | Failure):
+        if isinstance(result, tuple | Failure):
             self.made.append(result)
         elif not isinstance(result, Standing):
-            self.made.append(self.settings.make(result))
+            self.made.append(self.settings.output(result))
 
     def progress(self, under_way: float) -> None:
         """See `superres.batch.run.BatchRun.progress`."""
@@ -134,6 +136,8 @@ def upscale_on_cluster(
     """
     ray = _import_ray()
     decode = resolve_options(decode, upscaler, options.samples)
+    # An actor may run in another folder.
+    options = replace(options, output=Path(os.path.abspath(options.output)))
     settings = RunSettings(f"{upscaler.name}@{upscaler.revision}", decode, options)
     with BatchRun(jobs, options, settings) as run:
         wanted = [pickle.dumps(block) for block in _blocks(run.wanted())]
@@ -203,8 +207,9 @@ def _decode(ray: ModuleType, run: BatchRun, wanted: list[bytes], cluster: Cluste
                for sample in samples}
     for row in made.iter_rows():
         for result in pickle.loads(row["made"]):  # noqa: S301 -- from this run's own actors
-            if result.number in missing:  # a block that was decoded twice counts once
-                missing.remove(result.number)
+            number = result.number if isinstance(result, Failure) else result[0]
+            if number in missing:  # a block that was decoded twice counts once
+                missing.remove(number)
                 run.put(result)
         run.progress(0.0)
         if run.error is not None:

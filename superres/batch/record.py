@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from superres.batch.manifest import Row
 from superres.batch.plan import BatchOptions
 from superres.batch.work import Item, encode
 from superres.config import DecodeConfig
+from superres.tasks import faces
 
 if TYPE_CHECKING:
-    from superres.pipeline.upscaler import Drawn
+    from superres.decoding.batching import Finished
 
 
 @dataclass
@@ -79,18 +81,8 @@ class Summary:
         return [f"{count} failed: {reason}" for reason, count in counts] if self.failed > len(counts) else []
 
 
-
-
-@dataclass(frozen=True)
-class Made:
-    """A finished output: its number in the plan, the bytes of its file, and the decoding statistics of its row."""
-
-    number: int
-    data: bytes
-    tokens: int
-    iterations: int
-    model_calls: int
-    seconds: float
+Output: TypeAlias = tuple[int, Row, bytes]
+"""An output to write: its number in the run's plan, its manifest row, and the content of its file."""
 
 
 @dataclass
@@ -119,11 +111,20 @@ class RunSettings:
         return [f"{name} {there.get(name)!r} there, {value!r} now" for name, value in self.comparable.items()
                 if there.get(name) != value]
 
-    def make(self, drawn: Drawn[Item]) -> Made:
+    @property
+    def of_row(self) -> dict[str, Any]:
+        """The fields of a manifest row that hold the settings."""
+        return {"checkpoint": self.checkpoint, "config": self.config, "seed": self.decode.seed,
+                "options": self.deciding}
+
+    def output(self, finished: Finished[Item]) -> Output:
         """Return the output of a decoded image."""
-        trace = drawn.trace
-        data = encode(drawn.item, drawn.image, self.record, self.options)
-        return Made(drawn.item.number, data, trace.tokens, trace.iterations, trace.model_calls, drawn.seconds)
+        item, trace = finished.item, finished.trace
+        data = encode(item, faces.decode(finished.tokens[None].numpy())[0], self.record, self.options)
+        row = Row(item.input, item.output, "ok", None, trace.tokens, trace.iterations, trace.model_calls,
+                  trace.tokens / max(trace.iterations, 1), finished.seconds, **self.of_row,
+                  sha256=hashlib.sha256(data).hexdigest())
+        return item.number, row, data
 
 
 def _as_json(values: dict[str, Any]) -> dict[str, Any]:

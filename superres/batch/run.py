@@ -17,14 +17,14 @@ from superres.batch.commit import Lock, Staging
 from superres.batch.inputs import Job
 from superres.batch.manifest import Manifest, Row
 from superres.batch.plan import BatchOptions
-from superres.batch.record import Made, RunSettings, Summary
+from superres.batch.record import Output, RunSettings, Summary
 from superres.batch.work import Failure, Item
 from superres.errors import OutputError
 from superres.system.output import prepare_folder
 from superres.system.progress import ProgressBar, say
 
 if TYPE_CHECKING:
-    from superres.pipeline.upscaler import Drawn
+    from superres.decoding.batching import Finished
 
 IDLE_SECONDS = 2.0
 """Longest time in seconds that a finished output waits to be committed together with other outputs."""
@@ -107,7 +107,7 @@ class BatchRun:
                 raise self.error
         self.summary.seconds = time.perf_counter() - self._started
 
-    def put(self, result: Drawn[Item] | Made | Failure | Standing) -> None:
+    def put(self, result: Finished[Item] | Output | Failure | Standing) -> None:
         """Queue the result of an output; block while the queue is full."""
         self._queue.put(result)
 
@@ -189,16 +189,12 @@ class BatchRun:
         if isinstance(result, Standing | Failure):
             self._take_row(result)
             return
-        made = result if isinstance(result, Made) else self.settings.make(result)
-        row = Row(*self._names(made.number), "ok", None, made.tokens, made.iterations, made.model_calls,
-                  made.tokens / max(made.iterations, 1), made.seconds, **self._settings(),
-                  sha256=hashlib.sha256(made.data).hexdigest())
-        self._staging.add(made.number, row, made.data)
+        self._staging.add(*(result if isinstance(result, tuple) else self.settings.output(result)))
 
     def _take_row(self, result: Standing | Failure) -> None:
         names = self._names(result.number)
         if isinstance(result, Failure):
-            row = Row(*names, "failed", result.message, **self._settings())
+            row = Row(*names, "failed", result.message, **self.settings.of_row)
             say(result.message if names[0] in result.message else f"{names[0]}: {result.message}")
         else:
             row = Row(*names, "skipped", checkpoint=None)
@@ -207,11 +203,6 @@ class BatchRun:
             self._report(row)  # the output exists, and its row in the manifest stays valid
         else:
             self._staging.add_row(result.number, row)
-
-    def _settings(self) -> dict[str, Any]:
-        settings = self.settings
-        return {"checkpoint": settings.checkpoint, "config": settings.config, "seed": settings.decode.seed,
-                "options": settings.deciding}
 
     def _names(self, number: int) -> tuple[str, str]:
         job = self.jobs[number // self.options.samples]

@@ -25,13 +25,14 @@ from superres.pipeline.options import resolve_options
 from superres.system.progress import say
 
 if TYPE_CHECKING:
-    from superres.pipeline.upscaler import Drawn, ImageFeed, Refilled, Upscaler
+    from superres.decoding.batching import Feed, Finished
+    from superres.pipeline.upscaler import Upscaler
 
 AHEAD = 4
 """Images that are read ahead per image that is being decoded."""
 
 
-class Feed:
+class ReadQueue:
     """A bounded queue between the reading and the decoding thread.
 
     Attributes:
@@ -89,18 +90,6 @@ class Feed:
             self._changed.notify_all()
 
 
-@dataclass
-class Alone:
-    """A feed of one item."""
-
-    items: list[Item]
-
-    def take(self, most: int, wait: bool) -> list[Item] | None:
-        """See `superres.decoding.batching.Feed.take`."""
-        taken, self.items = self.items, []
-        return taken or None
-
-
 def upscale_files(jobs: Sequence[Job], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig) -> Summary:
     """Upscale the inputs of `jobs` and return the counts; every output has a row in the manifest.
 
@@ -130,7 +119,7 @@ class Sink(Protocol):
     error: BaseException | None
     """The error after which no more results are accepted, or None."""
 
-    def put(self, result: Drawn[Item] | Failure) -> None:
+    def put(self, result: Finished[Item] | Failure) -> None:
         """Receive a finished image or a failure."""
 
     def progress(self, under_way: float) -> None:
@@ -140,7 +129,7 @@ class Sink(Protocol):
 @contextmanager
 def read_ahead(
     wanted: Iterator[tuple[int, Job, list[int]]], options: BatchOptions, sink: Sink, rows: int,
-) -> Iterator[Feed]:
+) -> Iterator[ReadQueue]:
     """Read inputs into a feed, in a thread of its own.
 
     Args:
@@ -149,7 +138,7 @@ def read_ahead(
         sink: receives the inputs that cannot be read, as failures.
         rows: images that are decoded together.
     """
-    feed = Feed(AHEAD * rows)
+    feed = ReadQueue(AHEAD * rows)
 
     def items() -> Iterator[Item]:
         for result in Reader(options).read(wanted):
@@ -173,12 +162,14 @@ class Decoding:
 
     sink: Sink
     upscaler: Upscaler
-    feed: Feed
+    feed: ReadQueue
     decode: DecodeConfig
     rows: int
 
     def run_all(self) -> None:
         """Decode until the feed ends or the sink reports an error."""
+        from superres.decoding.batching import ListFeed  # imports torch
+
         while True:
             lost, error = self._decode(self.feed, self.rows)
             if error is None:
@@ -186,29 +177,29 @@ class Decoding:
             if not lost:
                 raise error
             if _is_out_of_memory(error) and len(lost) > 1:
-                self.rows = (len(lost) + 1) // 2
+                self.rows = (min(len(lost), self.rows) + 1) // 2
                 say(f"out of memory with a batch of {len(lost)}; going on with {self.rows} (--batch-size)")
                 self.feed.put_back(lost)
                 continue
             for item in lost:  # one by one, so that a faulty item does not fail the other items again
-                _, error = self._decode(Alone([item]), 1)
+                _, error = self._decode(ListFeed([item]), 1)
                 if error is not None:
                     message = " ".join(str(error).split()) or type(error).__name__
                     self.sink.put(Failure(item.number, f"decoding failed: {message}"))
 
-    def _decode(self, feed: ImageFeed[Item], rows: int) -> tuple[list[Item], Exception | None]:
+    def _decode(self, feed: Feed[Item], rows: int) -> tuple[list[Item], Exception | None]:
         """Decode a feed to its end; return the items lost to an error, and the error or None."""
-        stream: Refilled[Item] = self.upscaler.refilled(feed, self.decode, rows)
+        decoder = self.upscaler.refilled(feed, self.decode, rows)
         try:
-            for drawn in stream:
-                for one in drawn:
+            for finished in decoder.run():
+                for one in finished:
                     self.sink.put(one)
                 if self.sink.error is not None:
                     break
-                self.sink.progress(stream.images_under_way)
+                self.sink.progress(decoder.tokens_under_way / self.upscaler.model_config.target_length)
         except (RuntimeError, MemoryError, ScoresError) as error:
             # The traceback would keep the failed session and its memory alive.
-            return stream.under_way, error.with_traceback(None)
+            return decoder.under_way, error.with_traceback(None)
         return [], None
 
 

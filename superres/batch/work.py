@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from superres.batch.image_files import FORMATS, Extras
+from superres.batch.image_files import FORMATS
 from superres.batch.inputs import Job, open_jobs
 from superres.batch.plan import KEEP_ALPHA, BatchOptions
 from superres.errors import InvalidInputError, SuperresError
@@ -26,14 +26,21 @@ class Item:
     Attributes:
         number: number of the output in the run's plan.
         sample: number of the sample, from 1.
-        source: uint8 [8, 8, 3].
-        extras: properties that the output copies from the input.
+        input: name of the input in the manifest.
+        output: absolute path of the output.
+        picture: the reduced input, with the transparency and the metadata that the output copies.
     """
 
     number: int
     sample: int
-    source: Pixels
-    extras: Extras
+    input: str
+    output: str
+    picture: Picture
+
+    @property
+    def source(self) -> Pixels:
+        """The input of the network, uint8 [8, 8, 3]."""
+        return self.picture.rgb
 
     @property
     def key(self) -> int:
@@ -72,12 +79,16 @@ class Reader:
         for job, content in open_jobs(jobs()):
             first, samples = pending.pop(0)
             loaded = self._load(job, content)
+            outputs = self.options.outputs(job)
             for sample in samples:
                 number = first + sample - 1
-                yield Failure(number, loaded) if isinstance(loaded, str) else Item(number, sample, *loaded)
+                if isinstance(loaded, str):
+                    yield Failure(number, loaded)
+                else:
+                    yield Item(number, sample, job.input, outputs[sample - 1], loaded)
 
-    def _load(self, job: Job, content: Any) -> tuple[Pixels, Extras] | str:  # noqa: ANN401 -- batch_inputs.Content
-        """Return the 8x8 input and its extras, or an error message."""
+    def _load(self, job: Job, content: Any) -> Picture | str:  # noqa: ANN401 -- batch.inputs.Content
+        """Return the picture reduced to 8x8, or an error message; the transparency has the output's size."""
         try:
             if isinstance(content, InvalidInputError):
                 raise content
@@ -94,8 +105,8 @@ class Reader:
             message = " ".join(str(error).split()) or type(error).__name__
             return message if job.input in message else f"{job.input}: {message}"
         if self.options.metadata == "strip":
-            return source, Extras(alpha)
-        return source, Extras(alpha, picture.exif, picture.xmp, picture.has_profile)
+            return Picture(source, alpha)
+        return replace(picture, rgb=source, alpha=alpha)
 
 
 def unblend(pixels: Pixels, alpha: Pixels) -> Pixels:
@@ -107,4 +118,4 @@ def unblend(pixels: Pixels, alpha: Pixels) -> Pixels:
 
 def encode(item: Item, image: Pixels, record: dict[str, Any], options: BatchOptions) -> bytes:
     """Return the bytes of the file of a finished image, uint8 [32, 32, 3]."""
-    return FORMATS[options.format].encode(image, {**record, "sample": item.sample}, item.extras)
+    return FORMATS[options.format].encode(replace(item.picture, rgb=image), {**record, "sample": item.sample})

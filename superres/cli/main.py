@@ -197,6 +197,7 @@ def images(
     from superres.pipeline.options import check_samples
     from superres.system.output import prepare_folder, write_result
     from superres.tasks.faces import read_faces
+    from superres.tasks.pictures import Picture
 
     check_samples(decode, samples)
     pairs = read_faces(data, cast(SplitName, split), limit)
@@ -209,7 +210,8 @@ def images(
         report["sampling"] = evaluate_samples(pairs, upscaler, decode, samples, batch_size, pictures["blockwise"])
     if sheet is not None:
         columns = {"input": pictures.pop("nearest"), **pictures, "truth": pairs.hr}
-        write_result(sheet, encode_png(contact_sheet(columns), {"checkpoint": report["checkpoint"]}), "--sheet")
+        record = {"checkpoint": report["checkpoint"]}
+        write_result(sheet, encode_png(Picture(contact_sheet(columns)), record), "--sheet")
     report["device"] = device
     if as_json:
         echo_json(report)

@@ -1,25 +1,24 @@
-"""Decoding of a stream of sequences: as soon as one is complete, another takes its row, so that the decoder stays full.
+"""Decode a stream of sequences: a row whose sequence is complete takes the next one, so the batch stays full.
 
-Rows of a batch advance by different amounts, and a batch that waits for its slowest row leaves the others idle. What a
-sequence becomes depends neither on its neighbours nor on when it entered: its source is encoded in a group of one
-constant size, once, and the row it enters is replaced whole.
+Rows advance by different amounts, so a batch that waits for its slowest row leaves the other rows idle. A sequence's
+tokens depend neither on the other rows nor on the iteration in which the sequence entered.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.block_size import AdaptiveBlockSize
-from superres.decoding.blockwise import BlockwiseDecoding
-from superres.decoding.decode import DONE_CHECK_INTERVAL, check_interval, check_options
+from superres.decoding.decode import check_interval, check_options, driven, opened_loop
 from superres.decoding.loop import BlockwiseLoop, decoding_type
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
@@ -28,224 +27,267 @@ from superres.decoding.trace import RowTrace
 from superres.interfaces import ScoringModel, Session, Sources
 
 GROUP = {"cpu": 1, "cuda": 16}
-"""Sources encoded together by kind of device; a group that is not full is padded, since sums may depend on its size."""
+"""Number of sources encoded together, by kind of device. A smaller group is filled up to that number, because the
+rounding of sums may depend on the number of rows."""
 
 LONG = 384
-"""On a CPU, iterations in a row for so many tokens of a target: compiled ones keep a row's cache at hand meanwhile, and
-a complete row waits for hardly more than a hundredth of its time."""
+"""On a CPU, rows are checked once per `LONG` tokens of a target's length: compiled iterations of one row in succession
+keep that row's cache near the processor, and a complete row waits for hardly more than 1/100 of its decoding time."""
 
 
-@dataclass(frozen=True, eq=False)
-class Waiting:
-    """A sequence that waits to be decoded.
+class Item(Protocol):
+    """A sequence to decode."""
 
-    Attributes:
-        source: source tokens [S].
-        key: of its sampling noise, in [0, 2**63).
-        tag: whatever the caller knows it by.
-    """
-
-    source: Tensor
-    key: int
-    tag: Any = None
+    @property
+    def key(self) -> int:
+        """Key of its sampling noise, in [0, 2**63)."""
 
 
-class Feed(Protocol):
-    """Hands out the sequences to decode."""
+Source: TypeAlias = tuple[Tensor, Tensor | None]
+"""Source tokens [B, S], int64, and their padding: bool [B, S], True at padding, or None without padding."""
 
-    def take(self, most: int, wait: bool) -> list[Waiting] | None:
-        """Return up to `most` sequences, or None if there will never be another.
+ItemT = TypeVar("ItemT", bound=Item)
+ItemT_co = TypeVar("ItemT_co", bound=Item, covariant=True)
+
+
+class Feed(Protocol[ItemT_co]):
+    """Provides the sequences to decode."""
+
+    def take(self, most: int, wait: bool) -> Sequence[ItemT_co] | None:
+        """Return up to `most` sequences, or None if no sequence will follow.
 
         Args:
             most: at least 1.
-            wait: return at least one, if need be after waiting for it; otherwise return what there is, perhaps nothing.
+            wait: return at least one sequence and block until there is one; otherwise the result may be empty.
         """
         ...
 
 
+@dataclass(eq=False)
+class ListFeed(Generic[ItemT]):
+    """A feed of given sequences."""
+
+    items: Sequence[ItemT]
+
+    def take(self, most: int, wait: bool) -> Sequence[ItemT] | None:
+        """See `Feed.take`."""
+        taken, self.items = self.items[:most], self.items[most:]
+        return taken or None
+
+
 @dataclass(frozen=True, eq=False)
-class Finished:
-    """A sequence that is complete.
+class Finished(Generic[ItemT]):
+    """A complete sequence.
 
     Attributes:
-        tag: of the `Waiting`.
+        item: the item from the feed.
         tokens: int64 [T], on the CPU; 0 past the sequence's end.
-        trace: what was accepted when.
-        seconds: its share of the decoding time: that of each iteration is divided among the sequences under way.
+        trace: its acceptance trace.
+        seconds: its share of the decoding time; the time of an iteration is divided among the sequences being decoded.
     """
 
-    tag: Any
+    item: ItemT
     tokens: Tensor
     trace: RowTrace
     seconds: float
 
 
-@dataclass(eq=False)
-class _Row:
-    """A sequence under way; `since` is the iteration with which it began."""
+@dataclass(frozen=True, eq=False)
+class _Encoded(Generic[ItemT]):
+    """A sequence that waits for a row: its source is row `number` of `session`, which has `batch` rows."""
 
-    waiting: Waiting
-    since: int = 0
+    item: ItemT
+    session: Session
+    number: int
+    batch: int
+
+
+@dataclass(eq=False)
+class _Row(Generic[ItemT]):
+    """A sequence being decoded; `since` is the iteration with which it began."""
+
+    item: ItemT
+    since: int
     seconds: float = 0.0
 
 
-@dataclass(eq=False)
-class RefilledDecoder:
-    """Decodes what a feed hands out, `rows` sequences at a time.
+class RefilledDecoder(Generic[ItemT]):
+    """Decodes the sequences of a feed, at most `rows` at a time.
 
     Attributes:
-        model: the model.
-        feed: hands out the sequences.
-        options: block size, proposer, acceptance, sampling.
-        rows: sequences decoded together, at most.
-        adaptive: gives what chooses block sizes for a batch of sources [B, S], or None for a fixed one.
-        proposer: source of proposals; by `options.proposer` if None.
-        under_way: those being decoded now.
-        tokens_under_way: tokens that these have so far.
+        tokens_under_way: number of tokens decoded of the sequences that are not complete.
+        model_calls: number of decoding iterations so far, the first of which reads the start of the sequences.
     """
 
-    model: ScoringModel
-    feed: Feed
-    options: DecodeConfig
-    rows: int
-    adaptive: Callable[[Tensor], AdaptiveBlockSize | None] = lambda sources: None
-    proposer: Proposer | None = None
-    tokens_under_way: int = 0
-    _block_size: int = 0
-    _rows: list[_Row | None] = field(default_factory=list)
-    _more: bool = True
-    _kind: type[BlockwiseDecoding] = BlockwiseDecoding
-    _any_source: Sources = None  # one that is encoded, whichever: of what sessions are made that adopt all their rows
+    def __init__(
+        self, model: ScoringModel, feed: Feed[ItemT], sources: Callable[[Sequence[ItemT]], Source],
+        options: DecodeConfig, rows: int, *, proposer: Proposer | None = None, group: int | None = None,
+        width: int | None = None, adaptive: Callable[[Tensor, Tensor | None], AdaptiveBlockSize | None] | None = None,
+    ) -> None:
+        """Prepare; nothing is taken from the feed yet.
 
-    @property
-    def under_way(self) -> list[Waiting]:
-        """The sequences being decoded, which are lost if decoding fails."""
-        return [row.waiting for row in self._rows if row is not None]
-
-    @torch.inference_mode()
-    def run(self) -> Iterator[list[Finished]]:
-        """Yield what is complete, now and then and perhaps nothing, until the feed is exhausted.
+        Args:
+            model: the model.
+            feed: provides the sequences.
+            sources: returns the sources of N items; S must be the same for all items of the feed.
+            options: block size, proposer, acceptance, sampling.
+            rows: sequences decoded together, at most.
+            proposer: source of proposals; by `options.proposer` if None.
+            group: sources encoded together, at most; None for the constant `GROUP` of the device.
+            width: step width, at least the block size; see `superres.decoding.decode.decode`.
+            adaptive: returns the adaptive block size for sources and padding, or None for a fixed block size.
 
         Raises:
             ConfigError: options do not fit the model.
+        """
+        self.options, self.rows, self.group, self.width = options, rows, group, width
+        self.block_size = check_options(options, model.prediction_heads, model.length)
+        self.proposer = proposer or PROPOSERS[options.proposer]()
+        self.model = accompany(model, self.proposer)
+        self.tokens_under_way = self.model_calls = 0
+        self._feed, self._sources, self._adaptive, self._device = feed, sources, adaptive, torch.device("cpu")
+        self._kind = decoding_type(self.proposer, self.block_size)
+        self._rows: list[_Row[ItemT] | None] = []
+        self._waiting: deque[_Encoded[ItemT]] = deque()
+        self._more, self._seconds = True, 0.0  # seconds that belong to no sequence yet
+        self._any_source: Sources = None  # an encoded source; sessions whose rows are all overwritten are made from it
+
+    @property
+    def under_way(self) -> list[ItemT]:
+        """The sequences taken from the feed that are not complete; they are lost if decoding fails."""
+        return [row.item for row in self._rows if row is not None] + [one.item for one in self._waiting]
+
+    @torch.inference_mode()
+    def run(self) -> Iterator[list[Finished[ItemT]]]:
+        """Decode until the feed ends, and yield the sequences completed since the last time, possibly none.
+
+        Raises:
             InvalidInputError: a key is out of range.
             ScoresError: the model's scores are not finite.
         """
-        self._block_size = check_options(self.options, self.model.prediction_heads, self.model.length)
-        self.proposer = self.proposer or PROPOSERS[self.options.proposer]()
-        self.model = accompany(self.model, self.proposer)
-        first: list[Waiting] = []
-        while len(first) < self.rows and (more := self.feed.take(self.rows - len(first), True)) is not None:
-            first += more
-        if not first:
+        while self._more and len(self._waiting) < self.rows:
+            self._take(self.rows - len(self._waiting), wait=True)
+        if not self._waiting:
             return
-        self._rows = [_Row(waiting) for waiting in first]
-        device = first[0].source.device
-        interval = self._interval(device)
-        started = time.perf_counter()
-        sizes = self.adaptive(torch.stack([waiting.source for waiting in first]))
-        loop = self._begin(first, self.proposer, sizes)
-        while True:
-            loop.run(interval)
-            if sizes is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 0:
-                loop.adapt(sizes)
-            self._share(time.perf_counter() - started)
+        session, keys = self._first_rows()
+        adaptive = None if self._adaptive is None else self._adaptive(*self._sources(self.under_way[: len(keys)]))
+        interval = self._interval(keys.device)
+        with opened_loop(self.model, session, self.options, keys, self.block_size, self.proposer, adaptive) as loop:
             started = time.perf_counter()
-            finished = self._harvest(loop)
-            if finished or not all(self._rows):
-                self._refill(loop)
-            yield finished
-            if not self.under_way:
-                return
+            for _ in driven(loop, adaptive, interval):
+                self._seconds += time.perf_counter() - started
+                self._share()
+                finished = self._harvest(loop)
+                if finished or not all(self._rows):
+                    self._refill(loop)
+                self.model_calls = len(loop.recorder)
+                yield finished
+                started = time.perf_counter()
 
     def _interval(self, device: torch.device) -> int:
-        """Return the iterations between two looks at which rows are complete."""
-        if device.type != "cpu":
-            return DONE_CHECK_INTERVAL
-        return min(check_interval(self.model.end_token, device.type), max(1, self.model.length // LONG))
+        """Return the number of iterations between two checks for complete rows."""
+        interval = check_interval(self.model.end_token, device.type)
+        return min(interval, max(1, self.model.length // LONG)) if device.type == "cpu" else interval
 
-    def _begin(self, first: list[Waiting], proposer: Proposer, sizes: AdaptiveBlockSize | None) -> BlockwiseLoop:
-        """Return a loop over the first sequences."""
-        everyone = torch.arange(len(first), device=first[0].source.device)
-        keys = noise_keys([waiting.key for waiting in first], len(first), everyone.device)
-        self._kind = decoding_type(proposer, self._block_size)
-        groups = self._encoded(first, everyone)
-        head = next(groups)
-        session = self._empty(everyone)
-        for rows, fresh, chosen in chain([head], groups):
-            session.adopt(rows, fresh, chosen)
-        block_size = self._block_size if sizes is None else sizes.choose()
-        return BlockwiseLoop(self.model, session, self.options, keys, block_size, proposer, fitted=sizes is not None)
+    def _take(self, most: int, wait: bool) -> None:
+        """Take up to `most` sequences from the feed and encode their sources in groups."""
+        items = self._feed.take(most, wait)
+        self._more = items is not None
+        if not items:
+            return
+        started = time.perf_counter()
+        source, padding = self._sources(items)
+        self._device = source.device
+        size = self.group or GROUP.get(source.device.type, 1)
+        for start in range(0, len(items), size):
+            part = slice(start, start + size)
+            self._encode(items[part], source[part], None if padding is None else padding[part], size)
+        self._seconds += time.perf_counter() - started
+
+    def _encode(self, items: Sequence[ItemT], source: Tensor, padding: Tensor | None, size: int) -> None:
+        """Encode the sources [N, S] of N items, N at most `size`, and make an empty session with them."""
+        if self.group is None and len(items) < size:
+            index = torch.arange(size, device=source.device) % len(items)
+            source, padding = source[index], None if padding is None else padding[index]
+        memory = self.model.encode(source, padding)
+        if self._any_source is None:
+            self._any_source = memory[torch.zeros(1, dtype=torch.int64, device=source.device)]
+        session, batch = self._session(memory), len(source)
+        self._waiting.extend(_Encoded(item, session, number, batch) for number, item in enumerate(items))
 
     def _session(self, sources: Sources) -> Session:
-        return self._kind.open_session(self.model, sources, self.options, self._block_size)
+        return self._kind.open_session(self.model, sources, self.options, self.block_size, self.width)
 
     def _empty(self, rows: Tensor) -> Session:
-        """Return a session of as many rows as `rows`, for each to adopt another. Nothing is encoded for it."""
+        """Return a session of as many rows as `rows`, which other sessions' rows are to be copied into."""
         return self._session(self._any_source[torch.zeros_like(rows)])
 
-    def _encoded(self, waiting: list[Waiting], rows: Tensor) -> Iterator[tuple[Tensor, Session, Tensor]]:
-        """Yield rows to fill, an empty session of a constant number of sources, and its rows that belong there."""
-        size = GROUP.get(rows.device.type, 1)
-        for start in range(0, len(waiting), size):
-            group = [one.source for one in waiting[start : start + size]]
-            sources = self.model.encode(torch.stack(group + [group[0]] * (size - len(group))))
-            chosen = torch.arange(len(group), device=rows.device)
-            if self._any_source is None:
-                self._any_source = sources[chosen[:1]]
-            yield rows[start : start + size], self._session(sources), chosen
+    def _first_rows(self) -> tuple[Session, Tensor]:
+        """Return a session of the first sequences, and the keys of their noise [B]."""
+        placed = [self._waiting.popleft() for _ in range(min(self.rows, len(self._waiting)))]
+        self._rows = [_Row(one.item, 0) for one in placed]
+        session, rows = placed[0].session, torch.arange(len(placed), device=self._device)
+        if placed[0].batch != len(placed) or placed[-1].session is not session:
+            session = self._empty(rows)
+            for part in _by_session(placed):
+                session.adopt(rows[: len(part)], part[0].session, self._numbers(part))
+                rows = rows[len(part) :]
+        return session, self._keys(placed)
 
-    def _share(self, seconds: float) -> None:
+    def _numbers(self, placed: Sequence[_Encoded[ItemT]]) -> Tensor:
+        return torch.tensor([one.number for one in placed], dtype=torch.int64, device=self._device)
+
+    def _keys(self, placed: Sequence[_Encoded[ItemT]]) -> Tensor:
+        return noise_keys([one.item.key for one in placed], len(placed), self._device)
+
+    def _share(self) -> None:
+        """Divide the seconds spent since the last time among the sequences being decoded."""
         busy = [row for row in self._rows if row is not None]
         for row in busy:
-            row.seconds += seconds / len(busy)
+            row.seconds += self._seconds / len(busy)
+        self._seconds = 0.0
 
-    def _harvest(self, loop: BlockwiseLoop) -> list[Finished]:
-        """Take out the rows that are complete, and count the tokens of the others."""
-        loop.check_scores()
+    def _harvest(self, loop: BlockwiseLoop) -> list[Finished[ItemT]]:
+        """Remove the complete sequences from their rows, and count the tokens of the others."""
         position = loop.state.position.tolist()
         complete = (loop.state.position >= loop.state.limit).tolist()
         self.tokens_under_way = sum(
             max(tokens, 0) for row, tokens, done in zip(self._rows, position, complete, strict=True)
             if row is not None and not done
         )
-        numbers = [number for number, row in enumerate(self._rows) if row is not None and complete[number]]
-        rows = [self._rows[number] for number in numbers]
-        traces = loop.recorder.rows(numbers, [row.since for row in rows if row is not None]) if numbers else []
+        done = [(number, row) for number, row in enumerate(self._rows) if row is not None and complete[number]]
+        if not done:
+            return []
+        traces = loop.recorder.rows([number for number, _ in done], [row.since for _, row in done])
         finished = []
-        for number, row, trace in zip(numbers, rows, traces, strict=True):
-            if row is not None:
-                tokens = loop.state.tokens[number].cpu().clone()[: self.model.length]
-                tokens[position[number] :] = 0
-                finished.append(Finished(row.waiting.tag, tokens, trace, row.seconds))
+        for (number, row), trace in zip(done, traces, strict=True):
+            tokens = loop.state.tokens[number].cpu().clone()[: self.model.length]
+            tokens[position[number] :] = 0
+            finished.append(Finished(row.item, tokens, trace, row.seconds))
             self._rows[number] = None
         return finished
 
     def _refill(self, loop: BlockwiseLoop) -> None:
-        """Give empty rows to sequences that wait; when none will come, go on with fewer rows."""
+        """Give empty rows to waiting sequences; once no sequence waits, continue with fewer rows."""
         empty = [number for number, row in enumerate(self._rows) if row is None]
-        if self._more:
-            waiting = self.feed.take(len(empty), wait=not self.under_way)
-            self._more = waiting is not None
-            numbers = empty[: len(waiting or [])]
-            rows = torch.tensor(numbers, dtype=torch.int64, device=loop.state.position.device)
-            for number, one in zip(numbers, waiting or [], strict=True):
-                self._rows[number] = _Row(one, len(loop.recorder))
-            self._restart(loop, rows, waiting or [])
-        # What is captured has a fixed number of rows.
-        if not self._more and loop.replays is None and 0 < len(self.under_way) <= len(self._rows) // 2:
-            self._shrink(loop)
+        if self._more and len(self._waiting) < len(empty):
+            self._take(len(empty) - len(self._waiting), wait=not self.under_way)
+        placed = [self._waiting.popleft() for _ in range(min(len(empty), len(self._waiting)))]
+        for part in _by_session(placed):
+            numbers, empty = empty[: len(part)], empty[len(part) :]
+            for number, one in zip(numbers, part, strict=True):
+                self._rows[number] = _Row(one.item, len(loop.recorder))
+            rows = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+            loop.restart(rows, part[0].session, self._numbers(part), self._keys(part))
+        busy = [number for number, row in enumerate(self._rows) if row is not None]
+        if not self._more and loop.pays_for_complete_rows and 0 < len(busy) <= len(self._rows) // 2:
+            kept = torch.tensor(busy, dtype=torch.int64, device=self._device)
+            loop.shrink(self._empty(kept), kept)
+            self._rows = [self._rows[number] for number in busy]
         loop.recorder.forget(min((row.since for row in self._rows if row is not None), default=len(loop.recorder)))
 
-    def _restart(self, loop: BlockwiseLoop, rows: Tensor, waiting: list[Waiting]) -> None:
-        keys = noise_keys([one.key for one in waiting], len(waiting), rows.device)
-        start = 0
-        for places, fresh, chosen in self._encoded(waiting, rows):
-            loop.restart(places, fresh, chosen, keys[start : start + len(places)])
-            start += len(places)
 
-    def _shrink(self, loop: BlockwiseLoop) -> None:
-        numbers = [number for number, row in enumerate(self._rows) if row is not None]
-        kept = torch.tensor(numbers, dtype=torch.int64, device=loop.state.position.device)
-        loop.shrink(self._empty(kept), kept)
-        self._rows = [self._rows[number] for number in numbers]
+def _by_session(placed: Sequence[_Encoded[ItemT]]) -> Iterator[list[_Encoded[ItemT]]]:
+    """Yield successive sequences whose sources are in the same session."""
+    for _, part in groupby(placed, key=lambda one: id(one.session)):
+        yield list(part)

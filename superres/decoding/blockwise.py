@@ -6,6 +6,8 @@ greedy decoding, and every iteration commits at least one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -18,31 +20,42 @@ from superres.interfaces import ScoringModel, Session, Sources, StepOutput
 
 
 class BlockwiseDecoding:
-    """The algorithm. Its iterations change tensors in place and read nothing back, so that they can be captured.
+    """The algorithm. An iteration changes tensors in place and reads nothing back, so that it can be captured.
 
     Shape letters: B rows, W columns of a step, k block size, V vocabulary.
 
     Attributes:
         session: the rows' cache.
-        step: the model call, `Session.step`; whoever watches it puts something else in its place.
         block_size: k of the next proposals.
-        choice: how tokens are chosen at the positions of the pending block.
+        choice: chooses tokens at the positions of the pending block.
     """
 
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, criterion: Criterion, proposer: Proposer,
-        chooser: Chooser, state: DecodeState,
+        chooser: Chooser, state: DecodeState, observe: Callable[[Tensor], None] = lambda scores: None,
     ) -> None:
-        """Prepare for the rows of `state`, which have yet to start, in blocks of `state.block_size`."""
-        self.session, self.step = session, session.step
+        """Prepare to start the rows of `state`, in blocks of `state.block_size`.
+
+        Args:
+            model: the model.
+            session: an empty session of the rows, by `open_session`.
+            options: gives the minimum block size.
+            criterion: acceptance.
+            proposer: source of proposals 2..k.
+            chooser: chooses tokens from scores.
+            state: the rows.
+            observe: called with the scores of each model call [B, W, V].
+        """
+        self.session, self.observe = session, observe
         self.criterion, self.proposer, self.chooser = criterion, proposer, chooser
         self.min_block, self.end_token, self.block_size = options.min_block, model.end_token, state.block_size
-        self.choice = chooser.at(state.targets(self.block_size).clamp(min=0))
+        self.choice = chooser.at(state.targets(self.block_size))
 
     def iterate(self, state: DecodeState) -> tuple[Tensor, Tensor]:
-        """Do one iteration, and return the block that it verified [B, W] and how many tokens it accepted [B]."""
-        place = state.place + state.next_columns  # [B, W]: the targets that the step's columns score
-        output = self.step(state.pending, place[:, 0])  # scores [B, W, V]: the only model call
+        """Do one iteration, and return the block that it verified [B, W] and the number of accepted tokens [B]."""
+        place = state.place + state.next_columns  # [B, W]: the target that each column of the step scores
+        output = self.session.step(state.pending, place[:, 0])  # scores [B, W, V]: the only model call
+        self.observe(output.scores)
         block, accepted = self.verify(state, output, place)  # [B, W], [B]: the longest prefix that passes
         accepted = self.stop_at_end_token(state, block, accepted)
         state.commit(block, place, accepted)
@@ -50,8 +63,8 @@ class BlockwiseDecoding:
         return block, accepted
 
     def verify(self, state: DecodeState, output: StepOutput, place: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the pending block [B, W], and how many of its tokens p1 accepts [B] (sections 3 and 5)."""
-        k, block = state.block_size, state.pending.clone()  # the next proposals take its place
+        """Return the pending block [B, W], and the number of its tokens that p1 accepts [B] (sections 3 and 5)."""
+        k, block = state.block_size, state.pending.clone()  # the next proposals overwrite `pending`
         if k == 1:  # nothing to verify
             return block, (state.limit - state.position).clamp_(max=1)
         scores, target = output.scores[:, : k - 1], place[:, : k - 1]  # of proposals 2..k: [B, k - 1, V], [B, k - 1]
@@ -59,7 +72,7 @@ class BlockwiseDecoding:
         return block, accepted_length(passed, self.min_block, state.room())
 
     def stop_at_end_token(self, state: DecodeState, block: Tensor, accepted: Tensor) -> Tensor:
-        """Cut the accepted part of `block` right after its first end token, and end the rows that have one."""
+        """Cut the accepted part of `block` after its first end token, and end the rows that contain an end token."""
         if self.end_token is None:
             return accepted
         columns = state.columns[: block.shape[1]]
@@ -70,7 +83,7 @@ class BlockwiseDecoding:
         return accepted
 
     def propose(self, state: DecodeState, output: StepOutput, accepted: Tensor) -> None:
-        """Make the next proposals: p1's own choice after the `accepted` [B] tokens, then the proposer's."""
+        """Make the next proposals: p1's choice after the `accepted` [B] tokens, then those of the proposer."""
         index = (accepted - 1).clamp_(min=0)  # [B]: the column that scored the next token
         scores = output.scores[:, :1]  # [B, 1, V]
         if state.block_size > 1:
@@ -83,18 +96,18 @@ class BlockwiseDecoding:
             context = Context(self.session, output, index, state.position, first, state.tokens, self.choice)
             parts.append(self.choice.propose(self.proposer, context, state.columns[1:k]))  # [B, k - 1]
         width = max(k, state.pending.shape[1])
-        if k < width:  # a step is wider than a block
+        if k < width:  # the step is wider than the block
             parts.append(parts[0].expand(-1, width - k))
         torch.cat(parts, dim=1, out=state.proposals[:, :width])
 
     def start(self, rows: Tensor) -> None:
-        """Forget what belongs to `rows` [R], which begin new sequences."""
+        """Clear the state of `rows` [R], which begin new sequences."""
         self.choice.clear(rows)
 
     def keep(self, rows: Tensor, session: Session, chooser: Chooser, state: DecodeState) -> None:
-        """Go on with `rows` [R] alone, which `session`, `chooser` and `state` hold already."""
-        self.session, self.step, self.chooser = session, session.step, chooser
-        before, self.choice = self.choice, chooser.at(state.targets(state.block_size).clamp(min=0))
+        """Continue with `rows` [R] only; `session`, `chooser` and `state` are already reduced to them."""
+        self.session, self.chooser = session, chooser
+        before, self.choice = self.choice, chooser.at(state.targets(state.block_size))
         self.choice.inherit(before, rows)
 
     @classmethod
@@ -105,18 +118,18 @@ class BlockwiseDecoding:
         """Make an empty session for blocks of `block_size`; other arguments as for `superres.decoding.decode.decode`.
 
         Raises:
-            ConfigError: it cannot have such a width.
+            ConfigError: the algorithm does not support a `width`.
         """
         return model.session(source, width or block_size, padding)
 
 
 def accepted_length(passed: Tensor, minimum: int, room: Tensor) -> Tensor:
-    """Return how many tokens of a block are accepted: the first always, then the longest prefix that passed.
+    """Return the number of accepted tokens of a block: the first token, and the longest prefix that passed.
 
     Args:
-        passed: bool [B, k - 1], verdicts on proposals 2..k.
+        passed: whether proposals 2..k pass, bool [B, k - 1].
         minimum: the minimum block size l (section 5.3).
-        room: most tokens that each row may accept [B].
+        room: largest number of tokens that each row may accept [B].
 
     Returns:
         int64 [B].

@@ -1,10 +1,10 @@
-"""Decoding of a batch: options checked, a loop made, and handed out while it runs."""
+"""Decode a batch: check the options, open a loop, and run it until all rows are complete."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,21 +21,21 @@ from superres.errors import ConfigError
 from superres.interfaces import ScoringModel, Session
 
 DONE_CHECK_INTERVAL = 16
-"""Iterations between two looks of the host at the done flag; in between nothing is read from the device."""
+"""Number of iterations between two checks for complete rows; between them nothing is read from the device."""
 
 END_CHECK_INTERVAL = 4
-"""The same on an accelerator where an end token may end a row at any time: a sentence takes a handful of iterations."""
+"""The same on an accelerator if an end token may end a row: a sentence takes only a few iterations."""
 
 DEFAULT_BLOCK_SIZE = 5
-"""Where neither the options nor prediction heads say how many tokens to propose."""
+"""Block size if neither the options nor the number of prediction heads determine it."""
 
 
 def check_options(options: DecodeConfig, prediction_heads: int, length: int | None = None) -> int:
     """Return the block size that `options` asks of a model of `prediction_heads` and targets of `length` tokens.
 
     Raises:
-        ConfigError: it exceeds the prediction heads that the proposer uses, or the target; the minimum block exceeds
-            it; or the criterion or the proposer cannot use its settings.
+        ConfigError: the block size exceeds the prediction heads that the proposer uses, or the target; the minimum
+            block exceeds the block size; or the criterion or the proposer cannot use its settings.
     """
     CRITERIA[options.accept](options)
     kind = PROPOSERS[options.proposer]
@@ -57,9 +57,9 @@ def check_options(options: DecodeConfig, prediction_heads: int, length: int | No
 
 
 def check_interval(end_token: int | None, kind: str) -> int:
-    """Return the iterations between two looks at the done flag on a device of `kind` ("cpu", "cuda").
+    """Return the number of iterations between two checks for complete rows on a device of `kind` ("cpu", "cuda").
 
-    Where rows may end at any time, iterations past the end are wasted; a CPU's flag costs nothing to read.
+    Iterations past an end token are wasted, and on a CPU a check costs nothing.
     """
     if end_token is None:
         return DONE_CHECK_INTERVAL
@@ -72,25 +72,25 @@ def iterations(
     keys: Sequence[int] | Tensor | None = None, width: int | None = None, proposer: Proposer | None = None,
     adaptive: AdaptiveBlockSize | None = None,
 ) -> Iterator[BlockwiseLoop]:
-    """Decode a batch blockwise, and hand out the loop now and then, to be looked at.
+    """Decode a batch blockwise, and yield the loop every `check_interval` iterations.
 
-    The loop is handed out first before any token is committed, then every `check_interval` iterations, and last when
-    every row is `complete`. It is one and the same object. Closing the iterator stops the decoding. Asking for more
-    after the last time gives the loop back: its result must be read before.
+    The loop is the same object each time: first before any token is committed, last when every row is `complete`.
+    Closing the iterator stops the decoding. The result must be read before the iterator is advanced past the last time,
+    since a captured loop then serves the next decode.
 
     Args:
         model: the model.
         source: source tokens [B, S].
         options: block size, proposer, acceptance, sampling.
         padding: bool [B, S], True where a source is padding.
-        keys: key of each row's sampling noise in [0, 2**63), B of them; the row's number if None.
-        width: step width W, at least the block size, which it is by default. A larger one runs the same kernels
+        keys: keys of the sampling noise, B numbers in [0, 2**63); the row's number if None.
+        width: step width W, at least the block size, which is the default. A larger width runs the same kernels
             as a larger block.
-        proposer: source of proposals, with which any block size goes; by `options.proposer` if None.
-        adaptive: chooses the block size as it goes, up to that of `options`; None keeps it.
+        proposer: source of proposals, for any block size; by `options.proposer` if None.
+        adaptive: chooses the block size while decoding, up to that of `options`; None keeps it.
 
     Raises:
-        ConfigError: options do not fit the model, or both a width and an adaptive block size are asked for.
+        ConfigError: options do not fit the model, or both a width and an adaptive block size are given.
         InvalidInputError: there is not one key in range per row.
         ScoresError: the model's scores are not finite.
     """
@@ -103,51 +103,72 @@ def iterations(
     keys = noise_keys(keys, len(source), source.device)
     proposer = proposer or PROPOSERS[options.proposer]()
     model = accompany(model, proposer)
-    kind = decoding_type(proposer, block_size)
-    session = kind.open_session(model, source, options, block_size, width, padding)
-    first = block_size if adaptive is None else adaptive.choose()
-    loop, release = _loop(model, session, options, keys, first, proposer, adaptive is not None)
-    interval = check_interval(model.end_token, source.device.type)
+    session = decoding_type(proposer, block_size).open_session(model, source, options, block_size, width, padding)
+    with opened_loop(model, session, options, keys, block_size, proposer, adaptive) as loop:
+        yield from driven(loop, adaptive, check_interval(model.end_token, source.device.type))
+
+
+def driven(loop: BlockwiseLoop, adaptive: AdaptiveBlockSize | None, interval: int) -> Iterator[BlockwiseLoop]:
+    """Run a loop until all its rows are complete, and yield it every `interval` iterations.
+
+    The caller may meanwhile begin new sequences in complete rows (`BlockwiseLoop.restart`); the loop then goes on.
+
+    Args:
+        loop: a new loop.
+        adaptive: chooses the block size; None keeps it.
+        interval: number of iterations between two times that the loop is yielded.
+
+    Yields:
+        The same loop each time: first before any token is committed, last when all its rows are complete.
+
+    Raises:
+        ScoresError: the model's scores are not finite.
+    """
     loop.run(1)  # reads the start of the sequences, and makes the first proposals
-    try:
-        yield loop
-        while not loop.complete:
-            loop.run(interval)
-            if adaptive is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 1:  # the start is one more
-                loop.adapt(adaptive)
-            loop.done()
-            yield loop
+    loop.done()
+    yield loop
+    while not loop.complete:
+        loop.run(interval)
         if adaptive is not None:
             loop.adapt(adaptive)
-            adaptive.waited += loop.spent
-    except GeneratorExit:
-        release()
-        raise
-    release()
+        loop.done()
+        yield loop
+    if adaptive is not None:
+        loop.adapt(adaptive)
+        adaptive.waited += loop.spent
 
 
-def _loop(
+@contextmanager
+def opened_loop(
     model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int, proposer: Proposer,
-    fitted: bool,
-) -> tuple[BlockwiseLoop, Callable[[], None]]:
-    """Return a loop over the sequences of an empty `session`, and what to call when it is done.
+    adaptive: AdaptiveBlockSize | None,
+) -> Iterator[BlockwiseLoop]:
+    """Open a loop over the sequences of an empty `session`, in blocks of at most `block_size`.
 
-    Where iterations are replayed, a loop of the same kind that is done begins anew: what it has captured stays good.
+    Capturing iterations takes long, so a captured loop is kept and serves later decodes of the same shape, unless it
+    fails.
     """
-    replaying = model.replaying
+    first = block_size if adaptive is None else adaptive.choose()
+    fitted, replaying = adaptive is not None, model.replaying
     if replaying is None or not is_ordinary(proposer, options):
-        return BlockwiseLoop(model, session, options, keys, block_size, proposer, fitted=fitted), lambda: None
+        yield BlockwiseLoop(model, session, options, keys, first, proposer, fitted=fitted)
+        return
     shapes = tuple(tensor.shape for tensor in session.row_state())
-    # Loops that change their block size serve any first one.
+    # Loops with an adaptive block size serve any first block size.
     settings = replace(options, seed=0, block_size=None)
-    key = settings, None if fitted else block_size, session.width, shapes
+    key = settings, None if fitted else first, session.width, shapes
     loop: BlockwiseLoop | None = take(replaying, key)
     if loop is None:
-        loop = BlockwiseLoop(model, session, options, keys, block_size, proposer, fitted=fitted)
+        loop = BlockwiseLoop(model, session, options, keys, first, proposer, fitted=fitted)
     else:
-        loop.resize(block_size)
+        loop.resize(first)
         loop.begin_anew(session, keys, options.seed)
-    return loop, partial(keep, replaying, key, loop)
+    try:
+        yield loop
+    except GeneratorExit:  # the decode was stopped between two iterations
+        keep(replaying, key, loop)
+        raise
+    keep(replaying, key, loop)
 
 
 def decode(
@@ -155,22 +176,22 @@ def decode(
     keys: Sequence[int] | Tensor | None = None, width: int | None = None, proposer: Proposer | None = None,
     adaptive: AdaptiveBlockSize | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> Decoded:
-    """Decode a batch blockwise.
+    """Decode a batch blockwise (Stern et al. 2018, section 4).
 
     Exact acceptance gives the tokens of greedy decoding (or, at a temperature, of sequential sampling with the same
-    seed). On float32 hardware that holds bit for bit against a run of the same `width`, since kernels differ between
-    shapes.
+    seed). With torch's float kernels, this holds bit for bit against a run of the same `width` only, since kernels
+    differ between shapes.
 
     Args:
-        model: see `iterations`, as for all that is not said here.
+        model: the model; this and all arguments but `progress` are described at `iterations`.
         source: source tokens [B, S].
         options: block size, proposer, acceptance, sampling.
         padding: bool [B, S].
-        keys: B of them.
+        keys: keys of the sampling noise [B].
         width: step width W.
         proposer: source of proposals.
         adaptive: chooses the block size.
-        progress: called whenever the loop is handed out, with (tokens of the shortest row, T).
+        progress: called every `check_interval` iterations with (tokens of the shortest row, T).
 
     Returns:
         Tokens, lengths and traces.

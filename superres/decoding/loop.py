@@ -1,4 +1,4 @@
-"""The loop around `superres.decoding.blockwise`: what does its iterations, their record, and which rows there are."""
+"""The loop around `superres.decoding.blockwise`: it runs the iterations, records them, and replaces complete rows."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from superres.decoding.proposers.lookahead.decoding import LookaheadDecoding
 from superres.decoding.sampling import Chooser
 from superres.decoding.state import DecodeState
 from superres.decoding.trace import RowTrace, TraceRecorder
-from superres.interfaces import IteratingSession, LoopState, ScoringModel, Session, StepOutput
+from superres.interfaces import IteratingSession, LoopState, ScoringModel, Session
 from superres.system.machine import TorchThreads
 
 Iterate = Callable[[int, int], Tensor]
-"""Does whole iterations: see `superres.interfaces.IteratingSession.iterations`."""
+"""Native iterations: see `superres.interfaces.IteratingSession.iterations`."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Decoded:
 
     Attributes:
         tokens: int64 [B, T]; past a row's end they are 0.
-        lengths: tokens of each row [B], the end token counted.
+        lengths: number of tokens of each row [B], including the end token.
         traces: acceptance trace of each row.
     """
 
@@ -45,44 +45,49 @@ class Decoded:
     lengths: Tensor
     traces: list[RowTrace]
 
+    @property
+    def model_calls(self) -> int:
+        """Model calls of the batch: those of its slowest row."""
+        return max(trace.model_calls for trace in self.traces)
+
 
 def is_ordinary(proposer: Proposer, options: DecodeConfig) -> bool:
-    """Tell whether a proposer is just what `options` name, and does nothing but what is seen in its proposals."""
+    """Tell whether a proposer is a stateless built-in one, the one that `options` name."""
     return getattr(proposer, "stateless", False) and type(proposer) is PROPOSERS[options.proposer]
 
 
 def decoding_type(proposer: Proposer, block_size: int) -> type[BlockwiseDecoding]:
-    """Return the algorithm that serves `proposer` in blocks of `block_size`."""
-    if block_size == 1 or not getattr(proposer, "branching", False):  # anything with a method `propose` serves
+    """Return the algorithm for `proposer` and blocks of `block_size`."""
+    if block_size == 1 or not getattr(proposer, "branching", False):  # any object with a method `propose` will do
         return BlockwiseDecoding
     return LookaheadDecoding
 
 
 class BlockwiseLoop:
-    """Runs the iterations of one decode: by torch operations, captured, or by a session that knows whole iterations.
+    """Runs the iterations of one decode: as torch operations, as captured work, or as native iterations of a session.
 
     Attributes:
         state: the rows being decoded.
         decoding: the algorithm.
-        recorder: what each iteration accepted.
-        complete: whether all rows were complete when `done` last looked.
+        recorder: acceptance trace of all rows.
+        complete: whether all rows were complete at the last call of `done`.
     """
 
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
         proposer: Proposer | None = None, criterion: Criterion | None = None, fitted: bool = False,
     ) -> None:
-        """Prepare; the first iteration reads the start of every sequence, and makes the first proposals.
+        """Prepare; the first iteration reads the start of every sequence and makes the first proposals.
 
         Args:
-            model: what is decoded.
-            session: an empty session of it, by `open_session` of the algorithm that `decoding_type` names.
+            model: the model.
+            session: an empty session of the model, from `open_session` of `decoding_type`.
             options: acceptance and sampling.
             keys: keys of the sampling noise, int64 [B].
             block_size: k, at most the session's width.
             proposer: source of proposals 2..k; by `options.proposer` if None.
             criterion: acceptance; by `options.accept` if None.
-            fitted: whether the session's width follows the block size, which can change then (`resize`).
+            fitted: whether `resize` may change the block size; the session's width then follows it.
         """
         proposer = proposer or PROPOSERS[options.proposer]()
         stateless = criterion is None and getattr(proposer, "stateless", False)
@@ -90,7 +95,7 @@ class BlockwiseLoop:
         self.torch_threads = TorchThreads(1 if model.own_threads else None)
         self.seed, self.keys = options.seed, keys.clone()
         self.recorder, self.finite = TraceRecorder(), FiniteScores(len(keys), session.width, keys.device)
-        # Filler must not end a row that starts.
+        # The filler must not be the end token, or a row would end where it starts.
         self.state = DecodeState(
             len(keys), model.length, session.width, block_size, int(model.end_token == 0), keys.device)
         self.replays: Replays | None = None
@@ -100,27 +105,27 @@ class BlockwiseLoop:
         self.make_chooser = partial(Chooser, options, vocabulary=model.vocabulary, hold=hold)
         self.decoding = decoding_type(proposer, block_size)(
             model, session, options, criterion or CRITERIA[options.accept](options), proposer,
-            self.make_chooser(self.keys), self.state)
-        self.decoding.step = self._step
-        # A session may do whole iterations with its own heads, and by a rule that is known as data.
+            self.make_chooser(self.keys), self.state, self.finite.note)
+        # Native iterations use the session's own heads, choose greedily, and take the criterion's rule as data.
         rule = getattr(self.decoding.criterion, "rule", None)
         greedy = stateless and type(proposer) is HeadProposer and not options.is_sampling
         self.rule = rule if greedy else None
         self.whole: dict[int, Iterate | None] = {}
-        self.learned, self.spent = 0, 0.0  # iterations that adaptive block sizes have learned from, seconds since
+        # Iterations that the adaptive block size has already learned from, and the seconds of those since then.
+        self.learned, self.spent = 0, 0.0
 
     @property
     def session(self) -> Session:
         """The rows' cache."""
         return self.decoding.session
 
-    def _step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        output = self.session.step(tokens, position)
-        self.finite.note(output.scores)
-        return output
+    @property
+    def pays_for_complete_rows(self) -> bool:
+        """Whether `shrink` makes iterations cheaper. Native ones skip complete rows; captured ones have fixed rows."""
+        return self.replays is None and self._whole(self.state.block_size) is None
 
     def run(self, count: int) -> None:
-        """Do `count` iterations."""
+        """Do `count` iterations; none is done once all rows are complete in native iterations."""
         started = time.perf_counter()
         with self.torch_threads:
             while count > 0:
@@ -132,12 +137,12 @@ class BlockwiseLoop:
         self.run(1)
 
     def _some(self, count: int) -> int:
-        """Do at most `count` iterations in the fastest way, and return how many."""
+        """Do at most `count` iterations in the fastest way, and return the number that counts as done."""
         size, wanted = self.state.block_size, self.decoding.block_size
         whole = self._whole(size)
         if whole is not None:
             count = count if wanted == size else 1
-            # If fewer are made, all rows are complete.
+            # If there are fewer than `count`, all rows are complete.
             self.recorder.extend(whole(count, wanted), size)
             self.state.block_size = wanted
         elif self.replays is None:
@@ -164,7 +169,7 @@ class BlockwiseLoop:
             self.replays.record(self.state.position - accepted, block, accepted)
 
     def _whole(self, size: int) -> Iterate | None:
-        """Return what does whole iterations in blocks of `size`, if the session knows how."""
+        """Return the session's native iterations in blocks of `size`, or None."""
         if size not in self.whole:
             self.whole[size] = None
             if self.rule is not None and isinstance(self.session, IteratingSession):
@@ -174,9 +179,9 @@ class BlockwiseLoop:
         return self.whole[size]
 
     def burst(self, position: int) -> int:
-        """Do some iterations from `position` on in all rows, whatever was there, to time them, and return how many.
+        """Do a few iterations from `position` on in all rows, to time them, and return their number.
 
-        They are as many as are replayed, or made whole, at a time, less where all rows end; one where they are neither.
+        Captured and native iterations are done in a burst, others one at a time. Tokens of the rows are overwritten.
         """
         self.state.position.fill_(position)
         self.state.limit.fill_(self.state.length)
@@ -185,17 +190,15 @@ class BlockwiseLoop:
         return len(self.recorder) - before
 
     def resize(self, block_size: int) -> None:
-        """Propose blocks of `block_size`, at most the session's first width, from the end of the next iteration on.
+        """Propose blocks of `block_size` from the end of the next iteration on; the loop must be `fitted`.
 
-        The loop must be `fitted`.
+        Args:
+            block_size: at most the width that the session was made with.
         """
         self.decoding.block_size = block_size
 
     def adapt(self, adaptive: AdaptiveBlockSize) -> None:
-        """Let `adaptive` learn from the iterations since the last time, and take the block size that it chooses.
-
-        Nothing is done before that is due.
-        """
+        """Update `adaptive` with the iterations since the last update, if one is due, and take its block size."""
         if not adaptive.is_due(self.spent):
             return
         before, self.learned = self.learned, len(self.recorder)
@@ -203,25 +206,25 @@ class BlockwiseLoop:
         if seen == self.learned:
             return
         started = time.perf_counter()
-        limit = self.state.limit.cpu().numpy()  # which waits for the device
+        limit = self.state.limit.cpu().numpy()  # waits for the device
         read = time.perf_counter()
         seconds, self.spent = self.spent + read - started, 0.0
         position, accepted, sizes = self.recorder.since(seen)
         if seen == before:
             adaptive.time(sizes, seconds)
-        # A block that the end cut short says nothing of its proposals.
+        # A block that the target's end cut short says nothing about its proposals.
         uncut = (position >= 0) & (accepted > 0) & (position + accepted < limit)
         adaptive.observe(accepted[uncut], np.broadcast_to(sizes[:, None], accepted.shape)[uncut])
         self.resize(adaptive.choose())
         adaptive.updated(time.perf_counter() - read)
 
     def restart(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
-        """Begin new sequences in `rows` [R], in the middle of the others' decoding.
+        """Begin new sequences in `rows`, while the other rows are being decoded.
 
         Args:
-            rows: int64 [R], none of them twice.
+            rows: int64 [R], each at most once.
             fresh: an empty session with the new sources, made for the same width.
-            chosen: the rows of `fresh` that hold them, int64 [R].
+            chosen: the rows of `fresh` that hold the new sources, int64 [R].
             keys: keys of the sampling noise, int64 [R].
         """
         self.session.adopt(rows, fresh, chosen)
@@ -233,31 +236,30 @@ class BlockwiseLoop:
         self.complete = False
 
     def begin_anew(self, fresh: Session, keys: Tensor, seed: int) -> None:
-        """Begin new sequences in all rows, and forget what was; arguments as for `restart`, and `DecodeConfig.seed`."""
+        """Begin new sequences in all rows, with a new record; arguments as for `restart`, and `DecodeConfig.seed`."""
         self.seed, self.recorder = seed, TraceRecorder()
         self.learned, self.spent = 0, 0.0
         everyone = torch.arange(len(keys), device=keys.device)
         self.restart(everyone, fresh, everyone, keys)
 
     def shrink(self, session: Session, kept: Tensor) -> None:
-        """Go on with rows `kept` [R] alone, in `session`, an empty one of R rows, made for the same width."""
+        """Continue with rows `kept` [R] only, in `session`, an empty session of R rows made for the same width."""
         session.adopt(torch.arange(len(kept), device=kept.device), self.session, kept)
         session.resize(self.session.width)
         self.keys = self.keys[kept]
         self.state.keep(kept)
         self.decoding.keep(kept, session, self.make_chooser(self.keys), self.state)
-        self.decoding.step = self._step
         self.whole = {}
         self.recorder.shrink(kept)
         self.finite.shrink(kept)
 
     def check_scores(self) -> None:
-        """Refuse scores that are not finite (reads from the device).
+        """Check that all scores were finite (reads from the device).
 
         Raises:
-            ScoresError: a step had some.
+            ScoresError: scores were not finite.
         """
-        self.finite.is_noted |= self.replays is not None  # what is replayed notes on the device alone
+        self.finite.is_noted |= self.replays is not None  # captured work sets no flag of the host
         self.finite.check()
 
     def done(self) -> bool:
@@ -271,7 +273,7 @@ class BlockwiseLoop:
         return self.complete
 
     def result(self) -> Decoded:
-        """Return the tokens, with everything past a row's end cleared, and the traces."""
+        """Return the tokens, 0 past each row's end, and the traces."""
         length = self.state.position.clamp(min=0)
         tokens = self.state.tokens[:, : self.state.length]
         inside = torch.arange(self.state.length, device=tokens.device) < length.unsqueeze(1)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from functools import partial
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from superres.config import DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require
-from superres.decoding.beam import BeamLoop, Beams, beam_steps
+from superres.decoding.batching import ListFeed, RefilledDecoder, Source
+from superres.decoding.beam import BeamLoop, Beams, beam_search, beam_steps
 from superres.decoding.decode import iterations
-from superres.decoding.loop import BlockwiseLoop, Decoded
+from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.noise import noise_keys, part_keys
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError
@@ -23,6 +25,10 @@ from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline, paced
 from superres.pipeline.options import choices_for
 from superres.tasks import translation
+
+STREAM = 16
+"""Lines are sorted by length and decoded in streams of at most `STREAM` batches. All sources of a stream are padded to
+its longest line, and a row that is complete takes the next line of the stream."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,16 @@ class Translated:
 
 @dataclass(frozen=True)
 class _Segment:
-    """A line, or a part of one that is too long: the line's number, its source tokens and the key of its noise."""
+    """A line, or a part of a line that is too long.
 
+    Attributes:
+        number: its place among all segments.
+        line: number of the line.
+        tokens: source tokens.
+        key: key of its sampling noise.
+    """
+
+    number: int
     line: int
     tokens: list[int]
     key: int
@@ -110,7 +124,7 @@ class Translator(Pipeline):
         keys: Sequence[int] | None = None, batch_size: int = 64, width: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Translated:
-        """Translate lines, in batches of like length.
+        """Translate lines, those of similar length together.
 
         An empty line stays empty. A line that is longer than the model reads is cut between sentences, or else
         between words, and its parts are translated separately.
@@ -120,9 +134,9 @@ class Translator(Pipeline):
             options: blockwise decoding, or beam search; if None as for `Upscaler`.
             keys: a number per line in [0, 2**63) that keys its sampling noise; its place among the lines if None.
                 Every part of a long line has noise of its own.
-            batch_size: segments decoded together.
+            batch_size: segments decoded together, at most.
             width: step width of blockwise decoding; see `superres.decoding.decode.decode`.
-            progress: called after every batch with (segments done, segments).
+            progress: called now and then with (segments done, segments).
 
         Raises:
             InvalidInputError: a word is too long for the model; there is not one key in range per line.
@@ -133,19 +147,45 @@ class Translator(Pipeline):
         require(batch_size >= 1, f"batch-size must be at least 1, not {batch_size}")
         started = time.perf_counter()
         segments = self._segments(lines, keys)
-        done: dict[int, _Made] = {}
+        made = dict[int, _Made]()
         calls = 0
-        order = sorted(range(len(segments)), key=lambda place: (len(segments[place].tokens), place))
-        for first in range(0, len(order), batch_size):
-            batch = order[first : first + batch_size]
-            loop = deque(self._loops([segments[place] for place in batch], options, width), maxlen=1).pop()
-            made, steps = self._made(loop.result())
-            done.update(zip(batch, made, strict=True))
-            calls += steps
-            if progress is not None:
-                progress(len(done), len(segments))
-        made = [done[place] for place in range(len(segments))]
-        return _joined(lines, segments, made, calls, time.perf_counter() - started)
+        order = sorted(segments, key=lambda segment: len(segment.tokens))
+        size = batch_size * (1 if isinstance(options, BeamConfig) else STREAM)
+        for start in range(0, len(order), size):
+            for done, steps in self._in_rows(order[start : start + size], options, batch_size, width):
+                made.update(done)
+                calls += steps
+                if done and progress is not None:
+                    progress(len(made), len(segments))
+        ordered = [made[segment.number] for segment in segments]
+        return _joined(lines, segments, ordered, calls, time.perf_counter() - started)
+
+    def _in_rows(
+        self, segments: list[_Segment], options: DecodeConfig | BeamConfig, rows: int, width: int | None,
+    ) -> Iterator[tuple[dict[int, _Made], int]]:
+        """Translate segments, and yield those that are complete by number, and the model calls since the last time.
+
+        Blockwise decoding gives a complete row to the next segment. A beam search ends as a whole.
+        """
+        if isinstance(options, BeamConfig):
+            source, padding = self._source(segments)
+            found = beam_search(self.scoring, source, options, padding=padding)
+            yield self._made(segments, found.tokens, found.lengths, [None] * len(segments)), found.model_calls
+            return
+        longest = max(len(segment.tokens) for segment in segments)
+        decoder = RefilledDecoder(
+            self.scoring, ListFeed(segments[::-1]), partial(self._source, length=longest), options, rows, group=rows,
+            width=width, proposer=self.proposers.get(options),
+            adaptive=lambda source, padding: self.block_sizes.get(options, source, padding))
+        calls = 0
+        for finished in decoder.run():
+            done = dict[int, _Made]()
+            if finished:
+                tokens, traces = torch.stack([one.tokens for one in finished]), [one.trace for one in finished]
+                lengths = torch.tensor([trace.tokens for trace in traces])
+                done = self._made([one.item for one in finished], tokens, lengths, traces)
+            yield done, decoder.model_calls - calls
+            calls = decoder.model_calls
 
     def stream(
         self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *,
@@ -174,7 +214,10 @@ class Translator(Pipeline):
             yield _joined(lines, [], [], 0, 0.0)
             return
         for loop, seconds in paced(self._loops(segments, options), interval):
-            yield _joined(lines, segments, *self._made(loop.result()), seconds, loop.done())
+            result = loop.result()
+            traces = [None] * len(segments) if isinstance(result, Beams) else result.traces
+            made = self._made(segments, result.tokens, result.lengths, traces)
+            yield _joined(lines, segments, list(made.values()), result.model_calls, seconds, loop.done())
 
     def check(self, options: DecodeConfig | BeamConfig) -> None:
         """Raise ConfigError where `options` do not fit the checkpoint, or measure tokens as if they were grey levels.
@@ -203,33 +246,33 @@ class Translator(Pipeline):
             except InvalidInputError as error:
                 raise InvalidInputError(f"line {number + 1}: {error}") from error
             own = part_keys(keyed[number].expand(len(parts)), torch.arange(len(parts))).tolist()
-            segments += map(_Segment, repeat(number), self.codec.split(parts), own)
+            segments += map(_Segment, count(len(segments)), repeat(number), self.codec.split(parts), own)
         return segments
 
-    def _loops(
-        self, segments: Sequence[_Segment], options: DecodeConfig | BeamConfig, width: int | None = None,
-    ) -> Iterator[BlockwiseLoop | BeamLoop]:
-        """Decode one batch of segments, and hand out the loop now and then, last when it is done."""
-        source = torch.from_numpy(translation.pad([segment.tokens for segment in segments])).to(self.device)
+    def _source(self, segments: Sequence[_Segment], length: int = 0) -> Source:
+        """Return the sources of segments, S at least `length`."""
+        source = torch.from_numpy(translation.pad([segment.tokens for segment in segments], length)).to(self.device)
         padding = source == translation.PADDING
-        hidden = padding if bool(padding.any()) else None
-        if isinstance(options, BeamConfig):
-            return beam_steps(self.scoring, source, options, padding=hidden)
-        keys = [segment.key for segment in segments]
-        return iterations(self.scoring, source, options, padding=hidden, keys=keys, width=width,
-                          proposer=self.proposers.get(options), adaptive=self.block_sizes.get(options, source, hidden))
+        return source, padding if bool(padding.any()) else None
 
-    def _made(self, result: Decoded | Beams) -> tuple[list[_Made], int]:
-        """Return what has become of a batch so far, and the number of model calls."""
-        traces: Sequence[RowTrace | None] = [None] * len(result.tokens)
-        if isinstance(result, Beams):
-            calls = result.model_calls
-        else:
-            traces, calls = result.traces, max(trace.model_calls for trace in result.traces)
-        full = (result.lengths == self.model_config.target_length) & (result.tokens != translation.END).all(1)
-        rows = zip(self.codec.decode(result.tokens.cpu().numpy()), traces, full.tolist(), result.lengths.tolist(),
-                   strict=True)
-        return [_Made(*row) for row in rows], calls
+    def _loops(
+        self, segments: Sequence[_Segment], options: DecodeConfig | BeamConfig,
+    ) -> Iterator[BlockwiseLoop | BeamLoop]:
+        """Decode one batch of segments, and hand out the loop now and then, last when all rows are complete."""
+        source, padding = self._source(segments)
+        if isinstance(options, BeamConfig):
+            return beam_steps(self.scoring, source, options, padding=padding)
+        return iterations(
+            self.scoring, source, options, padding=padding, keys=[segment.key for segment in segments],
+            proposer=self.proposers.get(options), adaptive=self.block_sizes.get(options, source, padding))
+
+    def _made(
+        self, segments: Sequence[_Segment], tokens: Tensor, lengths: Tensor, traces: Sequence[RowTrace | None],
+    ) -> dict[int, _Made]:
+        """Return what has become of segments so far, by number: of tokens [N, T], `lengths` [N] of which count."""
+        full = (lengths == self.model_config.target_length) & (tokens != translation.END).all(1)
+        made = map(_Made, self.codec.decode(tokens.cpu().numpy()), traces, full.tolist(), lengths.tolist())
+        return {segment.number: one for segment, one in zip(segments, made, strict=True)}
 
 
 def _joined(

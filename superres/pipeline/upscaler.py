@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
-from superres.decoding.batching import RefilledDecoder, Waiting
+from superres.decoding.batching import Feed, Item, RefilledDecoder
 from superres.decoding.decode import decode, iterations
 from superres.decoding.loop import Decoded, decoding_type
 from superres.decoding.noise import noise_keys
@@ -59,79 +59,15 @@ class Upscaled:
         return bool(self.filled.all())
 
 
-class Keyed(Protocol):
-    """An image that waits to be upscaled."""
+class Face(Item, Protocol):
+    """An image to upscale."""
 
     @property
     def source(self) -> np.ndarray:
         """Its pixels, uint8 [8, 8, 3]."""
 
-    @property
-    def key(self) -> int:
-        """Key of its sampling noise, in [0, 2**63)."""
 
-
-KeyedT = TypeVar("KeyedT", bound=Keyed)
-
-
-class ImageFeed(Protocol[KeyedT]):
-    """Hands out images to upscale, as `superres.decoding.batching.Feed` hands out sequences."""
-
-    def take(self, most: int, wait: bool) -> list[KeyedT] | None:
-        """See `superres.decoding.batching.Feed.take`."""
-
-
-@dataclass(frozen=True, eq=False)
-class Drawn(Generic[KeyedT]):
-    """An image of a stream that is complete.
-
-    Attributes:
-        item: what the feed handed out.
-        image: uint8 [32, 32, 3], RGB.
-        trace: what was accepted when.
-        seconds: its share of the decoding time.
-    """
-
-    item: KeyedT
-    image: np.ndarray
-    trace: RowTrace
-    seconds: float
-
-
-class Refilled(Generic[KeyedT]):
-    """The upscaling of a stream of images, see `Upscaler.refilled`."""
-
-    def __init__(self, upscaler: Upscaler, feed: ImageFeed[KeyedT], options: DecodeConfig, rows: int) -> None:
-        """Prepare; nothing is decoded yet."""
-        self._feed, self._upscaler = feed, upscaler
-        self._decoder = RefilledDecoder(
-            upscaler.scoring, self, options, rows, lambda sources: upscaler.block_sizes.get(options, sources),
-            upscaler.proposers.get(options))
-
-    @property
-    def under_way(self) -> list[KeyedT]:
-        """The images being decoded; lost when decoding fails."""
-        return [waiting.tag for waiting in self._decoder.under_way]
-
-    @property
-    def images_under_way(self) -> float:
-        """How much of these is decoded, in images."""
-        return self._decoder.tokens_under_way / self._upscaler.model_config.target_length
-
-    def take(self, most: int, wait: bool) -> list[Waiting] | None:
-        """See `superres.decoding.batching.Feed.take`."""
-        items = self._feed.take(most, wait)
-        if not items:
-            return None if items is None else []
-        sources, keys = np.stack([item.source for item in items]), [item.key for item in items]
-        tokens, _ = self._upscaler._prepare(sources, DecodeConfig(block_size=1), keys)
-        return [Waiting(source, item.key, item) for source, item in zip(tokens, items, strict=True)]
-
-    def __iter__(self) -> Iterator[list[Drawn[KeyedT]]]:
-        """Decode, and yield what is complete now and then."""
-        for finished in self._decoder.run():
-            yield [Drawn(one.tag, faces.decode(one.tokens[None].numpy())[0], one.trace, one.seconds)
-                   for one in finished]
+FaceT = TypeVar("FaceT", bound=Face)
 
 
 class Upscaler(Pipeline):
@@ -207,22 +143,30 @@ class Upscaler(Pipeline):
         for loop, seconds in paced(loops, interval):
             yield _upscaled(loop.result(), seconds)
 
-    def refilled(self, feed: ImageFeed[KeyedT], options: DecodeConfig | None, rows: int) -> Refilled[KeyedT]:
+    def refilled(self, feed: Feed[FaceT], options: DecodeConfig | None, rows: int) -> RefilledDecoder[FaceT]:
         """Upscale a stream of images, `rows` at a time: when one is complete, the next takes its place in the batch.
 
-        An image's result does not depend on which others are decoded beside it.
+        An image's result does not depend on the images that are decoded beside it.
 
         Args:
-            feed: hands out the images.
+            feed: provides the images.
             options: as for a call.
-            rows: images decoded together, at the most.
+            rows: images decoded together, at most.
+
+        Returns:
+            A decoder; `superres.tasks.faces.decode` makes images of its tokens.
 
         Raises:
             ConfigError: options do not fit the checkpoint.
         """
         options = options or self.default
-        self.block_size(options)
-        return Refilled(self, feed, options, rows)
+
+        def sources(faces: Sequence[FaceT]) -> tuple[torch.Tensor, None]:
+            return self._source_tokens(np.stack([face.source for face in faces])), None
+
+        return RefilledDecoder(
+            self.scoring, feed, sources, options, rows, proposer=self.proposers.get(options),
+            adaptive=lambda source, padding: self.block_sizes.get(options, source, padding))
 
     def fitting_rows(self, options: DecodeConfig | None = None) -> int:
         """Return how many images to decode together: what is useful on this device and fits into half its memory.
@@ -247,11 +191,18 @@ class Upscaler(Pipeline):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Check the arguments of a call, and return source tokens [N, 192] and keys [N] on the device."""
         self.block_size(options)
+        return self._source_tokens(sources), noise_keys(keys, len(sources), self.device)
+
+    def _source_tokens(self, sources: np.ndarray) -> torch.Tensor:
+        """Return the tokens [N, 192] of uint8 images [N, 8, 8, 3], on the device.
+
+        Raises:
+            InvalidInputError: `sources` has another shape or type.
+        """
         expected = self.model_config.source_shape
         if sources.dtype != np.uint8 or sources.shape[1:] != expected:
             raise InvalidInputError(f"sources are {sources.dtype} {sources.shape}; give uint8 (N, *{expected})")
-        tokens = torch.from_numpy(faces.encode(sources)).to(self.device)
-        return tokens, noise_keys(keys, len(sources), self.device)
+        return torch.from_numpy(faces.encode(sources)).to(self.device)
 
     def bits_per_dim(self, sources: np.ndarray, targets: np.ndarray, batch_size: int = 8) -> np.ndarray:
         """Return the bits a token that p1 needs for each target image.

@@ -217,9 +217,9 @@ def before_end(tokens: Sequence[int]) -> list[int]:
     return [token for token in row if token != PADDING]
 
 
-def pad(rows: Sequence[Sequence[int]]) -> Int64:
-    """Return rows of tokens as int64 [N, length of the longest], filled up with PADDING."""
-    result = np.full((len(rows), max(map(len, rows), default=0)), PADDING, np.int64)
+def pad(rows: Sequence[Sequence[int]], length: int = 0) -> Int64:
+    """Return rows of tokens as int64 [N, length of the longest row, at least `length`], filled up with PADDING."""
+    result = np.full((len(rows), max([length, *map(len, rows)])), PADDING, np.int64)
     for place, row in zip(result, rows, strict=True):
         place[: len(row)] = row
     return result

@@ -20,7 +20,7 @@ from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
 from superres.pipeline.options import resolve_options
 from superres.web.decoding import Decoder, StoppedError
-from superres.web.files import Picture, Workspace
+from superres.web.files import NamedPicture, Workspace
 from superres.web.photos import file_name, reduce_upload, take
 from superres.web.views import record_of
 
@@ -58,7 +58,7 @@ class Progress:
     total: int
     done: float = 0.0
     rows: list[Row] = field(default_factory=list)
-    pictures: list[Picture] = field(default_factory=list)
+    pictures: list[NamedPicture] = field(default_factory=list)
 
     @property
     def failed(self) -> list[Row]:

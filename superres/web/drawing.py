@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from superres.batch.image_files import encode_png
 from superres.tasks.faces import HIGH_SIZE
+from superres.tasks.pictures import Picture
 
 if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace
@@ -30,7 +31,7 @@ _VIRIDIS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), 
 
 def data_uri(image: Pixels, record: dict[str, Any] | None = None) -> str:
     """Return a picture as a PNG in a data URI, with `record` in its text field "superres"."""
-    return "data:image/png;base64," + base64.b64encode(encode_png(image, record or {})).decode("ascii")
+    return "data:image/png;base64," + base64.b64encode(encode_png(Picture(image), record or {})).decode("ascii")
 
 
 def figure(

@@ -23,10 +23,11 @@ import numpy.typing as npt
 
 from superres.batch.image_files import encode_png
 from superres.errors import InvalidInputError
+from superres.tasks.pictures import Picture
 from superres.web.visitors import Identities, current
 
 Pixels = npt.NDArray[np.uint8]
-Picture = tuple[str, Pixels, dict[str, Any]]
+NamedPicture = tuple[str, Pixels, dict[str, Any]]
 """A file's name, its picture, and what its metadata tells."""
 
 NOT_UPLOADED = "was not uploaded by a user of this page, or is deleted; upload it again"
@@ -105,19 +106,19 @@ class Workspace:
         """Return the folder of a visitor; its name tells nothing about the visitor."""
         return self.folder / hashlib.blake2b(identity.encode(), key=self._key, digest_size=16).hexdigest()
 
-    def save_pictures(self, pictures: Sequence[Picture]) -> list[str]:
+    def save_pictures(self, pictures: Sequence[NamedPicture]) -> list[str]:
         """Write pictures as PNG into a new folder and return their paths."""
         folder = self.new_folder()
         for name, image, record in pictures:
-            (folder / name).write_bytes(encode_png(image, record))
+            (folder / name).write_bytes(encode_png(Picture(image), record))
         return [str(folder / name) for name, _, _ in pictures]
 
-    def save_zip(self, name: str, pictures: Sequence[Picture], rows: Sequence[dict[str, Any]]) -> str:
+    def save_zip(self, name: str, pictures: Sequence[NamedPicture], rows: Sequence[dict[str, Any]]) -> str:
         """Write pictures and a manifest of `rows` as the zip file `name` into a new folder and return its path."""
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
             for member, image, record in pictures:
-                archive.writestr(member, encode_png(image, record))
+                archive.writestr(member, encode_png(Picture(image), record))
             archive.writestr("manifest.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         path = self.new_folder() / name
         path.write_bytes(buffer.getvalue())

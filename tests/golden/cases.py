@@ -10,18 +10,18 @@ import functools
 import hashlib
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from fakes import VARIANTS, criterion_options, proposer_for, random_model, random_tokens
+from fakes import VARIANTS, Waiting, criterion_options, proposer_for, random_model, random_tokens, stacked
 from PIL import Image
 from recording import Recorded
 
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.batching import RefilledDecoder, Waiting
+from superres.decoding.batching import ListFeed, RefilledDecoder
 from superres.decoding.beam import beam_search
 from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
@@ -73,18 +73,6 @@ SENTENCES = {
 LINES = ["A dog runs through the snow.", "Two men are talking on the street.", "A girl in a red shirt eats ice cream."]
 
 
-@dataclass
-class Sequences:
-    """A feed of sequences for refilled batches, handed out in order."""
-
-    waiting: list[Waiting]
-
-    def take(self, most, wait):
-        """See `superres.decoding.batching.Feed.take`."""
-        taken, self.waiting = self.waiting[:most], self.waiting[most:]
-        return taken or None
-
-
 def digest(tokens, lengths, accepted):
     """Return what is put on record of a decode: a digest of its tokens and blocks, and how many there were."""
     rows = [np.asarray(row[:length], np.int64).tobytes() for row, length in zip(tokens, lengths, strict=True)]
@@ -100,9 +88,10 @@ def of_decoded(decoded):
 
 def refilled(model, source, options, proposer):
     """Decode sequences two at a time, each as soon as there is room."""
-    feed = Sequences([Waiting(one, key, key) for key, one in enumerate(source)])
-    finished = [one for some in RefilledDecoder(model, feed, options, 2, proposer=proposer).run() for one in some]
-    finished.sort(key=lambda one: one.tag)
+    feed = ListFeed([Waiting(one, key, key) for key, one in enumerate(source)])
+    decoder = RefilledDecoder(model, feed, stacked, options, 2, proposer=proposer)
+    finished = [one for some in decoder.run() for one in some]
+    finished.sort(key=lambda one: one.item.tag)
     tokens = [one.tokens.tolist() for one in finished]
     return digest(tokens, [one.trace.tokens for one in finished], [one.trace.accepted for one in finished])
 

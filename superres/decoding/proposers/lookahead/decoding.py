@@ -12,7 +12,7 @@ columns. Images decode as exactly as text; their attention windows hold for ever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -125,10 +125,10 @@ class LookaheadDecoding(BlockwiseDecoding):
 
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, criterion: Criterion, proposer: Proposer,
-        chooser: Chooser, state: DecodeState,
+        chooser: Chooser, state: DecodeState, observe: Callable[[Tensor], None] = lambda scores: None,
     ) -> None:
-        """See `BlockwiseDecoding`; `session` comes from `open_session`."""
-        super().__init__(model, session, options, criterion, proposer, chooser, state)
+        """See `BlockwiseDecoding`."""
+        super().__init__(model, session, options, criterion, proposer, chooser, state, observe)
         batch, device, self.size, self.peers = len(state.position), state.position.device, self.block_size, model.peers
         layout, self.count = Layout.of(options, self.size, model.peers), options.candidates
         self.paths, self.guesses, cells = (x.to(device) for x in (layout.paths, layout.guesses, layout.cells))
