@@ -27,7 +27,7 @@ from superres.batch.inputs import list_inputs
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require
 from superres.errors import ConfigError, InvalidInputError
 from superres.pipeline.options import SETTINGS, as_setting, combined
-from superres.survey.pairs import Compared, Method, check_counterparts, choose_images, compare_methods
+from superres.survey.pairs import ComparedMethods, Method, check_same_images, choose_images, compare_methods
 from superres.survey.study import CAMERA
 from superres.system.terminal import printable
 from superres.tasks.faces import (
@@ -184,7 +184,7 @@ class MethodRenderer:
             # More images than the folders have are no harm; fewer are.
             wanted = set().union(*known.values()) if known else set(self.images.sources)
             known["--images"] = wanted & set(self.images.sources)
-        check_counterparts(known)
+        check_same_images(known)
         return sorted(next(iter(known.values())))
 
     def make(self, spec: Spec, names: Sequence[str]) -> Method:
@@ -259,7 +259,7 @@ def _photographs(images: Images, names: Sequence[str]) -> dict[str, Pixels]:
 
 def make_comparisons(
     specs_a: Sequence[Spec], specs_b: Sequence[Spec], renderer: MethodRenderer, count: int | None, seed: int,
-) -> list[Compared]:
+) -> list[ComparedMethods]:
     """Return what is compared with what, with the pictures: everything is checked before anything is decoded.
 
     Args:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from superres.config import require
-from superres.survey.presentation import READING, interval_text, p_text, percent
+from superres.survey.presentation import INTERVALS_NOTE, interval_text, p_text, percent
 from superres.survey.report import Report
 from superres.system.output import figure_png, markdown_table, prepare_folder, write_result
 
@@ -120,7 +120,7 @@ def table3_markdown(report: Report) -> str:
         "The paper's figures: Stern, Shazeer and Uszkoreit 2018, Table 3; 8x8 to 32x32 CelebA, a fine-tuned network "
         "for each k, approximate within epsilon 2, against the regular network at k = 1; 90% bootstrap intervals. What "
         "was resampled is not said; the intervals' widths are those of 1,600 to 3,400 independent votes a row.",
-        READING]) + "\n"
+        INTERVALS_NOTE]) + "\n"
 
 
 def table3_plot(report: Report) -> bytes:
