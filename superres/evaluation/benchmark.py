@@ -7,7 +7,7 @@ several rounds after a warm-up. Speed-ups are relative to greedy decoding by the
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from superres.config import BeamConfig, DecodeConfig, ModelConfig, require
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
-from superres.system.machine import REPEATS, PeakMemory, Timer, bandwidth, machine, matrix_rate
-from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_result
+from superres.system.machine import REPEATS, Timer, bandwidth, machine, matrix_rate, peak_bytes
+from superres.system.output import figure_png, markdown_table, number_text, write_results
 from superres.tasks import faces, translation
 
 if TYPE_CHECKING:
@@ -267,13 +267,9 @@ def decode_costs(work: Workload, batch: int, repeats: int) -> list[Report]:
 
 
 def memory_costs(work: Workload, batches: Sequence[int]) -> dict[str, float]:
-    """Return how many bytes more are held at the peak of decoding a batch, by the batch's size, in rising order."""
-    found = {}
-    for batch in sorted(batches):
-        with PeakMemory(work.pipeline.device) as peak:
-            work.decode(DecodeConfig(), batch)
-        found[str(batch)] = peak.bytes
-    return found
+    """Return the peak memory of decoding a batch in bytes, beyond the loaded model, by batch size in rising order."""
+    return {str(batch): peak_bytes(work.pipeline.device, functools.partial(work.decode, DecodeConfig(), batch))
+            for batch in sorted(batches)}
 
 
 def run_benchmark(work: Workload, batches: Sequence[int] = BATCHES, repeats: int = 3) -> Report:
@@ -383,10 +379,5 @@ def write_benchmark(report: Report, folder: Path) -> list[Path]:
     Raises:
         OutputError: a file cannot be written.
     """
-    files = {"benchmark.json": (json.dumps(report, indent=1) + "\n").encode(),
-             "benchmark.md": benchmark_markdown(report).encode(), "speed.png": speed_plot(report),
-             "step.png": step_plot(report)}
-    prepare_folder(folder)
-    for name, data in files.items():
-        write_result(folder / name, data)
-    return [folder / name for name in files]
+    return write_results(folder, {"benchmark.json": report, "benchmark.md": benchmark_markdown(report),
+                                  "speed.png": speed_plot(report), "step.png": step_plot(report)})

@@ -7,7 +7,6 @@ fastest by what was measured. Ways of decoding take turns, input by input, so th
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,7 +38,7 @@ from superres.errors import CheckpointError, ConfigError
 from superres.evaluation.benchmark import Workload
 from superres.pipeline.base import Pipeline
 from superres.system.machine import machine
-from superres.system.output import markdown_table, number_text, prepare_folder, write_result
+from superres.system.output import markdown_table, number_text, write_results
 from superres.tasks import translation
 
 Report = dict[str, Any]
@@ -418,8 +417,4 @@ def write_proposers(report: Report, folder: Path) -> list[Path]:
     Raises:
         OutputError: a file cannot be written.
     """
-    files = {"proposers.json": json.dumps(report, indent=1) + "\n", "proposers.md": proposers_markdown(report)}
-    prepare_folder(folder)
-    for name, text in files.items():
-        write_result(folder / name, text.encode())
-    return [folder / name for name in files]
+    return write_results(folder, {"proposers.json": report, "proposers.md": proposers_markdown(report)})

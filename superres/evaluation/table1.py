@@ -12,7 +12,7 @@ from superres.config import BeamConfig, DecodeConfig, require
 from superres.decoding.trace import survival_curve
 from superres.evaluation.table2 import EXACT, Table
 from superres.evaluation.text import DecodedText, Variant, bleu, chrf, decode_text, same_share, text_scores
-from superres.system.output import figure_png, markdown_table, number_text
+from superres.system.output import figure_png, markdown_table, number_text, write_results
 from superres.system.progress import say
 from superres.tasks.translation import TextPairs
 
@@ -188,8 +188,8 @@ class Table1(Table):
         Raises:
             OutputError: a file cannot be written.
         """
-        return self.write({
-            "table1.md": table1_markdown(self.document).encode(), "table4.md": table4_markdown(self.document).encode(),
+        return write_results(self.folder, {
+            "table1.md": table1_markdown(self.document), "table4.md": table4_markdown(self.document),
             "table1.png": _scatter(self.document["series"]),
         })
 

@@ -14,7 +14,7 @@ from superres.config import DecodeConfig, require
 from superres.decoding.trace import survival_curve
 from superres.errors import ConfigError
 from superres.evaluation.pictures import Decoded, agreement, decode_interleaved, mean_bits_per_dim, picture_scores
-from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_result
+from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_results
 from superres.system.progress import say
 from superres.tasks.faces import FacePairs
 
@@ -169,17 +169,7 @@ class Table:
         entry = {"checkpoint": checkpoint, "revision": revision, "cells": cells}
         measured = {**self.document["series"], name: entry}
         self.document["series"] = {n: measured[n] for n in self.names if n in measured}
-        write_result(self.path, (json.dumps(self.document, indent=1) + "\n").encode())
-
-    def write(self, views: dict[str, bytes]) -> list[Path]:
-        """Write files by name into the folder, and return their paths.
-
-        Raises:
-            OutputError: a file cannot be written.
-        """
-        for name, data in views.items():
-            write_result(self.folder / name, data)
-        return [self.folder / name for name in views]
+        write_results(self.folder, {self.path.name: self.document})
 
 
 class Table2(Table):
@@ -227,9 +217,8 @@ class Table2(Table):
         Raises:
             OutputError: a file cannot be written.
         """
-        views = {"table2.md": table2_markdown(self.document).encode()}
-        views.update({name: _png(draw, self.document["series"]) for name, draw in PLOTS.items()})
-        return self.write(views)
+        plots = {name: _png(draw, self.document["series"]) for name, draw in PLOTS.items()}
+        return write_results(self.folder, {"table2.md": table2_markdown(self.document), **plots})
 
 
 COLUMNS = {

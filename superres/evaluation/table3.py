@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from superres.config import require
 from superres.survey.presentation import INTERVALS_NOTE, interval_text, p_text, percent
 from superres.survey.report import Report
-from superres.system.output import figure_png, markdown_table, prepare_folder, write_result
+from superres.system.output import figure_png, markdown_table, write_results
 
 BLOCK_SIZES = (2, 4, 6, 8, 10)
 """Block sizes k of the paper's table."""
@@ -154,9 +153,5 @@ def write_table3(report: Report, folder: Path) -> list[Path]:
         ConfigError: see `table3_markdown`.
         OutputError: a file cannot be written.
     """
-    files = {"table3.json": (json.dumps(report, indent=1) + "\n").encode(),
-             "table3.md": table3_markdown(report).encode(), "table3.png": table3_plot(report)}
-    prepare_folder(folder)
-    for name, data in files.items():
-        write_result(folder / name, data)
-    return [folder / name for name in files]
+    return write_results(folder, {"table3.json": report, "table3.md": table3_markdown(report),
+                                  "table3.png": table3_plot(report)})
