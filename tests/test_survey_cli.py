@@ -139,7 +139,7 @@ def test_images_of_8x8_are_decoded_and_are_no_photographs(here, decoding, capsys
     (FOLDERS[:2], "Missing option '--method-b'"),
     ((*FOLDERS, "--method-a", "photos", "--method-a", "bicubic", "--method-b", "nearest"), "3 --method-a and 2"),
     (("--method-a", "ours", "--method-b", "ours"), "method 'ours' is compared with itself"),
-    (("--method-a", "ours", "--method-b", "nowhere"), "'nowhere' is no method: give a folder of finished pictures"),
+    (("--method-a", "ours", "--method-b", "nowhere"), "'nowhere' is not a method: give a folder of finished pictures"),
     (("--method-a", "ours", "--method-b", "bicubic"), "the method 'bicubic' makes pictures of images; give --images"),
     (("--method-a", "ours", "--method-b", "name=x,epsilon=a", "--images", "photos"), "--epsilon must be a whole"),
     (("--method-a", "ours", "--method-b", "name=x,block_size=a", "--images", "photos"), "block_size must be a whole"),

@@ -170,23 +170,23 @@ class Timer:
         """Time work on `device`."""
         self.device = device
 
+    def now(self) -> float:
+        """Wait for the device and return the time in seconds."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
     def once(self, work: Callable[[], object]) -> float:
         """Return the duration of one call in seconds."""
-        self._wait()
-        started = time.perf_counter()
+        started = self.now()
         work()
-        self._wait()
-        return time.perf_counter() - started
+        return self.now() - started
 
     def median(self, work: Callable[[], object], repeats: int = REPEATS, warm_up: int = WARM_UP) -> float:
         """Return the median duration of `repeats` calls in seconds, after `warm_up` untimed calls."""
         for _ in range(warm_up):
             work()
         return statistics.median(self.once(work) for _ in range(repeats))
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 def bandwidth(size: int, timer: Timer) -> float:
