@@ -24,7 +24,7 @@ from superres.errors import SuperresError
 from superres.evaluation.benchmark import benchmark_markdown, image_workload, run_benchmark, write_benchmark
 from superres.evaluation.peers import FORCED, HEADS, SIZES, compare_with_peers, random_upscaler
 from superres.pipeline.upscaler import Upscaler
-from superres.system.machine import machine, require_quiet
+from superres.system.machine import machine, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_result
 from superres.tasks.faces import read_faces
 
@@ -53,7 +53,7 @@ def main(
     """Write the reports of all engines and the table of peers."""
     sizes = parse_batches(batches)
     if not busy:
-        require_quiet()
+        require_idle()
     prepare_folder(output)
     sources = read_faces(data, "valid", max(sizes)).lr
     # What "auto" takes is the fastest that this machine has; the plain engine is everywhere.

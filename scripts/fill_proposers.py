@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from superres.errors import InvalidInputError, SuperresError
-from superres.evaluation.benchmark_proposers import proposers_told, summary_markdown
+from superres.evaluation.benchmark_proposers import proposers_run_text, summary_markdown
 from superres.system.output import write_result
 
 PAGE = Path(__file__).parent.parent / "docs" / "proposers.md"
@@ -51,7 +51,7 @@ def fill(text: str, report: dict[str, Any]) -> str:
     place = re.compile(re.escape(mark) + r".*?<!-- end -->", re.DOTALL)
     if not place.search(text):
         raise InvalidInputError(f"the page has no table between {mark} and <!-- end -->; put these marks into it")
-    table = "\n\n".join([mark, proposers_told(report), summary_markdown(report), "<!-- end -->"])
+    table = "\n\n".join([mark, proposers_run_text(report), summary_markdown(report), "<!-- end -->"])
     return place.sub(lambda _: table, text)
 
 

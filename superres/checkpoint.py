@@ -22,10 +22,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from superres.config import FORMAT_VERSION, DecodeConfig, ModelConfig, require
-from superres.errors import CheckpointError, OutputError, SuperresError, plain, shown
+from superres.errors import CheckpointError, OutputError, SuperresError, first_line, plain, shown
 from superres.nn.model import EncoderDecoder
 from superres.nn.outline import outline
-from superres.system.hub import first_line, hub_problem
+from superres.system.hub import hub_problem
 from superres.system.reading import parse_json, read_file, require_regular
 from superres.tasks import TASK_FILES
 

@@ -1,30 +1,37 @@
-"""Errors that a user can cause and mend.
+"""Errors that a user can cause and correct.
 
-Every message is one line that names the offending value and the remedy; the command line prints it without a traceback.
+Every message is one line that names the invalid value and the remedy. The command line prints it without a traceback.
 """
 
-
-SHOWN = 200
-"""Most characters of a value in a message."""
+MAX_SHOWN = 200
+"""Largest number of characters of a value in a message."""
 
 
 def shown(value: object) -> str:
-    """Return a value as a message shows it: on one line, printable and short, whatever it is."""
+    """Return the text of a value in a message: printable, on one line, and at most `MAX_SHOWN` characters."""
     try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, lists thousands deep
+        return _shortened(repr(value))
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or deeply nested lists
         return f"a {type(value).__name__} that is too large to be shown"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def plain(text: str) -> str:
-    """Return text from elsewhere (another library's error, a name in a file) as a message shows it."""
-    text = " ".join("".join(one if one.isprintable() else " " for one in text).split())
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    """Return foreign text in a message (an error of another library, a name in a file), printable and shortened."""
+    return _shortened(" ".join("".join(one if one.isprintable() else " " for one in text).split()))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its type if the message is empty."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 class SuperresError(Exception):
-    """Base of all errors raised for bad input rather than for a bug."""
+    """Base of all errors that bad input causes, as opposed to bugs."""
 
 
 class InvalidInputError(SuperresError):
@@ -36,25 +43,24 @@ class ConfigError(SuperresError):
 
 
 class CheckpointError(SuperresError):
-    """A checkpoint is missing, damaged, or does not fit the code that reads it."""
+    """A checkpoint is missing, damaged, or does not match the code that reads it."""
 
 
 class ScoresError(SuperresError):
-    """The scores of a network are not finite, so that they choose no tokens."""
+    """The scores of a network are not finite, so they determine no tokens."""
 
     def __init__(self, message: str = "the network's scores are not finite: its weights are too large or damaged, and "
                                       "nothing can be decoded; use another checkpoint") -> None:
-        """Take the message."""
         super().__init__(message)
 
 
 class OutputError(SuperresError):
-    """A result cannot be written where the user asked for it."""
+    """A result cannot be written to the place that the user named."""
 
 
 class ClusterError(SuperresError):
-    """A cluster that should do the work cannot be reached, or fails."""
+    """A cluster cannot be reached, or its work failed."""
 
 
 class StoreError(SuperresError):
-    """A survey's store is missing, locked, read-only, full or of another schema, or does not hold what is asked for."""
+    """A survey's store is missing, unusable or of another schema, or lacks the requested study."""

@@ -172,7 +172,7 @@ def test_evaluate_scores_several_samples_an_input(loaded, data, capsys):
     assert report["config"]["temperature"] == [0.9, 0.7, 0.7]
     assert set(report["sampling"]["methods"]) == {"greedy", "one sample", "best of 2", "mean of 2"}
     assert run(words) == 0
-    assert "2 samples an input" in capsys.readouterr().err
+    assert "2 samples per input" in capsys.readouterr().err
 
 
 def test_evaluate_prints_a_table_on_standard_error_and_draws_the_sheet(loaded, data, capsys):

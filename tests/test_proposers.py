@@ -315,7 +315,7 @@ def test_a_teacher_is_for_the_base():
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(benchmark_proposers, "LARGEST", 5)
+    monkeypatch.setattr(benchmark_proposers, "MAX_BLOCK_SIZE", 5)
 
 
 def check_rows(report, names):
@@ -393,7 +393,7 @@ def test_the_command_compares_proposers_and_prints_json(folder, quick, capsys, t
     assert json.loads((tmp_path / "out" / "proposers.json").read_text()) == report
     assert len(report["rows"]) >= 6
     line = refusal(capsys, *words[:6], "--proposers", "heads,left", "--busy")
-    assert "--proposers takes all, or some of heads, stale" in line
+    assert "--proposers takes all, or names from heads, stale" in line
     assert "not 'left'" in line
     line = refusal(capsys, *words[:6], "--proposers", "all", "--busy", "--batches", "1,2")
     assert "--proposers compares at one number of rows" in line

@@ -18,7 +18,7 @@ from survey_tools import vote_through
 
 from superres.cli.main import run
 from superres.evaluation.survey_methods import parse_spec, read_images
-from superres.survey.secrecy import link_key
+from superres.survey.credentials import link_key
 from superres.survey.store import Store
 from superres.tasks.faces import area_reduce
 
@@ -139,7 +139,7 @@ def test_images_of_8x8_are_decoded_and_are_no_photographs(here, decoding, capsys
     (FOLDERS[:2], "Missing option '--method-b'"),
     ((*FOLDERS, "--method-a", "photos", "--method-a", "bicubic", "--method-b", "nearest"), "3 --method-a and 2"),
     (("--method-a", "ours", "--method-b", "ours"), "method 'ours' is compared with itself"),
-    (("--method-a", "ours", "--method-b", "nowhere"), "'nowhere' is no method: give a folder of finished pictures"),
+    (("--method-a", "ours", "--method-b", "nowhere"), "'nowhere' is not a method: give a folder of finished pictures"),
     (("--method-a", "ours", "--method-b", "bicubic"), "the method 'bicubic' makes pictures of images; give --images"),
     (("--method-a", "ours", "--method-b", "name=x,epsilon=a", "--images", "photos"), "--epsilon must be a whole"),
     (("--method-a", "ours", "--method-b", "name=x,block_size=a", "--images", "photos"), "block_size must be a whole"),
@@ -149,7 +149,7 @@ def test_images_of_8x8_are_decoded_and_are_no_photographs(here, decoding, capsys
     (("--method-a", "ours", "--method-b", "name=x,folder=theirs,epsilon=2"), "takes no decoding settings"),
     (("--method-a", "ours", "--method-b", "name=x,accept=most", "--images", "photos"), "accept must be one of exact, "),
     (("--method-a", "ours", "--method-b", "name=x,block_size=99", "--images", "photos"), "more than the 10 prediction"),
-    (("--method-a", "ours", "--method-b", "photos"), "pictures differ in size, which would give methods away"),
+    (("--method-a", "ours", "--method-b", "photos"), "pictures differ in size, which would reveal methods"),
     ((*FOLDERS, "--pairs", 6), "--pairs 6 asked for, but there are 5 images"),
     ((*FOLDERS, "--scale", 0), "scale must be a whole number from 1 to 64, not 0"),
     ((*FOLDERS, "--interpolation", "lanczos"), "interpolation must be one of nearest, bicubic, not 'lanczos'"),
@@ -196,7 +196,7 @@ def test_a_study_is_not_made_twice(here, capsys):
     (("serve", "other"), "no study 'other'"),
     (("serve", "study", "--host", "256.1.1.1", "--port", "0"), "cannot listen on 256.1.1.1:0"),
     (("plan", "--precision", "60"), "the precision must be between 0 and 0.5"),
-    (("plan", "--pilot", "study"), "has too few votes to tell how they correlate"),
+    (("plan", "--pilot", "study"), "has too few votes to estimate their correlations"),
 ])
 def test_other_mistakes_are_one_line_and_code_2(here, capsys, words, message):
     assert create(*FOLDERS) == 0
@@ -227,7 +227,7 @@ def test_serving_reporting_and_exporting_need_no_torch(here):
     code = ("import sys; from superres.cli.main import run; "
             "assert run(['survey', 'report', 'study', '--output', 'r']) == 0; "
             "assert run(['survey', 'export', 'study', '--output', 'v.csv']) == 0; "
-            "import superres.survey.results, superres.survey.client; "
+            "import superres.survey.results; "
             "assert not {'torch', 'gradio'} & set(sys.modules), 'slow imports'")
     result = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False,
                             env={**os.environ, "PYTHONPATH": str(ROOT)})

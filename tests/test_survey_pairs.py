@@ -12,12 +12,12 @@ from survey_tools import pictures
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey.pairs import (
     Method,
-    check_counterparts,
+    check_same_images,
     choose_images,
     compare_methods,
     display_png,
+    encode_png,
     make_pairs,
-    pack,
     shuffle_tiles,
 )
 from superres.survey.study import CAMERA, GOLD, MAIN, PRACTICE, StudySettings
@@ -58,7 +58,7 @@ def test_photographs_become_method_b_so_that_the_preference_is_the_fool_rate():
     ("ab", "cde", "2 --method-a and 3 --method-b do not pair off"),
     ("a", "a", "method 'a' is compared with itself"),
     ("ab", "ba", None),
-    ("aa", "bb", "'a vs b' is asked for twice"),
+    ("aa", "bb", "'a vs b' is given twice"),
 ])
 def test_comparisons_that_make_no_sense_are_refused(first, second, message):
     known = dict(zip("abcde", methods(*"abcde"), strict=True))
@@ -78,7 +78,7 @@ def test_two_different_methods_of_one_name_are_refused():
 
 def test_a_missing_counterpart_is_named():
     with pytest.raises(InvalidInputError) as caught:
-        check_counterparts({"a": {"x", "y", "z", "u", "v"}, "b": {"x"}})
+        check_same_images({"a": {"x", "y", "z", "u", "v"}, "b": {"x"}})
     assert str(caught.value) == ("b lacks 4 of 5 images (u, v, y and 1 more), which a has; add them, or take them out "
                                  "of both")
 
@@ -86,7 +86,7 @@ def test_a_missing_counterpart_is_named():
 def test_pictures_of_another_size_would_give_the_method_away():
     a = Method("a", pictures(2, size=16))
     b = Method("b", pictures(2, size=32))
-    with pytest.raises(InvalidInputError, match="pictures differ in size, which would give methods away: a has face1"):
+    with pytest.raises(InvalidInputError, match="pictures differ in size, which would reveal methods: a has face1"):
         make_pairs(compare_methods([a], [b]), StudySettings())
 
 
@@ -140,14 +140,14 @@ def test_a_picture_that_cannot_be_broken_makes_no_gold_pair(rng, size):
 @pytest.mark.parametrize("interpolation", ["nearest", "bicubic"])
 def test_all_pictures_of_a_size_become_the_same_number_of_bytes_without_metadata(rng, interpolation):
     flat, noise = np.zeros((32, 32, 3), np.uint8), rng.integers(0, 256, (32, 32, 3)).astype(np.uint8)
-    first, second = (display_png(pack(picture), 8, interpolation) for picture in (flat, noise))
+    first, second = (display_png(encode_png(picture), 8, interpolation) for picture in (flat, noise))
     assert len(first) == len(second) > 256 * 256 * 3
     assert chunks(first) == chunks(second)
     assert set(chunks(first)) == {b"IHDR", b"IDAT", b"IEND"}
-    assert len(pack(flat)) != len(pack(noise))  # what is stored would tell
+    assert len(encode_png(flat)) != len(encode_png(noise))  # what is stored would tell
 
 
 def test_nearest_enlargement_repeats_each_pixel_exactly(rng):
     picture = rng.integers(0, 256, (4, 5, 3)).astype(np.uint8)
-    with Image.open(io.BytesIO(display_png(pack(picture), 8, "nearest"))) as shown:
+    with Image.open(io.BytesIO(display_png(encode_png(picture), 8, "nearest"))) as shown:
         assert np.array_equal(np.asarray(shown), picture.repeat(8, 0).repeat(8, 1))

@@ -45,7 +45,7 @@ def careful(store, study, seed):
     from sqlalchemy import select
 
     from superres.survey import schema
-    from superres.survey.secrecy import digest
+    from superres.survey.credentials import digest
 
     def choose(trial, number):
         query = select(schema.trial.c.left_side, schema.trial.c.kind, schema.trial.c.pair_id) \
@@ -140,7 +140,7 @@ def test_exclusion_is_recorded_repeatable_and_revocable_and_deletes_nothing(kept
     assert report["without_exclusions"] == before
     assert [len(entry["raters"]) for entry in report["exclusions"]] == [1]
     assert [rater["excluded_by"] for rater in report["raters"]].count(1) == 1
-    assert "The same without exclusions" in report_markdown(report)
+    assert "Preference without exclusions" in report_markdown(report)
     assert "1 raters excluded" in report_markdown(report)
     assert study_report(kept, voted) == report
     revoke(kept, voted, 1, "too strict")
@@ -148,7 +148,7 @@ def test_exclusion_is_recorded_repeatable_and_revocable_and_deletes_nothing(kept
     assert report["result"] == before
     assert [(entry["rule"], entry["revoked"]) for entry in report["exclusions"]] == [("same-side>0.95", True)]
     assert read_votes(kept, voted) == votes
-    with pytest.raises(ConfigError, match="no standing exclusion 1; there are: none"):
+    with pytest.raises(ConfigError, match="no active exclusion 1; active are: none"):
         revoke(kept, voted, 1, "again")
 
 
@@ -231,10 +231,10 @@ def test_an_export_without_the_servers_times_gets_them_from_when_pairs_were_show
     (lambda path: study_file(path).unlink() or path, "cannot be read: No such file"),
     (lambda path: study_file(path).write_text("[]") and path, "is not what superres survey export writes"),
     (lambda path: study_file(path).write_text('{"format": 2}') and path, "has format 2, newer than this program's 1"),
-    (lambda path: study_file(path).write_text('{"format": 1}') and path, "does not fit"),
-    (lambda path: path.write_text("rater,position\na,1\n") and path, "does not fit"),
-    (lambda path: path.write_text(path.read_text().replace(",left,", ",up,", 1)) and path, "does not fit"),
-    (lambda path: path.write_text(path.read_text().replace("T", "at")) and path, "does not fit"),
+    (lambda path: study_file(path).write_text('{"format": 1}') and path, "does not match"),
+    (lambda path: path.write_text("rater,position\na,1\n") and path, "does not match"),
+    (lambda path: path.write_text(path.read_text().replace(",left,", ",up,", 1)) and path, "does not match"),
+    (lambda path: path.write_text(path.read_text().replace("T", "at")) and path, "does not match"),
 ])
 def test_files_that_are_no_export_are_refused_in_one_line_and_nothing_is_stored(kept, voted, tmp_path, change, message):
     path = change(export_study(kept, voted, tmp_path / "votes.csv", "csv")[0])
@@ -258,5 +258,5 @@ def test_a_pilots_correlations_are_the_reports(kept, voted):
     assert 0 <= rater < 1
     assert 0 <= image < 1
     empty, _ = add_study(kept, "empty")
-    with pytest.raises(ConfigError, match="has too few votes to tell how they correlate"):
+    with pytest.raises(ConfigError, match="has too few votes to estimate their correlations"):
         pilot_correlations(kept, empty)

@@ -16,13 +16,13 @@ from sqlalchemy import func, select
 from starlette.testclient import TestClient
 from survey_tools import add_study, serving, vote_through
 
+from scripts.rater_client import Answer, RaterClient, ballot
 from superres.survey import schema
-from superres.survey.client import Answer, RaterClient, ballot
+from superres.survey.credentials import digest, link_key
 from superres.survey.limits import EnrolmentLimit
 from superres.survey.records import read_votes
 from superres.survey.results import results_app, study_app
-from superres.survey.secrecy import digest, link_key
-from superres.survey.server import HEADERS, MOST_BODY_BYTES, survey_app
+from superres.survey.server import HEADERS, MAX_BODY_BYTES, survey_app
 from superres.survey.store import Store
 
 ROOT = Path(__file__).parent.parent
@@ -36,9 +36,10 @@ def kept(memory_folder):
 
 
 @pytest.fixture
-def check_survey():
+def check_survey(monkeypatch):
     """The script scripts/check_survey.py as a module."""
     path = ROOT / "scripts" / "check_survey.py"
+    monkeypatch.syspath_prepend(path.parent)
     spec = importlib.util.spec_from_file_location("check_survey", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["check_survey"] = module
@@ -149,8 +150,8 @@ def test_refusals_are_one_line_of_json_and_store_nothing(kept):
             (422, client.post("/api/votes", content=json.dumps(good).replace("1000.0", "NaN"), headers=mine)),
             (422, client.post("/api/raters", json={"rater": "", "consent": study.settings.consent_version})),
             (409, client.post("/api/raters", json={"rater": "me", "consent": "other"})),
-            (413, client.post("/api/votes", content=b"x" * (MOST_BODY_BYTES + 1), headers=mine)),
-            (413, client.post("/api/votes", content=iter([b"x" * MOST_BODY_BYTES, b"x"]), headers=mine)),
+            (413, client.post("/api/votes", content=b"x" * (MAX_BODY_BYTES + 1), headers=mine)),
+            (413, client.post("/api/votes", content=iter([b"x" * MAX_BODY_BYTES, b"x"]), headers=mine)),
             (404, client.get("/pictures/unknown/left")),
             (422, client.get(f"/pictures/{token}/middle")),
         ]
@@ -230,7 +231,7 @@ def test_the_page_cannot_report_a_time_that_has_not_passed(store):
 
 def test_enrolment_is_limited_per_address_and_in_all(store):
     study, _ = add_study(store)
-    limit = EnrolmentLimit(per_address=3, in_all=5, clock=lambda: 0.0)
+    limit = EnrolmentLimit(per_address=3, total=5, clock=lambda: 0.0)
     with serving(store, study, limit=limit) as address:
         def enrol(number, source):
             body = {"rater": f"rater{number}", "consent": study.settings.consent_version}
@@ -250,7 +251,7 @@ def test_enrolment_is_limited_per_address_and_in_all(store):
 
 def test_a_limit_lets_a_whole_group_start_at_once_and_fills_again():
     now = [0.0]
-    limit = EnrolmentLimit(per_address=120, in_all=600, clock=lambda: now[0])
+    limit = EnrolmentLimit(per_address=120, total=600, clock=lambda: now[0])
     assert [limit.take("192.0.2.1") for _ in range(121)] == [0] * 120 + [5]
     assert limit.take("::ffff:192.0.2.1") == 5  # the same address
     now[0] += 5
@@ -266,7 +267,7 @@ def test_a_limit_lets_a_whole_group_start_at_once_and_fills_again():
 
 def test_a_limit_forgets_addresses():
     now = [0.0]
-    limit = EnrolmentLimit(per_address=2, in_all=0, clock=lambda: now[0])
+    limit = EnrolmentLimit(per_address=2, total=0, clock=lambda: now[0])
     for number in range(20_000):
         now[0] += 1
         assert limit.take(f"10.0.{number // 250}.{number % 250}") == 0

@@ -11,9 +11,9 @@ from survey_tools import SIGHT, add_study, vote_through
 
 from superres.survey import schema
 from superres.survey.assignment import schedule
+from superres.survey.credentials import link_key, new_token, pseudonym
 from superres.survey.exclusions import quality
 from superres.survey.records import read_votes, repeated_votes
-from superres.survey.secrecy import link_key, new_token, pseudonym
 from superres.survey.store import Store
 from superres.survey.study import GOLD, MAIN, PRACTICE, REPEAT, StudySettings
 from superres.survey.voting import RefusedError, Vote, enrol, next_trial, save_vote, shown_picture
@@ -287,7 +287,7 @@ def test_raters_are_stored_under_a_salted_pseudonym(quick):
         names = connection.scalars(select(schema.rater.c.pseudonym)).all()
     assert names == [pseudonym(study.salt, "prolific-4711"), pseudonym(other.salt, "prolific-4711")]
     assert len(set(names)) == 2
-    for path in quick.place, f"{quick.place}-wal":
+    for path in quick.location, f"{quick.location}-wal":
         with open(path, "rb") as file:
             assert b"prolific-4711" not in file.read()
 

@@ -87,7 +87,7 @@ def test_what_is_measured_is_not_decoded_again(opened, toy, capsys, monkeypatch)
     again = opened()
     monkeypatch.setattr("superres.evaluation.table1.decode_text", pytest.fail)
     again.add("regular", toy)
-    assert "regular: measured already" in capsys.readouterr().err
+    assert "regular: already measured" in capsys.readouterr().err
     assert saved(again) == before
 
 

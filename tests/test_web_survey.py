@@ -96,7 +96,7 @@ def test_the_tabs_hold_the_pages_under_the_proxy_s_path(demo, root_path, address
 
 def test_the_program_serves_page_translation_and_survey_and_stops(kept, tmp_path):
     store, *_ = kept
-    words = ["--survey", "study", "--store", str(store.place), "--root-path", "/demo",
+    words = ["--survey", "study", "--store", str(store.location), "--root-path", "/demo",
              "--translation-checkpoint", str(write_checkpoint(tmp_path / "toy"))]
     process, lines = start(*words), []
     try:
@@ -120,8 +120,8 @@ def test_a_study_or_store_that_is_missing_is_told_in_one_line(tmp_path, kept):
     with pytest.raises(StoreError, match=r"no survey store .*nowhere\.db; make one with"):
         app.open_survey("study", str(tmp_path / "nowhere.db"))
     with pytest.raises(StoreError, match="'other'"):
-        app.open_survey("other", store.place)
-    opened, _ = app.open_survey("study", store.place)
+        app.open_survey("other", store.location)
+    opened, _ = app.open_survey("study", store.location)
     opened.close()
 
 

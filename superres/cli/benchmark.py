@@ -122,10 +122,10 @@ def _measure(
 ) -> None:
     """Run a benchmark and report it as asked."""
     from superres.evaluation.benchmark import benchmark_markdown, run_benchmark, write_benchmark
-    from superres.system.machine import require_quiet
+    from superres.system.machine import require_idle
 
     if not busy:
-        require_quiet()
+        require_idle()
     report = run_benchmark(work, batches, repeats)
     if output is not None:
         write_benchmark(report, output)
@@ -143,12 +143,12 @@ def _compare(
         proposers_markdown,
         write_proposers,
     )
-    from superres.system.machine import require_quiet
+    from superres.system.machine import require_idle
 
     require(len(batches) == 1, f"--proposers compares at one number of rows; give --batches 1, not {batches}")
     names = parse_proposers(proposers, work.pipeline)
     if not busy:
-        require_quiet()
+        require_idle()
     report = compare_proposers(work, names, batch=batches[0], count=count, temperature=temperature, base=base)
     if output is not None:
         write_proposers(report, output)

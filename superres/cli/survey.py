@@ -12,7 +12,7 @@ import typer
 from superres.cli.options import DEVICES, BatchSize, Device, choices
 from superres.config import require, require_choice
 from superres.errors import ConfigError, InvalidInputError
-from superres.survey.limits import IN_ALL, PER_ADDRESS, EnrolmentLimit
+from superres.survey.limits import PER_ADDRESS, TOTAL, EnrolmentLimit
 from superres.survey.study import INTERPOLATIONS, StudySettings
 from superres.system.terminal import echo
 
@@ -136,8 +136,8 @@ def create(
     height, width = made[0].a.pixels.shape[:2]
     comparisons = [comparison for comparison, _, _ in compared]
     _, token = opened.create_study(study, settings.fitted(width, height), comparisons, methods, made)
-    _say(f"study {study} with {len(comparisons)} comparisons and {len(made)} pairs is in {opened.place}; its owner's "
-         "token follows, and is shown this once")
+    _say(f"study {study} with {len(comparisons)} comparisons and {len(made)} pairs is in {opened.location}; its "
+         "owner's token follows, and is shown this once")
     typer.echo(token)
 
 
@@ -159,7 +159,7 @@ def _settings(context: typer.Context) -> StudySettings:
 @survey_app.command()
 def serve(
     study: StudyName, store: StorePlace = PLAIN_STORE, host: Host = "127.0.0.1", port: Port = 8000,
-    root_path: RootPath = "", enrolments_per_address: PerAddress = PER_ADDRESS, enrolments: InAll = IN_ALL,
+    root_path: RootPath = "", enrolments_per_address: PerAddress = PER_ADDRESS, enrolments: InAll = TOTAL,
 ) -> None:
     """Let raters vote in a browser; the owner's live results are under results/."""
     import socket
@@ -195,7 +195,7 @@ def link(
     """
     from urllib.parse import urlencode
 
-    from superres.survey.secrecy import link_key
+    from superres.survey.credentials import link_key
 
     _, found = _study(store, study)
     names = found.settings.id_params
@@ -276,7 +276,7 @@ def import_(file: Exported, name: NewName = None, store: StorePlace = PLAIN_STOR
     from superres.survey.export import import_study
 
     opened = _open(store, create=True)
-    _say(f"study {import_study(opened, file, name).name} is in {opened.place}")
+    _say(f"study {import_study(opened, file, name).name} is in {opened.location}")
 
 
 @survey_app.command()
@@ -289,8 +289,8 @@ def exclude(
             "give one of a rule (such as gold<0.8), --rater-id or --revoke")
     require(bool(reason.strip()), "give the --reason; it is kept with the rule")
     from superres.survey import exclusions
+    from superres.survey.credentials import pseudonym
     from superres.survey.records import read_votes
-    from superres.survey.secrecy import pseudonym
 
     opened, found = _study(store, study)
     if revoke is not None:
@@ -311,7 +311,7 @@ def migrate(store: StorePlace = PLAIN_STORE) -> None:
 
     opened = Store(store, create=True)
     before, after = opened.migrated
-    _say(f"{opened.place} has schema {after}" + (f", before {before}" if before != after else " already"))
+    _say(f"{opened.location} has schema {after}" + (f", before {before}" if before != after else " already"))
 
 
 @survey_app.command()

@@ -1,13 +1,13 @@
-"""Measure the speed of decoding on this machine, and its distance from the machine's limits, in one process.
+"""Measure the speed of decoding on this machine, and compare it with the limits of the machine, in one process.
 
-Variants of decoding take turns, batch by batch, so that a busy machine slows all alike. Every time is the median of
-several rounds after a warm-up. Speed-ups are relative to greedy decoding by the same engine in the same run.
+The variants of decoding alternate, batch by batch, so that other load slows all variants alike. Every time is the
+median of several rounds after a warm-up. Speed-ups are relative to greedy decoding by the same engine in the same run.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from superres.config import BeamConfig, DecodeConfig, ModelConfig, require
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
-from superres.system.machine import REPEATS, PeakMemory, Timer, bandwidth, machine, matrix_rate
-from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_result
+from superres.system.machine import REPEATS, Timer, bandwidth, machine, matrix_rate, peak_bytes
+from superres.system.output import figure_png, markdown_table, number_text, write_results
 from superres.tasks import faces, translation
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Variant = DecodeConfig | BeamConfig
 Report = dict[str, Any]
 
 BLOCK_SIZES = (1, 2, 4, 6, 8, 10)
-"""Block sizes measured, as far as there are prediction heads."""
+"""Block sizes to measure, up to the number of prediction heads."""
 
 BATCHES = (1, 8, 64)
 
@@ -44,7 +44,7 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Run:
-    """One decoding of a batch: wall clock, generated tokens, the batch's model calls, and traces (none of a beam)."""
+    """Result of decoding a batch: wall-clock seconds, generated tokens, model calls and, except for beams, traces."""
 
     seconds: float
     tokens: int
@@ -54,15 +54,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a benchmark decodes.
+    """Inputs and variants of decoding for a benchmark.
 
     Attributes:
-        pipeline: the checkpoint.
-        unit: what one row of a batch is, "image" or "sentence".
-        variants: decoding settings by name, "greedy" among them.
-        decode: decodes a batch of the given size with one variant.
-        source: source tokens [B, S] of a batch of the given size, for timing single steps.
-        position: decoder position at which steps are timed: the middle of a target.
+        pipeline: the loaded checkpoint.
+        unit: name of one row of a batch, "image" or "sentence".
+        variants: decoding settings by name, including "greedy".
+        decode: function that decodes a batch of a given size with one variant.
+        source: function that returns the source tokens [B, S] of a batch of a given size.
+        position: decoder position at which steps are timed, in the middle of a target.
     """
 
     pipeline: Pipeline
@@ -74,12 +74,12 @@ class Workload:
 
 
 def block_sizes(heads: int) -> tuple[int, ...]:
-    """Return the block sizes that a network of `heads` prediction heads is measured at."""
+    """Return the block sizes to measure for a network with `heads` prediction heads."""
     return tuple(k for k in BLOCK_SIZES if k <= heads)
 
 
 def _by_size(name: str, options: DecodeConfig, sizes: Sequence[int]) -> dict[str, DecodeConfig]:
-    """Return variants of decoding at each block size, and at adaptive block sizes."""
+    """Return the variants of `options` at each block size, and at adaptive block sizes."""
     fixed = {f"{name}, k = {k}": dataclasses.replace(options, block_size=k) for k in sizes}
     return {**fixed, f"{name}, adaptive": dataclasses.replace(options, adaptive=True)} if sizes else {}
 
@@ -88,8 +88,8 @@ def image_workload(upscaler: Upscaler, sources: np.ndarray) -> Workload:
     """Return the workload of upscaling: greedy, exact blocks, and blocks within epsilon 2.
 
     Args:
-        upscaler: the checkpoint.
-        sources: uint8 [N, 8, 8, 3], taken again from the start where a batch needs more.
+        upscaler: the loaded checkpoint.
+        sources: uint8 [N, 8, 8, 3], repeated for batches of more than N images.
     """
     sizes = block_sizes(upscaler.model_config.prediction_heads)[1:]
     variants: dict[str, Variant] = {
@@ -101,7 +101,7 @@ def image_workload(upscaler: Upscaler, sources: np.ndarray) -> Workload:
 
     def decode(variant: Variant, batch: int) -> Run:
         if isinstance(variant, BeamConfig):
-            raise TypeError("images are not searched by beams")
+            raise TypeError("beam search does not support images")
         made = upscaler(chosen(batch), variant)
         tokens, calls = sum(trace.tokens for trace in made.traces), max(trace.model_calls for trace in made.traces)
         return Run(made.seconds, tokens, calls, made.traces)
@@ -115,11 +115,11 @@ def text_workload(translator: Translator, lines: Sequence[str]) -> Workload:
     """Return the workload of translation: greedy, exact blocks, top-2 blocks and beam search.
 
     Args:
-        translator: the checkpoint.
-        lines: sentences; a batch takes those of middle length, and lines again where it needs more.
+        translator: the loaded checkpoint.
+        lines: sentences. A batch takes the sentences of medium length, and repeats sentences if there are too few.
 
     Raises:
-        InvalidInputError: no line is fit to be translated.
+        InvalidInputError: every line is empty or too long for the network.
     """
     sizes = block_sizes(translator.model_config.prediction_heads)[1:]
     variants: dict[str, Variant] = {
@@ -149,11 +149,11 @@ def text_workload(translator: Translator, lines: Sequence[str]) -> Workload:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What a step has to do at the least.
+    """Minimum work of a step.
 
     Attributes:
-        weights: weights read, those of the prediction heads and the embeddings left out.
-        cache: numbers among the keys and values that a row of the batch reads.
+        weights: number of weights that a step reads, without prediction heads and embeddings.
+        cache: number of elements of keys and values that a step reads per row.
     """
 
     weights: int
@@ -161,7 +161,7 @@ class StepWork:
 
     @classmethod
     def of(cls, pipeline: Pipeline, position: int) -> StepWork:
-        """Count for the network of `pipeline` at a decoder position."""
+        """Count the work of the network of `pipeline` at a decoder position."""
         model, config = pipeline.model, pipeline.model_config
         count = sum(weight.numel() for weight in model.decoder.parameters()) + model.project.weight.numel()
         if model.neighbourhood is not None:
@@ -169,13 +169,13 @@ class StepWork:
         return cls(count, config.decoder_layers * 2 * config.width * window(config, position))
 
     def floor(self, batch: int, width: int, read: float, rate: float) -> float:
-        """Return the least seconds of a step without the heads: reading or computing, whichever takes longer.
+        """Return the minimum duration of a step without heads in seconds: the maximum of reading and computing.
 
         Args:
-            batch: rows B.
-            width: tokens W.
-            read: bytes a second.
-            rate: operations a second.
+            batch: number of rows B.
+            width: tokens per row W.
+            read: memory bandwidth in bytes per second.
+            rate: arithmetic speed in operations per second.
         """
         reading = FLOAT_BYTES * (self.weights + batch * self.cache) / read
         computing = 2 * batch * width * (self.weights + self.cache) / rate
@@ -183,33 +183,33 @@ class StepWork:
 
 
 def window(config: ModelConfig, position: int) -> int:
-    """Return how many keys a query at `position` sees: all before it, or its block and the one before (section 6.2)."""
+    """Return the number of visible keys: all up to `position`, or from the previous attention block (section 6.2)."""
     if config.attention == "causal":
         return position + 1
     return min(position + 1, config.attention_block_length + position % config.attention_block_length + 1)
 
 
 def step_costs(work: Workload, batches: Sequence[int], widths: Sequence[int]) -> list[Report]:
-    """Measure T(B, W), the time of a step, of its parts and of the rest of an iteration, in the middle of a target.
+    """Measure T(B, W), the duration of a step, of its parts and of an iteration, in the middle of a target.
 
     Returns:
-        a row for each B and W, ready for JSON; seconds throughout.
+        One row per B and W, serialisable as JSON; durations are in seconds.
     """
-    timer, least = Timer(work.pipeline.device), StepWork.of(work.pipeline, work.position)
-    read, rate = bandwidth(FLOAT_BYTES * least.weights, timer), matrix_rate(timer)
+    timer, minimum = Timer(work.pipeline.device), StepWork.of(work.pipeline, work.position)
+    read, rate = bandwidth(FLOAT_BYTES * minimum.weights, timer), matrix_rate(timer)
     rows = []
     with torch.inference_mode():
         for batch in batches:
             for width in widths:
                 costs = _step_cost(work, timer, batch, width)
-                floor = least.floor(batch, width, read, rate)
+                floor = minimum.floor(batch, width, read, rate)
                 rows.append({"batch": batch, "width": width, **costs, "floor": floor,
                              "step_over_floor": costs["step"] / floor})
     return rows
 
 
 def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str, float]:
-    """Return the seconds of a step, its parts, the heads' proposals and a whole iteration."""
+    """Return the seconds of a step, of its parts, of the heads' proposals and of an iteration."""
     scoring, device = work.pipeline.scoring, work.pipeline.device
     source = work.source(batch)
     tokens = torch.full((batch, width), 128, device=device)
@@ -229,7 +229,7 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
 
 
 def position_costs(work: Workload) -> list[dict[str, float]]:
-    """Measure a step of one row at the beginning, in the middle and at the end of a target."""
+    """Measure a step of one row near the start, in the middle and near the end of a target."""
     device, config = work.pipeline.device, work.pipeline.model_config
     width = config.prediction_heads
     timer, rows = Timer(device), []
@@ -244,7 +244,7 @@ def position_costs(work: Workload) -> list[dict[str, float]]:
 
 
 def decode_costs(work: Workload, batch: int, repeats: int) -> list[Report]:
-    """Decode a batch with all variants in turn, `repeats` times after a warm-up; return one row per variant."""
+    """Decode a batch with alternating variants, `repeats` times after a warm-up; return one row per variant."""
     seconds: dict[str, list[float]] = {variant: [] for variant in work.variants}
     last: dict[str, Run] = {}
     for number in range(repeats + 1):
@@ -267,46 +267,53 @@ def decode_costs(work: Workload, batch: int, repeats: int) -> list[Report]:
 
 
 def memory_costs(work: Workload, batches: Sequence[int]) -> dict[str, float]:
-    """Return how many bytes more are held at the peak of decoding a batch, by the batch's size, in rising order."""
-    found = {}
-    for batch in sorted(batches):
-        with PeakMemory(work.pipeline.device) as peak:
-            work.decode(DecodeConfig(), batch)
-        found[str(batch)] = peak.bytes
-    return found
+    """Return the peak memory of decoding a batch in bytes, beyond the loaded model, by batch size in rising order."""
+    return {str(batch): peak_bytes(work.pipeline.device, functools.partial(work.decode, DecodeConfig(), batch))
+            for batch in sorted(batches)}
 
 
 def run_benchmark(work: Workload, batches: Sequence[int] = BATCHES, repeats: int = 3) -> Report:
     """Measure decoding on this machine.
 
     Args:
-        work: what is decoded.
-        batches: rows decoded together.
-        repeats: rounds, of which medians are taken.
+        work: inputs and variants of decoding.
+        batches: batch sizes.
+        repeats: number of rounds; the report has medians over rounds.
 
     Returns:
-        a report, ready for JSON: `machine`, `memory` as from `memory_costs`, `steps` as from `step_costs`, `positions`
-        as from `position_costs`, `ways` as from `decode_costs`.
+        A report, serialisable as JSON: `run_record`, `memory` of `memory_costs`, `steps` of `step_costs`, `positions`
+        of `position_costs`, and `ways` of `decode_costs`.
 
     Raises:
         ConfigError: a number is not positive.
     """
     require(bool(batches) and all(batch >= 1 for batch in batches), f"batches must be positive, not {batches}")
     require(repeats >= 1, f"--repeats must be at least 1, not {repeats}")
-    pipeline = work.pipeline
-    memory = memory_costs(work, batches)
-    widths = block_sizes(pipeline.model_config.prediction_heads)
+    memory = memory_costs(work, batches)  # first: a larger peak would hide the peaks of decoding
+    widths = block_sizes(work.pipeline.model_config.prediction_heads)
     return {
-        "task": pipeline.task, "unit": work.unit, "machine": machine(pipeline.device),
-        "checkpoint": f"{pipeline.name}@{pipeline.revision}", "engine": pipeline.engine,
-        "device": str(pipeline.device), "repeats": repeats, "memory": memory,
+        **run_record(work), "repeats": repeats, "memory": memory,
         "steps": step_costs(work, batches, widths), "positions": position_costs(work),
         "ways": [row for batch in batches for row in decode_costs(work, batch, repeats)],
     }
 
 
+def run_record(work: Workload) -> Report:
+    """Return the entries of a report that identify checkpoint, engine and machine."""
+    pipeline = work.pipeline
+    return {"task": pipeline.task, "unit": work.unit, "machine": machine(pipeline.device),
+            "checkpoint": f"{pipeline.name}@{pipeline.revision}", "engine": pipeline.engine,
+            "device": str(pipeline.device)}
+
+
+def run_text(report: Report) -> str:
+    """Return the entries of `run_record` in a report as one line."""
+    properties = ", ".join(f"{name} {value}" for name, value in report["machine"].items() if value is not None)
+    return f"{report['checkpoint']}, engine {report['engine']} on {report['device']}; {properties}."
+
+
 STEP_COLUMNS = {
-    "step": "step", "heads": "heads", "acceptance": "acceptance and loop", "part_input": "of the step: input",
+    "step": "step", "heads": "heads", "acceptance": "acceptance and loop", "part_input": "step: input",
     "part_attention": "attention", "part_feed-forward": "feed-forward", "part_scores": "scores", "floor": "floor",
 }
 """Entries of a row of step costs, shown in milliseconds."""
@@ -318,7 +325,6 @@ def benchmark_markdown(report: Report) -> str:
     columns = {f"seconds_per_{unit}": (f"s/{unit}", 4), f"{unit}s_per_second": (f"{unit}s/s", 2),
                "tokens_per_second": ("tokens/s", 0), "speed_up": ("speed-up", 2),
                "mean_accepted_block_size": ("mean accepted block size", 2), "model_calls": ("model calls", 0)}
-    told = ", ".join(f"{name} {value}" for name, value in report["machine"].items() if value is not None)
     decoded = [[str(row["batch"]), row["way"], *(number_text(row[name], digits) for name, (_, digits) in
                 columns.items())] for row in report["ways"]]
     steps = [[str(row["batch"]), str(row["width"]), *(number_text(1e3 * row[name], 3) for name in STEP_COLUMNS),
@@ -327,21 +333,20 @@ def benchmark_markdown(report: Report) -> str:
     growth = ", ".join(f"{1e3 * row['step']:.3f} ms at {row['position']}" for row in report["positions"])
     return "\n\n".join([
         f"# Benchmark: {report['task']}",
-        f"{report['checkpoint']}, engine {report['engine']} on {report['device']}; {told}. Medians of "
-        f"{report['repeats']} rounds.",
+        f"{run_text(report)} Medians of {report['repeats']} rounds.",
         "## Decoding",
-        markdown_table(["batch", "way", *(name for name, _ in columns.values())], decoded),
-        "## A step, in milliseconds",
+        markdown_table(["batch", "variant", *(name for name, _ in columns.values())], decoded),
+        "## Duration of a step, in milliseconds",
         markdown_table(["batch", "W", *STEP_COLUMNS.values(), "step / floor"], steps),
-        "The floor is the time to read a step's weights and cache at the rate at which this machine was seen to read "
-        "as many bytes, or to do its operations at the rate of a large product, whichever is longer.",
-        f"A step of one row and all prediction heads by position: {growth}.",
-        f"Memory beyond the loaded model by batch: {memory}.",
+        "The floor is the larger of two times: to read a step's weights and cache at the measured memory bandwidth, "
+        "and to compute a step at the measured speed of a large matrix product.",
+        f"A step of one row with all prediction heads by position: {growth}.",
+        f"Peak memory beyond the loaded model by batch: {memory}.",
     ]) + "\n"
 
 
 def speed_plot(report: Report) -> bytes:
-    """Return a PNG: speed-up over greedy by mean accepted block size, as the paper's Figure 4, a line a criterion."""
+    """Return a PNG of speed-up over greedy by mean accepted block size, per criterion, as in the paper's Figure 4."""
     from matplotlib.figure import Figure
 
     batches = sorted({row["batch"] for row in report["ways"]})
@@ -356,14 +361,14 @@ def speed_plot(report: Report) -> bytes:
                 label = row["way"].split(", ")[1].removeprefix("k = ")
                 axes.annotate(label, place, (3, 3), textcoords="offset points", fontsize=8)
         most = max(row["mean_accepted_block_size"] for row in rows)
-        axes.plot([1, most], [1, most], color="grey", linestyle=":", label="all of it")
+        axes.plot([1, most], [1, most], color="grey", linestyle=":", label="speed-up = block size")
         axes.set(title=f"batch {batch}", xlabel="mean accepted block size", ylabel="speed-up over greedy")
         axes.legend(fontsize=8)
     return figure_png(figure)
 
 
 def step_plot(report: Report) -> bytes:
-    """Return a PNG: time of a step, T(B, W), and of a whole iteration by width, with the floor, a panel a batch."""
+    """Return a PNG of the step time T(B, W), the iteration time and the floor by width, with a panel per batch size."""
     from matplotlib.figure import Figure
 
     batches = sorted({row["batch"] for row in report["steps"]})
@@ -383,10 +388,5 @@ def write_benchmark(report: Report, folder: Path) -> list[Path]:
     Raises:
         OutputError: a file cannot be written.
     """
-    files = {"benchmark.json": (json.dumps(report, indent=1) + "\n").encode(),
-             "benchmark.md": benchmark_markdown(report).encode(), "speed.png": speed_plot(report),
-             "step.png": step_plot(report)}
-    prepare_folder(folder)
-    for name, data in files.items():
-        write_result(folder / name, data)
-    return [folder / name for name in files]
+    return write_results(folder, {"benchmark.json": report, "benchmark.md": benchmark_markdown(report),
+                                  "speed.png": speed_plot(report), "step.png": step_plot(report)})

@@ -1,14 +1,12 @@
-"""Every proposer in the same loop, on the same inputs: what the cost model predicts beside what is measured.
+"""Measure all proposers on the same inputs, and compare the measurements with the predictions of the cost model.
 
-A proposer is measured at the block size that it has by default, and then at the one that the model predicts to be the
-fastest by what was measured. Ways of decoding take turns, input by input, so that a busy machine slows all alike.
+A proposer is measured at its default block size, and then at the fastest block size by the cost model. The variants of
+decoding alternate, batch by batch, so that other load slows all variants alike.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,10 +34,10 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer, accompany
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError
-from superres.evaluation.benchmark import Workload
+from superres.evaluation.benchmark import Workload, run_record, run_text
 from superres.pipeline.base import Pipeline
-from superres.system.machine import machine
-from superres.system.output import markdown_table, number_text, prepare_folder, write_result
+from superres.system.machine import Timer
+from superres.system.output import markdown_table, number_text, write_results
 from superres.tasks import translation
 
 Report = dict[str, Any]
@@ -48,36 +46,36 @@ Row = dict[str, Any]
 MODES = ("greedy", "coupled", "speculative")
 """Modes of choosing tokens: exact greedy decoding, and two methods of sampling."""
 
-LARGEST = 16
-"""Largest block size that the cost model may choose for a proposer that needs no heads."""
+MAX_BLOCK_SIZE = 16
+"""Largest block size that the cost model may choose for a proposer without heads."""
 
 
 def parse_proposers(text: str, pipeline: Pipeline) -> list[str]:
-    """Return the names in "heads,draft", or those of all proposers that suit the task of `pipeline` for "all".
+    """Return the names in a list such as "heads,draft"; "all" means all proposers for the task of `pipeline`.
 
     Raises:
-        ConfigError: one is unknown, or is for images alone.
+        ConfigError: a name is unknown, or a proposer supports only images.
     """
-    suitable = [name for name, kind in PROPOSERS.items()
-                if not (kind.raster and len(pipeline.model_config.target_shape) == 1)]
+    supported = [name for name, kind in PROPOSERS.items()
+                 if not (kind.raster and len(pipeline.model_config.target_shape) == 1)]
     if text == "all":
-        return suitable
+        return supported
     names = [name.strip() for name in text.split(",")]
     for name in names:
-        require(name in suitable, f"--proposers takes all, or some of {', '.join(suitable)}, not {name!r}")
+        require(name in supported, f"--proposers takes all, or names from {', '.join(supported)}, not {name!r}")
     return names
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs that are decoded together: source tokens [B, S], and where those are padding, bool [B, S] or None."""
+    """Inputs that are decoded together: source tokens [B, S], and their padding mask, bool [B, S], or None."""
 
     source: Tensor
     padding: Tensor | None
 
     @classmethod
     def of(cls, pipeline: Pipeline, source: Tensor) -> Batch:
-        """Find the padding of `source`, and cut off what all rows have of it."""
+        """Make a batch from padded source tokens; columns that are padding in all rows are removed."""
         if pipeline.task != translation.name:
             return cls(source, None)
         padding = source == translation.PADDING
@@ -93,10 +91,10 @@ class Variant:
     Attributes:
         mode: a name in MODES.
         options: decoding settings.
-        proposer: what proposes; None where one token a step is chosen.
-        seconds: wall clock of all batches so far.
-        proposing: of that, what the proposer took.
-        decoded: results, one a batch.
+        proposer: the proposer; None for one token per step.
+        seconds: wall-clock time of all batches so far.
+        proposing: share of `seconds` that the proposer took, in seconds.
+        decoded: results, one per batch.
     """
 
     mode: str
@@ -107,58 +105,53 @@ class Variant:
     decoded: list[Decoded] = dataclasses.field(default_factory=list)
 
     def measure(self, pipeline: Pipeline, batch: Batch) -> None:
-        """Decode a batch, and remember time and result; the first time, not without having started once before."""
+        """Decode a batch and record time and result; two iterations of the first batch warm up."""
         if not self.decoded:
             for _ in islice(iterations(pipeline.scoring, batch.source, self.options, padding=batch.padding,
                                        proposer=self.proposer), 2):
                 pass
-        with timed(self.proposer, pipeline.device) as spent:
-            seconds, decoded = self._decode(pipeline, batch)
+        timer = Timer(pipeline.device)
+        with timed(self.proposer, timer) as spent:
+            seconds, decoded = self._decode(pipeline, batch, timer)
         proposing = sum(spent)
         if self.proposer is not None and self.proposer.stateless:
-            # Iterations that nobody watches may be replayed, or left to the session. The share is taken to be the same.
+            # Without timing inside, iterations may run in a CUDA graph or natively. The share is assumed equal there.
             share = proposing / seconds
-            seconds, decoded = self._decode(pipeline, batch)
+            seconds, decoded = self._decode(pipeline, batch, timer)
             proposing = share * seconds
         self.seconds += seconds
         self.proposing += proposing
         self.decoded.append(decoded)
 
-    def _decode(self, pipeline: Pipeline, batch: Batch) -> tuple[float, Decoded]:
-        started = _now(pipeline.device)
+    def _decode(self, pipeline: Pipeline, batch: Batch, timer: Timer) -> tuple[float, Decoded]:
+        started = timer.now()
         decoded = decode(pipeline.scoring, batch.source, self.options, padding=batch.padding, proposer=self.proposer)
-        return _now(pipeline.device) - started, decoded
+        return timer.now() - started, decoded
 
     @property
     def tokens(self) -> int:
-        """Generated tokens."""
+        """Number of generated tokens."""
         return sum(int(decoded.lengths.sum()) for decoded in self.decoded)
 
     @property
     def iterations(self) -> int:
-        """Iterations of the loop; a batch takes those of its slowest row."""
+        """Iterations of the loop, which are the iterations of the slowest row of each batch."""
         return sum(max(trace.iterations for trace in decoded.traces) for decoded in self.decoded)
 
 
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 @contextmanager
-def timed(proposer: Proposer | None, device: torch.device) -> Iterator[list[float]]:
-    """Give a list of the seconds that each call of `proposer` takes meanwhile, which it will be called for."""
+def timed(proposer: Proposer | None, timer: Timer) -> Iterator[list[float]]:
+    """Yield a list that collects the duration of each call of `proposer.propose` in seconds."""
     spent: list[float] = []
     if proposer is None:
         yield spent
         return
-    plain = proposer.propose
+    original = proposer.propose
 
-    def propose(*arguments: Any) -> Tensor:  # noqa: ANN401 -- those of `Proposer.propose`
-        started = _now(device)
-        tokens = plain(*arguments)
-        spent.append(_now(device) - started)
+    def propose(*arguments: Any) -> Tensor:  # noqa: ANN401 -- the arguments of `Proposer.propose`
+        started = timer.now()
+        tokens = original(*arguments)
+        spent.append(timer.now() - started)
         return tokens
 
     proposer.propose, proposer.stateless = propose, False  # type: ignore[assignment, method-assign]
@@ -170,13 +163,13 @@ def timed(proposer: Proposer | None, device: torch.device) -> Iterator[list[floa
 
 @dataclass
 class Comparison:
-    """The proposers of one checkpoint on the same inputs.
+    """Measurements of the proposers of one checkpoint on the same inputs.
 
     Attributes:
-        pipeline: the checkpoint.
+        pipeline: the loaded checkpoint.
         batches: inputs.
-        temperature: of sampling.
-        base: settings that name what proposers need (`draft`, `ngrams`).
+        temperature: temperature of sampling.
+        base: common decoding settings, such as `draft` and `ngrams`.
     """
 
     pipeline: Pipeline
@@ -185,18 +178,18 @@ class Comparison:
     base: DecodeConfig
 
     def options(self, name: str, mode: str, block_size: int) -> DecodeConfig:
-        """Return the settings for a proposer and mode."""
+        """Return the decoding settings for a proposer, mode and block size."""
         temperature = 0.0 if mode == "greedy" else self.temperature
         sampling = "speculative" if mode == "speculative" else "coupled"
         return dataclasses.replace(self.base, proposer=name, block_size=block_size, temperature=temperature,
                                    sampling=sampling)
 
     def variants(self, names: Sequence[str], block_size: int | None) -> tuple[list[Variant], dict[str, str]]:
-        """Return the variants for proposers `names`, and the reason for each name that is not available."""
+        """Return the variants of the proposers `names`, and the reason for each proposer that is not available."""
         variants, missing = [], dict[str, str]()
         for name in names:
-            suits = PROPOSERS[name].block_size or max(self.pipeline.model_config.prediction_heads, DEFAULT_BLOCK_SIZE)
-            options = self.options(name, "greedy", min(block_size or suits, self.largest(name)))
+            default = PROPOSERS[name].block_size or max(self.pipeline.model_config.prediction_heads, DEFAULT_BLOCK_SIZE)
+            options = self.options(name, "greedy", min(block_size or default, self.largest(name)))
             try:
                 proposer = self.pipeline.proposers.get(options) or PROPOSERS[name]()
                 accompany(self.pipeline.scoring, proposer)
@@ -211,11 +204,11 @@ class Comparison:
         """Return the largest block size of a proposer."""
         config = self.pipeline.model_config
         if PROPOSERS[name].branching:
-            return min(LARGEST, config.target_length + 2 - self.base.window)
-        return config.prediction_heads if PROPOSERS[name].uses_heads else min(LARGEST, config.target_length)
+            return min(MAX_BLOCK_SIZE, config.target_length + 2 - self.base.window)
+        return config.prediction_heads if PROPOSERS[name].uses_heads else min(MAX_BLOCK_SIZE, config.target_length)
 
     def rows(self, variants: Sequence[Variant]) -> list[Row]:
-        """Measure all variants and the one-token baselines in turn; return one row per variant."""
+        """Measure all variants and the baselines of one token per step alternately; return one row per variant."""
         baselines = {mode: Variant(mode, self.options("heads", mode, 1), None) for mode in MODES}
         everything = [*baselines.values(), *variants]
         with tqdm(total=len(self.batches) * len(everything), unit="decode", disable=None) as bar:
@@ -224,30 +217,30 @@ class Comparison:
                     bar.set_postfix_str(f"{variant.options.proposer} {variant.mode}", refresh=False)
                     variant.measure(self.pipeline, batch)
                     bar.update()
-        # One token per step can be sampled with either noise; the faster one is the baseline of sampling in blocks.
+        # Both modes of sampling have a baseline of one token per step; the faster one is the baseline of both modes.
         sampling = min((baselines["coupled"], baselines["speculative"]), key=lambda one: one.seconds / one.tokens)
         return [self.row(one, baselines["greedy"] if one.mode == "greedy" else sampling, baselines[one.mode])
                 for one in variants]
 
     def row(self, variant: Variant, baseline: Variant, same: Variant) -> Row:
-        """Return the measurements of a variant, and the predictions of the cost model from them.
+        """Return the measurements of a variant, and the predictions of the cost model from these measurements.
 
         Args:
             variant: a measured variant.
-            baseline: one token a step, to compare times with.
-            same: one token a step in the same mode, to compare tokens with.
+            baseline: one token per step, for comparing times.
+            same: one token per step in the same mode, for comparing tokens.
         """
         k = variant.options.block_size or 1
         gamma, call = k - 1, baseline.seconds / max(baseline.iterations, 1)
         traces = [trace for decoded in variant.decoded for trace in decoded.traces]
         kind = PROPOSERS[variant.options.proposer]
         branches, columns = kind.branches(variant.options), kind.columns(variant.options, k)
-        seen = acceptance_rate(traces, k, branches)
+        observed = acceptance_rate(traces, k, branches)
         overlap = self.overlap(variant) if variant.mode == "speculative" and not kind.branching else None
-        alpha = seen if overlap is None else overlap
+        alpha = observed if overlap is None else overlap
         c = variant.proposing / max(variant.iterations * gamma, 1) / call
         verify = (variant.seconds - variant.proposing) / max(variant.iterations, 1) / call
-        more = max(verify - 1, 0.0) / max(gamma, 1)
+        extra = max(verify - 1, 0.0) / max(gamma, 1)
         return {
             "proposer": variant.options.proposer, "mode": variant.mode, "block_size": k,
             "mean_accepted_block_size": mean_accepted_block_size(traces),
@@ -255,18 +248,18 @@ class Comparison:
             "seconds": variant.seconds / len(traces), "baseline_seconds": baseline.seconds / len(traces),
             "speed_up": baseline.seconds / baseline.tokens / (variant.seconds / variant.tokens),
             "equal_tokens": self.equal(variant, same) if variant.mode != "speculative" else None,
-            "alpha": alpha, "alpha_seen": seen, "c": c, "verify": verify,
+            "alpha": alpha, "alpha_seen": observed, "c": c, "verify": verify,
             "predicted_tokens": expected_tokens(alpha, gamma, branches),
             "predicted_speed_up": improvement_factor(alpha, gamma, c, branches=branches),
             "predicted_speed_up_here": improvement_factor(alpha, gamma, c, verify, branches),
             "operations": operations_factor(alpha, gamma, self.operations(variant), columns, branches),
-            "best_block_size": 1 + best_gamma(alpha, c, self.largest(variant.options.proposer) - 1, more, branches),
+            "best_block_size": 1 + best_gamma(alpha, c, self.largest(variant.options.proposer) - 1, extra, branches),
             "extra_bytes": self.extra_bytes(variant),
             "training": PROPOSERS[variant.options.proposer].training,
         }
 
     def overlap(self, variant: Variant) -> float:
-        """Return E[min(p, q)], measured in a decoding of its own."""
+        """Return E[min(p, q)], measured in a separate decoding of the first batch."""
         if variant.proposer is None:
             return 0.0
         batch, k = self.batches[0], variant.options.block_size or 1
@@ -274,12 +267,12 @@ class Comparison:
         with torch.inference_mode():
             session = model.session(batch.source, k, batch.padding)
             keys = torch.arange(len(batch.source), device=batch.source.device)
-            # A criterion, even of no say, keeps iterations from being replayed unseen.
+            # An explicit criterion keeps the loop on single iterations, which `mean_overlap` observes.
             criterion = CRITERIA[variant.options.accept](variant.options)
             return mean_overlap(BlockwiseLoop(model, session, variant.options, keys, k, variant.proposer, criterion))
 
     def equal(self, variant: Variant, baseline: Variant) -> float:
-        """Return the share of tokens that are those of `baseline`, place by place."""
+        """Return the share of tokens that equal the token of `baseline` at the same position."""
         equal = total = 0
         for mine, theirs in zip(variant.decoded, baseline.decoded, strict=True):
             inside = torch.arange(mine.tokens.shape[1], device=mine.tokens.device) < theirs.lengths.unsqueeze(1)
@@ -288,7 +281,7 @@ class Comparison:
         return equal / total
 
     def operations(self, variant: Variant) -> float:
-        """Return the operations of a proposal over those of the verifier for a token, by the weights of both."""
+        """Return the operations of a proposal relative to the verifier's operations per token, by number of weights."""
         model = self.pipeline.model
         own = sum(weight.numel() for weight in (*model.decoder.parameters(), *model.project.parameters()))
         draft = getattr(variant.proposer, "draft", None)
@@ -300,7 +293,7 @@ class Comparison:
         return 0.0
 
     def extra_bytes(self, variant: Variant) -> int:
-        """Return what the proposer holds beside the verifier: weights, tables, and its own state of a batch."""
+        """Return the memory of the proposer in bytes: its weights, tables, and state of a batch."""
         if variant.proposer is None:
             return 0
         held = variant.proposer.held_bytes
@@ -308,8 +301,8 @@ class Comparison:
             held += sum(weight.numel() * weight.element_size() for weight in self.pipeline.model.heads.parameters())
         batch = self.batches[0]
         with torch.inference_mode():
-            kept = variant.proposer.companion(batch.source, variant.options.block_size or 1, batch.padding, 1)
-        return held + sum(part.numel() * part.element_size() for part in (kept.row_state() if kept else []))
+            state = variant.proposer.companion(batch.source, variant.options.block_size or 1, batch.padding, 1)
+        return held + sum(part.numel() * part.element_size() for part in (state.row_state() if state else []))
 
 
 def compare_proposers(
@@ -319,20 +312,19 @@ def compare_proposers(
     """Measure proposers.
 
     Args:
-        work: what is decoded.
-        names: of the proposers, in `PROPOSERS`.
-        batch: rows decoded together.
-        count: number of batches, each decoded by every variant.
-        temperature: of sampling.
-        base: settings that name what proposers need, and the block size of the first measurement; if None, it is what
-            suits the proposer.
+        work: inputs of decoding.
+        names: names in `PROPOSERS`.
+        batch: rows per batch.
+        count: number of batches; every variant decodes all batches.
+        temperature: temperature of sampling.
+        base: common decoding settings, such as `draft`, `ngrams` and the first block size; None uses the defaults.
 
     Returns:
-        a report, ready for JSON: `rows`, a row for each proposer, mode and block size, and `missing`, why a proposer
-        could not be measured, by name.
+        A report, serialisable as JSON: `run_record`, `rows` with a row per proposer, mode and block size, and `missing`
+        with the reason for each proposer that could not be measured, by name.
 
     Raises:
-        ConfigError: a number is out of range, or there is nothing to measure.
+        ConfigError: a number is out of range, or no proposer can be measured.
     """
     require(batch >= 1 and count >= 1, f"batches and their number must be positive, not {batch} and {count}")
     pipeline = work.pipeline
@@ -345,17 +337,13 @@ def compare_proposers(
     rows = comparison.rows(variants)
     again = [Variant(variant.mode, dataclasses.replace(variant.options, block_size=best), variant.proposer)
              for variant, row in zip(variants, rows, strict=True)
-             # Where no block pays, the smallest one tells by how much.
+             # If greedy decoding is faster than every block size, block size 2 shows the difference.
              if (best := max(row["best_block_size"], 2)) != row["block_size"]]
     rows += comparison.rows(again) if again else []
     order = {name: place for place, name in enumerate(names)}
     rows.sort(key=lambda row: (order[row["proposer"]], MODES.index(row["mode"]), row["block_size"]))
-    return {
-        "task": pipeline.task, "unit": work.unit, "machine": machine(pipeline.device),
-        "checkpoint": f"{pipeline.name}@{pipeline.revision}", "engine": pipeline.engine,
-        "device": str(pipeline.device), "batch": batch, "batches": count, "temperature": temperature,
-        "rows": rows, "missing": missing,
-    }
+    return {**run_record(work), "batch": batch, "batches": count, "temperature": temperature, "rows": rows,
+            "missing": missing}
 
 
 COLUMNS = {
@@ -364,33 +352,34 @@ COLUMNS = {
     "predicted_speed_up_here": ("with the measured call", 2), "alpha": ("alpha", 3), "c": ("c", 3),
     "verify": ("call", 2), "operations": ("operations", 2), "model_calls": ("model calls", 1),
 }
-"""Figures of a row that are shown, with their headings and decimals."""
+"""Heading and number of decimals of the table's columns, by entry of a row."""
 
 
 def proposers_markdown(report: Report) -> str:
-    """Return the report of `compare_proposers` as Markdown: what was measured, what was predicted beside it."""
+    """Return the report of `compare_proposers` as Markdown, with predictions beside measurements."""
     rows = [[row["proposer"], row["mode"], str(row["block_size"]),
              *(number_text(row[name], digits) for name, (_, digits) in COLUMNS.items()), str(row["best_block_size"])]
             for row in report["rows"]]
     header = ["proposer", "mode", "k", *(heading for heading, _ in COLUMNS.values()), "best k"]
     lines = [f"- {name}: not measured: {reason}" for name, reason in report["missing"].items()]
     return "\n\n".join([
-        f"# Proposers: {report['task']}", proposers_told(report),
+        f"# Proposers: {report['task']}", proposers_run_text(report),
         markdown_table(header, rows), *(["\n".join(lines)] if lines else []),
-        "Greedy is exact greedy decoding; coupled and speculative are sampling. Speed-up is over one token a step, "
-        "sampled in the faster of both ways. alpha is the share of verified proposals that were accepted, E[min(p, q)] "
-        "where speculative, and of lookahead the likeliest rate of one candidate; c the cost of a proposal in calls "
-        "for one token, and call that of an iteration but for the proposals. Predicted are (1 - alpha^k) / (1 - alpha) "
-        "tokens a step (of lookahead with G candidates, k - sum of (1 - alpha^i)^G for i below k), and that over "
-        "(k - 1) c + 1, or over (k - 1) c + call. Operations are those of a token, by weights, over greedy ones.",
+        "Greedy is exact greedy decoding; coupled and speculative are methods of sampling. The speed-up is relative to "
+        "one token per step, sampled by the faster method. The acceptance rate alpha is the share of verified "
+        "proposals that were accepted; for speculative sampling it is E[min(p, q)], and for lookahead the most likely "
+        "rate of one candidate. c is the cost of a proposal, and call the cost of an iteration without its proposals, "
+        "both in model calls for one token. The predicted number of tokens per step is (1 - alpha^k) / (1 - alpha); "
+        "for lookahead with G candidates it is k - sum of (1 - alpha^i)^G for i < k. The predicted speed-up is this "
+        "number / ((k - 1) c + 1), or / ((k - 1) c + call). Operations are operations per token, by number of weights, "
+        "relative to greedy decoding.",
     ]) + "\n"
 
 
-def proposers_told(report: Report) -> str:
-    """Return what the figures of a report are of, as a line."""
-    told = ", ".join(f"{name} {value}" for name, value in report["machine"].items() if value is not None)
-    return (f"{report['checkpoint']}, engine {report['engine']} on {report['device']}; {told}. {report['batches']} "
-            f"batches of {report['batch']}; sampling at temperature {report['temperature']}.")
+def proposers_run_text(report: Report) -> str:
+    """Return the conditions of a report's measurements as one line."""
+    return (f"{run_text(report)} {report['batches']} batches of {report['batch']}; sampling at temperature "
+            f"{report['temperature']}.")
 
 
 SUMMARY = ["proposer", "choosing", "k", "mean accepted block size", "model calls", "speed-up", "memory, MiB",
@@ -418,8 +407,4 @@ def write_proposers(report: Report, folder: Path) -> list[Path]:
     Raises:
         OutputError: a file cannot be written.
     """
-    files = {"proposers.json": json.dumps(report, indent=1) + "\n", "proposers.md": proposers_markdown(report)}
-    prepare_folder(folder)
-    for name, text in files.items():
-        write_result(folder / name, text.encode())
-    return [folder / name for name in files]
+    return write_results(folder, {"proposers.json": report, "proposers.md": proposers_markdown(report)})

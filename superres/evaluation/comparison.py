@@ -1,4 +1,4 @@
-"""Ways of decoding side by side: what each acceptance costs in quality, and what it gains in block size and time."""
+"""Compare variants of decoding: the quality that each acceptance loses, and its gain in block size and time."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Scores = dict[str, float | None]
 GREEDY = DecodeConfig(block_size=1)
 
 ACCEPTANCE: tuple[DecodeConfig, ...] = (
-    DecodeConfig(),  # the same as epsilon 0
+    DecodeConfig(),  # equivalent to epsilon 0
     *(DecodeConfig(accept="distance", epsilon=epsilon) for epsilon in (1, 2, 3, 4, 6, 8)),
-    # Falling: a far proposal has less to go by. Rising: a near one is read by more tokens to come.
+    # Decreasing, since later proposals are less certain. Increasing, since more tokens depend on earlier proposals.
     *(DecodeConfig(accept="distance-by-offset", epsilon=epsilons)
       for epsilons in ((3, 2, 1), (4, 3, 2), (6, 4, 2), (8, 6, 4, 2), (1, 2, 3), (2, 3, 4), (2, 4, 6, 8))),
-    # Less for green, most for blue, to which eyes are least sensitive; and the reverse, as a control.
+    # Smallest for green and largest for blue, to which human vision is least sensitive; the last one is a control.
     *(DecodeConfig(accept="distance-by-channel", epsilon=epsilons)
       for epsilons in ((2, 1, 2), (2, 1, 3), (3, 2, 3), (3, 2, 4), (4, 3, 6), (2, 4, 2))),
     *(DecodeConfig(accept="drift-budget", epsilon=epsilon, budget=budget)
       for epsilon, budget in ((2, 4), (3, 6), (4, 4), (4, 8), (4, 12), (8, 4), (8, 8), (8, 16))),
 )
-"""Settings of acceptance that are worth a comparison; the block size is left open."""
+"""Settings of acceptance to compare, without block sizes."""
 
 
 def label(options: DecodeConfig) -> str:
-    """Return what tells `options` from other settings of a comparison, such as "k 10, distance, epsilon 2"."""
+    """Return a short name of the settings in a comparison, such as "k 10, distance, epsilon 2"."""
     parts = [] if options.block_size is None else [f"k {options.block_size}"]
     parts.append(options.accept)
     for setting in CRITERIA[options.accept].settings:
@@ -44,19 +44,19 @@ def label(options: DecodeConfig) -> str:
 def compare(
     pairs: FacePairs, upscaler: Upscaler, settings: Sequence[DecodeConfig], batch_size: int, with_bits: bool = True,
 ) -> dict[DecodeConfig, Scores]:
-    """Decode the same images with each of `settings` and greedily, in turn.
+    """Decode the same images greedily and with each of `settings`, in alternation.
 
     Args:
-        pairs: inputs and truth.
-        upscaler: the checkpoint.
-        settings: ways of decoding; `GREEDY` is added.
-        batch_size: images decoded together.
-        with_bits: whether to compute the bits/dim of the decoded images, which takes a pass of p1 over each.
+        pairs: inputs and true images.
+        upscaler: the loaded checkpoint.
+        settings: variants of decoding; `GREEDY` is added.
+        batch_size: images per batch.
+        with_bits: whether to compute the bits/dim of the decoded images, which takes one model call per image.
 
     Returns:
-        scores by settings, greedy first: those of `superres.evaluation.pictures.Decoded.statistics` and `agreement`,
-        `speed_up` over greedy, and with `with_bits` `bits_per_dim` of the decoded images under p1 and `bits_loss`, its
-        excess over that of the greedy images.
+        Scores by settings, greedy first: the entries of `superres.evaluation.pictures.Decoded.statistics` and
+        `agreement`, and `speed_up` over greedy. `with_bits` adds `bits_per_dim` of the decoded images under p1, and
+        `bits_loss`, the difference to the bits/dim of the greedy images.
 
     Raises:
         ConfigError: a setting does not fit the checkpoint.
@@ -78,13 +78,13 @@ def compare(
 
 
 def psnr_to_greedy(scores: Scores) -> float:
-    """Return the PSNR to the greedy images in dB, infinite where all are identical."""
+    """Return the PSNR to the greedy images in dB; infinite if all images are identical."""
     value = scores["psnr_to_greedy"]
     return math.inf if value is None else value
 
 
 def pareto_front(points: dict[DecodeConfig, tuple[float, float]]) -> set[DecodeConfig]:
-    """Return the settings that no other one equals or beats in both coordinates, larger being better."""
+    """Return the settings on the Pareto front of two coordinates, both to be maximised."""
     return {
         settings for settings, (x, y) in points.items()
         if not any(a >= x and b >= y and (a, b) != (x, y) for a, b in points.values())
@@ -97,7 +97,7 @@ COLUMNS = {
     "psnr_to_greedy": ("PSNR to greedy, dB", 2), "psnr_difference": ("PSNR to the truth over greedy's, dB", 3),
     "bits_per_dim": ("bits/dim", 3), "bits_loss": ("bits/dim over greedy's", 3),
 }
-"""Columns of a comparison's table: heading and decimals by score."""
+"""Heading and number of decimals of the table's columns, by score."""
 
 
 def comparison_table(rows: dict[DecodeConfig, Scores], marks: dict[DecodeConfig, str]) -> str:
@@ -105,7 +105,7 @@ def comparison_table(rows: dict[DecodeConfig, Scores], marks: dict[DecodeConfig,
 
     Args:
         rows: scores by settings, in the order of the table.
-        marks: what the first column says of some of them.
+        marks: text of the first column by settings; empty for other settings.
     """
     shown = [name for name in COLUMNS if all(name in scores for scores in rows.values())]
     lines = [
@@ -116,5 +116,5 @@ def comparison_table(rows: dict[DecodeConfig, Scores], marks: dict[DecodeConfig,
 
 
 def as_rows(rows: dict[DecodeConfig, Scores]) -> list[dict[str, object]]:
-    """Return the scores of `compare` as JSON can hold them: each with its name and its settings."""
+    """Return the scores of `compare` as rows with name and settings, serialisable as JSON."""
     return [{"name": label(options), "config": options.to_dict(), **scores} for options, scores in rows.items()]

@@ -1,4 +1,4 @@
-"""Inputs for a benchmark that is given none: crops of scikit-image's astronaut, and sentences."""
+"""Default inputs of the benchmarks: crops of scikit-image's astronaut, and English sentences."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SENTENCES = (
     "The chef is cutting vegetables in the kitchen.",
     "A woman and her dog are walking across a bridge.",
 )
-"""English sentences of everyday scenes."""
+"""English descriptions of everyday scenes."""
 
 
 def example_sources(count: int) -> Pixels:
-    """Return inputs, uint8 [count, 8, 8, 3]: crops around the astronaut's face, each a little further on."""
+    """Return 8x8 inputs, uint8 [count, 8, 8, 3]: crops around the astronaut's face at 16 vertical offsets."""
     from skimage.data import astronaut  # slow to import
 
     picture: Pixels = astronaut()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Time other decoders of a network of our size: transformers' `generate`, and a loop without a cache."""
+"""Time other decoders with a network of the same size: transformers' `generate`, and decoding without a cache."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "S": {},
     "M": {"width": 256, "decoder_layers": 6, "filter_size": 1024, "attention_heads": 8},
 }
-"""Networks by their usual name: what differs from the measured checkpoint, which is S."""
+"""Settings that differ from the measured checkpoint, which is S, by the name of the network's size."""
 
 FORCED = 5
-"""Tokens that every block of a network of random weights accepts, about what a trained one does with six heads."""
+"""Minimum block of a network with random weights, about the block size that a trained network with 6 heads accepts."""
 
 HEADS = 6
 NEW_TOKENS = 512
@@ -37,14 +37,14 @@ Row = dict[str, Any]
 
 
 def random_upscaler(config: ModelConfig, size: str, engine: str) -> Upscaler:
-    """Return an upscaler of random weights that differs from `config` by the name of its size, with six heads."""
+    """Return an upscaler with random weights and `HEADS` heads, of the size named in `SIZES` relative to `config`."""
     torch.manual_seed(0)
     model = EncoderDecoder(dataclasses.replace(config, prediction_heads=HEADS, **SIZES[size]))
     return Upscaler(model, f"random {size}", engine=engine, device="cpu")
 
 
 def gpt2(config: ModelConfig, layers: int | None = None) -> GPT2LMHeadModel:
-    """Return transformers' GPT-2 with the layers, widths and vocabulary of our decoder, and random weights.
+    """Return transformers' GPT-2 with random weights and the layers, widths and vocabulary of our decoder.
 
     Raises:
         ConfigError: transformers is not installed.
@@ -62,10 +62,10 @@ def gpt2(config: ModelConfig, layers: int | None = None) -> GPT2LMHeadModel:
 
 
 def generation_cost(config: ModelConfig, timer: Timer, assisted: bool) -> Row:
-    """Time transformers' greedy generation of a whole target with its cache, or of its first part if assisted.
+    """Time transformers' greedy generation with a cache: a whole target, or `NEW_TOKENS` tokens if assisted.
 
-    The assistant is a GPT-2 of one layer. Both have random weights: what is timed is the machinery, not how well
-    a trained assistant would guess.
+    The assistant is a GPT-2 with one layer. Both networks have random weights, so the time shows the overhead of
+    assisted generation, but not the acceptance rate of a trained assistant.
     """
     model = gpt2(config).to(timer.device)
     extra = {"assistant_model": gpt2(config, 1).to(timer.device)} if assisted else {}
@@ -85,12 +85,12 @@ def generation_cost(config: ModelConfig, timer: Timer, assisted: bool) -> Row:
 
 
 def uncached_cost(upscaler: Upscaler, source: np.ndarray, iterations: int) -> Row:
-    """Time the loop that reads the whole prefix in every model call, as the published implementation's does.
+    """Time decoding that computes the whole prefix in every model call, like the implementation of the paper.
 
     Args:
         upscaler: the network.
         source: uint8 [1, 8, 8, 3].
-        iterations: model calls that an image takes; a few are timed.
+        iterations: model calls per image, of which `UNCACHED_CALLS` are timed.
     """
     scoring, timer = upscaler.scoring, Timer(upscaler.device)
     tokens = torch.from_numpy(faces.encode(source)).to(upscaler.device)
@@ -111,32 +111,32 @@ def our_cost(upscaler: Upscaler, source: np.ndarray, name: str, options: DecodeC
 
 
 def compare_with_peers(
-    upscalers: dict[str, Upscaler], source: np.ndarray, close: DecodeConfig, repeats: int = 3,
-    said: Callable[[str], None] = lambda line: None,
+    upscalers: dict[str, Upscaler], source: np.ndarray, blockwise: DecodeConfig, repeats: int = 3,
+    report: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """Time our engines, greedy and blockwise, and the peers, on one image.
 
     Args:
-        upscalers: the same network by its engines' names.
+        upscalers: upscalers of the same network, by the name of their engine.
         source: uint8 [1, 8, 8, 3].
-        close: blockwise decoding.
-        repeats: number of timings of our own variants; the peers, which take seconds to minutes, are timed once.
-        said: told what is measured next.
+        blockwise: settings of blockwise decoding.
+        repeats: number of timings of our variants; the peers, which take seconds to minutes, are timed once.
+        report: called with the name of the next measurement.
 
     Returns:
-        one row per variant with `tokens_per_second`, and `over_generate`, the ratio to transformers' greedy generation.
+        One row per variant with `tokens_per_second` and `over_generate`, the ratio to transformers' greedy generation.
     """
     first = next(iter(upscalers.values()))
     timer = Timer(first.device)
     rows = []
     for assisted in (False, True):
-        said("transformers")
+        report("transformers")
         rows.append(generation_cost(first.model_config, timer, assisted))
     for upscaler in upscalers.values():
-        said(upscaler.engine)
+        report(upscaler.engine)
         rows += [our_cost(upscaler, source, name, options, repeats)
-                 for name, options in (("greedy", DecodeConfig(1)), ("blockwise", close))]
-    said("no cache")
+                 for name, options in (("greedy", DecodeConfig(1)), ("blockwise", blockwise))]
+    report("no cache")
     rows.append(uncached_cost(first, source, rows[-1]["iterations"] + 1))
     for row in rows:
         row["over_generate"] = row["tokens_per_second"] / rows[0]["tokens_per_second"]

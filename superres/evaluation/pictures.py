@@ -1,14 +1,13 @@
 """Scores of decoded faces: picture quality, likelihood, decoding statistics and agreement with greedy decoding.
 
-The measures are pure functions on uint8 arrays; `evaluate_images` puts them together for one checkpoint and one data
-set.
+The measures are pure functions of uint8 arrays. `evaluate_images` computes all scores of a checkpoint on a data set.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,24 +17,23 @@ from PIL import Image, ImageDraw, ImageFont
 from tqdm import tqdm
 
 from superres.config import DecodeConfig, require
+from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.pipeline.options import resolve_options
 from superres.system.output import number_text
 from superres.tasks.faces import FacePairs, area_reduce, enlarge, image_key
 
 if TYPE_CHECKING:
-
-    from superres.decoding.trace import RowTrace
     from superres.pipeline.upscaler import Upscaler
 
 Pixels = npt.NDArray[np.uint8]
 Scores = npt.NDArray[np.float64]
 
 SHEET_ROWS = 12
-"""Most images that a contact sheet shows."""
+"""Largest number of images on a contact sheet."""
 
 
 def mean_squared_error(images: Pixels, references: Pixels) -> Scores:
-    """Return each image's mean squared difference in grey levels.
+    """Return each image's mean squared error in squared grey levels.
 
     Args:
         images: uint8 [N,H,W,C].
@@ -50,14 +48,14 @@ def mean_squared_error(images: Pixels, references: Pixels) -> Scores:
 
 
 def psnr(images: Pixels, references: Pixels) -> Scores:
-    """Return each image's peak signal-to-noise ratio in dB, with a peak of 255.
+    """Return each image's peak signal-to-noise ratio in dB for a peak of 255.
 
     Args:
         images: uint8 [N,H,W,C].
         references: uint8 [N,H,W,C].
 
     Returns:
-        float64 [N]; infinite where an image equals its reference.
+        float64 [N]; infinite for an image that equals its reference.
     """
     with np.errstate(divide="ignore"):
         return 10 * np.log10(255.0**2 / mean_squared_error(images, references))
@@ -71,9 +69,9 @@ def ssim(images: Pixels, references: Pixels) -> Scores:
         references: uint8 [N,H,W,C].
 
     Returns:
-        float64 [N], 1 where an image equals its reference.
+        float64 [N], 1 for an image that equals its reference.
     """
-    from skimage import metrics  # slow to import, and only this needs it
+    from skimage import metrics  # slow to import
 
     score: Callable[..., float] = metrics.structural_similarity
     return np.array([
@@ -84,21 +82,21 @@ def ssim(images: Pixels, references: Pixels) -> Scores:
 
 
 def consistency(images: Pixels, sources: Pixels) -> Scores:
-    """Return how far each image, reduced again as the training data was, is from the input that it was made from.
+    """Return the RMSE between each image, reduced like the training data, and the input from which it was decoded.
 
     Args:
         images: uint8 [N,H,W,C].
         sources: uint8 [N,h,w,C], the decoder's inputs.
 
     Returns:
-        float64 [N], root mean squared error in grey levels. The truth itself scores a little above 0 where input and
-        truth were reduced from the photograph separately, each with truncation.
+        float64 [N], root mean squared error in grey levels. True images score slightly above 0 if they and the inputs
+        were reduced separately from the photographs, each with truncation.
     """
     return np.sqrt(mean_squared_error(area_reduce(images, sources.shape[1], sources.shape[2]), sources))
 
 
 def equal_tokens(images: Pixels, others: Pixels) -> Scores:
-    """Return the share of equal tokens (a token is one intensity) of each pair of images.
+    """Return the share of equal tokens (intensities) in each pair of images.
 
     Args:
         images: uint8 [N,H,W,C].
@@ -112,19 +110,18 @@ def equal_tokens(images: Pixels, others: Pixels) -> Scores:
 
 
 def pooled_psnr(images: Pixels, references: Pixels) -> float | None:
-    """Return the PSNR in dB of the squared errors of all images (uint8 [N,H,W,C]) together.
+    """Return the PSNR in dB of the mean squared error over all images (uint8 [N,H,W,C]); None if all are identical.
 
-    They are pooled because an identical pair alone would make a mean of PSNRs infinite; None where every pair is
-    identical.
+    A mean of PSNRs would be infinite as soon as one pair of images is identical.
     """
     error = float(mean_squared_error(images, references).mean())
     return 10 * math.log10(255.0**2 / error) if error else None
 
 
 def agreement(images: Pixels, greedy: Pixels, truth: Pixels) -> dict[str, float | None]:
-    """Return how close `images` are to the greedily decoded ones; all arguments are uint8 [N,H,W,C].
+    """Return the agreement of `images` with the greedily decoded images; all arguments are uint8 [N,H,W,C].
 
-    `psnr_to_greedy` is a `pooled_psnr`; `psnr_difference` is the mean PSNR to the truth minus greedy's.
+    `psnr_to_greedy` is a `pooled_psnr`. `psnr_difference` is the mean PSNR to the truth minus that of greedy decoding.
     """
     equal = equal_tokens(images, greedy)
     return {
@@ -136,7 +133,7 @@ def agreement(images: Pixels, greedy: Pixels, truth: Pixels) -> dict[str, float 
 
 
 def picture_scores(images: Pixels, pairs: FacePairs) -> dict[str, float | None]:
-    """Return the means over `images` (uint8 [N,32,32,3]) of PSNR, SSIM and consistency; None where not finite."""
+    """Return the mean PSNR, SSIM and consistency of `images` (uint8 [N,32,32,3]); None if a mean is not finite."""
     return {
         "psnr": _finite(psnr(images, pairs.hr).mean()),
         "ssim": _finite(ssim(images, pairs.hr).mean()),
@@ -145,7 +142,7 @@ def picture_scores(images: Pixels, pairs: FacePairs) -> dict[str, float | None]:
 
 
 def _finite(value: float) -> float | None:
-    """Return `value` as JSON can hold it, which knows neither infinity nor NaN."""
+    """Return `value`, or None for infinity and NaN, which JSON does not support."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -155,22 +152,19 @@ class Decoded:
 
     Attributes:
         images: uint8 [N,32,32,3].
-        traces: one an image.
-        seconds_per_image: wall-clock time of the timed batches / their images.
+        traces: acceptance trace of each image.
+        seconds_per_image: wall-clock time of the timed batches / number of their images.
     """
 
     images: Pixels
-    traces: Sequence[RowTrace]
+    traces: list[RowTrace]
     seconds_per_image: float
 
     def statistics(self) -> dict[str, float]:
         """Return the decoding statistics over all images."""
-        tokens = sum(trace.tokens for trace in self.traces)
-        iterations = sum(trace.iterations for trace in self.traces)
-        calls = sum(trace.model_calls for trace in self.traces)
         return {
-            "mean_accepted_block_size": tokens / iterations,
-            "model_calls_per_image": calls / len(self.traces),
+            "mean_accepted_block_size": mean_accepted_block_size(self.traces),
+            "model_calls_per_image": sum(trace.model_calls for trace in self.traces) / len(self.traces),
             "seconds_per_image": self.seconds_per_image,
         }
 
@@ -178,16 +172,16 @@ class Decoded:
 def decode_interleaved(
     sources: Pixels, upscaler: Upscaler, variants: dict[str, DecodeConfig], batch_size: int,
 ) -> dict[str, Decoded]:
-    """Decode every batch with each variant in turn, so that a busy machine slows all variants alike.
+    """Decode every batch with each variant in turn, so that other load slows all variants alike.
 
-    The first batch is decoded once more beforehand and that time discarded (compilation, graph capture, caches); a
-    shorter last batch is not timed unless it is the only one.
+    An untimed decoding of the first batch warms up (compilation, graph capture, caches). A shorter last batch is not
+    timed unless it is the only batch.
 
     Args:
         sources: uint8 [N,8,8,3].
-        upscaler: the checkpoint.
+        upscaler: the loaded checkpoint.
         variants: decoding settings by name.
-        batch_size: images decoded together.
+        batch_size: images per batch.
     """
     keys = [image_key(source, 1) for source in sources]
     images: dict[str, list[Pixels]] = {variant: [] for variant in variants}
@@ -218,20 +212,20 @@ def mean_bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batc
 def evaluate_images(
     pairs: FacePairs, upscaler: Upscaler, decode: DecodeConfig, batch_size: int = 16, greedy: bool = True,
 ) -> tuple[dict[str, Any], dict[str, Pixels]]:
-    """Score a checkpoint's decoding next to nearest and bicubic enlargement and to greedy decoding, on the same images.
+    """Score blockwise decoding, greedy decoding, and nearest and bicubic enlargement of the same images.
 
     Args:
-        pairs: inputs and truth.
-        upscaler: the checkpoint.
-        decode: settings of the blockwise decoding. At a temperature the greedy run samples with the same noise.
-        batch_size: images decoded together.
+        pairs: inputs and true images.
+        upscaler: the loaded checkpoint.
+        decode: settings of blockwise decoding. At a positive temperature, block size 1 samples with the same noise.
+        batch_size: images per batch.
         greedy: whether to decode with block size 1 as well, for agreement and speed-up.
 
     Returns:
-        the report, ready for JSON; and the pictures by method, each uint8 [N,32,32,3].
+        The report, serialisable as JSON; and the pictures by method, each uint8 [N,32,32,3].
 
     Raises:
-        ConfigError: `decode` does not fit the checkpoint, or the batch size is not positive.
+        ConfigError: `decode` does not match the checkpoint, or the batch size is not positive.
     """
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
     decode = resolve_options(decode, upscaler)
@@ -239,7 +233,7 @@ def evaluate_images(
     decoded = decode_interleaved(pairs.lr, upscaler, {**variants, "blockwise": decode}, batch_size)
     pictures = {method: enlarge(pairs.lr, method) for method in ("nearest", "bicubic")}
     pictures.update({variant: result.images for variant, result in decoded.items()})
-    # Rolled by one image, each input is wrong but of the same kind: a network that ignores its input scores the same.
+    # With inputs shifted by one image, only a network that ignores its input has the same bits/dim.
     wrong = np.roll(pairs.lr, 1, axis=0) if len(pairs) > 1 else None
     report: dict[str, Any] = {
         "images": len(pairs), "checkpoint": f"{upscaler.name}@{upscaler.revision}", "config": decode.to_dict(),
@@ -257,7 +251,7 @@ def evaluate_images(
 
 
 def report_table(report: dict[str, Any]) -> str:
-    """Return the report of `evaluate_images` as lines for people."""
+    """Return the report of `evaluate_images` as text."""
     config = report["config"]
     lines = [f"{report['images']} images, {report['checkpoint']}, block size {config['block_size']}, "
              f"{config['accept']}, temperature {config['temperature']}, batches of {report['batch_size']}",
@@ -274,7 +268,7 @@ def report_table(report: dict[str, Any]) -> str:
 
 
 def method_lines(methods: dict[str, dict[str, float | None]]) -> list[str]:
-    """Return the scores by method as lines for people, with a heading."""
+    """Return the scores by method as the lines of a text table."""
     columns = (("psnr", 9, 2), ("ssim", 8, 3), ("consistency_rmse", 13, 2), ("mean_accepted_block_size", 15, 2),
                ("model_calls_per_image", 13, 1), ("seconds_per_image", 9, 3))
     lines = [f"{'':10}  PSNR dB    SSIM  consistency  mean accepted  model calls  s/image"]
@@ -285,12 +279,12 @@ def method_lines(methods: dict[str, dict[str, float | None]]) -> list[str]:
 
 
 def contact_sheet(columns: dict[str, Pixels], scale: int = 4, caption_height: int = 16) -> Pixels:
-    """Lay pictures out as a sheet: a column a method with its name on top, a row an image.
+    """Arrange pictures in a sheet with one captioned column per method and one row per image.
 
     Args:
         columns: pictures by caption, each uint8 [N,H,W,3] with the same H and W; the first `SHEET_ROWS` are shown.
-        scale: how many pixels wide a pixel is drawn.
-        caption_height: height of the captions' line.
+        scale: pixels of the sheet per pixel of a picture.
+        caption_height: height of the captions in pixels.
 
     Returns:
         uint8 [caption_height + rows * H * scale, columns * W * scale, 3].

@@ -1,4 +1,4 @@
-"""Scores of sampling: several samples of one input, and how far the speed of blockwise sampling changes the samples."""
+"""Scores of sampling: several samples per input, and blockwise sampling compared with sequential sampling."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ if TYPE_CHECKING:
     from superres.pipeline.upscaler import Upscaler
 
 EPSILONS = (0, 2, 4, 8)
-"""Grey levels; 0 is exact."""
+"""Distances of acceptance in grey levels; 0 is exact."""
 
 
 def diversity(samples: Pixels) -> float:
-    """Return how much samples of one input differ: the mean RMSE between two of them, over all pairs and all inputs.
+    """Return the mean RMSE between two samples of an input, over all pairs of samples and all inputs.
 
     Args:
         samples: uint8 [N,M,H,W,C], M >= 2 samples of each of N inputs.
 
     Returns:
-        grey levels; 0 where the samples of every input are equal.
+        RMSE in grey levels; 0 if the samples of every input are equal.
     """
     pairs = itertools.combinations(range(samples.shape[1]), 2)
     return float(np.mean([np.sqrt(mean_squared_error(samples[:, i], samples[:, j])) for i, j in pairs]))
 
 
 def sample_scores(samples: Pixels, pairs: FacePairs) -> dict[str, dict[str, float | None]]:
-    """Return the scores of several samples an input, by method.
+    """Return the scores of several samples per input, by method.
 
-    "one sample" is the mean over all samples. "best of M" takes each input's best sample, each measure its own.
-    "mean of M" is the rounded mean picture of each input's samples.
+    "one sample" is the mean over all samples. "best of M" is the mean over inputs of the best sample by each measure.
+    "mean of M" scores the rounded mean picture of each input's samples.
 
     Args:
         samples: uint8 [N,M,32,32,3], M samples of each of N inputs.
-        pairs: the N inputs and their truth.
+        pairs: the N inputs and true images.
     """
     count = samples.shape[1]
     every = FacePairs(pairs.hr.repeat(count, axis=0), pairs.lr.repeat(count, axis=0), pairs.ids.repeat(count))
@@ -79,10 +79,10 @@ def draw_samples(
 
     Args:
         sources: uint8 [N,8,8,3].
-        upscaler: the checkpoint.
-        decode: settings of the decoding.
+        upscaler: the loaded checkpoint.
+        decode: decoding settings.
         numbers: numbers of the samples, from 1, which key their noise.
-        batch_size: pictures decoded together.
+        batch_size: pictures per batch.
 
     Returns:
         uint8 [N,M,32,32,3], M samples of each input.
@@ -102,21 +102,21 @@ def _greedy(sources: Pixels, upscaler: Upscaler, batch_size: int) -> Pixels:
 def evaluate_samples(
     pairs: FacePairs, upscaler: Upscaler, decode: DecodeConfig, samples: int, batch_size: int, first: Pixels,
 ) -> dict[str, Any]:
-    """Score several samples an input next to greedy decoding.
+    """Score several samples per input, and greedy decoding.
 
     Args:
-        pairs: inputs and truth.
-        upscaler: the checkpoint.
-        decode: settings of the sampling.
-        samples: M, samples an input, at least 2.
-        batch_size: pictures decoded together.
+        pairs: inputs and true images.
+        upscaler: the loaded checkpoint.
+        decode: settings of sampling.
+        samples: M, number of samples per input, at least 2.
+        batch_size: pictures per batch.
         first: sample 1 of each input, uint8 [N,32,32,3].
 
     Returns:
-        the number of samples, their `diversity`, and the scores by method, ready for JSON.
+        The number of samples, their `diversity`, and the scores by method, serialisable as JSON.
 
     Raises:
-        ConfigError: `decode` does not sample, or does not fit the checkpoint.
+        ConfigError: `decode` does not sample, or does not match the checkpoint.
     """
     decode = resolve_options(decode, upscaler, samples)
     others = draw_samples(pairs.lr, upscaler, decode, range(2, samples + 1), batch_size)
@@ -129,8 +129,8 @@ def evaluate_samples(
 
 
 def samples_table(report: dict[str, Any]) -> str:
-    """Return the report of `evaluate_samples` as lines for people."""
-    heading = (f"{report['samples']} samples an input, next to greedy decoding; two samples of an input differ by "
+    """Return the report of `evaluate_samples` as text."""
+    heading = (f"{report['samples']} samples per input, and greedy decoding; two samples of an input differ by "
                f"{report['diversity_rmse']:.2f} grey levels (RMSE)")
     return "\n".join([heading, *method_lines(report["methods"])])
 
@@ -138,19 +138,19 @@ def samples_table(report: dict[str, Any]) -> str:
 def evaluate_coupled_sampling(
     pairs: FacePairs, upscaler: Upscaler, sampling: DecodeConfig, batch_size: int = 16,
 ) -> tuple[dict[str, Any], dict[str, Pixels]]:
-    """Compare blockwise sampling, with acceptance by distance, with sequential sampling from the same noise.
+    """Compare blockwise sampling with acceptance by distance to sequential sampling with the same noise.
 
-    All prediction heads propose. At epsilon 0 the samples are those of sequential sampling, up to the last bit of
-    float32 kernels of another width.
+    The block size is the number of prediction heads. At epsilon 0 the samples equal those of sequential sampling, up to
+    rounding in float32 kernels of another width.
 
     Args:
-        pairs: inputs and truth.
-        upscaler: the checkpoint.
-        sampling: temperature, noise and seed; the rest is set here.
-        batch_size: images decoded together.
+        pairs: inputs and true images.
+        upscaler: the loaded checkpoint.
+        sampling: settings of sampling, whose block size and acceptance are replaced.
+        batch_size: images per batch.
 
     Returns:
-        the report, ready for JSON, with a row a way of sampling; and pictures of the first inputs, for
+        The report, serialisable as JSON, with one row per variant of sampling; and pictures of the first inputs for
         `superres.evaluation.pictures.contact_sheet`.
 
     Raises:
@@ -160,21 +160,20 @@ def evaluate_coupled_sampling(
     sequential = dataclasses.replace(sampling, block_size=1)
     require(sequential.is_sampling, "--temperature 0 is greedy decoding; give one above 0, such as 0.9")
     block_size = upscaler.model_config.prediction_heads
-    ways = {"sequential": sequential}
-    for epsilon in EPSILONS:
-        way = dataclasses.replace(sequential, block_size=block_size, accept="distance", epsilon=epsilon)
-        ways[f"epsilon {epsilon}"] = way
-    decoded = decode_interleaved(pairs.lr, upscaler, ways, batch_size)
+    blocks = dataclasses.replace(sequential, block_size=block_size, accept="distance")
+    variants = {"sequential": sequential,
+                **{f"epsilon {epsilon}": dataclasses.replace(blocks, epsilon=epsilon) for epsilon in EPSILONS}}
+    decoded = decode_interleaved(pairs.lr, upscaler, variants, batch_size)
     reference = decoded["sequential"]
     rows = {
-        way: {
+        variant: {
             **result.statistics(),
             "speed_up": reference.seconds_per_image / max(result.seconds_per_image, 1e-9),
             "equal_tokens": float(equal_tokens(result.images, reference.images).mean()),
             "psnr_to_sequential": pooled_psnr(result.images, reference.images),
             **picture_scores(result.images, pairs),
         }
-        for way, result in decoded.items()
+        for variant, result in decoded.items()
     }
     report = {
         "images": len(pairs), "checkpoint": f"{upscaler.name}@{upscaler.revision}", "device": str(upscaler.device),
@@ -183,8 +182,8 @@ def evaluate_coupled_sampling(
     }
     shown = pairs.lr[:SHEET_ROWS]
     pictures = {"input": enlarge(shown, "nearest"), "greedy": _greedy(shown, upscaler, batch_size)}
-    # Epsilon 0 repeats the sequential sample.
-    pictures.update({way: result.images[:SHEET_ROWS] for way, result in decoded.items() if way != "epsilon 0"})
+    # Epsilon 0 has the same samples as sequential sampling.
+    pictures.update({name: result.images[:SHEET_ROWS] for name, result in decoded.items() if name != "epsilon 0"})
     return report, pictures
 
 
@@ -197,10 +196,10 @@ def coupled_sampling_markdown(report: dict[str, Any]) -> str:
         "consistency": ("consistency_rmse", 2),
     }
     rows = [
-        [way, *(number_text(scores[name], digits) for name, digits in columns.values())]
-        for way, scores in report["ways"].items()
+        [variant, *(number_text(scores[name], digits) for name, digits in columns.values())]
+        for variant, scores in report["ways"].items()
     ]
-    heading = (f"Blockwise sampling with k = {report['block_size']} against sequential sampling from the same noise: "
+    heading = (f"Blockwise sampling with k = {report['block_size']}, and sequential sampling with the same noise: "
                f"temperature {report['temperature']}, noise {report['noise']}, seed {report['seed']}, "
                f"{report['images']} images, batches of {report['batch_size']}, {report['device']}, "
                f"{report['checkpoint']}.")

@@ -1,15 +1,15 @@
-"""Methods of a survey: finished pictures from a folder, the photographs themselves, or a checkpoint's decoding of them.
+"""Render the methods of a survey: finished pictures of a folder, photographs, enlargements, or decoded pictures.
 
-A method is described by one word of the command line, its SPEC:
+One argument of the command line, SPEC, describes a method:
 
     camera                                            the photographs of --images
     nearest | bicubic                                 enlargements of the 8x8 inputs
-    FOLDER                                            finished pictures; the folder's name is the method's
-    name=ours,folder=FOLDER                           the same under another name
-    name=k6,accept=distance,epsilon=2,block_size=6    a checkpoint's pictures, with settings of `DecodeConfig`
-    name=both,checkpoint=DIR,block_size=6             the same with another checkpoint than the bundled one
+    FOLDER                                            finished pictures; the folder's name is the name of the method
+    name=ours,folder=FOLDER                           finished pictures under another name
+    name=k6,accept=distance,epsilon=2,block_size=6    pictures of the bundled checkpoint, with decoding settings
+    name=both,checkpoint=DIR,block_size=6             pictures of another checkpoint
 
-Several numbers of a setting are joined by colons: epsilon=4:3:2.
+Colons join several numbers of a setting: epsilon=4:3:2.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tqdm import tqdm
 from superres.batch.inputs import list_inputs
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require
 from superres.errors import ConfigError, InvalidInputError
-from superres.pipeline.options import SETTINGS, as_setting, combined
-from superres.survey.pairs import Compared, Method, check_counterparts, choose_images, compare_methods
+from superres.pipeline.options import SETTINGS, as_setting, combined, resolve_options
+from superres.survey.pairs import ComparedMethods, Method, check_same_images, choose_images, compare_methods
 from superres.survey.study import CAMERA
 from superres.system.terminal import printable
 from superres.tasks.faces import (
@@ -36,6 +36,7 @@ from superres.tasks.faces import (
     area_reduce,
     crop_square,
     enlarge,
+    image_key,
     is_celeba,
     read_faces,
     read_image,
@@ -47,16 +48,17 @@ if TYPE_CHECKING:
 
 Pixels = npt.NDArray[np.uint8]
 
+
 @dataclass(frozen=True)
 class Spec:
-    """A method as it was asked for.
+    """Specification of a method.
 
     Attributes:
-        name: unique in the study.
-        folder: of finished pictures; None where they are to be made.
-        enlargement: "nearest" or "bicubic", else None.
-        checkpoint: bundled name, folder or hub id; None where nothing is decoded.
-        settings: decoding settings that were given; the others are the checkpoint's defaults.
+        name: unique name in the study.
+        folder: folder of finished pictures; None for other methods.
+        enlargement: "nearest" or "bicubic"; None for other methods.
+        checkpoint: bundled name, folder or hub id; None for methods that do not decode.
+        settings: decoding settings that differ from the checkpoint's defaults.
     """
 
     name: str
@@ -67,15 +69,15 @@ class Spec:
 
 
 def parse_spec(text: str) -> Spec:
-    """Return what a SPEC stands for; see the module's own text.
+    """Parse a SPEC; see the docstring of the module.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the SPEC is not valid.
     """
     if text == CAMERA or text in ENLARGEMENTS:
         return Spec(text, enlargement=text if text in ENLARGEMENTS else None)
     if "=" not in text:
-        require(Path(text).is_dir(), f"{text!r} is no method: give a folder of finished pictures, {CAMERA}, "
+        require(Path(text).is_dir(), f"{text!r} is not a method: give a folder of finished pictures, {CAMERA}, "
                                      f"{', '.join(ENLARGEMENTS)}, or settings such as name=k6,block_size=6")
         return Spec(Path(text).resolve().name, folder=Path(text))
     entries = [part.partition("=") for part in text.split(",")]
@@ -84,7 +86,7 @@ def parse_spec(text: str) -> Spec:
     unknown = sorted(set(values) - set(known))
     require(not unknown, f"unknown {', '.join(map(repr, unknown))} in the method {text!r}; known: {', '.join(known)} "
                          "(join the numbers of one setting by colons)")
-    require(len(values) == len(entries), f"a setting stands twice in the method {text!r}; leave one out")
+    require(len(values) == len(entries), f"a setting occurs twice in the method {text!r}; leave one out")
     name, folder, checkpoint = values.pop("name", ""), values.pop("folder", None), values.pop("checkpoint", None)
     if folder is not None:
         require(not values and checkpoint is None, f"the method {text!r} is a folder of finished pictures and takes no "
@@ -100,11 +102,11 @@ def parse_spec(text: str) -> Spec:
 
 @dataclass(frozen=True)
 class Images:
-    """What methods are to be compared on.
+    """Images on which methods are compared.
 
     Attributes:
-        sources: uint8 [8, 8, 3] by the image's name.
-        photographs: uint8 [32, 32, 3] by name, of those that are large enough.
+        sources: inputs uint8 [8, 8, 3] by the image's name.
+        photographs: uint8 [32, 32, 3] by the image's name, for images of at least 32x32.
     """
 
     sources: dict[str, Pixels]
@@ -115,7 +117,7 @@ def read_images(path: Path) -> Images:
     """Read a prepared `.npz`, a CelebA root, or a folder of pictures, 8x8 or larger.
 
     Raises:
-        InvalidInputError: the path holds no pictures, one cannot be read, or two have the same name.
+        InvalidInputError: the path holds no pictures, a picture cannot be read, or two pictures have the same name.
     """
     if not path.is_dir() or is_celeba(path):
         pairs = read_faces(path, "valid")
@@ -131,10 +133,10 @@ def read_images(path: Path) -> Images:
 
 
 def read_folder(folder: Path) -> dict[str, Pixels]:
-    """Return the pictures of a folder, uint8 [H, W, 3], by file name without its suffix.
+    """Return the pictures of a folder, uint8 [H, W, 3], by file name without suffix.
 
     Raises:
-        InvalidInputError: there are none, one cannot be read, or two differ in their suffix alone.
+        InvalidInputError: the folder has no pictures, a picture cannot be read, or two names differ only in the suffix.
     """
     files = list_inputs([folder], recursive=False, excluded=Path())
     names: dict[str, Path] = {}
@@ -148,14 +150,14 @@ def read_folder(folder: Path) -> dict[str, Pixels]:
 
 @dataclass
 class MethodRenderer:
-    """Renders the images of a study's methods from their specifications.
+    """Renders the pictures of a study's methods from their specifications.
 
     Attributes:
         images: inputs to upscale; None if all methods are folders.
-        batch_size: images decoded together.
+        batch_size: images per batch.
         device: "auto", "cpu" or "cuda".
-        folders: images of the methods that are folders, by the method's name.
-        upscalers: loaded checkpoints, by the given name.
+        folders: pictures of the methods that are folders, by the name of the method.
+        upscalers: loaded checkpoints, by the name in the specification.
     """
 
     images: Images | None
@@ -165,15 +167,15 @@ class MethodRenderer:
     upscalers: dict[str, Upscaler] = field(default_factory=dict)
 
     def names(self, specs: Sequence[Spec]) -> list[str]:
-        """Return the names of the images that all of `specs` can show.
+        """Return the names of the images that all methods in `specs` can show.
 
         Raises:
-            ConfigError: two different methods have one name, or there are no images to make pictures of.
-            InvalidInputError: folders of finished pictures do not hold the same images, or `images` lacks some of them.
+            ConfigError: two different methods have the same name, or a method needs `images`.
+            InvalidInputError: folders of finished pictures have different images, or `images` lacks an image.
         """
-        asked: dict[str, Spec] = {}
+        by_name: dict[str, Spec] = {}
         for spec in specs:
-            require(asked.setdefault(spec.name, spec) == spec,
+            require(by_name.setdefault(spec.name, spec) == spec,
                     f"two different methods are named {spec.name!r}; tell them apart with name=")
             require(spec.folder is not None or self.images is not None,
                     f"the method {spec.name!r} makes pictures of images; give --images")
@@ -181,19 +183,19 @@ class MethodRenderer:
                 self.folders[spec.name] = read_folder(spec.folder)
         known = {name: set(pictures) for name, pictures in self.folders.items()}
         if self.images is not None and any(spec.folder is None for spec in specs):
-            # More images than the folders have are no harm; fewer are.
+            # `images` may have more images than the folders, but not fewer.
             wanted = set().union(*known.values()) if known else set(self.images.sources)
             known["--images"] = wanted & set(self.images.sources)
-        check_counterparts(known)
+        check_same_images(known)
         return sorted(next(iter(known.values())))
 
     def make(self, spec: Spec, names: Sequence[str]) -> Method:
         """Return a method with its pictures of the images `names`.
 
         Raises:
-            ConfigError: settings do not fit the checkpoint.
+            ConfigError: the settings do not match the checkpoint.
             CheckpointError: the checkpoint cannot be loaded.
-            InvalidInputError: an image is too small to be a photograph.
+            InvalidInputError: an image is too small for a photograph.
         """
         if spec.folder is not None:
             pictures = self.folders[spec.name]
@@ -210,13 +212,12 @@ class MethodRenderer:
         return Method(spec.name, dict(zip(names, made, strict=True)), record)
 
     def decoder(self, spec: Spec) -> tuple[Upscaler, DecodeConfig]:
-        """Return the checkpoint of a method and its settings with the block size filled in.
+        """Return the loaded checkpoint of a method, and its complete decoding settings.
 
         Raises:
-            ConfigError: settings do not fit the checkpoint.
+            ConfigError: the settings do not match the checkpoint.
             CheckpointError: the checkpoint cannot be loaded.
         """
-        from superres.pipeline.options import resolve_options
         from superres.pipeline.upscaler import Upscaler
 
         name = spec.checkpoint or DEFAULT_CHECKPOINT
@@ -230,23 +231,18 @@ class MethodRenderer:
         return upscaler, resolve_options(options, upscaler)
 
     def _decode(self, spec: Spec, sources: Pixels) -> tuple[Pixels, dict[str, Any]]:
-        """Decode `sources`, uint8 [N, 8, 8, 3]; return the pictures and what made them."""
-        from superres.tasks.faces import image_key
+        """Decode `sources`, uint8 [N, 8, 8, 3]; return the pictures and their record."""
+        from superres.decoding.trace import mean_accepted_block_size
 
         upscaler, options = self.decoder(spec)
-        pictures: list[Pixels] = []
-        tokens = iterations = 0
-        with tqdm(total=len(sources), desc=f"decoding {printable(spec.name)}", unit="image", disable=None) as bar:
-            for start in range(0, len(sources), self.batch_size):
-                batch = sources[start:start + self.batch_size]
-                result = upscaler(batch, options, keys=[image_key(source, 1) for source in batch])
-                pictures.append(result.images)
-                tokens += sum(trace.tokens for trace in result.traces)
-                iterations += sum(trace.iterations for trace in result.traces)
-                bar.update(len(batch))
+        starts = tqdm(range(0, len(sources), self.batch_size), f"decoding {printable(spec.name)}", unit="batch",
+                      disable=None)
+        batches = (sources[start:start + self.batch_size] for start in starts)
+        results = [upscaler(batch, options, keys=[image_key(source, 1) for source in batch]) for batch in batches]
+        traces = [trace for result in results for trace in result.traces]
         record = {"checkpoint": upscaler.name, "revision": upscaler.revision, "config": options.to_dict(),
-                  "mean_accepted_block_size": tokens / iterations}
-        return np.concatenate(pictures), record
+                  "mean_accepted_block_size": mean_accepted_block_size(traces)}
+        return np.concatenate([result.images for result in results]), record
 
 
 def _photographs(images: Images, names: Sequence[str]) -> dict[str, Pixels]:
@@ -259,15 +255,15 @@ def _photographs(images: Images, names: Sequence[str]) -> dict[str, Pixels]:
 
 def make_comparisons(
     specs_a: Sequence[Spec], specs_b: Sequence[Spec], renderer: MethodRenderer, count: int | None, seed: int,
-) -> list[Compared]:
-    """Return what is compared with what, with the pictures: everything is checked before anything is decoded.
+) -> list[ComparedMethods]:
+    """Return the compared methods with their pictures; all specifications are checked before the first decoding.
 
     Args:
         specs_a: methods a.
-        specs_b: methods b; as many as `specs_a`, or one of either for all of the other.
-        renderer: what makes them.
-        count: images of each comparison, chosen by `seed`; None for all.
-        seed: of the choice.
+        specs_b: methods b; as many as `specs_a`, or one list has a single method, which all others are compared with.
+        renderer: renderer of the methods.
+        count: number of images per comparison, a random sample; None for all images.
+        seed: seed of the sample.
 
     Raises:
         ConfigError, CheckpointError, InvalidInputError: see `MethodRenderer` and `superres.survey.pairs`.

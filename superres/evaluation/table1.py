@@ -1,19 +1,16 @@
-"""Tables 1 and 4 of Stern et al. (2018), measured again: quality of translation, acceptance by block size, speed."""
+"""Reproduce Tables 1 and 4 of Stern et al. (2018): quality of translation and block sizes, and speed."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superres.config import BeamConfig, DecodeConfig, require
 from superres.decoding.trace import survival_curve
-from superres.evaluation.table2 import EXACT, Table
-from superres.evaluation.text import DecodedText, Variant, bleu, chrf, decode_text, same_share, text_scores
-from superres.system.output import figure_png, markdown_table, number_text
-from superres.system.progress import say
+from superres.evaluation.table2 import EXACT, Series, Table
+from superres.evaluation.text import DecodedText, Variant, bleu, chrf, decode_text, identical_share, text_scores
+from superres.system.output import figure_png, markdown_table, number_text, write_results
 from superres.tasks.translation import TextPairs
 
 if TYPE_CHECKING:
@@ -22,59 +19,28 @@ if TYPE_CHECKING:
 BLOCK_SIZES = (1, 2, 4, 6, 8, 10)
 """Block sizes k of the paper's table."""
 
-Figures = tuple[float, float]
-"""BLEU and mean accepted block size, or BLEU and speed-up."""
-
-
-@dataclass(frozen=True)
-class TextSeries:
-    """Measurements of one network at growing block sizes: a column of the paper's table, or a row beside it.
-
-    Attributes:
-        checkpoint: role of the network, an option of the script.
-        decode: the criterion; the block size is filled in.
-        paper: the paper's BLEU and mean accepted block size by k (newstest2013, a network for each k).
-        block_sizes: k; those above the network's prediction heads are left out.
-        title: what the table calls it.
-    """
-
-    checkpoint: str
-    title: str
-    decode: DecodeConfig = EXACT
-    paper: dict[int, Figures] = field(default_factory=dict)
-    block_sizes: tuple[int, ...] = BLOCK_SIZES
-
-    def variants(self, prediction_heads: int) -> dict[int, DecodeConfig]:
-        """Return the settings by block size k."""
-        return {k: dataclasses.replace(self.decode, block_size=k) for k in self.block_sizes if k <= prediction_heads}
-
-
-def _top(count: int) -> DecodeConfig:
-    return DecodeConfig(accept="top-k", top_k=count)
-
-
-SERIES: dict[str, TextSeries] = {
-    "regular": TextSeries("regular", "Regular", paper={
+SERIES: dict[str, Series] = {
+    "regular": Series("regular", EXACT, {
         1: (26.00, 1.00), 2: (25.81, 1.51), 4: (25.84, 1.73), 6: (26.08, 1.76), 8: (25.82, 1.76), 10: (25.69, 1.74)}),
-    "distillation": TextSeries("distillation", "Distillation", paper={
+    "distillation": Series("distillation", EXACT, {
         1: (26.41, 1.00), 2: (26.52, 1.55), 4: (26.31, 1.85), 6: (26.26, 1.90), 8: (26.25, 1.91), 10: (26.34, 1.90)}),
-    "fine-tuning": TextSeries("fine-tuning", "Fine Tuning", paper={
+    "fine-tuning": Series("fine-tuning", EXACT, {
         2: (25.74, 1.78), 4: (25.05, 2.69), 6: (24.69, 2.98), 8: (24.27, 3.01), 10: (23.51, 2.87)}),
-    "both": TextSeries("both", "Both", paper={
+    "both": Series("both", EXACT, {
         2: (26.58, 1.88), 4: (26.36, 3.27), 6: (26.18, 4.18), 8: (26.11, 4.69), 10: (25.60, 4.95)}),
-    "both, top-2": TextSeries("both", "Both, top-2", _top(2), {
+    "both, top-2": Series("both", DecodeConfig(accept="top-k", top_k=2), {
         2: (26.49, 1.92), 4: (26.22, 3.47), 6: (25.90, 4.59), 8: (25.71, 5.34), 10: (25.04, 5.67)}, BLOCK_SIZES[1:]),
-    "both, top-3": TextSeries("both", "Both, top-3", _top(3), {
+    "both, top-3": Series("both", DecodeConfig(accept="top-k", top_k=3), {
         2: (26.41, 1.93), 4: (26.14, 3.52), 6: (25.56, 4.69), 8: (25.41, 5.52), 10: (24.68, 5.91)}, BLOCK_SIZES[1:]),
-    "both, minimum block 2": TextSeries("both", "Both, minimum block 2", DecodeConfig(min_block=2, block_size=2),
-                                        block_sizes=BLOCK_SIZES[1:]),
-    "both, minimum block 3": TextSeries("both", "Both, minimum block 3", DecodeConfig(min_block=3, block_size=3),
-                                        block_sizes=BLOCK_SIZES[2:]),
+    "both, minimum block 2": Series("both", DecodeConfig(min_block=2, block_size=2), {}, BLOCK_SIZES[1:]),
+    "both, minimum block 3": Series("both", DecodeConfig(min_block=3, block_size=3), {}, BLOCK_SIZES[2:]),
 }
-"""The paper's four columns, its top-k rows, and the minimum block, of which it gives no figures."""
+"""The paper's four columns, its top-k rows, and minimum blocks, for which it has no figures.
+
+The paper's figures are BLEU and mean accepted block size by k (newstest2013, a network per k)."""
 
 TEST = "test, "
-"""Beginning of the names of series on the test set, which goes on with the role of the network."""
+"""Prefix of the names of series on the test set, before the role of the network."""
 
 CHECKPOINTS = tuple(dict.fromkeys(series.checkpoint for series in SERIES.values()))
 """Roles of the networks."""
@@ -106,34 +72,34 @@ TABLE_4: tuple[tuple[str, str, float, float | None], ...] = (
     ("Blockwise parallel decoding for Transformer (k = 8)", "Stern et al. (2018)", 27.88, 3.31),
     ("Blockwise parallel decoding for Transformer (k = 10)", "Stern et al. (2018)", 27.40, 3.04),
 )
-"""The paper's Table 4: model, source, BLEU on newstest2014, wall-clock speed-up where it gives one."""
+"""The paper's Table 4: model, source, BLEU on newstest2014, and wall-clock speed-up or None."""
 
 
 def text_digest(pairs: TextPairs | None) -> str | None:
-    """Return the first 12 hexadecimal digits of the SHA-256 of the text; None for none."""
+    """Return the first 12 hexadecimal digits of the SHA-256 of the text; None without text."""
     if pairs is None:
         return None
     return hashlib.sha256("\n".join([*pairs.source, *pairs.target]).encode()).hexdigest()[:12]
 
 
 class Table1(Table):
-    """Measurements of translation: `table1.json`, from which the Markdown tables and the scatter plot are drawn."""
+    """Measurements of translation in `table1.json`, the source of the Markdown tables and the scatter plot."""
 
     name = "table1"
 
     def __init__(self, folder: Path, dev: TextPairs, test: TextPairs | None, batch_size: int, device: str) -> None:
-        """Open the folder, or start a new one.
+        """Open a folder of results, or start a new one.
 
         Args:
-            folder: where the results are and go.
-            dev: development text, for Table 1.
-            test: test text, for Table 4; None leaves that out.
-            batch_size: sentences of `dev` decoded together; those of `test` are decoded one by one.
-            device: name of where the networks run.
+            folder: folder of the results.
+            dev: development text for Table 1.
+            test: test text for Table 4; None omits Table 4.
+            batch_size: sentences of `dev` per batch; sentences of `test` are decoded one by one.
+            device: name of the networks' device.
 
         Raises:
-            ConfigError: the folder holds measurements of other data, on another device or with another batch size, or
-                a table1.json that cannot be read; or the batch size is not positive.
+            ConfigError: the folder has measurements of other data, another device or another batch size, table1.json
+                cannot be read, or the batch size is not positive.
             OutputError: the folder cannot be written.
         """
         require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
@@ -144,17 +110,15 @@ class Table1(Table):
         super().__init__(folder, run, [*SERIES, *(TEST + role for role in CHECKPOINTS)])
 
     def add(self, name: str, translator: Translator) -> None:
-        """Measure the series `name` with its network, unless that is done, and write what is known so far.
+        """Measure the series `name` with its network unless it is already measured, and write all measurements.
 
         Raises:
             OutputError: the file cannot be written.
         """
-        variants = SERIES[name].variants(translator.model_config.prediction_heads)
-        # Greedy decoding comes along for agreement, whether it is a cell or not.
-        all_ways = {1: DecodeConfig(block_size=1), **variants}
-        cells = self._measure(name, self.dev, translator, dict(all_ways), self.batch_size)
-        if cells is not None:
-            self.keep(name, translator.name, translator.revision, cells)
+        # Every series includes greedy decoding, the reference for agreement and speed-up.
+        variants: dict[int, Variant] = {1: DecodeConfig(block_size=1)}
+        variants.update(SERIES[name].variants(translator.model_config.prediction_heads))
+        self._measure(name, self.dev, translator, variants, self.batch_size)
 
     def add_test(self, role: str, translator: Translator) -> None:
         """Measure the network `role` on the test set, one sentence at a time: greedy, every k, and beam search.
@@ -166,21 +130,17 @@ class Table1(Table):
             return
         heads = translator.model_config.prediction_heads
         variants: dict[int, Variant] = {k: DecodeConfig(block_size=k) for k in BLOCK_SIZES if k <= heads}
-        cells = self._measure(TEST + role, self.test, translator, {**variants, 0: BEAM}, 1)
-        if cells is not None:
-            self.keep(TEST + role, translator.name, translator.revision, cells)
+        self._measure(TEST + role, self.test, translator, {**variants, 0: BEAM}, 1)
 
     def _measure(
         self, name: str, pairs: TextPairs, translator: Translator, variants: dict[int, Variant], batch_size: int
-    ) -> list[dict[str, Any]] | None:
-        """Return one cell per variant (0 is beam search), decoded in turn; None if they were measured before."""
-        if self.measured(name, translator.revision, [variant.to_dict() for variant in variants.values()]):
-            say(f"{name}: measured already")
-            return None
-        block_sizes = ", ".join(str(k) for k in variants if k)
-        say(f"{name}: {translator.name}@{translator.revision}, k = {block_sizes}")
+    ) -> None:
+        """Measure a series with one cell per variant by k (0 is beam search), unless it is already measured."""
+        if self.measured(name, translator, [variant.to_dict() for variant in variants.values()]):
+            return
         decoded = decode_text(pairs.source, translator, {str(k): one for k, one in variants.items()}, batch_size)
-        return [_cell(k, variant, decoded[str(k)], decoded["1"], pairs) for k, variant in variants.items()]
+        self.save(name, translator, [_cell(k, variant, decoded[str(k)], decoded["1"], pairs)
+                                     for k, variant in variants.items()])
 
     def write_views(self) -> list[Path]:
         """Write the Markdown tables and the scatter plot, and return their paths.
@@ -188,8 +148,8 @@ class Table1(Table):
         Raises:
             OutputError: a file cannot be written.
         """
-        return self.write({
-            "table1.md": table1_markdown(self.document).encode(), "table4.md": table4_markdown(self.document).encode(),
+        return write_results(self.folder, {
+            "table1.md": table1_markdown(self.document), "table4.md": table4_markdown(self.document),
             "table1.png": _scatter(self.document["series"]),
         })
 
@@ -198,13 +158,13 @@ def _cell(k: int, variant: Variant, result: DecodedText, greedy: DecodedText, pa
     return {
         "block_size": k, "config": variant.to_dict(), **text_scores(result, pairs.target),
         "speed_up": greedy.seconds_per_sentence / max(result.seconds_per_sentence, 1e-9),
-        "identical_to_greedy": same_share(result.texts, greedy.texts),
+        "identical_to_greedy": identical_share(result.texts, greedy.texts),
         "survival": survival_curve(result.traces, k) if result.traces else None,
     }
 
 
 def _figures(cell: dict[str, Any] | None) -> str:
-    """Return BLEU / mean accepted block size of a cell."""
+    """Return "BLEU / mean accepted block size" of a cell."""
     if cell is None:
         return "-"
     return f"{number_text(cell['bleu'], 2)} / {number_text(cell['mean_accepted_block_size'], 2)}"
@@ -216,22 +176,23 @@ COLUMNS = {
     "ms/sentence": ("seconds_per_sentence", 2), "speed-up": ("speed_up", 2),
     "identical to greedy": ("identical_to_greedy", 4),
 }
-"""Columns of the detailed table: the cell's entry and its decimals."""
+"""Entry of a cell and number of decimals, by heading of the detailed table."""
 
 
 def table1_markdown(document: dict[str, Any]) -> str:
-    """Return Table 1 as Markdown: ours with the paper's figures below, then all scores."""
+    """Return Table 1 as Markdown, with the paper's figures below ours, and a table of all scores."""
     run = document["run"]
     entries = {name: document["series"][name] for name in SERIES if name in document["series"]}
     rows, details = [], []
     for name, entry in entries.items():
-        series, cells = SERIES[name], {cell["block_size"]: cell for cell in entry["cells"]}
+        series, title = SERIES[name], name.capitalize()
+        cells = {cell["block_size"]: cell for cell in entry["cells"]}
         shown = {k: cells.get(k) if k in series.block_sizes else None for k in BLOCK_SIZES}
-        rows.append([f"**{series.title}**", *(_figures(shown[k]) for k in BLOCK_SIZES)])
+        rows.append([f"**{title}**", *(_figures(shown[k]) for k in BLOCK_SIZES)])
         if series.paper:
             printed = (series.paper.get(k) for k in BLOCK_SIZES)
-            rows.append([f"{series.title}, paper", *(f"{p[0]:.2f} / {p[1]:.2f}" if p else "-" for p in printed)])
-        details += [[series.title, str(k), *_detail(cell)] for k, cell in shown.items() if cell is not None]
+            rows.append([f"{title}, paper", *(f"{p[0]:.2f} / {p[1]:.2f}" if p else "-" for p in printed)])
+        details += [[title, str(k), *_detail(cell)] for k, cell in shown.items() if cell is not None]
     networks = {SERIES[name].checkpoint: f"{entry['checkpoint']}@{entry['revision']}"
                 for name, entry in entries.items()}
     missing = [role for role in CHECKPOINTS if role not in networks]
@@ -242,11 +203,11 @@ def table1_markdown(document: dict[str, Any]) -> str:
         *([f"Missing: {', '.join(missing)}."] if missing else []),
         markdown_table(["k", *map(str, BLOCK_SIZES)], rows),
         f"The paper's figures: {document['paper']}, Table 1 and section 7.1; newstest2013, trained on WMT 2014 "
-        "English-German, a network for each k. Ours are on other data; one network serves all k with its first k "
-        "heads. Regular and Distillation have a frozen base, trained on true and on distilled text; Fine Tuning and "
-        "Both are fine-tuned on them.",
+        "English-German, one network per k. Our figures are on other data; one network serves all k with its first k "
+        "heads. Regular and Distillation have a frozen base, trained on true text and on distilled text. Fine-tuning "
+        "and Both are fine-tuned on these texts.",
         "## Quality and cost", markdown_table(["series", "k", *COLUMNS], details),
-        f"Speed-up and agreement are to the same network's greedy decoding in the same run. {run['chrf']}.",
+        f"Speed-up and agreement are relative to greedy decoding of the same network in the same run. {run['chrf']}.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -257,7 +218,7 @@ def _detail(cell: dict[str, Any]) -> list[str]:
 
 
 def table4_markdown(document: dict[str, Any]) -> str:
-    """Return Table 4 as Markdown: our networks on the test set, then the paper's rows."""
+    """Return Table 4 as Markdown: the rows of our networks on the test set, and then the paper's rows."""
     run = document["run"]
     entries = {role: document["series"][TEST + role] for role in CHECKPOINTS if TEST + role in document["series"]}
     rows = []
@@ -272,16 +233,17 @@ def table4_markdown(document: dict[str, Any]) -> str:
     ours = f"{run['test_sentences']} sentences (data {run['test']}), {run['device']}" if entries else "not measured"
     parts = [
         "# Table 4: BLEU on the test set, and wall-clock speed-up of single-sentence decoding",
-        f"Ours: {ours}, each sentence by itself, against cached greedy decoding of the same network in the same run. "
-        f"The paper's: newstest2014, as printed. The test sets differ, and so BLEU does not compare. {run['bleu']}.",
+        f"Our figures: {ours}, one sentence at a time; the speed-up is relative to cached greedy decoding of the same "
+        f"network in the same run. The paper's figures: newstest2014. The test sets differ, so their BLEU scores are "
+        f"not comparable. {run['bleu']}.",
         markdown_table(["model", "source", "BLEU", "speed-up", "mean accepted block size"], rows),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _scatter(series: dict[str, Any]) -> bytes:
-    """Draw BLEU against mean accepted block size as the paper does beside its Table 1; ours left, the paper's right."""
-    from matplotlib.figure import Figure  # heavy, and not among the dependencies of decoding
+    """Plot BLEU against mean accepted block size as in the paper: our figures on the left, the paper's on the right."""
+    from matplotlib.figure import Figure  # an optional dependency, slow to import
 
     figure = Figure(figsize=(11, 5), layout="constrained")
     ours, paper = figure.subplots(1, 2, sharey=True)
@@ -291,7 +253,7 @@ def _scatter(series: dict[str, Any]) -> bytes:
         for axes, figures in ((ours, points), (paper, column.paper)):
             if figures:
                 axes.plot(*zip(*figures.values(), strict=True), marker="o", linewidth=1, color=f"C{number}",
-                          label=column.title)
+                          label=name.capitalize())
                 for k, point in figures.items():
                     axes.annotate(str(k), point, (4, 3), textcoords="offset points", fontsize=7)
     for axes, title in ((ours, "ours"), (paper, "paper, newstest2013")):

@@ -1,4 +1,4 @@
-"""Table 2 of Stern et al. (2018), measured again: acceptance by block size, with quality and time beside it."""
+"""Reproduce Table 2 of Stern et al. (2018): mean accepted block size by block size, with quality and time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from superres.config import DecodeConfig, require
 from superres.decoding.trace import survival_curve
 from superres.errors import ConfigError
 from superres.evaluation.pictures import Decoded, agreement, decode_interleaved, mean_bits_per_dim, picture_scores
-from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_result
+from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_results
 from superres.system.progress import say
 from superres.tasks.faces import FacePairs
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from superres.pipeline.base import Pipeline
     from superres.pipeline.upscaler import Upscaler
 
 BLOCK_SIZES = (1, 2, 4, 6, 8, 10)
@@ -38,19 +39,18 @@ APPROXIMATE = DecodeConfig(accept="distance", epsilon=2)
 
 @dataclass(frozen=True)
 class Series:
-    """Measurements of one network with one criterion at growing block sizes: a column of the paper's table.
+    """Measurements of one network with one criterion at increasing block sizes: a column of a table of the paper.
 
     Attributes:
         checkpoint: role of the network, an option of the script.
-        decode: the criterion; the block size is filled in.
-        paper: the paper's mean accepted block sizes by k (Table 2: 1,000,000 steps of training and 250,000 more for
-            the heads, a network for each k).
-        block_sizes: k; those above the network's prediction heads are left out.
+        decode: decoding settings without the block size.
+        paper: the paper's figures by block size k.
+        block_sizes: block sizes k; sizes above the network's number of prediction heads are omitted.
     """
 
     checkpoint: str
     decode: DecodeConfig
-    paper: dict[int, float] = field(default_factory=dict)
+    paper: dict[int, Any] = field(default_factory=dict)
     block_sizes: tuple[int, ...] = BLOCK_SIZES
 
     def variants(self, prediction_heads: int) -> dict[int, DecodeConfig]:
@@ -67,7 +67,9 @@ SERIES: dict[str, Series] = {
     "distilled": Series("distilled", EXACT),
     "distilled, approximate": Series("distilled", APPROXIMATE),
 }
-"""The paper's four, the base by itself, and self-distillation, which the paper did not try for images."""
+"""The paper's four columns, the base without heads, and self-distillation, which the paper does not use for images.
+
+The paper's figures are mean accepted block sizes (1,000,000 training steps, 250,000 for heads, a network per k)."""
 
 CHECKPOINTS = tuple(dict.fromkeys(series.checkpoint for series in SERIES.values()))
 """Roles of the networks."""
@@ -79,10 +81,10 @@ def data_digest(pairs: FacePairs) -> str:
 
 
 def measure(series: Series, pairs: FacePairs, upscaler: Upscaler, batch_size: int) -> list[dict[str, Any]]:
-    """Decode with every block size of `series`, interleaved, and return the cells, ready for JSON.
+    """Decode with all block sizes of `series` in alternation, and return one cell per block size, serialisable as JSON.
 
-    Speed-up and agreement are against greedy decoding with the same network in the same run. bits/dim is under the
-    network's own p1.
+    Speed-up and agreement are relative to greedy decoding with the same network in the same run. bits/dim is under the
+    p1 of this network.
     """
     variants = series.variants(upscaler.model_config.prediction_heads)
     decoded = decode_interleaved(pairs.lr, upscaler, {str(k): variant for k, variant in variants.items()}, batch_size)
@@ -94,7 +96,7 @@ def measure(series: Series, pairs: FacePairs, upscaler: Upscaler, batch_size: in
             **_scores(decoded[str(k)], decoded["1"], pairs),
             "bits_per_dim_truth": truth,
             "bits_per_dim_decoded": mean_bits_per_dim(pairs.lr, decoded[str(k)].images, upscaler, batch_size),
-            "survival": survival_curve(list(decoded[str(k)].traces), k),
+            "survival": survival_curve(decoded[str(k)].traces, k),
             "paper_mean_accepted_block_size": series.paper.get(k),
         }
         for k, variant in variants.items()
@@ -111,25 +113,25 @@ def _scores(result: Decoded, greedy: Decoded, pairs: FacePairs) -> dict[str, flo
 
 
 class Table:
-    """Measurements in a folder, as a JSON document from which tables and plots are drawn.
+    """Measurements of several series in a JSON document, the source of tables and plots.
 
-    A series is written as soon as it is measured, and is not measured again for the same revision of its checkpoint
-    and the same settings. Series can so be added one by one.
+    Each series is written after its measurement. It is not measured again with the same revision of its checkpoint and
+    the same settings, so series can be added one by one.
     """
 
     name: ClassVar[str]
-    """Name of its files."""
+    """Name of the table and its files."""
 
     def __init__(self, folder: Path, run: dict[str, Any], names: Sequence[str]) -> None:
-        """Open the folder, or start a new one.
+        """Open a folder of results, or start a new one.
 
         Args:
-            folder: where the results are and go.
-            run: what all measurements have in common, ready for JSON.
-            names: of the series, in the order of the document.
+            folder: folder of the results.
+            run: common conditions of all measurements, serialisable as JSON.
+            names: names of all series, in the order of the document.
 
         Raises:
-            ConfigError: the folder holds measurements with another `run`, or a document that cannot be read.
+            ConfigError: the folder has measurements with another `run`, or its document cannot be read.
             OutputError: the folder cannot be written.
         """
         self.folder, self.names = folder, names
@@ -155,50 +157,45 @@ class Table:
         require(not changed, f"{self.path} was measured with {', '.join(changed)}; choose another --output")
         self.document["series"] = series
 
-    def measured(self, name: str, revision: str, configs: list[dict[str, Any]]) -> bool:
-        """Tell whether the series `name` is known for these weights and the settings of its cells."""
-        known = self.document["series"].get(name, {"revision": None, "cells": []})
-        return bool(known["revision"] == revision and [cell["config"] for cell in known["cells"]] == configs)
+    def measured(self, name: str, pipeline: Pipeline, configs: list[dict[str, Any]]) -> bool:
+        """Return whether the series `name` has cells for these weights and settings, and print a progress message."""
+        entry = self.document["series"].get(name, {"revision": None, "cells": []})
+        if entry["revision"] == pipeline.revision and [cell["config"] for cell in entry["cells"]] == configs:
+            say(f"{name}: already measured")
+            return True
+        block_sizes = ", ".join(str(config["block_size"]) for config in configs if "block_size" in config)
+        say(f"{name}: {pipeline.name}@{pipeline.revision}, k = {block_sizes}")
+        return False
 
-    def keep(self, name: str, checkpoint: str, revision: str, cells: list[dict[str, Any]]) -> None:
+    def save(self, name: str, pipeline: Pipeline, cells: list[dict[str, Any]]) -> None:
         """Write the cells of the series `name`.
 
         Raises:
             OutputError: the file cannot be written.
         """
-        entry = {"checkpoint": checkpoint, "revision": revision, "cells": cells}
+        entry = {"checkpoint": pipeline.name, "revision": pipeline.revision, "cells": cells}
         measured = {**self.document["series"], name: entry}
         self.document["series"] = {n: measured[n] for n in self.names if n in measured}
-        write_result(self.path, (json.dumps(self.document, indent=1) + "\n").encode())
-
-    def write(self, views: dict[str, bytes]) -> list[Path]:
-        """Write files by name into the folder, and return their paths.
-
-        Raises:
-            OutputError: a file cannot be written.
-        """
-        for name, data in views.items():
-            write_result(self.folder / name, data)
-        return [self.folder / name for name in views]
+        write_results(self.folder, {self.path.name: self.document})
 
 
 class Table2(Table):
-    """Measurements of faces: `table2.json`, from which the Markdown table and the plots are drawn."""
+    """Measurements of faces in `table2.json`, the source of the Markdown table and the plots."""
 
     name = "table2"
 
     def __init__(self, folder: Path, pairs: FacePairs, batch_size: int, device: str) -> None:
-        """Open the folder, or start a new one.
+        """Open a folder of results, or start a new one.
 
         Args:
-            folder: where the results are and go.
-            pairs: inputs and truth.
-            batch_size: images decoded together.
-            device: name of where the networks run.
+            folder: folder of the results.
+            pairs: inputs and true images.
+            batch_size: images per batch.
+            device: name of the networks' device.
 
         Raises:
-            ConfigError: the folder holds measurements of other data, on another device or with another batch size, or
-                a table2.json that cannot be read; or the batch size is not positive.
+            ConfigError: the folder has measurements of other data, another device or another batch size, table2.json
+                cannot be read, or the batch size is not positive.
             OutputError: the folder cannot be written.
         """
         require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
@@ -207,19 +204,14 @@ class Table2(Table):
         super().__init__(folder, run, list(SERIES))
 
     def add(self, name: str, upscaler: Upscaler) -> None:
-        """Measure the series `name` with its network, unless that is done, and write what is known so far.
+        """Measure the series `name` with its network unless it is already measured, and write all measurements.
 
         Raises:
             OutputError: the file cannot be written.
         """
-        series = SERIES[name]
-        configs = [variant.to_dict() for variant in series.variants(upscaler.model_config.prediction_heads).values()]
-        if self.measured(name, upscaler.revision, configs):
-            say(f"{name}: measured already")
-            return
-        say(f"{name}: {upscaler.name}@{upscaler.revision}, k = {', '.join(str(c['block_size']) for c in configs)}")
-        cells = measure(series, self.pairs, upscaler, self.batch_size)
-        self.keep(name, upscaler.name, upscaler.revision, cells)
+        variants = SERIES[name].variants(upscaler.model_config.prediction_heads)
+        if not self.measured(name, upscaler, [variant.to_dict() for variant in variants.values()]):
+            self.save(name, upscaler, measure(SERIES[name], self.pairs, upscaler, self.batch_size))
 
     def write_views(self) -> list[Path]:
         """Write the Markdown table and the plots, and return their paths.
@@ -227,9 +219,8 @@ class Table2(Table):
         Raises:
             OutputError: a file cannot be written.
         """
-        views = {"table2.md": table2_markdown(self.document).encode()}
-        views.update({name: _png(draw, self.document["series"]) for name, draw in PLOTS.items()})
-        return self.write(views)
+        plots = {name: _png(draw, self.document["series"]) for name, draw in PLOTS.items()}
+        return write_results(self.folder, {"table2.md": table2_markdown(self.document), **plots})
 
 
 COLUMNS = {
@@ -239,11 +230,11 @@ COLUMNS = {
     "equal tokens": ("equal_tokens", 4), "bits/dim, truth": ("bits_per_dim_truth", 3),
     "bits/dim, decoded": ("bits_per_dim_decoded", 3),
 }
-"""Columns of the detailed table: the cell's entry and its decimals."""
+"""Entry of a cell and number of decimals, by heading of the detailed table."""
 
 
 def table2_markdown(document: dict[str, Any]) -> str:
-    """Return the content of table2.json as Markdown: the paper's table with its figures below ours, then all scores."""
+    """Return Table 2 as Markdown, with the paper's figures below ours, and a table of all scores."""
     series, run = document["series"], document["run"]
     accepted: list[list[str]] = []
     details: list[list[str]] = []
@@ -263,12 +254,13 @@ def table2_markdown(document: dict[str, Any]) -> str:
         f"Networks: {', '.join(f'{role} {network}' for role, network in networks.items())}.",
         *([f"Missing: {', '.join(missing)}."] if missing else []),
         markdown_table(["k", *map(str, BLOCK_SIZES)], accepted),
-        f"The paper's figures: {document['paper']}, Table 2; CelebA development set, a network trained for each k. "
-        "Ours: one network serves all k with its first k prediction heads.",
+        f"The paper's figures: {document['paper']}, Table 2; CelebA development set, one network per k. "
+        "Our figures: one network serves all k with its first k prediction heads.",
         "## Quality and cost",
         markdown_table(["series", "k", *COLUMNS], details),
-        "PSNR and SSIM are to the truth, consistency is the RMSE to the input after reduction in grey levels. Greedy, "
-        "for PSNR and speed-up, is the same network at k = 1 in the same run. bits/dim is under the network's own p1.",
+        "PSNR and SSIM compare with the true image. Consistency is the RMSE to the input after reduction, in grey "
+        "levels. Greedy decoding, for PSNR and speed-up, is the same network at k = 1 in the same run. bits/dim is "
+        "under the p1 of this network.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -302,7 +294,7 @@ def _draw_wall_clock(figure: Figure, series: dict[str, Any]) -> None:
 
 
 def _draw_cells(axes: Axes, series: dict[str, Any], key: str, title: str) -> None:
-    """Draw `key` of the cells that have it against mean accepted block size."""
+    """Plot the entry `key` of all cells against mean accepted block size; cells without a value are omitted."""
     for name, entry in series.items():
         known = [cell for cell in entry["cells"] if cell[key] is not None]
         x, y = ([cell[column] for cell in known] for column in ("mean_accepted_block_size", key))
@@ -311,24 +303,23 @@ def _draw_cells(axes: Axes, series: dict[str, Any], key: str, title: str) -> Non
 
 
 def _label(axes: Axes, x: str, y: str) -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
 
 
 def _color(name: str) -> str:
-    """Return the colour of a series, the same in every plot."""
+    """Return the colour of a series in all plots."""
     return f"C{list(SERIES).index(name)}"
 
 
 PLOTS: dict[str, Callable[[Figure, dict[str, Any]], None]] = {
     "survival.png": _draw_survival, "quality.png": _draw_quality, "wall_clock.png": _draw_wall_clock,
 }
-"""What draws each plot; `wall_clock.png` is Figure 4 of the paper."""
+"""Functions that draw the plots, by file name; `wall_clock.png` is Figure 4 of the paper."""
 
 
 def _png(draw: Callable[[Figure, dict[str, Any]], None], series: dict[str, Any]) -> bytes:
-    from matplotlib.figure import Figure  # heavy, and not among the dependencies of decoding
+    from matplotlib.figure import Figure  # an optional dependency, slow to import
 
     figure = Figure(figsize=(9, 6), layout="constrained")
     draw(figure, series)

@@ -1,16 +1,15 @@
-"""Table 3 of Stern et al. (2018) from a survey: how often people prefer blockwise decoding to regular decoding."""
+"""Reproduce Table 3 of Stern et al. (2018) from a survey: people's preference for blockwise decoding."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from superres.config import require
-from superres.survey.presentation import READING, interval_text, p_text, percent
+from superres.survey.presentation import INTERVALS_NOTE, interval_text, p_text, percent
 from superres.survey.report import Report
-from superres.system.output import figure_png, markdown_table, prepare_folder, write_result
+from superres.system.output import figure_png, markdown_table, write_results
 
 BLOCK_SIZES = (2, 4, 6, 8, 10)
 """Block sizes k of the paper's table."""
@@ -18,13 +17,13 @@ BLOCK_SIZES = (2, 4, 6, 8, 10)
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A row of the paper's table: a fine-tuned network at block size k against the regular one at k = 1, exact.
+    """A row of the paper's table: a fine-tuned network at block size k, compared with the regular network at k = 1.
 
     Attributes:
-        criterion: "exact", or "approximate": accepted within epsilon 2.
+        criterion: "exact", or "approximate" for acceptance within epsilon 2.
         block_size: k.
-        preference: % of the votes for the fine-tuned network.
-        interval: the paper's 90% bootstrap interval, %.
+        preference: votes for the fine-tuned network, in %.
+        interval: the paper's 90% bootstrap interval, in %.
     """
 
     criterion: str
@@ -34,7 +33,7 @@ class PaperRow:
 
     @property
     def name(self) -> str:
-        """What the row is called here, and what a method may be named to stand for it."""
+        """Name of the row, which is also the name of a method of finished pictures for this row."""
         return f"{self.criterion}-k{self.block_size}"
 
 
@@ -48,11 +47,11 @@ ROWS = tuple(PaperRow(criterion, k, *figures) for criterion, entries in {
 
 
 def match_rows(report: Report) -> dict[str, dict[str, Any]]:
-    """Return the comparisons of a survey's report by the name of the row that each one measures.
+    """Return the comparisons of a survey's report that measure rows of the table, by the name of the row.
 
-    A comparison belongs to a row if its method b is greedy (decoded at block size 1) and its method a was decoded at
-    the row's block size, exactly or within epsilon 2. Finished pictures belong to the row that their method is
-    named after, such as "approximate-k6".
+    A comparison measures a row if its method b was decoded at block size 1, and its method a at the row's block size,
+    exactly or within epsilon 2. Finished pictures measure the row with the name of their method, such as
+    "approximate-k6".
 
     Raises:
         ConfigError: two comparisons measure the same row.
@@ -83,10 +82,10 @@ def _row_of(comparison: dict[str, Any], methods: dict[str, dict[str, Any]]) -> s
 
 
 def table3_markdown(report: Report) -> str:
-    """Return the ten rows with the paper's figures below ours, as Markdown.
+    """Return the ten rows as Markdown, with the paper's figures below ours.
 
     Raises:
-        ConfigError: no comparison of the survey measures a row, or two measure the same.
+        ConfigError: no comparison of the survey measures a row, or two comparisons measure the same row.
     """
     found = match_rows(report)
     require(bool(found), f"no comparison of the study {report['study']!r} measures a row of Table 3: compare methods "
@@ -118,13 +117,14 @@ def table3_markdown(report: Report) -> str:
         + (f"Not in the study: {', '.join(missing)}." if missing else ""),
         markdown_table(header, table),
         "The paper's figures: Stern, Shazeer and Uszkoreit 2018, Table 3; 8x8 to 32x32 CelebA, a fine-tuned network "
-        "for each k, approximate within epsilon 2, against the regular network at k = 1; 90% bootstrap intervals. What "
-        "was resampled is not said; the intervals' widths are those of 1,600 to 3,400 independent votes a row.",
-        READING]) + "\n"
+        "per k, approximate within epsilon 2, compared with the regular network at k = 1; 90% bootstrap intervals. The "
+        "paper does not say what was resampled. Its intervals are as wide as for 1,600 to 3,400 independent votes per "
+        "row.",
+        INTERVALS_NOTE]) + "\n"
 
 
 def table3_plot(report: Report) -> bytes:
-    """Return a PNG: preference by block size with intervals, ours and the paper's, a panel a criterion."""
+    """Return a PNG with a panel per criterion: our and the paper's preferences and intervals by block size."""
     from matplotlib.figure import Figure
 
     found = match_rows(report)
@@ -154,9 +154,5 @@ def write_table3(report: Report, folder: Path) -> list[Path]:
         ConfigError: see `table3_markdown`.
         OutputError: a file cannot be written.
     """
-    files = {"table3.json": (json.dumps(report, indent=1) + "\n").encode(),
-             "table3.md": table3_markdown(report).encode(), "table3.png": table3_plot(report)}
-    prepare_folder(folder)
-    for name, data in files.items():
-        write_result(folder / name, data)
-    return [folder / name for name in files]
+    return write_results(folder, {"table3.json": report, "table3.md": table3_markdown(report),
+                                  "table3.png": table3_plot(report)})

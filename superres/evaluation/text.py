@@ -1,4 +1,4 @@
-"""Scores of translations: sacreBLEU, chrF, decoding statistics and time, beside greedy decoding and beam search."""
+"""Scores of translations by blockwise decoding, greedy decoding and beam search: BLEU, chrF, block sizes and time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from superres.config import BeamConfig, DecodeConfig, require
+from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
+from superres.system.output import number_text
 from superres.tasks.translation import TextPairs
 
 if TYPE_CHECKING:
-    from superres.decoding.trace import RowTrace
     from superres.pipeline.translator import Translator
 
 Variant = DecodeConfig | BeamConfig
 
 
 def bleu(texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    """Return corpus BLEU of `texts`, "score" (0..100) and "signature" of sacreBLEU (Post 2018).
+    """Return corpus BLEU of `texts` by sacreBLEU (Post 2018): its "score" in 0..100 and its "signature".
 
     Raises:
         ConfigError: sacreBLEU is not installed.
@@ -30,7 +31,7 @@ def bleu(texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
 
 
 def chrf(texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    """Return corpus chrF of `texts`, as `bleu`."""
+    """Return corpus chrF of `texts` in the form of `bleu`."""
     return _score("CHRF", texts, references)
 
 
@@ -46,40 +47,33 @@ def _score(metric: str, texts: Sequence[str], references: Sequence[str]) -> dict
 
 @dataclass
 class DecodedText:
-    """The results of one variant of decoding on the sources.
+    """The results of one variant of decoding on all sources.
 
     Attributes:
-        texts: a translation a source.
-        traces: one a segment; none of a beam search.
-        cut: translations that the model's largest length ended.
-        model_calls: of all batches.
-        tokens: generated tokens.
-        seconds: wall clock of the timed sentences.
-        timed: their number.
+        texts: translation of each source.
+        traces: acceptance trace of each segment; empty for beam search.
+        cut: number of translations that reached the network's largest length.
+        tokens: number of generated tokens.
+        seconds: wall-clock time of all batches.
     """
 
     texts: list[str]
     traces: list[RowTrace]
     cut: int = 0
-    model_calls: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    timed: int = 0
 
     @property
     def seconds_per_sentence(self) -> float:
-        """Wall clock of a sentence."""
-        return self.seconds / max(self.timed, 1)
+        """Wall-clock time per sentence."""
+        return self.seconds / max(len(self.texts), 1)
 
     def statistics(self) -> dict[str, float | None]:
-        """Return the decoding statistics over all sentences."""
-        tokens = sum(trace.tokens for trace in self.traces)
-        iterations = sum(trace.iterations for trace in self.traces)
+        """Return the decoding statistics over all sentences; block size and model calls are None for beam search."""
         calls = sum(trace.model_calls for trace in self.traces)
-        blocks = bool(self.traces)
         return {
-            "mean_accepted_block_size": tokens / iterations if blocks else None,
-            "model_calls_per_sentence": calls / len(self.texts) if blocks else None,
+            "mean_accepted_block_size": mean_accepted_block_size(self.traces) if self.traces else None,
+            "model_calls_per_sentence": calls / len(self.texts) if self.traces else None,
             "tokens_per_sentence": self.tokens / len(self.texts),
             "cut": self.cut,
             "seconds_per_sentence": self.seconds_per_sentence,
@@ -89,16 +83,16 @@ class DecodedText:
 def decode_text(
     sources: Sequence[str], translator: Translator, variants: dict[str, Variant], batch_size: int
 ) -> dict[str, DecodedText]:
-    """Translate every batch with each variant in turn, so that a busy machine slows all variants alike.
+    """Translate every batch with each variant in turn, so that other load slows all variants alike.
 
-    The first batch is translated once more beforehand and that time discarded (compilation, caches). Sampling noise is
-    keyed by a source's place, so that a translation does not depend on the batch size.
+    An untimed translation of the first batch warms up (compilation, caches). The index of a source keys its sampling
+    noise, so a translation does not depend on the batch size.
 
     Args:
-        sources: a sentence each; batches are of like length.
-        translator: the checkpoint.
+        sources: sentences, which are sorted by length into batches.
+        translator: the loaded checkpoint.
         variants: decoding settings by name.
-        batch_size: sentences decoded together; 1 measures the latency of single sentences.
+        batch_size: sentences per batch; 1 measures the latency of single sentences.
 
     Raises:
         ConfigError: the checkpoint does not support a variant, or the batch size is not positive.
@@ -117,10 +111,8 @@ def decode_text(
                 result.texts[place] = text
             result.traces += [trace for traces in made.traces for trace in traces]
             result.cut += sum(made.cut)
-            result.model_calls += made.model_calls
             result.tokens += sum(made.tokens)
             result.seconds += made.seconds
-            result.timed += len(batch)
     return results
 
 
@@ -134,21 +126,21 @@ def evaluate_text(
     pairs: TextPairs, translator: Translator, decode: DecodeConfig, batch_size: int = 1, greedy: bool = True,
     beam: BeamConfig | None = None,
 ) -> dict[str, Any]:
-    """Score a checkpoint's blockwise decoding beside greedy decoding and beam search of the same sentences.
+    """Score blockwise decoding, greedy decoding and beam search of the same sentences.
 
     Args:
         pairs: sources and references.
-        translator: the checkpoint.
-        decode: settings of the blockwise decoding.
-        batch_size: sentences decoded together.
+        translator: the loaded checkpoint.
+        decode: settings of blockwise decoding.
+        batch_size: sentences per batch.
         greedy: whether to decode with block size 1 as well, for agreement and speed-up.
-        beam: settings of the beam search; None leaves it out.
+        beam: settings of beam search; None omits it.
 
     Returns:
-        The report, ready for JSON.
+        The report, serialisable as JSON.
 
     Raises:
-        ConfigError: `decode` does not fit the checkpoint, the batch size is not positive, or sacreBLEU is missing.
+        ConfigError: `decode` does not match the checkpoint, the batch size is not positive, or sacreBLEU is missing.
     """
     translator.check(decode)
     decode = dataclasses.replace(decode, block_size=translator.block_size(decode))
@@ -171,28 +163,27 @@ def evaluate_text(
                      if name != "blockwise"},
     }
     if greedy:
-        report["identical_to_greedy"] = same_share(decoded["blockwise"].texts, decoded["greedy"].texts)
+        report["identical_to_greedy"] = identical_share(decoded["blockwise"].texts, decoded["greedy"].texts)
     return report
 
 
-def same_share(texts: Sequence[str], others: Sequence[str]) -> float:
-    """Return the share of equal translations."""
+def identical_share(texts: Sequence[str], others: Sequence[str]) -> float:
+    """Return the share of positions at which both lists have the same translation."""
     return sum(a == b for a, b in zip(texts, others, strict=True)) / max(len(texts), 1)
 
 
 def report_lines(report: dict[str, Any]) -> str:
-    """Return the report of `evaluate_text` as lines for people."""
+    """Return the report of `evaluate_text` as text."""
     config = report["config"]
     lines = [f"{report['sentences']} sentences, {report['languages']}, {report['checkpoint']}, block size "
              f"{config['block_size']}, {config['accept']}, batches of {report['batch_size']}",
              f"{'':10}   BLEU   chrF  mean accepted  model calls  ms/sentence  speed-up of blockwise"]
     for name, scores in report["methods"].items():
-        size, calls = scores["mean_accepted_block_size"], scores["model_calls_per_sentence"]
-        cells = [f"{scores['bleu']:7.2f}{scores['chrf']:7.2f}", "-".rjust(15) if size is None else f"{size:15.2f}",
-                 "-".rjust(13) if calls is None else f"{calls:13.1f}", f"{1000 * scores['seconds_per_sentence']:13.1f}"]
-        if name in report["speed_up"]:
-            cells.append(f"{report['speed_up'][name]:23.2f}")
-        lines.append(f"{name:10}{''.join(cells)}")
+        line = (f"{name:10}{scores['bleu']:7.2f}{scores['chrf']:7.2f}"
+                f"{number_text(scores['mean_accepted_block_size'], 2):>15}"
+                f"{number_text(scores['model_calls_per_sentence'], 1):>13}"
+                f"{1000 * scores['seconds_per_sentence']:13.1f}")
+        lines.append(line + (f"{report['speed_up'][name]:23.2f}" if name in report["speed_up"] else ""))
     if "identical_to_greedy" in report:
         lines.append(f"identical to greedy: {report['identical_to_greedy']:.1%} of the sentences")
     lines += [f"{name}: {signature}" for name, signature in report["signatures"].items()]

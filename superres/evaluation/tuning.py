@@ -1,4 +1,4 @@
-"""Search for the fastest settings of decoding on this machine, within a bound on the loss of quality."""
+"""Search for the fastest decoding settings on this machine, within a bound on the loss of quality."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from superres.system.output import write_atomically
 from superres.tasks.faces import FacePairs
 
 BLOCK_SIZES = (2, 4, 6, 8)
-"""Block sizes tried beside all prediction heads."""
+"""Block sizes to try, in addition to the number of prediction heads."""
 
 FEW = 8
-"""Images of the first passes at the least."""
+"""Minimum number of images in the first passes."""
 
 KEPT = 2
-"""How many of the fastest settings a pass keeps, for the bound itself and for a tighter one."""
+"""Number of the fastest settings that a pass keeps, within the bound and within a tighter bound."""
 
 
 def within(bound: QualityBound, scores: Scores) -> bool:
-    """Return whether a variant of decoding loses at most the quality that `bound` allows."""
+    """Return whether the scores of a variant of decoding are within `bound`."""
     if bound.min_psnr_to_greedy is not None:
         return psnr_to_greedy(scores) >= bound.min_psnr_to_greedy
     return (scores["bits_loss"] or 0.0) <= (bound.max_bits_loss or 0.0)
 
 
 def tighter(bound: QualityBound) -> QualityBound:
-    """Return a bound that few images must keep for it to be likely that all keep `bound`: 1 dB or a quarter less."""
+    """Return a bound tighter by 1 dB or a quarter of the bits; few images within it make `bound` likely for all."""
     psnr, bits = bound.min_psnr_to_greedy, bound.max_bits_loss
     return QualityBound(None if psnr is None else psnr + 1, None if bits is None else 0.75 * bits)
 
 
 def shortlist(rows: dict[DecodeConfig, Scores], bound: QualityBound) -> list[DecodeConfig]:
-    """Return the settings that are worth another pass; `rows` are sorted by time.
+    """Return the settings for the next pass, given scores by settings sorted by time.
 
-    They are the fastest within the bound, the fastest within a tighter one (few images may flatter a setting), and the
-    fastest exact one, which is always safe.
+    These are the fastest settings within the bound, the fastest settings within a tighter bound (few images may
+    overrate a setting), and the fastest exact setting, which is always within the bound.
     """
     kept = [options for b in (bound, tighter(bound)) for options in
             [options for options, scores in rows.items() if within(b, scores)][:KEPT]]
@@ -64,18 +64,19 @@ def tune(
 ) -> tuple[dict[str, Any], str, DecodeConfig]:
     """Find the fastest settings within `bound` on this machine.
 
-    The settings of a pass are measured batch by batch in turn, so that a busy machine slows all alike. The first pass
-    compares the criteria on few images, the second the block sizes of the best, the last the best of these on all.
+    The settings of a pass alternate batch by batch, so that other load slows all settings alike. The first pass
+    compares criteria on few images. The second pass compares block sizes of the best criteria. The last pass compares
+    the best settings of the second pass on all images.
 
     Args:
         pairs: images to tune on.
-        upscaler: the checkpoint.
-        bound: how much quality may be lost against greedy decoding, over all images together.
-        batch_size: images decoded together; the fastest settings depend on it.
+        upscaler: the loaded checkpoint.
+        bound: largest loss of quality relative to greedy decoding, over all images.
+        batch_size: images per batch; the fastest settings depend on it.
 
     Returns:
-        the report, ready for JSON, with the settings of the last pass ranked by time; the same as a table; and the
-        fastest settings within the bound, which are greedy decoding if nothing else is.
+        The report, serialisable as JSON, with the settings of the last pass sorted by time; these settings as a table;
+        and the fastest settings within the bound. Greedy decoding is always within the bound.
 
     Raises:
         ConfigError: the batch size is not positive.
@@ -109,11 +110,11 @@ def tune(
 def save_default(folder: Path, kind: str, options: DecodeConfig) -> None:
     """Make `options` the default of the checkpoint in `folder` on devices of `kind` ("cpu", "cuda").
 
-    The rest of its config.json stays as it is.
+    Other entries of its config.json are unchanged.
 
     Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
-        OutputError: the file cannot be written; it is left as it was.
+        CheckpointError: the checkpoint is missing or damaged.
+        OutputError: the file cannot be written; it is unchanged.
     """
     document = read_config(folder)
     document[DECODE] = {**document.get(DECODE, {}), kind: options.to_dict()}

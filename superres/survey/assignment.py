@@ -1,45 +1,46 @@
-"""Choose a rater's next pair and the sides of its images: balanced, random by seed, and decided on the server."""
+"""Choose a rater's next pair and the sides of its pictures, balanced over raters and random by the study's seed."""
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
 from sqlalchemy import Connection, Row, and_, case, func, or_, select
 
 from superres.survey import schema
+from superres.survey.store import utc_now
 from superres.survey.study import GOLD, MAIN, PRACTICE, REPEAT, Study, StudySettings
 
 REPEAT_GAP = 5
-"""Trials between a pair and its repeat, where the study is long enough."""
+"""Minimum number of trials between a pair and its repeat, if the study is long enough."""
 
 OPEN_MINUTES = 15
-"""Minutes for which a shown pair counts as voted, so that concurrent raters get different pairs."""
+"""Minutes for which a pair on display counts as voted on, so that concurrent raters get different pairs."""
 
 
-class Assigned(NamedTuple):
-    """A pair for a rater: its number in the store, the kind of trial, and which picture stands on the left."""
+class Assignment(NamedTuple):
+    """A pair for a rater: its id in the store, the kind of trial, and the picture on the left ("a" or "b")."""
 
     pair_id: int
     kind: str
     left: str
 
 
-def generator(study: Study, pseudonym: str, position: int) -> np.random.Generator:
-    """Return the random numbers of one trial, which are the same in every call."""
+def trial_rng(study: Study, pseudonym: str, position: int) -> np.random.Generator:
+    """Return the random generator of a trial; every call returns the same sequence."""
     return np.random.default_rng((study.settings.seed, int(pseudonym[:15], 16), position))
 
 
 def schedule(settings: StudySettings, available: dict[str, int], rng: np.random.Generator) -> list[str]:
     """Return the kinds of a rater's trials in order.
 
-    Practice comes first; gold stands anywhere among the main trials, repeats in the second half.
+    Practice trials come first. Gold trials are spread over the main trials, repeats over their second half.
 
     Args:
-        settings: how many of each are wanted.
-        available: pairs of the study by kind.
-        rng: of the order.
+        settings: settings of the study, with the number of trials of each kind.
+        available: number of pairs in the study by kind.
+        rng: random generator for the order.
     """
     main = min(settings.trials, available.get(MAIN, 0))
     gold = min(settings.gold, available.get(GOLD, 0))
@@ -48,11 +49,11 @@ def schedule(settings: StudySettings, available: dict[str, int], rng: np.random.
     for _ in range(min(settings.repeats, main)):
         earliest = max(len(order) // 2, order.index(MAIN)) + 1
         order.insert(int(rng.integers(earliest, len(order) + 1)), REPEAT)
-    return [PRACTICE] * min(settings.practice, available.get(PRACTICE, 0)) + _after_their_firsts(order)
+    return [PRACTICE] * min(settings.practice, available.get(PRACTICE, 0)) + _delay_repeats(order)
 
 
-def _after_their_firsts(order: list[str]) -> list[str]:
-    """Put off each repeat for which there is no main trial left to repeat."""
+def _delay_repeats(order: list[str]) -> list[str]:
+    """Delay each repeat that has no unrepeated main trial before it."""
     result: list[str] = []
     waiting = unrepeated = 0
     for kind in order:
@@ -68,28 +69,26 @@ def _after_their_firsts(order: list[str]) -> list[str]:
 
 
 def available_pairs(connection: Connection, study: Study) -> dict[str, int]:
-    """Return the number of the study's pairs by kind."""
+    """Return the number of pairs in the study by kind."""
     query = select(schema.pair.c.kind, func.count()).where(schema.pair.c.study_id == study.id) \
         .group_by(schema.pair.c.kind)
     return {kind: count for kind, count in connection.execute(query)}
 
 
-def assign(connection: Connection, study: Study, rater: Row[Any], position: int, kind: str) -> Assigned:
-    """Choose a rater's pair for the trial at `position` and the sides; the study must have a pair of the kind left."""
-    rng = generator(study, rater.pseudonym, position)
+def assign(connection: Connection, study: Study, rater: Row[Any], position: int, kind: str) -> Assignment:
+    """Choose the pair and sides of a rater's trial at `position`; the rater must not have seen all pairs of `kind`."""
+    rng = trial_rng(study, rater.pseudonym, position)
     if kind == REPEAT:
         return _repeat(connection, rater, position, rng)
-    chosen = _fewest_votes(connection, study, rater.id, kind, rng)
-    return Assigned(chosen, kind, "a" if rng.integers(2) else "b")
+    chosen = _least_voted_pair(connection, study, rater.id, kind, rng)
+    return Assignment(chosen, kind, "a" if rng.integers(2) else "b")
 
 
-def _fewest_votes(connection: Connection, study: Study, rater_id: int, kind: str, rng: np.random.Generator) -> int:
-    """Return the pair with the fewest votes that the rater has not seen; among equals one whose image is new to him."""
-    recently = datetime.now(timezone.utc) - timedelta(minutes=OPEN_MINUTES)
-    cutoff = recently.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _least_voted_pair(connection: Connection, study: Study, rater_id: int, kind: str, rng: np.random.Generator) -> int:
+    """Return the unseen pair with the fewest votes; ties prefer images that the rater has seen least often."""
     pair, trial, vote = schema.pair, schema.trial, schema.vote
-    # Joined from the study's own pairs: other studies of the store cost nothing.
-    counts = or_(vote.c.id.is_not(None), trial.c.issued > cutoff)
+    # The join starts from the study's pairs, so that other studies in the store do not slow it down.
+    counts = or_(vote.c.id.is_not(None), trial.c.issued > utc_now(-timedelta(minutes=OPEN_MINUTES)))
     query = select(pair.c.id, pair.c.image, func.count(case((counts, trial.c.id)))).select_from(
         pair.outerjoin(trial, and_(trial.c.pair_id == pair.c.id, trial.c.kind == kind))
         .outerjoin(vote, vote.c.trial_id == trial.c.id)
@@ -100,16 +99,16 @@ def _fewest_votes(connection: Connection, study: Study, rater_id: int, kind: str
     ranked = [((votes, seen_images.count(image)), key) for key, image, votes in connection.execute(query)
               if key not in seen_pairs]
     best = min(rank for rank, _ in ranked)
-    equals = [int(key) for rank, key in ranked if rank == best]
-    return equals[rng.integers(len(equals))]
+    tied = [int(key) for rank, key in ranked if rank == best]
+    return tied[rng.integers(len(tied))]
 
 
-def _repeat(connection: Connection, rater: Row[Any], position: int, rng: np.random.Generator) -> Assigned:
-    """Return one of the rater's own main pairs, not too recent and not repeated yet, with the sides swapped."""
+def _repeat(connection: Connection, rater: Row[Any], position: int, rng: np.random.Generator) -> Assignment:
+    """Return one of the rater's main pairs with the sides swapped: not yet repeated, and not too recent if possible."""
     trial = schema.trial
     shown = connection.execute(select(trial).where(trial.c.rater_id == rater.id).order_by(trial.c.position)).all()
     repeated = {row.pair_id for row in shown if row.kind == REPEAT}
     left = [row for row in shown if row.kind == MAIN and row.pair_id not in repeated]
     pool = [row for row in left if row.position < position - REPEAT_GAP] or left
     first = pool[int(rng.integers(len(pool)))]
-    return Assigned(first.pair_id, REPEAT, "b" if first.left_side == "a" else "a")
+    return Assignment(first.pair_id, REPEAT, "b" if first.left_side == "a" else "a")

@@ -1,4 +1,4 @@
-"""Exclusion of raters: recorded rules that are applied whenever votes are reported. No vote is ever deleted."""
+"""Exclude raters by recorded rules, which are applied to every report. Votes are never deleted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean as mean
 from statistics import median
 from typing import Any
 
@@ -15,18 +16,18 @@ from sqlalchemy import func, insert, select
 from superres.config import require
 from superres.errors import ConfigError
 from superres.survey import schema
-from superres.survey.records import Record, counts_towards_quality, repeated_votes
+from superres.survey.records import Record, repeated_votes
 from superres.survey.store import Store, utc_now
-from superres.survey.study import GOLD, MAIN, Study
+from superres.survey.study import GOLD, MAIN, PRACTICE, Study
 
 MEASURES: dict[str, str] = {
-    "gold": "share of gold pairs answered right",
-    "repeats": "share of repeats with the same choice as before",
+    "gold": "share of gold pairs answered correctly",
+    "repeats": "share of repeats with the same choice as the first time",
     "median-ms": "median response time in milliseconds",
     "same-side": "share of main votes on the side that the rater chose more often",
     "votes": "number of main votes",
 }
-"""Measures that an exclusion rule can compare, by their names in rules."""
+"""Measures of rater quality, by their names in exclusion rules."""
 
 COMPARE = {"<": operator.lt, ">": operator.gt}
 RULE = re.compile(rf"({'|'.join(MEASURES)})\s*([<>])\s*([0-9.]+)")
@@ -34,14 +35,14 @@ RULE = re.compile(rf"({'|'.join(MEASURES)})\s*([<>])\s*([0-9.]+)")
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A recorded step.
+    """A recorded exclusion rule.
 
     Attributes:
-        number: in the study, from 1.
+        number: number of the record in the study, from 1.
         rule: a measure compared with a number ("gold<0.8"), or "rater=PSEUDONYM".
-        reason: the owner's words.
-        recorded: UTC, ISO 8601.
-        revoked: whether a later step takes it back.
+        reason: the owner's reason.
+        recorded: time of the record, UTC, ISO 8601.
+        revoked: whether a later record revokes the rule.
     """
 
     number: int
@@ -55,7 +56,7 @@ def check_rule(rule: str) -> str:
     """Return `rule` without blanks.
 
     Raises:
-        ConfigError: it is not a rule.
+        ConfigError: `rule` is not an exclusion rule.
     """
     text = re.sub(r"\s", "", rule)
     match = RULE.fullmatch(text)
@@ -66,7 +67,7 @@ def check_rule(rule: str) -> str:
 
 
 def quality(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Return the quality measures of each rater: those in `MEASURES`, None where a rater has no such votes."""
+    """Return each rater's quality measures by the names in `MEASURES`; None if a rater has no votes for a measure."""
     by_rater: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_rater[record["rater"]].append(record)
@@ -78,19 +79,18 @@ def _measures(votes: list[Record]) -> dict[str, Any]:
     gold = [vote["chosen"] == "a" for vote in votes if vote["kind"] == GOLD]
     repeats = [first["chosen"] == again["chosen"] for first, again in repeated_votes(votes)]
     sides = [vote["choice"] == "left" for vote in main if vote["choice"] != "unsure"]
-    times = [vote["response_ms"] for vote in votes if counts_towards_quality(vote)]
-    left = sum(sides) / len(sides) if sides else None
+    times = [vote["response_ms"] for vote in votes if vote["kind"] != PRACTICE]
     return {
-        "gold": sum(gold) / len(gold) if gold else None,
-        "repeats": sum(repeats) / len(repeats) if repeats else None,
+        "gold": mean(gold) if gold else None,
+        "repeats": mean(repeats) if repeats else None,
         "median-ms": float(median(times)) if times else None,
-        "same-side": None if left is None else max(left, 1 - left),
+        "same-side": max(mean(sides), 1 - mean(sides)) if sides else None,
         "votes": len(main),
     }
 
 
 def excluded_raters(records: Sequence[Record], exclusions: Sequence[Exclusion]) -> dict[str, int]:
-    """Return the excluded raters, and the number of the first rule that sets each aside."""
+    """Return the number of the first rule that excludes a rater, by the pseudonym of each excluded rater."""
     found: dict[str, int] = {}
     measured = quality(records)
     for exclusion in exclusions:
@@ -114,23 +114,23 @@ def exclude(store: Store, study: Study, rule: str, reason: str) -> Exclusion:
     """Record a rule.
 
     Raises:
-        ConfigError: it is not a rule.
+        ConfigError: `rule` is not an exclusion rule.
         StoreError: the store cannot be written.
     """
     return _record(store, study, check_rule(rule), reason, None)
 
 
 def revoke(store: Store, study: Study, number: int, reason: str) -> Exclusion:
-    """Record that the rule `number` no longer holds; both steps stay on record.
+    """Revoke the rule `number`; the rule and its revocation both stay on record.
 
     Raises:
-        ConfigError: there is no such rule, or it is revoked already.
+        ConfigError: there is no such rule, or it is already revoked.
         StoreError: the store cannot be written.
     """
-    standing = {exclusion.number: exclusion for exclusion in read_exclusions(store, study) if not exclusion.revoked}
-    if number not in standing:
-        raise ConfigError(f"no standing exclusion {number}; there are: {', '.join(map(str, standing)) or 'none'}")
-    return _record(store, study, standing[number].rule, reason, number)
+    active = {exclusion.number: exclusion for exclusion in read_exclusions(store, study) if not exclusion.revoked}
+    if number not in active:
+        raise ConfigError(f"no active exclusion {number}; active are: {', '.join(map(str, active)) or 'none'}")
+    return _record(store, study, active[number].rule, reason, number)
 
 
 def _record(store: Store, study: Study, rule: str, reason: str, revokes: int | None) -> Exclusion:
@@ -144,7 +144,7 @@ def _record(store: Store, study: Study, rule: str, reason: str, revokes: int | N
 
 
 def read_exclusions(store: Store, study: Study) -> list[Exclusion]:
-    """Return the rules of a study in the order in which they were recorded, the revoked ones marked.
+    """Return all rules of a study in the order of their records, including revoked rules.
 
     Raises:
         StoreError: the store cannot be read.
@@ -152,6 +152,6 @@ def read_exclusions(store: Store, study: Study) -> list[Exclusion]:
     table = schema.exclusion
     with store.reading() as connection:
         rows = connection.execute(select(table).where(table.c.study_id == study.id).order_by(table.c.number)).all()
-    gone = {row.revokes for row in rows}
-    return [Exclusion(row.number, row.rule, row.reason, row.recorded, row.number in gone)
+    revoked = {row.revokes for row in rows}
+    return [Exclusion(row.number, row.rule, row.reason, row.recorded, row.number in revoked)
             for row in rows if row.revokes is None]

@@ -1,6 +1,6 @@
-"""Votes as files that outlive this program: CSV, JSON lines or Parquet, with the study's settings and a dictionary.
+"""Export votes as CSV, JSON lines or Parquet, with the study's settings and a data dictionary; import them again.
 
-An exported study can be imported into any store, where it gives the same report.
+An imported study has the same report as the exported study.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, Table, insert
 
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey import schema
 from superres.survey.exclusions import Exclusion, check_rule, excluded_raters, read_exclusions
 from superres.survey.records import COLUMNS, Record, chosen_picture, elapsed_ms, read_votes
-from superres.survey.store import Store, number_of
-from superres.survey.study import KINDS, Comparison, Study, StudySettings
+from superres.survey.store import Store, inserted_id
+from superres.survey.study import KINDS, MAIN, REPEAT, Comparison, Study, StudySettings
 from superres.system.output import markdown_table, write_result
 
 FORMAT = 1
-"""Version of the files; raised when an older reader could misread a newer one."""
+"""Version of the files, which increases if an older program could misread newer files."""
 
 
 def export_study(store: Store, study: Study, path: Path, file_format: str) -> list[Path]:
     """Write a study's votes to `path`, one row per vote, and `<stem>.study.json` and `<stem>.columns.md` beside it.
 
     Args:
-        store: where the votes are.
-        study: which to export.
-        path: the file for the votes.
+        store: the store of the study.
+        study: the study to export.
+        path: file for the votes.
         file_format: a name in `FORMATS`.
 
     Returns:
-        the three files.
+        The three files.
 
     Raises:
         ConfigError: the format is unknown, or its library is not installed.
@@ -48,30 +48,29 @@ def export_study(store: Store, study: Study, path: Path, file_format: str) -> li
         raise ConfigError(f"--format must be one of {', '.join(FORMATS)}, not {file_format!r}")
     exclusions = read_exclusions(store, study)
     records = read_votes(store, study)
-    out = excluded_raters(records, exclusions)
-    rows = [{name: {**record, "excluded": int(record["rater"] in out)}[name] for name in COLUMNS}
+    excluded = excluded_raters(records, exclusions)
+    rows = [{name: {**record, "excluded": int(record["rater"] in excluded)}[name] for name in COLUMNS}
             for record in records]
     document = {"format": FORMAT, **study.record(), "exclusions": [asdict(exclusion) for exclusion in exclusions],
                 "columns": {name: {"type": kind.__name__, "meaning": meaning}
                             for name, (kind, meaning) in COLUMNS.items()}}
-    described, dictionary = study_file(path), path.with_name(f"{path.stem}.columns.md")
+    settings, dictionary = study_file(path), path.with_name(f"{path.stem}.columns.md")
     encoded = FORMATS[file_format][0](rows)
-    write_result(described, (json.dumps(document, indent=1) + "\n").encode())
+    write_result(settings, (json.dumps(document, indent=1) + "\n").encode())
     write_result(dictionary, _dictionary(study, path.name).encode())
-    # The votes last: where they are, the rest is.
-    write_result(path, encoded)
-    return [path, described, dictionary]
+    write_result(path, encoded)  # last, so that a file of votes always has the other two files
+    return [path, settings, dictionary]
 
 
 def study_file(path: Path) -> Path:
-    """Return the file with the settings that belong to exported votes."""
+    """Return the file with the study's settings for the exported votes at `path`."""
     return path.with_name(f"{path.stem}.study.json")
 
 
 def _dictionary(study: Study, name: str) -> str:
     rows = [[f"`{column}`", kind.__name__, meaning] for column, (kind, meaning) in COLUMNS.items()]
-    return (f"# Columns of {name}\n\nOne row a vote in the study {study.name!r}, ordered by rater and position. Empty "
-            f"means that there is no value.\n\n{markdown_table(['column', 'type', 'meaning'], rows)}\n")
+    return (f"# Columns of {name}\n\nOne row per vote in the study {study.name!r}, ordered by rater and position. An "
+            f"empty cell has no value.\n\n{markdown_table(['column', 'type', 'meaning'], rows)}\n")
 
 
 def _to_csv(rows: Sequence[Record]) -> bytes:
@@ -120,25 +119,25 @@ def _arrow() -> tuple[Any, Any]:
 FORMATS: dict[str, tuple[Callable[[Sequence[Record]], bytes], Callable[[bytes], list[Record]]]] = {
     "csv": (_to_csv, _from_csv), "jsonl": (_to_jsonl, _from_jsonl), "parquet": (_to_parquet, _from_parquet),
 }
-"""How votes are written and read, by the format's name, which is also the file's suffix."""
+"""Writer and reader of votes by the name of the format, which is also the suffix of its files."""
 
 
 def import_study(store: Store, path: Path, name: str | None = None) -> Study:
     """Store an exported study atomically; it can be reported and exported again, but not served.
 
     Args:
-        store: where it goes.
-        path: the file with the votes, `<stem>.study.json` beside it; the suffix tells the format.
-        name: of the study; that of the export if None.
+        store: the store to write to.
+        path: file with the votes, beside `<stem>.study.json`; its suffix determines the format.
+        name: name of the imported study; the exported name if None.
 
     Raises:
-        InvalidInputError: a file is missing, damaged or of a newer format, or a row does not fit.
+        InvalidInputError: a file is missing, damaged or of a newer format, or a row is not valid.
         ConfigError: the name is taken.
         StoreError: the store cannot be written.
     """
     file_format = path.suffix.lstrip(".")
     if file_format not in FORMATS:
-        raise InvalidInputError(f"{path} must end in .{', .'.join(FORMATS)}, so that its format is known")
+        raise InvalidInputError(f"{path} must end in .{', .'.join(FORMATS)}, which names its format")
     document = _read_document(study_file(path))
     try:
         rows = [_row(row) for row in FORMATS[file_format][1](_read(path))]
@@ -149,7 +148,7 @@ def import_study(store: Store, path: Path, name: str | None = None) -> Study:
         for exclusion in exclusions:
             check_rule(exclusion.rule)
     except (KeyError, TypeError, ValueError, OSError) as error:
-        message = f"{path} does not fit {study_file(path)} ({error!r}); export the study again"
+        message = f"{path} does not match {study_file(path)} ({error!r}); export the study again"
         raise InvalidInputError(message) from error
     with store.writing() as connection:
         key = store.add_study(connection, title, settings, comparisons, methods, created=created, has_pictures=False)
@@ -179,46 +178,47 @@ def _read_document(path: Path) -> dict[str, Any]:
 
 
 def _row(row: Record) -> Record:
-    """Return an imported row with every column in its type, checked as a vote of ours would be."""
-    if "page_ms" not in row:  # an older export, where response_ms was the browser's
+    """Return an imported row with converted and checked values; raise ValueError or KeyError if it is not valid."""
+    if "page_ms" not in row:  # an older export, in which response_ms was measured by the browser
         row = {**row, "page_ms": row["response_ms"]}
     cleaned = {name: kind(row[name] if row[name] is not None else "") for name, (kind, _) in COLUMNS.items()}
     if cleaned["choice"] not in ("left", "right", "unsure") or cleaned["left"] not in ("a", "b") \
             or cleaned["kind"] not in KINDS or cleaned["chosen"] != chosen_picture(cleaned["choice"], cleaned["left"]):
         raise ValueError(f"row of rater {cleaned['rater']!r}, position {cleaned['position']}")
-    elapsed_ms(cleaned["issued"], cleaned["voted"])  # raises ValueError if there is none
+    elapsed_ms(cleaned["issued"], cleaned["voted"])  # raises ValueError if a time is not valid
     return cleaned
 
 
 def _add_votes(connection: Connection, study: int, rows: Sequence[Record]) -> None:
-    pictures: dict[tuple[str, str, str], int] = {}
-    pairs: dict[int, int] = {}
-    raters: dict[str, int] = {}
+    ids: dict[tuple[Any, ...], int] = {}
+
+    def insert_once(table: Table, key: tuple[Any, ...], **values: object) -> int:
+        """Insert a row unless a row of this key was inserted before, and return its id."""
+        if (table.name, key) not in ids:
+            ids[table.name, key] = inserted_id(connection.execute(insert(table).values(study_id=study, **values)))
+        return ids[table.name, key]
+
     for row in rows:
-        for side in "ab":
-            picture = row[f"method_{side}"], row["image"], row[f"sha256_{side}"]
-            if picture not in pictures:
-                pictures[picture] = number_of(connection.execute(insert(schema.picture).values(
-                    study_id=study, method=picture[0], image=picture[1], sha256=picture[2], png=None)))
-        if row["pair"] not in pairs:
-            keys = [pictures[row[f"method_{side}"], row["image"], row[f"sha256_{side}"]] for side in "ab"]
-            pairs[row["pair"]] = number_of(connection.execute(insert(schema.pair).values(
-                study_id=study, number=row["pair"], kind="main" if row["kind"] == "repeat" else row["kind"],
-                comparison=row["comparison"], image=row["image"], picture_a=keys[0], picture_b=keys[1])))
-        if row["rater"] not in raters:
-            raters[row["rater"]] = number_of(connection.execute(insert(schema.rater).values(
-                study_id=study, pseudonym=row["rater"], consent_version=row["consent_version"],
-                consented=row["consented"], session_hash=None)))
-        trial = number_of(connection.execute(insert(schema.trial).values(
-            rater_id=raters[row["rater"]], pair_id=pairs[row["pair"]], position=row["position"], kind=row["kind"],
-            left_side=row["left"], token_hash=None, issued=row["issued"])))
+        a, b = (
+            insert_once(schema.picture, (method, row["image"], sha256), method=method, image=row["image"],
+                        sha256=sha256, png=None)
+            for method, sha256 in ((row[f"method_{side}"], row[f"sha256_{side}"]) for side in "ab")
+        )
+        pair = insert_once(schema.pair, (row["pair"],), number=row["pair"], comparison=row["comparison"],
+                           kind=MAIN if row["kind"] == REPEAT else row["kind"], image=row["image"],
+                           picture_a=a, picture_b=b)
+        rater = insert_once(schema.rater, (row["rater"],), pseudonym=row["rater"], consented=row["consented"],
+                            consent_version=row["consent_version"], session_hash=None)
+        trial = inserted_id(connection.execute(insert(schema.trial).values(
+            rater_id=rater, pair_id=pair, position=row["position"], kind=row["kind"], left_side=row["left"],
+            token_hash=None, issued=row["issued"])))
         columns = (c.name for c in schema.vote.c if c.name not in ("id", "trial_id", "response_ms"))
         connection.execute(insert(schema.vote).values(trial_id=trial, response_ms=row["page_ms"],
                                                       **{name: row[name] for name in columns}))
 
 
 def _add_exclusions(connection: Connection, study: int, exclusions: Sequence[Exclusion]) -> None:
-    """Add rules under their own numbers; one that was revoked is revoked again, by a step after all of them."""
+    """Add rules under their own numbers; a revocation of a revoked rule gets a number after all rules."""
     highest = max((exclusion.number for exclusion in exclusions), default=0)
     for exclusion in exclusions:
         values = {"study_id": study, "rule": exclusion.rule, "reason": exclusion.reason,

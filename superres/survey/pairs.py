@@ -1,7 +1,7 @@
-"""Making of a study's pairs from finished pictures, and of the bytes that a browser gets.
+"""Make a study's pairs from finished pictures, and encode pictures for the browser.
 
-A browser must not learn from anything but the pixels which method made a picture. Pictures are therefore encoded anew:
-enlarged, as PNG without metadata and without compression, so that all responses have the same length.
+A response must not reveal which method made a picture, except by its pixels. Each picture is therefore enlarged and
+encoded as a PNG without metadata and without compression, so that all responses have the same length.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from superres.survey.study import CAMERA, GOLD, MAIN, PRACTICE, Comparison, Stud
 Pixels = npt.NDArray[np.uint8]
 
 INTACT, SHUFFLED = "intact", "shuffled"
-"""Methods of gold and practice pairs: a picture, and the same with its tiles in another order."""
+"""Methods of gold and practice pairs: a picture, and that picture with its tiles in another order."""
 
-MOST_GOLD_PAIRS = 20
+MAX_GOLD_PAIRS = 20
 TILES = 4
 RESAMPLING = {"nearest": Image.Resampling.NEAREST, "bicubic": Image.Resampling.BICUBIC}
 
 
 @dataclass(frozen=True)
 class Method:
-    """The images of a method, and how they were made.
+    """The pictures of a method, and their origin.
 
     Attributes:
-        name: unique in the study; `CAMERA` for photographs.
+        name: unique name in the study; `CAMERA` for photographs.
         pictures: uint8 [H, W, 3] (RGB) by the image's name; an image has the same name in every method.
-        record: what made them, ready for JSON: folder, or checkpoint and decoding settings.
+        record: origin of the pictures, serialisable as JSON: folder, or checkpoint and decoding settings.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Picture:
-    """One finished picture: uint8 [H, W, 3] of `method` for the image `image`."""
+    """One finished picture, uint8 [H, W, 3]: the result of `method` for the image `image`."""
 
     method: str
     image: str
@@ -57,18 +57,18 @@ class Picture:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the intensities in raster order, R G B, in hexadecimal digits."""
+        """SHA-256 of the intensities in raster order (R, G, B), in hexadecimal digits."""
         return hashlib.sha256(np.ascontiguousarray(self.pixels).tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two pictures for the same image. In gold and practice pairs `a` is the right answer.
+    """Two pictures for the same image.
 
     Attributes:
         kind: `MAIN`, `GOLD` or `PRACTICE`.
-        comparison: name of the comparison that it belongs to; the kind where it belongs to none.
-        a: picture of method a.
+        comparison: name of the comparison; the kind for gold and practice pairs, which belong to no comparison.
+        a: picture of method a; the correct answer in gold and practice pairs.
         b: picture of method b.
     """
 
@@ -78,29 +78,29 @@ class Pair:
     b: Picture
 
 
-Compared = tuple[Comparison, Method, Method]
+ComparedMethods = tuple[Comparison, Method, Method]
 
 
-def compare_methods(methods_a: Sequence[Method], methods_b: Sequence[Method]) -> list[Compared]:
-    """Pair methods off: the n-th of one list with the n-th of the other, or each with the only one of the other.
+def compare_methods(methods_a: Sequence[Method], methods_b: Sequence[Method]) -> list[ComparedMethods]:
+    """Pair the n-th methods of both lists; a list of one method is paired with every method of the other list.
 
     Photographs become method b, so that the preference for method a is its fool rate.
 
     Raises:
-        ConfigError: the lists do not match, a method meets itself, or two methods share a name.
+        ConfigError: the lengths do not match, a method is paired with itself, or two methods share a name.
     """
     counts = len(methods_a), len(methods_b)
     require(min(counts) >= 1 and (counts[0] == counts[1] or 1 in counts),
             f"{counts[0]} --method-a and {counts[1]} --method-b do not pair off; give equally many, or one of either")
     _check_names([*methods_a, *methods_b])
-    found: dict[str, Compared] = {}
+    found: dict[str, ComparedMethods] = {}
     for index in range(max(counts)):
         a, b = methods_a[index % counts[0]], methods_b[index % counts[1]]
         if a.name == CAMERA:
             a, b = b, a
         require(a.name != b.name, f"method {a.name!r} is compared with itself; give one of the two another name=")
         comparison = Comparison(f"{a.name} vs {b.name}", a.name, b.name)
-        require(comparison.name not in found, f"the comparison {comparison.name!r} is asked for twice; leave one out")
+        require(comparison.name not in found, f"the comparison {comparison.name!r} is given twice; leave one out")
         found[comparison.name] = (comparison, a, b)
     return list(found.values())
 
@@ -114,11 +114,11 @@ def _check_names(methods: Sequence[Method]) -> None:
                                                        "choose another name=")
 
 
-def check_counterparts(images: Mapping[str, AbstractSet[str]]) -> None:
-    """Check that all methods have the same images, given the names of each method's images by the method's name.
+def check_same_images(images: Mapping[str, AbstractSet[str]]) -> None:
+    """Check that all methods have the same images, given the names of the images by the name of the method.
 
     Raises:
-        InvalidInputError: a method lacks an image that another one has.
+        InvalidInputError: a method lacks an image of another method.
     """
     known = sorted(set().union(*images.values()))
     for method, own in images.items():
@@ -131,19 +131,19 @@ def check_counterparts(images: Mapping[str, AbstractSet[str]]) -> None:
 
 
 def _check_sizes(methods: Sequence[Method]) -> None:
-    """Raise InvalidInputError unless all pictures have one size."""
+    """Raise InvalidInputError unless all pictures have the same size."""
     sizes = {picture.shape: (method.name, image) for method in methods for image, picture in method.pictures.items()}
     if len(sizes) > 1:
         (one, (first, image)), (two, (second, other_image)), *_ = sizes.items()
-        raise InvalidInputError(f"pictures differ in size, which would give methods away: {first} has {image} with "
+        raise InvalidInputError(f"pictures differ in size, which would reveal methods: {first} has {image} with "
                                 f"{one[1]}x{one[0]}, {second} has {other_image} with {two[1]}x{two[0]}; resize them")
 
 
 def choose_images(images: Sequence[str], count: int, seed: int) -> list[str]:
-    """Return `count` of `images`, chosen by `seed` alone, in sorted order.
+    """Return a sorted random sample of `count` images, determined by `seed` and the names of the images.
 
     Raises:
-        ConfigError: there are not so many.
+        ConfigError: `count` is not in 1..len(images).
     """
     require(1 <= count <= len(images), f"--pairs {count} asked for, but there are {len(images)} images; "
                                        f"give a number from 1 to {len(images)}")
@@ -151,16 +151,16 @@ def choose_images(images: Sequence[str], count: int, seed: int) -> list[str]:
     return sorted(ordered[i] for i in np.random.default_rng(seed).choice(len(ordered), count, replace=False))
 
 
-def make_pairs(compared: Sequence[Compared], settings: StudySettings) -> list[Pair]:
-    """Return the pairs of a study: for each comparison one an image, then gold and practice pairs.
+def make_pairs(compared: Sequence[ComparedMethods], settings: StudySettings) -> list[Pair]:
+    """Return the pairs of a study: one per comparison and image, then the practice and gold pairs.
 
-    Gold pictures are photographs where a comparison has them, else those of the first method b.
+    Gold and practice pairs show photographs if a comparison has photographs, else pictures of the first method b.
 
     Raises:
-        InvalidInputError: a method lacks an image, pictures differ in size, or none is fit for a gold pair.
+        InvalidInputError: a method lacks an image, pictures differ in size, or a picture has the same tiles everywhere.
     """
     methods = [method for _, a, b in compared for method in (a, b)]
-    check_counterparts({method.name: method.pictures.keys() for method in methods})
+    check_same_images({method.name: method.pictures.keys() for method in methods})
     _check_sizes(methods)
     images = sorted(methods[0].pictures)
     pairs = [Pair(MAIN, comparison.name, Picture(a.name, image, a.pictures[image]),
@@ -169,25 +169,21 @@ def make_pairs(compared: Sequence[Compared], settings: StudySettings) -> list[Pa
     source = next((b for _, _, b in compared if b.name == CAMERA), compared[0][2])
     rng = np.random.default_rng((settings.seed, 1))
     order = [images[i] for i in rng.permutation(len(images))]
-    wanted = {PRACTICE: settings.practice, GOLD: min(MOST_GOLD_PAIRS, 2 * settings.gold) if settings.gold else 0}
-    numbers = itertools.cycle(order)
-    for kind, count in wanted.items():
-        for _ in range(min(count, len(images))):
-            pairs.append(_obvious(kind, next(numbers), source, rng))
+    counts = {PRACTICE: settings.practice, GOLD: min(MAX_GOLD_PAIRS, 2 * settings.gold)}
+    cycle = itertools.cycle(order)
+    for kind, count in counts.items():
+        for image in itertools.islice(cycle, min(count, len(images))):
+            pixels = source.pictures[image]
+            shuffled = Picture(SHUFFLED, image, shuffle_tiles(pixels, rng))
+            pairs.append(Pair(kind, kind, Picture(INTACT, image, pixels), shuffled))
     return pairs
 
 
-def _obvious(kind: str, image: str, source: Method, rng: np.random.Generator) -> Pair:
-    pixels = source.pictures[image]
-    broken = shuffle_tiles(pixels, rng)
-    return Pair(kind, kind, Picture(INTACT, image, pixels), Picture(SHUFFLED, image, broken))
-
-
 def shuffle_tiles(pixels: Pixels, rng: np.random.Generator) -> Pixels:
-    """Return a picture, uint8 [H, W, 3], with its 4 x 4 tiles in another order.
+    """Return a picture, uint8 [H, W, 3], with its 4 x 4 tiles in a random order.
 
     Raises:
-        InvalidInputError: the picture is smaller than 4 x 4, or looks the same in every order.
+        InvalidInputError: the picture is smaller than 4 x 4, or 20 random orders do not change it.
     """
     result: Pixels
     rows, columns = pixels.shape[0] // TILES, pixels.shape[1] // TILES
@@ -204,17 +200,17 @@ def shuffle_tiles(pixels: Pixels, rng: np.random.Generator) -> Pixels:
                             "--gold 0 --practice 0")
 
 
-def pack(pixels: Pixels) -> bytes:
-    """Return a picture, uint8 [H, W, 3], as the PNG that is stored."""
+def encode_png(pixels: Pixels) -> bytes:
+    """Encode a picture, uint8 [H, W, 3], as the PNG that the store holds."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def display_png(packed: bytes, scale: int, interpolation: str) -> bytes:
-    """Return a stored picture as the browser gets it: enlarged by the whole number `scale`, without metadata.
+    """Return the PNG for the browser: a stored picture enlarged by the integer `scale`, without metadata.
 
-    The PNG is not compressed: its length depends on its width and height alone, and so does the time that it takes.
+    The PNG is not compressed, so its length and the time to encode it depend only on its width and height.
     """
     with Image.open(io.BytesIO(packed), formats=["PNG"]) as image:
         size = image.width * scale, image.height * scale

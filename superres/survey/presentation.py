@@ -1,4 +1,4 @@
-"""A study's report for people: tables, Markdown and a plot."""
+"""Present a study's report as tables, Markdown and a plot."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from superres.survey.report import Report
 from superres.system.output import figure_png, markdown_table, number_text
 
-READING = (
-    "The headline is the two-way interval: it treats raters and images as samples of more of their kind. The "
-    "votes-only interval is the paper's (bootstrap over votes); it takes every vote as independent and is too narrow "
-    "whenever raters or images differ. Pigeonhole resamples raters and images at once, a cautious check. "
-    "\"Can't tell\" counts as half a vote for each side; the column decided leaves it out, as Wilson's interval and "
-    "the binomial test do."
+INTERVALS_NOTE = (
+    "Use the two-way interval: it treats raters and images as random samples. The votes-only interval is the paper's "
+    "(bootstrap over votes). It assumes independent votes and is too narrow if raters or images differ. The pigeonhole "
+    "interval resamples raters and images at once and is conservative. \"Can't tell\" counts as half a vote for each "
+    "side; the column decided, Wilson's interval and the binomial test leave it out."
 )
 
-BARS = (("two_way", "two-way (raters, images)", 0.0, 3.0, "C0"), ("votes", "votes only (paper)", -0.22, 1.5, "C1"))
+PLOTTED_INTERVALS = (
+    ("two_way", "two-way (raters, images)", 0.0, 3.0, "C0"), ("votes", "votes only (paper)", -0.22, 1.5, "C1"),
+)
 """Intervals in the plot: kind, label, height above the comparison's line, width, colour."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A table with its heading and a sentence below it."""
+    """A table with a heading above it and a note below it."""
 
     heading: str
     header: Sequence[str]
@@ -31,33 +32,34 @@ class Section:
 
 
 def percent(share: float | None) -> str:
-    """Return a share as percent with one decimal."""
+    """Return a share in percent with one decimal, or "-" for None."""
     return "-" if share is None else f"{100 * share:.1f}"
 
 
 def interval_text(interval: Sequence[float] | None) -> str:
-    """Return an interval of shares in percent, as the paper prints it."""
+    """Return an interval of shares in percent in the paper's notation, or "-" for None."""
     return "-" if interval is None else f"({percent(interval[0])}, {percent(interval[1])})"
 
 
 def p_text(value: float | None) -> str:
-    """Return a p-value."""
+    """Return a p-value with three decimals, or "-" for None."""
     return "-" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def sections(report: Report) -> list[Section]:
-    """Return the tables of a report; of the study without exclusions only the preferences."""
+    """Return the tables of a report. The result without exclusions has only the table of preferences."""
     result = report["result"]
-    fooled = [c["method_a"] for c in result["comparisons"] if c["fool_rate"]]
-    note = READING + (f" Against camera the preference is the fool rate ({', '.join(fooled)})." if fooled else "")
-    found = [_preferences("Preference for method a", report, result, note), _tests(result), _care(result)]
+    fooled = ", ".join(c["method_a"] for c in result["comparisons"] if c["fool_rate"])
+    note = INTERVALS_NOTE + (f" The preference over camera is the fool rate ({fooled})." if fooled else "")
+    found = [_preferences("Preference for method a", report, result, note), _tests(result), _rater_quality(result)]
     if report["without_exclusions"]:
-        found.insert(1, _preferences("The same without exclusions", report, report["without_exclusions"], ""))
+        found.insert(1, _preferences("Preference without exclusions", report, report["without_exclusions"], ""))
     if result["strengths"]:
         rows = [[s["method"], f"{s['log_strength']:+.2f}", f"({s['interval'][0]:+.2f}, {s['interval'][1]:+.2f})"]
                 for s in result["strengths"]]
         found.append(Section("Bradley-Terry strengths", ["method", "log strength", _level(report)], rows,
-                             "The mean is 0; A beats B with probability 1 / (1 + exp(B - A)). Raters resampled."))
+                             "The mean over methods is 0. Raters prefer A to B with probability 1 / (1 + exp(B - A)). "
+                             "The intervals resample raters."))
     if report["exclusions"]:
         rows = [[str(e["number"]), e["rule"] + (" (revoked)" if e["revoked"] else ""), e["reason"], e["recorded"],
                  str(len(e["raters"]))] for e in report["exclusions"]]
@@ -82,44 +84,39 @@ def _preferences(heading: str, report: Report, analysis: Report, note: str) -> S
 def _tests(analysis: Report) -> Section:
     rows = []
     for c in analysis["comparisons"]:
-        intervals = c.get("intervals", {})
+        intervals, times = c.get("intervals", {}), c.get("response_ms")
         rows.append([
-            c["name"], interval_text(intervals.get("rater")), interval_text(intervals.get("image")),
-            interval_text(intervals.get("wilson")), p_text(c.get("p_two_way")), p_text(c.get("p_binomial")),
-            number_text(c.get("design_effect"), 1), number_text(c.get("rater_correlation"), 3),
-            number_text(c.get("image_correlation"), 3), number_text(c.get("agreement"), 3), str(c["unsure"]),
-            _seconds(c.get("response_ms"))])
+            c["name"], *(interval_text(intervals.get(kind)) for kind in ("rater", "image", "wilson")),
+            p_text(c.get("p_two_way")), p_text(c.get("p_binomial")), number_text(c.get("design_effect"), 1),
+            *(number_text(c.get(key), 3) for key in ("rater_correlation", "image_correlation", "agreement")),
+            str(c["unsure"]), number_text(times and times["median"] / 1000, 1)])
     return Section("Details", ["a vs b", "raters resampled", "images resampled", "Wilson", "p two-way", "p binomial",
                                "design effect", "rater correlation", "image correlation", "alpha", "can't tell",
                                "median s"], rows,
-                   "The design effect is the two-way variance over that of independent votes; alpha is Krippendorff's "
+                   "The design effect is the two-way variance relative to independent votes. Alpha is Krippendorff's "
                    "(nominal).")
 
 
-def _seconds(times: dict[str, float] | None) -> str:
-    return "-" if times is None else f"{times['median'] / 1000:.1f}"
-
-
-def _care(analysis: Report) -> Section:
+def _rater_quality(analysis: Report) -> Section:
     rows = [[name, percent(share["share"]), interval_text(share["interval"]), str(share["count"]),
              p_text(share.get("p_binomial"))] if share else [name, "-", "-", "0", "-"]
-            for name, share in (("left side chosen", analysis["sides"]), ("gold answered right", analysis["gold"]),
-                                ("repeats answered alike", analysis["repeats"]))]
+            for name, share in (("left side chosen", analysis["sides"]), ("gold answered correctly", analysis["gold"]),
+                                ("repeats with the same choice", analysis["repeats"]))]
     times = analysis["response_ms"]
     note = f"Krippendorff's alpha over all pairs: {number_text(analysis['agreement'], 3)}."
     if times:
         note += (f" Response time: median {times['median'] / 1000:.1f} s, 10% under {times['p10'] / 1000:.1f} s, "
                  f"10% over {times['p90'] / 1000:.1f} s.")
-    return Section("Care of the raters", ["", "%", "Wilson", "votes", "p binomial"], rows, note)
+    return Section("Rater quality", ["", "%", "Wilson", "votes", "p binomial"], rows, note)
 
 
 def report_markdown(report: Report) -> str:
     """Return a report as Markdown."""
     result = report["result"]
-    out = sum(len(exclusion["raters"]) for exclusion in report["exclusions"])
+    excluded = sum(len(exclusion["raters"]) for exclusion in report["exclusions"])
     head = [f"# {report['study']}",
             f"{result['votes']} votes of {result['raters']} raters on {result['images']} images"
-            + (f"; {out} raters excluded." if out else "."),
+            + (f"; {excluded} raters excluded." if excluded else "."),
             f"> {report['settings']['question']}"]
     body = [f"## {section.heading}\n\n{markdown_table(section.header, section.rows)}"
             + (f"\n\n{section.note}" if section.note else "") for section in sections(report)]
@@ -127,7 +124,7 @@ def report_markdown(report: Report) -> str:
 
 
 def report_plot(report: Report) -> bytes:
-    """Return a PNG: each comparison's preference with the two-way interval, and the votes-only one below it."""
+    """Return a PNG with each comparison's preference, its two-way interval, and the votes-only interval below it."""
     from matplotlib.figure import Figure
 
     comparisons = [c for c in report["result"]["comparisons"] if c["votes"]]
@@ -135,13 +132,13 @@ def report_plot(report: Report) -> bytes:
     axes = figure.subplots()
     for place, comparison in enumerate(reversed(comparisons)):
         middle = 100 * comparison["preference"]
-        for kind, _, offset, width, color in BARS:
+        for kind, _, offset, width, color in PLOTTED_INTERVALS:
             interval = comparison["intervals"][kind]
             if interval:
                 axes.plot([100 * end for end in interval], [place + offset] * 2, linewidth=width, color=color)
         axes.plot(middle, place, marker="o", color="C0", markersize=7)
         axes.annotate(f"{middle:.1f}", (middle, place), (0, 7), textcoords="offset points", ha="center", fontsize=8)
-    for _, label, _, width, color in BARS:
+    for _, label, _, width, color in PLOTTED_INTERVALS:
         axes.plot([], [], linewidth=width, color=color, label=label)
     axes.axvline(50, color="grey", linewidth=1, linestyle=":")
     axes.set_yticks(range(len(comparisons)), [c["name"] for c in reversed(comparisons)])

@@ -1,7 +1,8 @@
-"""Votes as flat rows, for reports, exports and imports."""
+"""Read votes as flat records, for reports, exports and imports."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,43 +10,43 @@ from sqlalchemy import select
 
 from superres.survey import schema
 from superres.survey.store import Store
-from superres.survey.study import MAIN, PRACTICE, REPEAT, Study
+from superres.survey.study import MAIN, REPEAT, Study
 
 Record = dict[str, Any]
 
 COLUMNS: dict[str, tuple[type, str]] = {
     "rater": (str, "pseudonym of the rater: HMAC-SHA-256 of the participant id, keyed by a secret of the study"),
-    "position": (int, "place of the trial in the rater's sequence, from 1"),
+    "position": (int, "number of the trial in the rater's sequence, from 1"),
     "kind": (str, "main (counted), gold (obvious pair), repeat (a main pair again, sides swapped) or practice"),
     "comparison": (str, "name of the comparison, or gold or practice"),
-    "pair": (int, "number of the pair in the study, from 0; a repeat has that of the main trial"),
-    "image": (str, "name of the image that both pictures are for"),
-    "method_a": (str, "method of picture a; in gold and practice pairs the right answer"),
+    "pair": (int, "number of the pair in the study, from 0; a repeat has the number of its main trial"),
+    "image": (str, "name of the image that both pictures show"),
+    "method_a": (str, "method of picture a; in gold and practice pairs the correct answer"),
     "method_b": (str, "method of picture b; camera is a photograph"),
     "sha256_a": (str, "SHA-256 of picture a's intensities (raster order, R G B)"),
     "sha256_b": (str, "SHA-256 of picture b's intensities"),
-    "left": (str, "which picture stood on the left: a or b"),
-    "choice": (str, "side that was chosen: left, right or unsure"),
-    "chosen": (str, "picture that was chosen: a, b, or empty for unsure"),
-    "chosen_method": (str, "its method, or empty"),
-    "response_ms": (float, "milliseconds from the pair being last shown to its vote, both by the server's clock"),
-    "page_ms": (float, "milliseconds from both pictures being on the page to the choice, as the browser reports them"),
+    "left": (str, "picture on the left: a or b"),
+    "choice": (str, "chosen side: left, right or unsure"),
+    "chosen": (str, "chosen picture: a, b, or empty for unsure"),
+    "chosen_method": (str, "method of the chosen picture, or empty"),
+    "response_ms": (float, "milliseconds from the pair's last display to its vote, both by the server's clock"),
+    "page_ms": (float, "milliseconds from the display of both pictures to the choice, as the browser reports them"),
     "display_px": (float, "width of a picture on the page, CSS pixels"),
-    "pixel_ratio": (float, "device pixels a CSS pixel"),
+    "pixel_ratio": (float, "device pixels per CSS pixel"),
     "viewport_width": (int, "width of the window, CSS pixels"),
     "viewport_height": (int, "height of the window, CSS pixels"),
     "input": (str, "key or pointer"),
     "consent_version": (str, "first 12 digits of the SHA-256 of the consent text that the rater agreed to"),
-    "consented": (str, "when the rater first agreed, UTC, ISO 8601"),
-    "issued": (str, "when the pair was last shown, UTC, ISO 8601"),
-    "voted": (str, "when the vote was stored, UTC, ISO 8601"),
-    "excluded": (int, "1 if a recorded exclusion of the study sets the rater's votes aside, else 0"),
+    "consented": (str, "time at which the rater first agreed, UTC, ISO 8601"),
+    "issued": (str, "time at which the pair was last shown, UTC, ISO 8601"),
+    "voted": (str, "time at which the vote was stored, UTC, ISO 8601"),
+    "excluded": (int, "1 if an exclusion rule of the study excludes the rater, else 0"),
 }
-"""Columns of an exported vote: type and meaning."""
+"""Type and meaning of each column of an exported vote."""
 
 
 def read_votes(store: Store, study: Study) -> list[Record]:
-    """Return the study's votes, one a row with the keys of `COLUMNS` but `excluded`, by rater and position.
+    """Return a record per vote of the study, by rater and position, with all keys of `COLUMNS` but `excluded`.
 
     Raises:
         StoreError: the store cannot be read.
@@ -70,39 +71,29 @@ def read_votes(store: Store, study: Study) -> list[Record]:
         chosen = chosen_picture(record["choice"], record["left"])
         record["chosen"] = chosen
         record["chosen_method"] = record[f"method_{chosen}"] if chosen else ""
-    # Sorted here: databases order text differently.
+    # Sorted here, since databases differ in their order of text.
     return sorted(records, key=lambda record: (record["rater"], record["position"]))
 
 
 def elapsed_ms(issued: str, voted: str) -> float:
-    """Return the milliseconds between two times of `superres.survey.store.utc_now`, 0 if the clock was set back.
+    """Return the milliseconds between two times of `superres.survey.store.utc_now`; 0 if the clock was set back.
 
     Raises:
-        ValueError: one is not such a time.
+        ValueError: an argument is not a time in ISO 8601.
     """
     start, end = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (issued, voted))
     return max((end - start) / timedelta(milliseconds=1), 0.0)
 
 
 def chosen_picture(choice: str, left: str) -> str:
-    """Return "a" or "b" for the side `choice` where `left` stood on the left; "" for unsure."""
+    """Return the picture ("a" or "b") on the chosen side, given the picture on the left; "" if the rater was unsure."""
     if choice == "unsure":
         return ""
     return left if choice == "left" else {"a": "b", "b": "a"}[left]
 
 
-def main_votes(records: list[Record]) -> list[Record]:
-    """Return the votes that count."""
-    return [record for record in records if record["kind"] == MAIN]
-
-
-def repeated_votes(records: list[Record]) -> list[tuple[Record, Record]]:
-    """Return each repeat with the rater's first vote on that pair."""
+def repeated_votes(records: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Return each vote on a repeat, preceded by the rater's first vote on that pair."""
     first = {(record["rater"], record["pair"]): record for record in records if record["kind"] == MAIN}
     keys = [((record["rater"], record["pair"]), record) for record in records if record["kind"] == REPEAT]
     return [(first[key], record) for key, record in keys if key in first]
-
-
-def counts_towards_quality(record: Record) -> bool:
-    """Return whether a vote counts as evidence of rater quality; practice votes do not."""
-    return bool(record["kind"] != PRACTICE)

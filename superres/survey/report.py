@@ -1,4 +1,4 @@
-"""The report of a study: preferences of the raters, their confidence intervals, and rater quality."""
+"""Compute the report of a study: the raters' preferences with confidence intervals, and rater quality."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from superres.survey.exclusions import Exclusion, excluded_raters, quality, read_exclusions
-from superres.survey.records import Record, main_votes, read_votes, repeated_votes
+from superres.survey.records import Record, read_votes, repeated_votes
 from superres.survey.statistics import (
     LEVEL,
     Votes,
@@ -24,16 +24,16 @@ from superres.survey.statistics import (
 )
 from superres.survey.store import Store
 from superres.survey.strength import bradley_terry
-from superres.survey.study import GOLD, Comparison, Study
+from superres.survey.study import GOLD, MAIN, Comparison, Study
 
 Report = dict[str, Any]
 
 VALUES = {"a": 1.0, "": 0.5, "b": 0.0}
-"""A vote's value by the picture chosen, "can't tell" being half a vote for each."""
+"""Value of a vote by its chosen picture; "can't tell" counts as half a vote for each picture."""
 
 
 def study_report(store: Store, study: Study, level: float = LEVEL) -> Report:
-    """Return the report of a study in a store, ready for JSON.
+    """Return the report of a study in a store, serialisable as JSON.
 
     Raises:
         StoreError: the store cannot be read.
@@ -44,32 +44,31 @@ def study_report(store: Store, study: Study, level: float = LEVEL) -> Report:
 def make_report(
     study: Study, records: Sequence[Record], exclusions: Sequence[Exclusion], level: float = LEVEL,
 ) -> Report:
-    """Return the report of votes, ready for JSON; the same votes give the same report.
+    """Return the deterministic report of votes, serialisable as JSON.
 
     Args:
-        study: what was asked.
+        study: the study.
         records: rows of `superres.survey.records.read_votes`.
-        exclusions: rules to apply; the result without them stands beside.
+        exclusions: rules to apply; if they exclude raters, the report also has the result without exclusions.
         level: confidence level of all intervals.
     """
-    out = excluded_raters(records, exclusions)
-    kept = [record for record in records if record["rater"] not in out]
-    report: Report = {
+    excluded = excluded_raters(records, exclusions)
+    included = [record for record in records if record["rater"] not in excluded]
+    return {
         **study.record(), "level": level,
-        "exclusions": [{**asdict(exclusion), "raters": [r for r, number in out.items() if number == exclusion.number]}
-                       for exclusion in exclusions],
-        "result": _analysis(study, kept, level),
-        "without_exclusions": _analysis(study, records, level) if out else None,
-        "raters": [{"rater": rater, **measures, "excluded_by": out.get(rater)}
+        "exclusions": [{**asdict(rule), "raters": [r for r, number in excluded.items() if number == rule.number]}
+                       for rule in exclusions],
+        "result": _analysis(study, included, level),
+        "without_exclusions": _analysis(study, records, level) if excluded else None,
+        "raters": [{"rater": rater, **measures, "excluded_by": excluded.get(rater)}
                    for rater, measures in quality(records).items()],
     }
-    return report
 
 
 def _analysis(study: Study, records: Sequence[Record], level: float) -> Report:
-    main = main_votes(list(records))
+    main = [record for record in records if record["kind"] == MAIN]
     gold = [record["chosen"] == "a" for record in records if record["kind"] == GOLD]
-    repeats = [first["chosen"] == again["chosen"] for first, again in repeated_votes(list(records))]
+    repeats = [first["chosen"] == again["chosen"] for first, again in repeated_votes(records)]
     return {
         "votes": len(main),
         "raters": len({record["rater"] for record in main}),
@@ -94,8 +93,8 @@ def _comparison(comparison: Comparison, records: list[Record], seed: int, level:
         "images": len({record["image"] for record in records}),
     }
     if records:
-        votes = Votes.of([VALUES[record["chosen"]] for record in records], [record["rater"] for record in records],
-                         [record["image"] for record in records])
+        raters, images = ([record[key] for record in records] for key in ("rater", "image"))
+        votes = Votes.of([VALUES[record["chosen"]] for record in records], raters, images)
         report.update(_preference(votes, counts, seed, level), agreement=_agreement(records),
                       response_ms=_quantiles([record["response_ms"] for record in records]))
     return report
@@ -127,7 +126,7 @@ def _preference(votes: Votes, counts: dict[str, int], seed: int, level: float) -
 
 
 def _sides(records: list[Record], level: float) -> Report | None:
-    """Return how often the left picture was chosen, and the binomial test against one half."""
+    """Return the share of votes for the left side, and the p-value of the binomial test against one half."""
     left = [record["choice"] == "left" for record in records if record["choice"] != "unsure"]
     share = _share(left, level)
     return share and {**share, "p_binomial": binomial_p(sum(left), len(left))}
@@ -140,12 +139,12 @@ def _share(hits: Sequence[bool], level: float) -> Report | None:
 
 
 def _agreement(records: list[Record]) -> float | None:
-    """Return Krippendorff's alpha of the choices of picture a, b or neither, over pairs."""
+    """Return Krippendorff's alpha over pairs, for choices of picture a, picture b or neither."""
     if not records:
         return None
-    raters, units, choices = (np.unique([str(record[key]) for record in records], return_inverse=True)[1]
-                              for key in ("rater", "pair", "chosen"))
-    return krippendorff_alpha(raters, units, choices)
+    pairs, choices = (np.unique([str(record[key]) for record in records], return_inverse=True)[1]
+                      for key in ("pair", "chosen"))
+    return krippendorff_alpha(pairs, choices)
 
 
 def _quantiles(values: list[float]) -> Report | None:
@@ -156,8 +155,7 @@ def _quantiles(values: list[float]) -> Report | None:
 
 
 def _strengths(records: list[Record], seed: int, level: float) -> list[Report]:
-    found = bradley_terry(
-        [record["rater"] for record in records], [record["method_a"] for record in records],
-        [record["method_b"] for record in records], [VALUES[record["chosen"]] for record in records],
-        np.random.default_rng((seed, 3)), level)
+    raters, methods_a, methods_b = ([record[key] for record in records] for key in ("rater", "method_a", "method_b"))
+    values = [VALUES[record["chosen"]] for record in records]
+    found = bradley_terry(raters, methods_a, methods_b, values, np.random.default_rng((seed, 3)), level)
     return [asdict(strength) for strength in found]

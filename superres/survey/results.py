@@ -1,4 +1,4 @@
-"""The owner's page: the report of a study, live, and its export, behind the owner's token."""
+"""The owner's page, protected by the owner's token: the report of a running study, and its export."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Owner = Annotated[str, Header(alias="X-Owner", max_length=100)]
 
 
 def study_app(store: Store, study: Study, root_path: str = "", limit: EnrolmentLimit | None = None) -> FastAPI:
-    """Return the application of a whole study: the voting page, and the owner's page under `results/`.
+    """Return the application of a study: the voting page, and the owner's page under `results/`.
 
     Args:
-        store: where the votes go.
-        study: which.
-        root_path: path under which a proxy passes requests on, such as "/survey". A proxy that takes the path away
-            needs none, since all links are relative.
-        limit: how fast raters may enrol; the usual limits if None.
+        store: the store of the study.
+        study: the study.
+        root_path: path of the requests that a proxy passes on, such as "/survey". A proxy that removes its path from
+            requests needs no `root_path`, since all links are relative.
+        limit: limit on the rate of enrolments; the default limits if None.
 
     Raises:
         StoreError: the study was imported without its pictures.
@@ -44,17 +44,17 @@ def study_app(store: Store, study: Study, root_path: str = "", limit: EnrolmentL
 
 
 def results_app(store: Store, study: Study | str) -> FastAPI:
-    """Return the application that shows a study's owner its results as they come in.
+    """Return the application that shows the current results of a study to its owner.
 
-    It works under any path, as `superres.survey.server.survey_app` does. The page is empty until the owner's token is
-    typed in, which `superres survey create` prints.
+    It works under any path, like `superres.survey.server.survey_app`. The page asks for the owner's token, which
+    `superres survey create` printed.
 
     Args:
-        store: where the votes are; it stays the caller's to close.
+        store: the store of the study; the caller closes it.
         study: the study, or its name.
 
     Raises:
-        StoreError: the store holds no study of that name.
+        StoreError: the store has no study of that name.
     """
     study = store.study(study) if isinstance(study, str) else study
     app = guarded_app("superres survey results")

@@ -1,134 +1,109 @@
-"""Tables of a survey's store, and the steps that bring an older store up to date."""
+"""Tables of a survey's store, and the migrations of older stores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import (
-    Boolean,
-    CheckConstraint,
-    Column,
-    Connection,
-    Float,
-    ForeignKey,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    inspect,
-    select,
-)
+import sqlalchemy as sa
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
-schema = Table("survey_schema", metadata, Column("version", Integer, nullable=False))
+schema = sa.Table("survey_schema", metadata, sa.Column("version", sa.Integer, nullable=False))
 
-study = Table(
+study = sa.Table(
     "survey_study", metadata,
-    Column("id", Integer, primary_key=True),
-    Column("name", String(200), nullable=False, unique=True),
-    Column("created", String(30), nullable=False),
-    Column("settings", Text, nullable=False),
-    Column("methods", Text, nullable=False),
-    Column("comparisons", Text, nullable=False),
-    Column("salt", String(64), nullable=False),
-    Column("owner_hash", String(64), nullable=False),
-    Column("has_pictures", Boolean, nullable=False),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("name", sa.String(200), nullable=False, unique=True),
+    sa.Column("created", sa.String(30), nullable=False),
+    sa.Column("settings", sa.Text, nullable=False),
+    sa.Column("methods", sa.Text, nullable=False),
+    sa.Column("comparisons", sa.Text, nullable=False),
+    sa.Column("salt", sa.String(64), nullable=False),
+    sa.Column("owner_hash", sa.String(64), nullable=False),
+    sa.Column("has_pictures", sa.Boolean, nullable=False),
 )
 
-picture = Table(
+picture = sa.Table(
     "survey_picture", metadata,
-    Column("id", Integer, primary_key=True),
-    Column("study_id", ForeignKey("survey_study.id"), nullable=False, index=True),
-    Column("method", String(200), nullable=False),
-    Column("image", String(500), nullable=False),
-    Column("sha256", String(64), nullable=False),
-    Column("png", LargeBinary, nullable=True),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("study_id", sa.ForeignKey("survey_study.id"), nullable=False, index=True),
+    sa.Column("method", sa.String(200), nullable=False),
+    sa.Column("image", sa.String(500), nullable=False),
+    sa.Column("sha256", sa.String(64), nullable=False),
+    sa.Column("png", sa.LargeBinary, nullable=True),
 )
 
-pair = Table(
+pair = sa.Table(
     "survey_pair", metadata,
-    Column("id", Integer, primary_key=True),
-    Column("study_id", ForeignKey("survey_study.id"), nullable=False, index=True),
-    Column("number", Integer, nullable=False),
-    Column("kind", String(10), nullable=False),
-    Column("comparison", String(410), nullable=False),
-    Column("image", String(500), nullable=False),
-    Column("picture_a", ForeignKey("survey_picture.id"), nullable=False),
-    Column("picture_b", ForeignKey("survey_picture.id"), nullable=False),
-    UniqueConstraint("study_id", "number"),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("study_id", sa.ForeignKey("survey_study.id"), nullable=False, index=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("kind", sa.String(10), nullable=False),
+    sa.Column("comparison", sa.String(410), nullable=False),
+    sa.Column("image", sa.String(500), nullable=False),
+    sa.Column("picture_a", sa.ForeignKey("survey_picture.id"), nullable=False),
+    sa.Column("picture_b", sa.ForeignKey("survey_picture.id"), nullable=False),
+    sa.UniqueConstraint("study_id", "number"),
 )
 
-rater = Table(
+rater = sa.Table(
     "survey_rater", metadata,
-    Column("id", Integer, primary_key=True),
-    Column("study_id", ForeignKey("survey_study.id"), nullable=False),
-    Column("pseudonym", String(64), nullable=False),
-    Column("consent_version", String(12), nullable=False),
-    Column("consented", String(30), nullable=False),
-    Column("session_hash", String(64), nullable=True, unique=True),
-    UniqueConstraint("study_id", "pseudonym"),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("study_id", sa.ForeignKey("survey_study.id"), nullable=False),
+    sa.Column("pseudonym", sa.String(64), nullable=False),
+    sa.Column("consent_version", sa.String(12), nullable=False),
+    sa.Column("consented", sa.String(30), nullable=False),
+    sa.Column("session_hash", sa.String(64), nullable=True, unique=True),
+    sa.UniqueConstraint("study_id", "pseudonym"),
 )
 
-trial = Table(
+trial = sa.Table(
     "survey_trial", metadata,
-    Column("id", Integer, primary_key=True),
-    Column("rater_id", ForeignKey("survey_rater.id"), nullable=False),
-    Column("pair_id", ForeignKey("survey_pair.id"), nullable=False, index=True),
-    Column("position", Integer, nullable=False),
-    Column("kind", String(10), nullable=False),
-    Column("left_side", String(1), CheckConstraint("left_side IN ('a', 'b')"), nullable=False),
-    Column("token_hash", String(64), nullable=True, unique=True),
-    Column("issued", String(30), nullable=False),
-    UniqueConstraint("rater_id", "position"),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("rater_id", sa.ForeignKey("survey_rater.id"), nullable=False),
+    sa.Column("pair_id", sa.ForeignKey("survey_pair.id"), nullable=False, index=True),
+    sa.Column("position", sa.Integer, nullable=False),
+    sa.Column("kind", sa.String(10), nullable=False),
+    sa.Column("left_side", sa.String(1), sa.CheckConstraint("left_side IN ('a', 'b')"), nullable=False),
+    sa.Column("token_hash", sa.String(64), nullable=True, unique=True),
+    sa.Column("issued", sa.String(30), nullable=False),
+    sa.UniqueConstraint("rater_id", "position"),
 )
 
-vote = Table(
+vote = sa.Table(
     "survey_vote", metadata,
-    Column("id", Integer, primary_key=True),
-    Column("trial_id", ForeignKey("survey_trial.id"), nullable=False, unique=True),
-    Column("choice", String(6), CheckConstraint("choice IN ('left', 'right', 'unsure')"), nullable=False),
-    Column("response_ms", Float, nullable=False),  # as the page reports it; `page_ms` in exports
-    Column("display_px", Float, nullable=False),
-    Column("pixel_ratio", Float, nullable=False),
-    Column("viewport_width", Integer, nullable=False),
-    Column("viewport_height", Integer, nullable=False),
-    Column("input", String(10), nullable=False),
-    Column("voted", String(30), nullable=False),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("trial_id", sa.ForeignKey("survey_trial.id"), nullable=False, unique=True),
+    sa.Column("choice", sa.String(6), sa.CheckConstraint("choice IN ('left', 'right', 'unsure')"), nullable=False),
+    sa.Column("response_ms", sa.Float, nullable=False),  # measured by the page; `page_ms` in exports
+    sa.Column("display_px", sa.Float, nullable=False),
+    sa.Column("pixel_ratio", sa.Float, nullable=False),
+    sa.Column("viewport_width", sa.Integer, nullable=False),
+    sa.Column("viewport_height", sa.Integer, nullable=False),
+    sa.Column("input", sa.String(10), nullable=False),
+    sa.Column("voted", sa.String(30), nullable=False),
 )
 
-exclusion = Table(
+exclusion = sa.Table(
     "survey_exclusion", metadata,
-    Column("id", Integer, primary_key=True),
-    Column("study_id", ForeignKey("survey_study.id"), nullable=False, index=True),
-    Column("number", Integer, nullable=False),
-    Column("rule", String(200), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("recorded", String(30), nullable=False),
-    Column("revokes", Integer, nullable=True),
-    UniqueConstraint("study_id", "number"),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("study_id", sa.ForeignKey("survey_study.id"), nullable=False, index=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("rule", sa.String(200), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("recorded", sa.String(30), nullable=False),
+    sa.Column("revokes", sa.Integer, nullable=True),
+    sa.UniqueConstraint("study_id", "number"),
 )
 
-Index("survey_trial_of_rater", trial.c.rater_id, trial.c.kind)
+sa.Index("survey_trial_of_rater", trial.c.rater_id, trial.c.kind)
 
-FACTS = (vote, exclusion)
-"""Tables that only grow: the database itself refuses to change or delete their rows."""
-
-
-def _create(connection: Connection) -> None:
-    """Make the tables of `VERSION`."""
-    metadata.create_all(connection)
-    for table in FACTS:
-        for statement in _append_only(table.name, connection.dialect.name):
-            connection.exec_driver_sql(statement)
+APPEND_ONLY = (vote, exclusion)
+"""Tables whose rows SQLite and PostgreSQL refuse to change or delete."""
 
 
 def _append_only(table: str, dialect: str) -> list[str]:
-    """Return the statements that make the database refuse changes to `table`; none for a dialect not known here."""
+    """Return the statements that make the database refuse changes to `table`; none for other dialects."""
     message = f"{table} is append-only"
     if dialect == "sqlite":
         return [f"CREATE TRIGGER {table}_no_{event.lower()} BEFORE {event} ON {table} "
@@ -145,22 +120,25 @@ def _append_only(table: str, dialect: str) -> list[str]:
 VERSION = 1
 """Version of the tables above."""
 
-MIGRATIONS: dict[int, Callable[[Connection], None]] = {}
-"""Entry n brings a store from version n to n + 1. Entries are only ever added."""
+MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {}
+"""Function n upgrades a store from version n to n + 1."""
 
 
-def version_of(connection: Connection) -> int:
-    """Return the version of the store's schema; 0 without a schema."""
-    if not inspect(connection).has_table(schema.name):
+def version_of(connection: sa.Connection) -> int:
+    """Return the version of the store's schema; 0 if the store has no schema."""
+    if not sa.inspect(connection).has_table(schema.name):
         return 0
-    return int(connection.scalar(select(schema.c.version)) or 0)
+    return int(connection.scalar(sa.select(schema.c.version)) or 0)
 
 
-def migrate(connection: Connection) -> tuple[int, int]:
-    """Bring the store up to date within the transaction of `connection`; return the versions before and after."""
+def migrate(connection: sa.Connection) -> tuple[int, int]:
+    """Create or upgrade the schema in the transaction of `connection`; return the versions before and after."""
     before = version_of(connection)
     if before == 0:
-        _create(connection)
+        metadata.create_all(connection)
+        for table in APPEND_ONLY:
+            for statement in _append_only(table.name, connection.dialect.name):
+                connection.exec_driver_sql(statement)
     for version in range(max(before, 1), VERSION):
         MIGRATIONS[version](connection)
     if before < VERSION:

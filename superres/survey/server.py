@@ -1,8 +1,8 @@
-"""The voting page as a FastAPI application that can stand alone or be mounted under any path.
+"""The voting page as a FastAPI application, served by itself or mounted under any path.
 
-All that a browser receives is the page, its wording, opaque tokens and pictures of one and the same length; which
-method made a picture stays on the server. Requests name the rater by a session token in a header, never by a cookie.
-A rater who has enrolled comes back by that token, which the browser keeps, or by a personal link with a key.
+A browser receives the page, its texts, opaque tokens and pictures of equal length; the names of methods stay on the
+server. A session token in a header, never a cookie, identifies the rater. A rater returns by this token, which the
+browser stores, or by a personal link with a key.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from superres.errors import StoreError
 from superres.survey import voting
+from superres.survey.credentials import digest
 from superres.survey.limits import EnrolmentLimit
-from superres.survey.secrecy import digest
 from superres.survey.store import Store
 from superres.survey.study import Study
 from superres.survey.voting import RefusedError
 from superres.system.asgi import with_headers
 
-MOST_BODY_BYTES = 16_384
-LONGEST_RESPONSE_MS = 7 * 24 * 3_600_000.0
+MAX_BODY_BYTES = 16_384
+MAX_RESPONSE_MS = 7 * 24 * 3_600_000.0
 
 HEADERS = {
     "cache-control": "no-store", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer",
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
                                "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
 }
-"""Sent with every answer, the same for all of them."""
+"""Headers of every response."""
 
 MEDIA_TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8",
                "css": "text/css; charset=utf-8"}
@@ -43,26 +43,26 @@ MEDIA_TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; chars
 Session = Annotated[str, Header(alias="X-Session", max_length=100)]
 
 
-class Strict(BaseModel):
-    """A request's body: no unknown field, no converted type."""
+class RequestBody(BaseModel):
+    """Body of a request; unknown fields and values of another type are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Enrolment(Strict):
-    """A rater who agrees to the consent text of that version; `key` is that of a personal link."""
+class Enrolment(RequestBody):
+    """A rater's agreement to a version of the consent text; `key` is the key of a personal link."""
 
     rater: str = Field(max_length=200)
     consent: str = Field(max_length=64)
     key: str = Field("", max_length=64)
 
 
-class Ballot(Strict):
+class Ballot(RequestBody):
     """A vote, see `superres.survey.voting.Vote`."""
 
     token: str = Field(min_length=32, max_length=32)
     choice: Literal["left", "right", "unsure"]
-    response_ms: float = Field(ge=0, le=LONGEST_RESPONSE_MS)
+    response_ms: float = Field(ge=0, le=MAX_RESPONSE_MS)
     display_px: float = Field(gt=0, le=10_000)
     pixel_ratio: float = Field(gt=0, le=64)
     viewport_width: int = Field(ge=1, le=100_000)
@@ -71,7 +71,7 @@ class Ballot(Strict):
 
 
 class Guard:
-    """Middleware that adds `HEADERS` to every answer and refuses bodies that no page of ours sends."""
+    """ASGI middleware that adds `HEADERS` to every response and refuses bodies over `MAX_BODY_BYTES`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -85,19 +85,19 @@ class Guard:
         send = with_headers(send, HEADERS)
         body = b""
         more = True
-        while more and len(body) <= MOST_BODY_BYTES:
+        while more and len(body) <= MAX_BODY_BYTES:
             message = await receive()
             body += message.get("body", b"")
             more = message["type"] == "http.request" and message.get("more_body", False)
-        if len(body) > MOST_BODY_BYTES:
+        if len(body) > MAX_BODY_BYTES:
             await JSONResponse({"error": "the request is too long"}, 413)(scope, receive, send)
             return
-        held = [{"type": "http.request", "body": body, "more_body": False}]
+        buffered = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def receive_held() -> Message:
-            return held.pop() if held else await receive()
+        async def receive_buffered() -> Message:
+            return buffered.pop() if buffered else await receive()
 
-        await self.app(scope, receive_held, send)
+        await self.app(scope, receive_buffered, send)
 
 
 def guarded_app(title: str) -> FastAPI:
@@ -112,7 +112,7 @@ def guarded_app(title: str) -> FastAPI:
 
     @app.exception_handler(StoreError)
     def unavailable(_: Request, error: StoreError) -> JSONResponse:
-        # The store's place is the owner's business; its trouble goes to the log of the server.
+        # Raters do not see the location of the store; the message goes to the server's log.
         logging.getLogger("uvicorn.error").error("superres: %s", error)
         return JSONResponse({"error": "the vote cannot be saved at the moment; please wait and try again"}, 503)
 
@@ -125,43 +125,42 @@ def guarded_app(title: str) -> FastAPI:
 
 
 def page(name: str) -> Response:
-    """Return one of the files of `superres/survey/pages`."""
+    """Return the response with a file of `superres/survey/pages`."""
     text = resources.files("superres.survey").joinpath("pages").joinpath(name).read_text(encoding="utf-8")
     return Response(text, media_type=MEDIA_TYPES[name.rsplit(".", 1)[1]])
 
 
 def add_pages(app: FastAPI, index: str, *others: str) -> None:
-    """Let `app` serve the file `index` at its root and `others` under their names."""
+    """Make `app` serve the file `index` at its root and the files `others` under their names."""
     app.get("/")(partial(page, index))
     for name in others:
         app.get(f"/{name}")(partial(page, name))
 
 
 def survey_app(store: Store, study: Study | str, limit: EnrolmentLimit | None = None) -> FastAPI:
-    """Return the application that lets raters vote in a study.
+    """Return the application with which raters vote in a study.
 
-    It serves the page at its root and works under any path, by `parent.mount("/survey", survey_app(...))` or behind a
-    proxy: all of its links are relative. The root must end in a slash, which a mount sees to.
+    It serves the page at its root. All links are relative, so it works under any path that ends in a slash: mounted by
+    `parent.mount("/survey", survey_app(...))`, or behind a proxy.
 
     Args:
-        store: where the votes go; it stays the caller's to close.
+        store: the store of the study; the caller closes it.
         study: the study, or its name.
-        limit: how fast raters may enrol; the usual limits if None.
+        limit: limit on the rate of enrolments; the default limits if None.
 
     Raises:
-        StoreError: the store holds no study of that name, or the study was imported without its pictures.
+        StoreError: the store has no study of that name, or the study was imported without its pictures.
     """
     study = store.study(study) if isinstance(study, str) else study
     if not study.has_pictures:
         raise StoreError(f"the study {study.name!r} was imported without its pictures; it can be reported, not served")
     app = guarded_app("superres survey")
     add_pages(app, "survey.html", "survey.js", "survey.css")
-    wording = _wording(study)
     enrolments = limit or EnrolmentLimit()
 
     @app.get("/api/study")
     def get_study() -> dict[str, Any]:
-        return wording
+        return _page_texts(study)
 
     @app.post("/api/raters")
     def post_rater(request: Request, enrolment: Enrolment, session: Session = "") -> dict[str, Any]:
@@ -195,13 +194,13 @@ def survey_app(store: Store, study: Study | str, limit: EnrolmentLimit | None = 
     return app
 
 
-def _wording(study: Study) -> dict[str, Any]:
-    """Return the texts of the page, without the names of methods."""
+def _page_texts(study: Study) -> dict[str, Any]:
+    """Return the texts and settings that the page shows, without the names of methods."""
     settings = study.settings
     return {
         "title": settings.title, "question": settings.question, "consent": settings.consent,
         "consent_version": settings.consent_version, "allow_unsure": settings.allow_unsure,
         "minimum_viewport": settings.minimum_viewport, "id_params": settings.id_params,
-        # Under this name a browser keeps its session of the study.
+        # Name of the browser's stored session for this study.
         "key": f"superres-survey-{digest(study.created + study.name)[:16]}",
     }

@@ -1,8 +1,8 @@
-"""Statistics of paired choices: intervals that treat votes, raters, images or both as random, and tests.
+"""Statistics of paired choices: tests, and intervals that treat votes, raters, images or both as random.
 
-A vote is 1 for method a, 0 for method b, 0.5 for "can't tell". Votes are neither independent within a rater nor within
-an image, and an interval that ignores this is far too narrow (Clark 1973, "The language-as-fixed-effect fallacy"): the
-headline is therefore the two-way interval.
+A vote is 1 for method a, 0 for method b, and 0.5 for "can't tell". Votes of one rater or on one image are correlated.
+An interval that ignores this is far too narrow (Clark 1973, "The language-as-fixed-effect fallacy"), so reports lead
+with the two-way interval.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Votes:
 
     Attributes:
         values: 1 for method a, 0 for method b, 0.5 for "can't tell", float64 [n].
-        raters: number of each vote's rater, 0 .. number of raters - 1, int64 [n].
-        images: number of each vote's image, likewise.
+        raters: index of each vote's rater, from 0, int64 [n].
+        images: index of each vote's image, from 0, int64 [n].
     """
 
     values: Floats
@@ -42,7 +42,7 @@ class Votes:
 
     @classmethod
     def of(cls, values: Sequence[float], raters: Sequence[str], images: Sequence[str]) -> Votes:
-        """Number raters and images in the order of their names."""
+        """Index raters and images in the order of their names."""
         rater_numbers, image_numbers = (np.unique(list(names), return_inverse=True)[1] for names in (raters, images))
         return cls(np.array(values, np.float64), rater_numbers.astype(np.int64), image_numbers.astype(np.int64))
 
@@ -52,24 +52,24 @@ class Votes:
 
     @property
     def preference(self) -> float:
-        """Mean vote: the share of votes for method a, "can't tell" being half a vote for each."""
+        """Mean vote: the share of votes for method a."""
         return float(self.values.mean())
 
     @property
     def rater_count(self) -> int:
-        """Raters with a vote."""
+        """Number of raters."""
         return int(self.raters.max()) + 1
 
     @property
     def image_count(self) -> int:
-        """Images with a vote."""
+        """Number of images."""
         return int(self.images.max()) + 1
 
 
 def votes_bootstrap(votes: Votes, rng: np.random.Generator, level: float = LEVEL) -> Interval:
-    """Return the percentile bootstrap interval over votes, as in the paper's Table 3: too narrow if votes cluster.
+    """Return the percentile bootstrap interval over votes, as in the paper's Table 3; too narrow for correlated votes.
 
-    Drawing n votes with replacement is drawing how many are 0, 0.5 and 1.
+    The counts of the values 0, 0.5 and 1 among n votes drawn with replacement have a multinomial distribution.
     """
     values, counts = np.unique(votes.values, return_counts=True)
     draws = rng.multinomial(len(votes), counts / len(votes), RESAMPLES) @ values / len(votes)
@@ -77,12 +77,12 @@ def votes_bootstrap(votes: Votes, rng: np.random.Generator, level: float = LEVEL
 
 
 def cluster_bootstrap(votes: Votes, clusters: Ints, rng: np.random.Generator, level: float = LEVEL) -> Interval:
-    """Return the percentile interval of resampling whole clusters (Field and Welsh 2007, JRSS B 69:369-390).
+    """Return the percentile bootstrap interval over clusters (Field and Welsh 2007, JRSS B 69:369-390).
 
     Args:
         votes: the votes.
-        clusters: number of each vote's cluster: `votes.raters` or `votes.images`.
-        rng: of the resampling.
+        clusters: index of each vote's cluster: `votes.raters` or `votes.images`.
+        rng: random generator for the resampling.
         level: confidence level.
     """
     count = int(clusters.max()) + 1
@@ -94,14 +94,14 @@ def cluster_bootstrap(votes: Votes, clusters: Ints, rng: np.random.Generator, le
 def pigeonhole_bootstrap(votes: Votes, rng: np.random.Generator, level: float = LEVEL) -> Interval:
     """Return the percentile interval of resampling raters and images at once (Owen 2007, Ann. Appl. Stat. 1:386-411).
 
-    A vote counts as often as its rater was drawn times its image was drawn. Conservative; a check of the headline.
+    The weight of a vote is the product of the draws of its rater and of its image. The interval is conservative.
     """
     shape = votes.rater_count, votes.image_count
-    # The entries of equal rater and image are added up.
+    # csr_array sums entries of the same rater and image.
     sums = sparse.csr_array((votes.values, (votes.raters, votes.images)), shape)
     sizes = sparse.csr_array((np.ones(len(votes)), (votes.raters, votes.images)), shape)
     draws = []
-    for _ in range(PIGEONHOLE_RESAMPLES // 100):  # in parts, for the memory of large studies
+    for _ in range(PIGEONHOLE_RESAMPLES // 100):  # in chunks, to bound the memory for large studies
         by_rater, by_image = (rng.multinomial(n, np.full(n, 1 / n), 100).astype(np.float64) for n in shape)
         total = np.einsum("bi,bi->b", by_rater @ sizes, by_image)
         summed = np.einsum("bi,bi->b", by_rater @ sums, by_image)
@@ -111,14 +111,14 @@ def pigeonhole_bootstrap(votes: Votes, rng: np.random.Generator, level: float = 
 
 @dataclass(frozen=True)
 class TwoWay:
-    """The preference with raters and images both random.
+    """The two-way clustered interval of a preference.
 
     Attributes:
-        standard_error: of the preference.
-        degrees_of_freedom: of the t quantile, min(raters, images) - 1.
-        interval: clipped to [0, 1].
-        p_value: two-sided, of a preference of 0.5; None where all votes are alike.
-        design_effect: variance over that of as many independent votes; None where all votes are alike.
+        standard_error: standard error of the preference.
+        degrees_of_freedom: degrees of freedom of the t quantile, min(raters, images) - 1.
+        interval: confidence interval, clipped to [0, 1].
+        p_value: two-sided p-value for a preference of 0.5; None if all votes are equal.
+        design_effect: variance relative to the same number of independent votes; None if all votes are equal.
     """
 
     standard_error: float
@@ -131,14 +131,13 @@ class TwoWay:
 def two_way(votes: Votes, level: float = LEVEL) -> TwoWay | None:
     """Return the two-way clustered interval; None with fewer than two raters or two images.
 
-    The variance is V(rater) + V(image) - V(rater and image) of Cameron, Gelbach and Miller (2011, JBES 29:238-249),
-    each a sum of squared residual sums over clusters times G / (G - 1). Of it, V(rater) and V(image) the largest one
-    counts, since the difference can fall below either in small samples, even below zero (MacKinnon, Nielsen and Webb
-    2024, "Jackknife inference with two-way clustering"). The quantile is Student's t with min(raters, images) - 1
-    degrees of freedom.
+    The variance is V(rater) + V(image) - V(rater and image) of Cameron, Gelbach and Miller (2011, JBES 29:238-249).
+    Each term is a sum over clusters of squared residual sums, times G / (G - 1) for G clusters. In small samples the
+    result can fall below V(rater) or V(image), or even below zero. The maximum of the three is used (MacKinnon,
+    Nielsen and Webb 2024, "Jackknife inference with two-way clustering"). The quantile is Student's t with
+    min(raters, images) - 1 degrees of freedom.
 
-    Where all votes are alike the residuals vanish; the interval is then Wilson's for as many votes as the smaller of
-    the numbers of raters and images.
+    If all votes are equal, the residuals vanish. The result is then Wilson's interval for min(raters, images) votes.
     """
     fewest = min(votes.rater_count, votes.image_count)
     if fewest < 2:
@@ -157,7 +156,7 @@ def two_way(votes: Votes, level: float = LEVEL) -> TwoWay | None:
 
 
 def _clustered_variance(residuals: Floats, clusters: Ints) -> float:
-    """Return the variance of the mean with independent clusters; 0 with a single one."""
+    """Return the variance of the mean with independent clusters; 0 with a single cluster."""
     _, numbers = np.unique(clusters, return_inverse=True)
     count = int(numbers.max()) + 1
     if count < 2:
@@ -167,7 +166,7 @@ def _clustered_variance(residuals: Floats, clusters: Ints) -> float:
 
 
 def wilson(successes: float, trials: float, level: float = LEVEL) -> Interval:
-    """Return Wilson's score interval (Wilson 1927, JASA 22:209-212); half votes may be counted."""
+    """Return Wilson's score interval (Wilson 1927, JASA 22:209-212); counts may be fractional."""
     z = float(stats.norm.ppf((1 + level) / 2))
     share, spread = successes / trials, z * z / trials
     centre = (share + spread / 2) / (1 + spread)
@@ -181,10 +180,10 @@ def binomial_p(successes: int, trials: int) -> float:
 
 
 def intraclass_correlation(values: Floats, clusters: Ints) -> float | None:
-    """Return the one-way analysis-of-variance estimate of the correlation of two votes of a cluster, in [-1, 1].
+    """Return the one-way analysis-of-variance estimate of the correlation of two votes in a cluster, in [-1, 1].
 
-    For unequal clusters as in Donner (1986, Int. Stat. Rev. 54:67-82). None where no cluster has two votes, where there
-    is one cluster, or where all votes are alike.
+    Clusters may have different sizes (Donner 1986, Int. Stat. Rev. 54:67-82). The result is None if no cluster has two
+    votes, if there is only one cluster, or if all votes are equal.
     """
     _, numbers = np.unique(clusters, return_inverse=True)
     sizes = np.bincount(numbers)
@@ -199,16 +198,15 @@ def intraclass_correlation(values: Floats, clusters: Ints) -> float | None:
     return (between - within) / total if total > 0 else None
 
 
-def krippendorff_alpha(raters: Ints, units: Ints, choices: Ints) -> float | None:
-    """Return Krippendorff's alpha, nominal: 1 is perfect agreement, 0 what chance gives (Krippendorff 2011).
+def krippendorff_alpha(units: Ints, choices: Ints) -> float | None:
+    """Return Krippendorff's nominal alpha: 1 is perfect agreement, 0 is agreement by chance (Krippendorff 2011).
 
     Args:
-        raters: number of each vote's rater, int64 [n].
-        units: number of what was voted on, int64 [n]; a rater has at most one vote on each.
-        choices: number of the choice, int64 [n].
+        units: index of the rated unit of each vote, int64 [n]; a rater has at most one vote per unit.
+        choices: index of each vote's choice, int64 [n].
 
     Returns:
-        alpha, or None where no unit has two votes or all votes are alike.
+        alpha, or None if no unit has two votes or all votes are equal.
     """
     import krippendorff
 

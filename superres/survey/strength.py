@@ -1,4 +1,4 @@
-"""Bradley-Terry strengths: several methods on one scale, from votes on pairs of them."""
+"""Bradley-Terry strengths: place several methods on one scale by votes on pairs of methods."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from superres.survey.statistics import LEVEL, Interval
-
-Floats = npt.NDArray[np.float64]
+from superres.survey.statistics import LEVEL, Floats, Interval
 
 RESAMPLES = 500
 REGULARISATION = 0.01
-"""choix's alpha: keeps strengths finite where one method always won, and is far too small to matter otherwise."""
+"""choix's alpha, which keeps strengths finite if one method always won, and has no other visible effect."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +19,10 @@ class Strength:
     """A method's strength.
 
     Attributes:
-        method: its name.
-        log_strength: natural logarithm; the mean over methods is 0. A beats B with probability 1 / (1 + exp(B - A)).
-        interval: percentiles of resampling raters.
+        method: name of the method.
+        log_strength: natural logarithm of the strength; the mean over methods is 0. Method A is preferred to method B
+            with probability 1 / (1 + exp(B - A)).
+        interval: percentile bootstrap interval over raters.
     """
 
     method: str
@@ -36,18 +34,19 @@ def bradley_terry(
     raters: Sequence[str], methods_a: Sequence[str], methods_b: Sequence[str], values: Sequence[float],
     rng: np.random.Generator, level: float = LEVEL,
 ) -> list[Strength]:
-    """Fit the model of Bradley and Terry (1952, Biometrika 39:324-345) by choix, strongest method first.
+    """Fit the model of Bradley and Terry (1952, Biometrika 39:324-345) with choix.
 
     Args:
-        raters: name of each vote's rater; whole raters are resampled for the intervals.
+        raters: name of each vote's rater; the intervals resample raters.
         methods_a: method a of each vote.
         methods_b: method b of each vote.
-        values: 1 for method a, 0 for method b, 0.5 for "can't tell", which is half a win of each.
-        rng: of the resampling.
+        values: 1 for method a, 0 for method b; 0.5 for "can't tell" counts as half a win for each method.
+        rng: random generator for the resampling.
         level: confidence level.
 
     Returns:
-        the methods, or nothing where there are fewer than three, or where no chain of comparisons joins them all.
+        The strengths, highest first. The list is empty if there are fewer than three methods, or if the comparisons do
+        not connect all methods.
     """
     import choix
     from scipy.sparse.csgraph import connected_components
@@ -56,8 +55,8 @@ def bradley_terry(
     if len(names) < 3:
         return []
     wins = _wins_by_rater(raters, methods_a, methods_b, values, names)
-    joined, _ = connected_components(wins.sum(axis=0), directed=False)
-    if joined > 1:
+    components, _ = connected_components(wins.sum(axis=0), directed=False)
+    if components > 1:
         return []
 
     def fit(matrix: Floats) -> Floats:
@@ -78,13 +77,10 @@ def _wins_by_rater(
     raters: Sequence[str], methods_a: Sequence[str], methods_b: Sequence[str], values: Sequence[float],
     names: Sequence[str],
 ) -> Floats:
-    """Return how often each rater preferred each method to each other, float64 [raters, methods, methods]."""
-    rater_names = sorted(set(raters))
-    rows, firsts, seconds = (np.array([order[name] for name in given]) for given, order in (
-        (raters, {name: i for i, name in enumerate(rater_names)}),
-        (methods_a, {name: i for i, name in enumerate(names)}),
-        (methods_b, {name: i for i, name in enumerate(names)})))
+    """Return the wins of each method over each other method by rater, float64 [raters, methods, methods]."""
+    rater_names, rows = np.unique(list(raters), return_inverse=True)
+    a, b = (np.searchsorted(names, methods) for methods in (methods_a, methods_b))  # the names are sorted
     wins = np.zeros((len(rater_names), len(names), len(names)))
-    np.add.at(wins, (rows, firsts, seconds), np.asarray(values))
-    np.add.at(wins, (rows, seconds, firsts), 1 - np.asarray(values))
+    np.add.at(wins, (rows, a, b), np.asarray(values))
+    np.add.at(wins, (rows, b, a), 1 - np.asarray(values))
     return wins

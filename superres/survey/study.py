@@ -1,4 +1,4 @@
-"""The settings of a study: its question, raters and presentation, fixed at its creation and stored with it."""
+"""The settings of a study: its question, trials and presentation, which are stored at its creation and never change."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from superres.config import Config, require
 
 CAMERA = "camera"
-"""Name of the method that made the real photographs; votes for another method against it are its fool rate."""
+"""Method name of the real photographs; the preference for another method over them is its fool rate."""
 
 INTERPOLATIONS = ("nearest", "bicubic")
 MAIN, GOLD, REPEAT, PRACTICE = KINDS = ("main", "gold", "repeat", "practice")
-"""Kinds of trials: counted votes, obvious pairs, main pairs seen again with the sides swapped, pairs with feedback."""
+"""Kinds of trials: counted votes, obvious pairs, main pairs with swapped sides, and obvious pairs with feedback."""
 
 CONSENT = (
     "You will see pairs of small pictures of faces and say, for each pair, which is more likely a photograph. "
@@ -31,21 +31,21 @@ class StudySettings(Config):
 
     Attributes:
         title: heading of the page.
-        question: asked above every pair (Stern et al. 2018, section 7.3, ask which was taken by a camera).
+        question: text above every pair. Stern et al. (2018, section 7.3) ask which picture was taken by a camera.
         consent: text that a rater agrees to; its digest is stored with each agreement.
         thanks: text of the last page.
-        allow_unsure: offer "can't tell" beside the forced choice.
-        scale: width of a picture's pixel on the page, in CSS pixels: a whole number.
-        interpolation: how the server enlarges pictures by `scale`: "nearest" adds nothing, "bicubic" smooths.
-        trials: main pairs a rater sees, at most all of the study's.
-        gold: obvious pairs among them, for judging raters.
-        repeats: main pairs seen a second time with the sides swapped.
-        practice: obvious pairs at the start, with feedback and not counted.
-        minimum_viewport: smallest window (width, height) in CSS pixels in which votes are taken.
-        id_params: parameters of the page's URL that may hold the rater's id, the first that is present counts.
-        completion_code: shown to raters who have finished, for panels that pay by code.
-        completion_url: link for raters who have finished.
-        seed: of every random choice: pictures, sides, order, resampling.
+        allow_unsure: offer "can't tell" beside the two pictures.
+        scale: width of a picture's pixel on the page in CSS pixels, an integer from 1 to 64.
+        interpolation: method by which the server enlarges pictures, "nearest" or "bicubic".
+        trials: main pairs per rater, from 1 to 10,000; at most all main pairs of the study are used.
+        gold: obvious pairs per rater among the main pairs, from 0 to 1000, which measure the rater's quality.
+        repeats: main pairs that a rater sees again with the sides swapped, from 0 to `trials`.
+        practice: obvious pairs at the start, from 0 to 100, with feedback and not counted.
+        minimum_viewport: smallest window (width, height) in which votes are accepted, in CSS pixels.
+        id_params: parameters of the page's URL that may hold the rater's id; the first one present is used.
+        completion_code: code shown after the last trial, for panels that pay by code.
+        completion_url: link shown after the last trial.
+        seed: seed of every random choice (pairs, sides, order, resampling), from 0 to 2**63 - 1.
     """
 
     title: str = "Which picture was taken by a camera?"
@@ -67,7 +67,7 @@ class StudySettings(Config):
 
     def __post_init__(self) -> None:
         for name in ("title", "question", "consent", "thanks"):
-            require(bool(getattr(self, name).strip()), f"{name} must not be empty; leave it out for the usual wording")
+            require(bool(getattr(self, name).strip()), f"{name} must not be empty; leave it out for the default text")
         for name, least, most in (("scale", 1, 64), ("trials", 1, 10_000), ("gold", 0, 1000), ("repeats", 0, 1000),
                                   ("practice", 0, 100), ("seed", 0, 2**63 - 1)):
             value = getattr(self, name)
@@ -87,7 +87,7 @@ class StudySettings(Config):
         return hashlib.sha256(self.consent.encode()).hexdigest()[:12]
 
     def fitted(self, width: int, height: int) -> StudySettings:
-        """Return the settings with a minimum viewport in which two pictures of `width` x `height` pixels fit."""
+        """Return the settings with a minimum viewport that fits two pictures of `width` x `height` pixels."""
         least = (2 * width * self.scale + 128, height * self.scale + 224)
         viewport = (max(self.minimum_viewport[0], least[0]), max(self.minimum_viewport[1], least[1]))
         return dataclasses.replace(self, minimum_viewport=viewport)
@@ -95,7 +95,7 @@ class StudySettings(Config):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two methods whose pictures are shown side by side; the preference reported is that for `method_a`."""
+    """Two methods whose pictures are shown side by side; the report gives the preference for `method_a`."""
 
     name: str
     method_a: str
@@ -103,23 +103,23 @@ class Comparison:
 
     @property
     def is_fool_rate(self) -> bool:
-        """Whether the preference for method a is how often its pictures are taken for photographs."""
+        """Whether the preference for method a is its fool rate: how often raters take its pictures for photographs."""
         return self.method_b == CAMERA
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study as the store knows it.
+    """A study in a store.
 
     Attributes:
-        id: number in the store.
-        name: what the owner calls it.
-        created: UTC, ISO 8601.
-        settings: see `StudySettings`.
-        methods: what made each method's pictures (folder, or checkpoint and decoding settings), by name.
+        id: id in the store.
+        name: unique name in the store.
+        created: time of creation, UTC, ISO 8601.
+        settings: settings of the study.
+        methods: origin of each method's pictures (folder, or checkpoint and decoding settings), by name.
         comparisons: pairs of methods that are compared.
         salt: key of the raters' pseudonyms.
-        has_pictures: False for a study that was imported from votes alone, which cannot be served.
+        has_pictures: False for a study that was imported from votes, which cannot be served.
     """
 
     id: int
@@ -132,6 +132,6 @@ class Study:
     has_pictures: bool = True
 
     def record(self) -> dict[str, Any]:
-        """Return the public settings of the study, ready for JSON: all but the salt."""
+        """Return the study without its salt, serialisable as JSON."""
         return {"study": self.name, "created": self.created, "settings": self.settings.to_dict(),
                 "methods": self.methods, "comparisons": [dataclasses.asdict(c) for c in self.comparisons]}

@@ -1,7 +1,8 @@
-"""The steps of a rater in a study: enrol, see a pair, vote. Every answer of the page is checked here."""
+"""Enrol raters, choose their trials and store their votes. Every value that the page sends is checked here."""
 
 from __future__ import annotations
 
+import hmac
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,21 +11,22 @@ from sqlalchemy.exc import IntegrityError
 
 from superres.errors import InvalidInputError, SuperresError
 from superres.survey import schema
-from superres.survey.assignment import assign, available_pairs, generator, schedule
+from superres.survey.assignment import assign, available_pairs, schedule, trial_rng
+from superres.survey.credentials import TOKEN_LENGTH, digest, link_key, new_token, pseudonym
 from superres.survey.pairs import display_png
-from superres.survey.secrecy import TOKEN_LENGTH, digest, link_key, new_token, pseudonym, same_secret
+from superres.survey.records import chosen_picture
 from superres.survey.store import Store, utc_now
 from superres.survey.study import PRACTICE, Study
 
-LEFT, RIGHT, UNSURE = CHOICES = ("left", "right", "unsure")
+CHOICES = ("left", "right", "unsure")
 
 
 class RefusedError(SuperresError):
-    """A request of a rater's page is refused; nothing was stored.
+    """A request of a rater's page was refused, and nothing was stored.
 
     Attributes:
-        status: HTTP status code of the answer.
-        retry_after: seconds after which the request may be sent again; None if that is of no use.
+        status: HTTP status code of the response.
+        retry_after: seconds after which the page may repeat the request; None if a repetition cannot succeed.
     """
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
@@ -34,13 +36,13 @@ class RefusedError(SuperresError):
 
 @dataclass(frozen=True)
 class Trial:
-    """A pair that a rater is to vote on.
+    """One presentation of a pair to a rater.
 
     Attributes:
-        token: names the trial in this rater's requests; void after one vote, or when the trial is opened again.
-        position: 1 for the rater's first.
-        total: trials that the rater will see.
-        practice: whether the vote gets feedback and is not counted.
+        token: identifies the trial in this rater's requests. It is void after a vote, or when the trial is reopened.
+        position: number of the trial for this rater, from 1.
+        total: number of trials in the rater's schedule.
+        practice: whether this is a practice trial, which gives feedback and is not counted.
     """
 
     token: str
@@ -51,16 +53,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Vote:
-    """What the page reports.
+    """A vote as the page reports it.
 
     Attributes:
         choice: "left", "right" or "unsure".
-        response_ms: milliseconds from the moment when both pictures were on the page, measured there. It is stored and
-            exported as `page_ms`; reports and exclusions go by the server's clock.
+        response_ms: milliseconds from the display of both pictures to the choice, measured by the page and exported as
+            `page_ms`. Reports and exclusions use the server's clock instead.
         display_px: width of a picture on the page, in CSS pixels.
-        pixel_ratio: device pixels a CSS pixel.
-        viewport_width: of the window, in CSS pixels.
-        viewport_height: of the window, in CSS pixels.
+        pixel_ratio: device pixels per CSS pixel.
+        viewport_width: width of the window, in CSS pixels.
+        viewport_height: height of the window, in CSS pixels.
         input: "key" or "pointer".
     """
 
@@ -76,23 +78,23 @@ class Vote:
 def enrol(
     store: Store, study: Study, rater_id: str, consent_version: str, session: str = "", key: str = "",
 ) -> tuple[str, bool]:
-    """Note a rater's consent and return (session, whether the rater has been here before).
+    """Record a rater's consent and return (session token, whether the rater had enrolled before).
 
-    The session names the rater in all other requests; an earlier one of the same rater is void. A rater who has been
-    here before is let in by the session of then, or by the key of the personal link: the id alone is no secret.
+    The session token identifies the rater in all other requests and replaces the rater's earlier one. A rater who
+    returns must present the earlier session token or the key of the personal link, since the id is not a secret.
 
     Args:
-        store: where the rater is stored.
-        study: what the rater votes in.
+        store: the store of the study.
+        study: the study.
         rater_id: the participant id.
-        consent_version: of the text that the rater agreed to.
-        session: that of an earlier enrolment, or one that the rater's page has drawn. The page sends it again when an
-            answer was lost, and so gets into the enrolment that it began. Empty, or not 32 characters: one is made.
-        key: of the rater's personal link, see `superres.survey.secrecy.link_key`; empty without one.
+        consent_version: version of the consent text that the rater agreed to.
+        session: session token of an earlier enrolment, or one that the page generated. The page repeats it if a
+            response was lost, and so resumes its own enrolment. A value that is not 32 characters long is replaced.
+        key: key of the rater's personal link, see `superres.survey.credentials.link_key`; empty without a link.
 
     Raises:
-        RefusedError: the id cannot be used, the consent is to another text, the study has no pictures, the key is
-            wrong, or the rater has been here before and shows neither session nor key.
+        RefusedError: the id is not valid, the consent is to another text, the study has no pictures, the key is
+            wrong, or a returning rater presents neither session token nor key.
         StoreError: the store cannot be written.
     """
     if not study.has_pictures:
@@ -101,7 +103,7 @@ def enrol(
         raise RefusedError(409, "the consent text has changed; reload the page")
     try:
         name = pseudonym(study.salt, rater_id)
-        if key and not same_secret(key, link_key(study.salt, rater_id)):
+        if key and not hmac.compare_digest(key.encode(), link_key(study.salt, rater_id).encode()):
             raise RefusedError(403, "this link is not valid; open it exactly as it was sent to you")
     except InvalidInputError as error:
         raise RefusedError(422, str(error)) from None
@@ -109,7 +111,7 @@ def enrol(
         session = new_token()
     rater = schema.rater
     with store.writing() as connection:
-        _take_turn(connection, study)
+        _lock_study(connection, study)
         known = connection.execute(select(rater.c.id, rater.c.session_hash).where(
             rater.c.study_id == study.id, rater.c.pseudonym == name)).one_or_none()
         if known is not None and known.session_hash == digest(session):
@@ -118,7 +120,7 @@ def enrol(
             raise RefusedError(403, "this participant id has started already; continue in the same browser, or ask "
                                     "those who sent you for your personal link")
         if connection.scalar(select(rater.c.id).where(rater.c.session_hash == digest(session))) is not None:
-            session = new_token()  # another rater's, as in a browser that several people share
+            session = new_token()  # the token belongs to another rater who used the same browser
         if known is None:
             connection.execute(insert(rater).values(
                 study_id=study.id, pseudonym=name, consent_version=consent_version, consented=utc_now(),
@@ -129,7 +131,7 @@ def enrol(
 
 
 def next_trial(store: Store, study: Study, session: str) -> Trial | None:
-    """Return the rater's next trial: the last pair again if it has no vote yet; None after the last trial.
+    """Return the rater's next trial, or None after the last one. A trial without a vote is returned again.
 
     Raises:
         RefusedError: the session is unknown.
@@ -138,9 +140,9 @@ def next_trial(store: Store, study: Study, session: str) -> Trial | None:
     token = new_token()
     trial = schema.trial
     with store.writing() as connection:
-        _take_turn(connection, study)
+        _lock_study(connection, study)
         rater = _rater(connection, study, session)
-        kinds = schedule(study.settings, available_pairs(connection, study), generator(study, rater.pseudonym, 0))
+        kinds = schedule(study.settings, available_pairs(connection, study), trial_rng(study, rater.pseudonym, 0))
         done = connection.scalar(select(func.count()).select_from(trial.join(schema.vote))
                                  .where(trial.c.rater_id == rater.id)) or 0
         if done >= len(kinds):
@@ -160,10 +162,10 @@ def next_trial(store: Store, study: Study, session: str) -> Trial | None:
 
 
 def shown_picture(store: Store, study: Study, token: str, side: str) -> bytes:
-    """Return the PNG that stands on a side ("left" or "right") of the trial that `token` names.
+    """Return the PNG on a side ("left" or "right") of the trial with this token.
 
     Raises:
-        RefusedError: no such trial.
+        RefusedError: there is no such trial.
     """
     trial, pair, picture = schema.trial, schema.pair, schema.picture
     query = select(trial.c.left_side, pair.c.picture_a, pair.c.picture_b).join(pair, pair.c.id == trial.c.pair_id) \
@@ -172,53 +174,45 @@ def shown_picture(store: Store, study: Study, token: str, side: str) -> bytes:
         row = connection.execute(query).one_or_none()
         if row is None:
             raise RefusedError(404, "no such picture; reload the page")
-        key = row.picture_a if (row.left_side == "a") == (side == LEFT) else row.picture_b
+        key = row.picture_a if chosen_picture(side, row.left_side) == "a" else row.picture_b
         packed: bytes = connection.execute(select(picture.c.png).where(picture.c.id == key)).scalar_one()
     return display_png(packed, study.settings.scale, study.settings.interpolation)
 
 
 def save_vote(store: Store, study: Study, session: str, token: str, vote: Vote) -> bool | None:
-    """Store a vote on disk. Return whether a practice vote was right, None for other votes.
+    """Store a vote on disk. Return whether a practice vote was correct, None for other votes.
 
     Raises:
-        RefusedError: the session or the token is unknown, the token is another rater's or has been used, or the choice
-            or the window is not one that the study takes. Nothing was stored.
+        RefusedError: the session or token is unknown, the token is another rater's, the trial already has a vote, or
+            the study does not accept the choice or the size of the window. Nothing was stored.
         StoreError: the store cannot be written.
     """
-    _check(study, vote)
+    _check_vote(study, vote)
     trial, pair, rater = schema.trial, schema.pair, schema.rater
-    query = select(trial, rater.c.session_hash, schema.vote.c.id.label("vote_id")) \
-        .select_from(trial.join(rater).join(pair).outerjoin(schema.vote)) \
+    query = select(trial, rater.c.session_hash).select_from(trial.join(rater).join(pair)) \
         .where(trial.c.token_hash == digest(token), pair.c.study_id == study.id)
     with store.writing() as connection:
         found = connection.execute(query).one_or_none()
         if found is None or found.session_hash != digest(session):
             raise RefusedError(403, "this pair is not open in this window; reload the page")
-        if found.vote_id is not None:
-            raise _used()
         try:
             connection.execute(insert(schema.vote).values(trial_id=found.id, voted=utc_now(), **vars(vote)))
-        except IntegrityError:  # another process was faster
-            raise _used() from None
-    return None if found.kind != PRACTICE else (vote.choice == LEFT) == (found.left_side == "a") \
-        and vote.choice != UNSURE
+        except IntegrityError:  # a trial has at most one vote
+            raise RefusedError(409, "this pair has been voted on already; the first vote counts") from None
+    return chosen_picture(vote.choice, found.left_side) == "a" if found.kind == PRACTICE else None
 
 
-def _used() -> RefusedError:
-    return RefusedError(409, "this pair has been voted on already; the first vote counts")
-
-
-def _check(study: Study, vote: Vote) -> None:
+def _check_vote(study: Study, vote: Vote) -> None:
     settings = study.settings
-    if vote.choice not in CHOICES or (vote.choice == UNSURE and not settings.allow_unsure):
+    if vote.choice not in CHOICES or (vote.choice == "unsure" and not settings.allow_unsure):
         raise RefusedError(422, f"the choice {vote.choice!r:.40} is not offered in this study")
     width, height = settings.minimum_viewport
     if vote.viewport_width < width or vote.viewport_height < height:
         raise RefusedError(422, f"the window must be at least {width} x {height} pixels")
 
 
-def _take_turn(connection: Connection, study: Study) -> None:
-    """Lock the assignment of pairs of this study; SQLite's transactions are serial without a lock."""
+def _lock_study(connection: Connection, study: Study) -> None:
+    """Lock the row of the study, so that assignments are serial. SQLite's write transactions are serial anyway."""
     connection.execute(select(schema.study.c.id).where(schema.study.c.id == study.id).with_for_update())
 
 

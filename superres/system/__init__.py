@@ -1,1 +1,1 @@
-"""The machine and its surroundings: cores, files, the terminal, the hub."""
+"""Access to the machine: cores, memory, files, the terminal and the Hugging Face hub."""

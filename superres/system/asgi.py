@@ -8,7 +8,7 @@ from starlette.types import Message, Send
 
 
 def with_headers(send: Send, headers: Mapping[str, str]) -> Send:
-    """Return an ASGI `send` that adds `headers` (lower-case names) to responses that lack them."""
+    """Return an ASGI `send` that adds missing `headers` (lower-case names) to responses."""
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""Fetch a checkpoint's files from the Hugging Face hub: one request of bounded time, else the local cache."""
+"""Ask the Hugging Face hub for a file, with one request of bounded time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import RepositoryNotFoundError
 
+from superres.errors import first_line
+
 ANSWER_SECONDS = 5.0
 """Seconds to wait for the hub's response, unless HF_HUB_ETAG_TIMEOUT is set."""
 
@@ -14,16 +16,16 @@ ANSWER_SECONDS = 5.0
 def hub_problem(identifier: str, filename: str, revision: str | None = None) -> str | None:
     """Ask the hub once for a file's metadata.
 
-    `hf_hub_download` repeats a failed request six times where nothing is cached. And a request's own timeout starts
-    again with each address of a host and excludes the look-up of its name; so a thread asks, which is not waited for.
+    `hf_hub_download` repeats a failed request six times if nothing is cached. A request's timeout restarts with each
+    address of the host and excludes name resolution, so a daemon thread sends the request.
 
     Args:
-        identifier: the model's name, "owner/name".
-        filename: the file's name.
+        identifier: name of the model, "owner/name".
+        filename: name of the file.
         revision: branch, tag or commit; None is the main branch.
 
     Returns:
-        Why the file cannot be fetched now, in one line; None if it can.
+        The reason why the file cannot be fetched now, in one line; None if it can be fetched.
     """
     own = constants.HF_HUB_ETAG_TIMEOUT
     seconds = ANSWER_SECONDS if own == constants.DEFAULT_ETAG_TIMEOUT else float(own)
@@ -33,7 +35,7 @@ def hub_problem(identifier: str, filename: str, revision: str | None = None) -> 
         try:
             get_hf_file_metadata(hf_hub_url(identifier, filename, revision=revision), timeout=seconds)
             answers.append(None)
-        except Exception as error:  # also those of the HTTP client, which differs between releases of huggingface_hub
+        except Exception as error:  # the HTTP client and its errors differ between releases of huggingface_hub
             answers.append(_explain(error))
 
     thread = threading.Thread(target=ask, daemon=True)
@@ -43,16 +45,9 @@ def hub_problem(identifier: str, filename: str, revision: str | None = None) -> 
 
 
 def _explain(error: Exception) -> str:
-    """Return the reason of a failed request as one line."""
+    """Return the reason for a failed request in one line."""
     if isinstance(error, RepositoryNotFoundError):
         return f"{constants.ENDPOINT} has no such model, or it is private"
-    reason = first_line(error)
-    # What huggingface_hub itself raises is one of these, and says enough.
+    # These are huggingface_hub's own errors, which name the host.
     known = isinstance(error, (OSError, ValueError))
-    return reason if known else f"{constants.ENDPOINT} cannot be reached: {reason}"
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or its type if it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return first_line(error) if known else f"{constants.ENDPOINT} cannot be reached: {first_line(error)}"

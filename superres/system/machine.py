@@ -1,4 +1,4 @@
-"""What a machine is and can do: name, usable cores, whether it is busy, speeds of reading and multiplying, memory."""
+"""Properties of the machine: name, usable cores, load, memory bandwidth, arithmetic speed and free memory."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import torch
 from superres.errors import ConfigError
 
 BUSY = 1.25
-"""Largest ratio of the slowest to the fastest time of fixed work on a machine that counts as idle."""
+"""Largest ratio of the slowest to the fastest timing of a fixed workload on a machine that counts as idle."""
 
 REPEATS = 30
 WARM_UP = 5
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return the properties of the machine that measurements depend on: processor, cores, threads, GPU, versions."""
+    """Return the properties on which measurements depend: processor, cores, threads, GPU and versions."""
     return {
         "cpu": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
@@ -40,7 +40,7 @@ def cache_folder() -> Path:
 
 
 def cpu_name() -> str:
-    """Return the processor's name, as detailed as the system reports it."""
+    """Return the name of the processor, as far as the system reports it."""
     try:
         with open("/proc/cpuinfo") as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -49,53 +49,52 @@ def cpu_name() -> str:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: by its affinity mask, and by the CPU quotas of its control groups."""
-    # Not every system has affinity masks.
-    affinity = getattr(os, "sched_getaffinity", None)
+    """Return the number of cores that the affinity mask and the control groups of this process allow, at least 1."""
+    affinity = getattr(os, "sched_getaffinity", None)  # missing on some systems
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, int(min(cores, core_quota())))
 
 
 @functools.cache
 def core_quota(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
-    """Return the cores' worth of time that the control groups of this process allow at most; infinite without a limit.
+    """Return the CPU quota of this process's control groups, in cores; infinite without a quota.
 
     Args:
-        groups: where control groups are mounted, of version 1 or 2.
-        own: the file that names those of this process.
+        groups: mount point of the control groups, version 1 or 2.
+        own: file that lists the control groups of this process.
     """
-    least = math.inf
+    quota = math.inf
     with suppress(OSError):
         for line in own.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
-                least = min(least, _quota(groups, path, lambda folder: (folder / "cpu.max").read_text().split()))
+                quota = min(quota, _quota(groups, path, lambda folder: (folder / "cpu.max").read_text().split()))
             elif "cpu" in controllers.split(","):
-                least = min(least, _quota(groups / controllers, path, lambda folder: [
+                quota = min(quota, _quota(groups / controllers, path, lambda folder: [
                     (folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")]))
-    return least
+    return quota
 
 
 def _quota(root: Path, path: str, read: Callable[[Path], list[str]]) -> float:
-    """Return the cores that a control group and those around it allow at most; `read` gives a group's quota and period.
+    """Return the smallest quota of a control group and its ancestors, in cores; `read` returns a quota and its period.
 
-    In a container, the mounted folder often is the process's own group, whatever path it goes by outside.
+    The root is included: in a container, the mounted folder often is the process's own group, whatever `path` is.
     """
-    least = math.inf
+    smallest = math.inf
     inner = root / path.lstrip("/")
     for folder in {root, inner, *(parent for parent in inner.parents if root in parent.parents)}:
-        with suppress(OSError, ValueError):  # "max" is no number: no limit
+        with suppress(OSError, ValueError):  # "max", which is not a number, means no limit
             quota, period = (int(number) for number in read(folder))
-            if quota > 0:  # version 1 has -1 for no limit
-                least = min(least, quota / period)
-    return least
+            if quota > 0:  # version 1 uses -1 for no limit
+                smallest = min(smallest, quota / period)
+    return smallest
 
 
 class TorchThreads:
-    """Let torch use fewer threads for a while: a context manager.
+    """Context manager that limits the number of torch's threads.
 
-    Torch's threads wait for one another after every operation, so that beside a busy process, whichever of them is
-    not running holds up all. Work of many small operations is faster with one thread, even on an idle machine.
+    Torch's threads synchronise after every operation, so one thread that another process delays holds up all of them.
+    Many small operations are faster with one thread, even on an idle machine.
     """
 
     _lock = threading.Lock()
@@ -104,34 +103,34 @@ class TorchThreads:
     _forked = False
 
     def __init__(self, most: int | None = None) -> None:
-        """Allow `most` threads, or else as many as there are usable cores; never more than torch has already."""
+        """Allow `most` threads, by default the number of usable cores, but not more than torch uses already."""
         self.most = most or usable_cores()
 
     def __enter__(self) -> None:
-        """Lower the number."""
-        kind = TorchThreads
-        with kind._lock:
-            if not kind._depth:  # a thread started meanwhile would find the lowered number
-                kind._before = torch.get_num_threads()
-            kind._depth += 1
-            torch.set_num_threads(1 if kind._forked else min(kind._before, self.most))
+        """Set the limit."""
+        shared = TorchThreads
+        with shared._lock:
+            if not shared._depth:  # in a nested context, torch reports the limit instead of the original number
+                shared._before = torch.get_num_threads()
+            shared._depth += 1
+            torch.set_num_threads(1 if shared._forked else min(shared._before, self.most))
 
     def __exit__(self, *_: object) -> None:
-        """Restore the previous number."""
-        kind = TorchThreads
-        with kind._lock:
-            kind._depth -= 1
-            torch.set_num_threads(kind._before)
+        """Restore the original number of threads."""
+        shared = TorchThreads
+        with shared._lock:
+            shared._depth -= 1
+            torch.set_num_threads(shared._before)
 
     @classmethod
     def limit(cls) -> int:
-        """Return the number of threads that torch may use outside any such context."""
+        """Return the number of threads that torch uses outside this context."""
         with cls._lock:
             return cls._before if cls._depth else torch.get_num_threads()
 
     @classmethod
     def _in_child(cls) -> None:
-        # Torch's threads do not survive a fork, and operations that ask for them would wait forever.
+        # Torch's threads do not survive a fork: an operation on several threads would wait forever.
         cls._lock, cls._depth, cls._forked = threading.Lock(), 0, True
 
 
@@ -140,58 +139,58 @@ if hasattr(os, "register_at_fork"):
 
 
 def busyness(rounds: int = 20) -> float:
-    """Return the worst over the best time of a fixed piece of work on all threads, 1 in 10 left out: 1 if quiet."""
-    work = torch.ones(384, 384)
-    seconds = []
-    for _ in range(rounds + 1):
-        started = time.perf_counter()
+    """Return the ratio of the 90th percentile to the minimum of a fixed workload's timings: 1 on an idle machine."""
+    timer, matrix = Timer(torch.device("cpu")), torch.ones(384, 384)
+
+    def work() -> None:
         for _ in range(20):
-            work @ work
-        seconds.append(time.perf_counter() - started)
-    ordered = sorted(seconds[1:])
+            matrix @ matrix
+
+    work()
+    ordered = sorted(timer.once(work) for _ in range(rounds))
     return ordered[int(0.9 * rounds)] / ordered[0]
 
 
-def require_quiet() -> None:
+def require_idle() -> None:
     """Refuse to measure times on a busy machine.
 
     Raises:
-        ConfigError: something else is using the processor.
+        ConfigError: another process is using the processor.
     """
     ratio = busyness()
     if ratio > BUSY:
-        raise ConfigError(f"this machine is busy (a fixed piece of work took up to {ratio:.2f} times its best time), "
-                          "so times would tell nothing; stop what runs beside this, or give --busy to measure anyway")
+        raise ConfigError(f"this machine is busy (a fixed workload took up to {ratio:.2f} times its best time), so "
+                          "timings are unreliable; stop other processes, or give --busy to measure anyway")
 
 
 class Timer:
-    """Times functions, including the work they queue on the device."""
+    """Times functions, including the work that they queue on the device."""
 
     def __init__(self, device: torch.device) -> None:
         """Time work on `device`."""
         self.device = device
 
+    def now(self) -> float:
+        """Wait for the device and return the time in seconds."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
     def once(self, work: Callable[[], object]) -> float:
-        """Return the seconds of one call."""
-        self._wait()
-        started = time.perf_counter()
+        """Return the duration of one call in seconds."""
+        started = self.now()
         work()
-        self._wait()
-        return time.perf_counter() - started
+        return self.now() - started
 
     def median(self, work: Callable[[], object], repeats: int = REPEATS, warm_up: int = WARM_UP) -> float:
-        """Return the median seconds of `repeats` calls, after `warm_up` calls that are not timed."""
+        """Return the median duration of `repeats` calls in seconds, after `warm_up` untimed calls."""
         for _ in range(warm_up):
             work()
         return statistics.median(self.once(work) for _ in range(repeats))
 
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
 
 def bandwidth(size: int, timer: Timer) -> float:
-    """Return the bytes per second at which matrix-vector products read the same `size` bytes of float32 repeatedly."""
+    """Return the rate in bytes per second at which matrix-vector products read a float32 matrix of `size` bytes."""
     rows = max(1, size // 4 // 1024)
     matrix, vector = torch.ones(rows, 1024, device=timer.device), torch.ones(1024, device=timer.device)
     best = min(timer.once(lambda: torch.mv(matrix, vector)) for _ in range(50))
@@ -199,58 +198,41 @@ def bandwidth(size: int, timer: Timer) -> float:
 
 
 def matrix_rate(timer: Timer, size: int = 1024) -> float:
-    """Return float operations per second (multiply-add counts as two) of a large float32 product."""
+    """Return the operations per second (a multiply-add counts as two) of a large float32 matrix product."""
     matrix = torch.ones(size, size, device=timer.device)
     best = min(timer.once(lambda: matrix @ matrix) for _ in range(8))
     return 2 * size**3 / best
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free memory of a device in bytes; a control group may limit a CPU's."""
+    """Return the free memory of a device in bytes; for a CPU, within the limit of its control group."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = [2**33]  # where the system does not tell
+    free = [2**33]  # assumed if the system does not report it
     with suppress(OSError, ValueError, IndexError):
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free = [1024 * int(lines["MemAvailable"].split()[0])]
     group = Path("/sys/fs/cgroup")
-    with suppress(OSError, ValueError):  # "max" is no number: no limit
+    with suppress(OSError, ValueError):  # "max", which is not a number, means no limit
         most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
         free.append(most - used)
     return max(min(free), 0)
 
 
-class PeakMemory:
-    """How many bytes more than before a piece of work holds at its peak: a context manager, then `bytes`.
+def peak_bytes(device: torch.device, work: Callable[[], object]) -> float:
+    """Run `work` and return its peak memory in bytes, beyond the memory in use before.
 
-    On a GPU these are the tensors'. On a CPU it is the growth of the process's largest resident size so far, so that
-    smaller pieces of work must come first; what the process has held and freed before is not counted again.
+    On a GPU, this is the memory of tensors. On a CPU, it is the resident size, whose peak is that of the whole life of
+    the process, so work with less memory must run first. Memory that the process used and freed before is not counted.
     """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        return max(torch.cuda.max_memory_allocated(device) - before, 0.0)
+    import resource  # missing on some systems
 
-    def __init__(self, device: torch.device) -> None:
-        """Watch work on `device`."""
-        self.device, self.bytes = device, 0.0
-
-    def __enter__(self) -> PeakMemory:
-        """Note what is held now."""
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        self._held = self._now()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Compare with the peak."""
-        self.bytes = max(self._peak() - self._held, 0.0)
-
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            return float(torch.cuda.memory_allocated(self.device))
-        with open("/proc/self/statm") as pages:
-            return float(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    def _peak(self) -> float:
-        if self.device.type == "cuda":
-            return float(torch.cuda.max_memory_allocated(self.device))
-        import resource  # not on every system
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    with open("/proc/self/statm") as pages:
+        before = int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    work()
+    return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0 - before, 0.0)

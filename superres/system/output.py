@@ -1,17 +1,18 @@
-"""Write results: atomic files, numbers, tables and plots. Nothing in this module is slow to import."""
+"""Write files atomically, and format numbers, tables and plots. This module is fast to import."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import secrets
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from superres.errors import OutputError
 
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCRATCH = re.compile(r"\.superres-\d+-[0-9a-f]{8}\.tmp")
-"""Pattern of a scratch file's name: the process that created it, and a random number."""
+"""Pattern of a scratch file's name: id of the process that created it, and a random number."""
 
 
 def lock_file(file: BinaryIO, shared: bool = False) -> None:
-    """Lock an open file for as long as it is open; the system releases the lock when the process ends, however it ends.
+    """Lock an open file until it is closed; the system also releases the lock of a process that is killed.
 
     Raises:
-        BlockingIOError: another process, or another open file of this one, has locked it.
-        OSError: the file system has no locks.
+        BlockingIOError: another process, or another open file of this process, holds a lock.
+        OSError: the file system does not support locks.
     """
     if sys.platform == "win32":
         import msvcrt
@@ -47,17 +48,17 @@ def lock_file(file: BinaryIO, shared: bool = False) -> None:
 
 @contextmanager
 def scratch_file(folder: Path, replaces: Path | None = None) -> Iterator[BinaryIO]:
-    """Open a new, empty file in `folder`; at the end it is renamed to `replaces`, or removed.
+    """Open a new, empty file in `folder`; at the end of the block it is renamed to `replaces`, or removed.
 
-    The file is locked while it is in use. Scratch files in `folder` that nobody has locked were left by killed
-    processes; they are removed first, so that what a kill leaves lasts until the next run at most.
+    The file is locked while it is in use. Unlocked scratch files in `folder` come from killed processes and are removed
+    first.
 
     Args:
-        folder: where the file is made.
-        replaces: path that the file takes over if the block ends without an exception; None removes the file.
+        folder: folder of the file.
+        replaces: path to which the file is renamed if the block raises no exception; None removes the file.
 
     Raises:
-        OSError: the file cannot be made, written or renamed; it is removed, and `replaces` is as it was.
+        OSError: the file cannot be created, written or renamed; it is removed, and `replaces` is unchanged.
     """
     _remove_abandoned(folder)
     file = _new_scratch(folder)
@@ -65,14 +66,14 @@ def scratch_file(folder: Path, replaces: Path | None = None) -> Iterator[BinaryI
         yield file
         file.flush()
         if sys.platform == "win32":
-            file.close()  # Windows renames no open file; elsewhere the lock is kept until the file has its name
+            file.close()  # Windows cannot rename an open file; elsewhere the lock protects the file until the rename
         if replaces is not None:
             os.replace(file.name, replaces)
     finally:
         with suppress(OSError):
             file.close()
         with suppress(OSError):
-            os.unlink(file.name)  # does nothing after the rename
+            os.unlink(file.name)  # fails harmlessly after the rename
 
 
 def _new_scratch(folder: Path) -> BinaryIO:
@@ -83,9 +84,9 @@ def _new_scratch(folder: Path) -> BinaryIO:
         try:
             lock_file(file)
         except BlockingIOError:
-            pass  # another process took it for abandoned before it was locked, and is removing it
+            pass  # another process found the file unlocked and is removing it
         except OSError:
-            return file  # without locks, nobody removes abandoned files either
+            return file  # without locks, abandoned files are not removed either
         else:
             if os.fstat(file.fileno()).st_nlink:
                 return file
@@ -93,34 +94,34 @@ def _new_scratch(folder: Path) -> BinaryIO:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the scratch files in `folder` whose process has ended; links and files of running processes stay."""
+    """Remove unlocked scratch files in `folder`, but not links."""
     with suppress(OSError), os.scandir(folder) as entries:
         found = [entry.path for entry in entries if SCRATCH.fullmatch(entry.name)]
         for path in found:
             with suppress(OSError):
                 if stat.S_ISREG(os.lstat(path).st_mode):
-                    with open(path, "ab", opener=_without_following) as file:
+                    with open(path, "ab", opener=_open_without_following) as file:
                         lock_file(file)
                         os.unlink(path)
 
 
-def _without_following(path: str, flags: int) -> int:
+def _open_without_following(path: str, flags: int) -> int:
     """Open `path` unless it is a link; an `opener` for `open`."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, which holds all of it or is left as it was, even if the process is killed.
+    """Write `data` to `path` completely, or leave `path` unchanged, even if the process is killed.
 
     Raises:
-        OSError: the file cannot be written; no temporary file is left.
+        OSError: the file cannot be written; no scratch file is left.
     """
     with scratch_file(path.parent, path) as file:
         file.write(data)
 
 
 def write_result(path: Path, data: bytes, option: str = "--output") -> None:
-    """Write `data` to `path` in one move; `option` is what the user can change if this fails.
+    """Write `data` to `path` atomically; an error message names the option of the path.
 
     Raises:
         OutputError: the file cannot be written.
@@ -131,15 +132,32 @@ def write_result(path: Path, data: bytes, option: str = "--output") -> None:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose another {option}") from error
 
 
-def prepare_folder(folder: Path, option: str = "--output") -> None:
-    """Make `folder` and try it with a small file, so that a run does not decode what it cannot keep.
+def write_results(folder: Path, files: Mapping[str, bytes | str | dict[str, Any]]) -> list[Path]:
+    """Write files by name into `folder`, which is created if it is missing, and return their paths.
 
     Args:
-        folder: the folder to write to later.
-        option: what the user can change if this fails.
+        folder: folder of the files.
+        files: content by name: bytes, text, or a dictionary that is written as JSON.
 
     Raises:
-        OutputError: the folder cannot be made or written to.
+        OutputError: a file cannot be written.
+    """
+    prepare_folder(folder)
+    for name, content in files.items():
+        text = json.dumps(content, indent=1) + "\n" if isinstance(content, dict) else content
+        write_result(folder / name, text.encode() if isinstance(text, str) else text)
+    return [folder / name for name in files]
+
+
+def prepare_folder(folder: Path, option: str = "--output") -> None:
+    """Create `folder` and write a test file to it, so that a run fails before it computes results it cannot write.
+
+    Args:
+        folder: folder for results.
+        option: option of the folder, which the error message names.
+
+    Raises:
+        OutputError: the folder cannot be created or written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -156,7 +174,7 @@ def number_text(value: float | None, digits: int) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table whose columns but the first are aligned to the right."""
+    """Return a Markdown table; all columns but the first are aligned to the right."""
     ruler = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ruler, *rows))
 

@@ -13,14 +13,14 @@ from superres.system.terminal import one_line
 
 
 class ProgressBar(tqdm):  # type: ignore[type-arg]  # generic for type checkers only
-    """A progress bar with a lock of this process alone.
+    """A progress bar whose lock belongs to one process.
 
-    tqdm's own lock is shared with forked processes: one that is killed while it holds the lock stops all the others.
+    Forked processes share tqdm's own lock: a process that is killed while it holds that lock blocks all others.
     """
 
     @classmethod
     def renew_lock(cls) -> None:
-        """Begin with a lock that nobody holds."""
+        """Replace the lock by a new, unlocked one."""
         cls.set_lock(threading.RLock())
 
 
@@ -30,6 +30,6 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def say(message: str) -> None:
-    """Print `message` as one line on standard error, above a progress bar if there is one."""
-    with suppress(OSError):  # a closed standard error is no reason to stop
+    """Print `message` as one line on standard error, above any progress bar."""
+    with suppress(OSError):  # the program continues without standard error
         ProgressBar.write(f"superres: {one_line(message)}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Read untrusted files, such as those of a checkpoint: regular files of bounded size, and strict JSON."""
+"""Read untrusted files, such as checkpoints: regular files of bounded size, and strict JSON."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def require_regular(path: Path) -> None:
-    """Refuse what is no regular file (a link to one is): opening a pipe could wait for ever.
+    """Require a regular file or a link to one; opening a pipe could block forever.
 
     Raises:
-        OSError: it is missing, or a folder, a pipe, a socket or a device.
+        OSError: the file is missing, or is a folder, a pipe, a socket or a device.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -24,7 +24,7 @@ def read_file(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes.
 
     Raises:
-        OSError: it is missing, not a regular file, too large, or cannot be read.
+        OSError: the file is missing, not regular, too large, or cannot be read.
     """
     require_regular(path)
     with open(path, "rb") as file:
@@ -34,25 +34,25 @@ def read_file(path: Path, most: int) -> bytes:
     return content
 
 
-def parse_json(content: bytes) -> Any:  # noqa: ANN401 -- whatever stands there
-    """Return what JSON text (RFC 8259, UTF-8) holds; NaN, Infinity and names that stand twice are refused.
+def parse_json(content: bytes) -> Any:  # noqa: ANN401 -- any JSON value
+    """Return the value of JSON text (RFC 8259, UTF-8); NaN, Infinity and duplicate names are refused.
 
     Raises:
-        ValueError: it is no such text, or holds a number of thousands of digits, or is nested too deeply.
+        ValueError: the text is not valid, has an integer of thousands of digits, or is nested too deeply.
     """
     try:
-        return json.loads(content.decode(), object_pairs_hook=_unique, parse_constant=_no_number)
+        return json.loads(content.decode(), object_pairs_hook=_unique_names, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice")
+        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} occurs twice")
     return values
 
 
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number of JSON")
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a number in JSON")

@@ -20,23 +20,23 @@ from superres.errors import InvalidInputError, OutputError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but the line feed, marks and overrides of the direction of writing, separators of lines, and bytes
-that are not UTF-8, as Python's file names and arguments hold them."""
+_CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters other than the line feed, bidirectional controls, line separators, and surrogates, by which Python
+represents bytes that are not UTF-8 in file names and arguments."""
 
 
 class StandardOutputError(OutputError):
-    """Standard output is full, closed, or no longer read; the cause says which."""
+    """Standard output is full, closed, or no longer read."""
 
 
 def printable(text: str) -> str:
-    r"""Return `text` with terminal control characters as escapes such as \x1b and \u202e; line feeds stay."""
-    return _OBEYED.sub(_escape, text)
+    r"""Return `text` with control characters as escapes such as \x1b and \u202e; line feeds are left unchanged."""
+    return _CONTROL.sub(_escape, text)
 
 
 def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
-    is_byte = 0xDC80 <= code <= 0xDCFF  # not UTF-8: U+DC00 + its value
+    is_byte = 0xDC80 <= code <= 0xDCFF  # a byte that is not UTF-8, as U+DC00 plus its value
     return f"\\x{code & 0xFF:02x}" if is_byte or code < 0x100 else f"\\u{code:04x}"
 
 
@@ -46,12 +46,11 @@ def one_line(message: str) -> str:
 
 
 def echo(text: str, err: bool = False) -> None:
-    """Print text for people on standard output, or, where it goes, on standard error.
+    """Print text on standard output, or with `err` on standard error, whose failures are ignored.
 
     Raises:
         StandardOutputError: standard output cannot be written.
     """
-    # What cannot be told on standard error cannot be told at all, and is no reason to stop.
     with suppress(*((OSError,) if err else ())):
         typer.echo(printable(text), err=err)
 
@@ -60,26 +59,26 @@ def echo_json(report: dict[str, Any]) -> None:
     """Print a report as one line of JSON on standard output.
 
     Raises:
-        StandardOutputError: it cannot be written.
+        StandardOutputError: standard output cannot be written.
     """
     typer.echo(json.dumps(report).replace("\x7f", "\\u007f"))
 
 
 def write_output(data: bytes) -> None:
-    """Write data to standard output as it is.
+    """Write bytes to standard output.
 
     Raises:
-        StandardOutputError: it cannot be written.
+        StandardOutputError: standard output cannot be written.
     """
     sys.stdout.buffer.write(data)
     sys.stdout.flush()
 
 
 def read_standard_input() -> bytes:
-    """Return all of standard input.
+    """Read standard input to its end.
 
     Raises:
-        InvalidInputError: it is closed, or cannot be read.
+        InvalidInputError: standard input is closed, or cannot be read.
     """
     try:
         if sys.stdin is None:
@@ -90,15 +89,15 @@ def read_standard_input() -> bytes:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Makes the lines of a log printable, since they contain file names and messages of other programs."""
+    """Escapes control characters in log lines, which contain file names and messages of other programs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text of a record."""
+        """Return the printable text of a record."""
         return printable(super().format(record))
 
 
 class _Output(io.RawIOBase):
-    """The file behind standard output, with errors that the command line tells from those of other files."""
+    """The raw file of standard output, whose errors differ in type from the errors of other files."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.has_failed = descriptor, False
@@ -110,7 +109,7 @@ class _Output(io.RawIOBase):
         return self.descriptor
 
     def write(self, data: Buffer, /) -> int:
-        if self.has_failed:  # at exit, Python tries again to flush its buffer
+        if self.has_failed:  # Python flushes its buffer again at exit
             return memoryview(data).nbytes
         try:
             return os.write(self.descriptor, data)
@@ -122,9 +121,9 @@ class _Output(io.RawIOBase):
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Let everything that is written to standard output meanwhile raise StandardOutputError where it cannot be written.
+    """Make failed writes to standard output raise StandardOutputError.
 
-    A terminal, and what somebody else has put in the place of standard output, is left as it is.
+    A terminal, and an object that other code has assigned to `sys.stdout`, is left unchanged.
     """
     original = sys.stdout
     if original is not sys.__stdout__ or (original is not None and original.isatty()):

@@ -13,9 +13,9 @@ from skimage import data
 from survey_tools import add_study, serving
 
 from superres.cli.main import run
+from superres.survey.credentials import link_key
 from superres.survey.limits import EnrolmentLimit
 from superres.survey.records import read_votes
-from superres.survey.secrecy import link_key
 from superres.survey.store import Store
 
 IMAGES = 100

@@ -1,5 +1,5 @@
 "use strict";
-// The owner's page: asks for the report again and again while it is open.
+// The owner's page, which requests the report every REFRESH_MS.
 
 const byId = (id) => document.getElementById(id);
 const REFRESH_MS = 15000;
@@ -50,7 +50,7 @@ async function refresh() {
     await draw();
   } catch (error) {
     byId("message").textContent = error.message;
-    if (byId("report").hidden) return;  // a wrong token is typed again
+    if (byId("report").hidden) return;  // the owner can correct a wrong token
   }
   setTimeout(refresh, REFRESH_MS);
 }
@@ -71,4 +71,4 @@ byId("login").addEventListener("submit", (event) => {
 byId("csv").addEventListener("click", () => download("api/votes.csv", "votes.csv"));
 byId("jsonl").addEventListener("click", () => download("api/votes.jsonl", "votes.jsonl"));
 byId("md").addEventListener("click", () => download("api/report.md", "report.md"));
-byId("login").hidden = false;  // not before the form does something
+byId("login").hidden = false;  // shown after its handlers are installed

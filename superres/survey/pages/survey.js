@@ -1,5 +1,5 @@
 "use strict";
-// The rater's page. It knows trials by opaque tokens only; sides, order and methods are the server's.
+// The rater's page. It identifies trials by opaque tokens; the server decides sides, order and methods.
 
 const byId = (id) => document.getElementById(id);
 const SECTIONS = ["loading", "start", "again", "trial", "small", "done"];
@@ -8,9 +8,9 @@ const RETRY_MS = [500, 1000, 2000, 4000];
 let study = null;
 let session = null;
 let raterFromUrl = null;
-let key = "";          // of a personal link, which lets its rater come back from any browser
-let trial = null;      // the pair on the page; null while none can be voted on
-let shownAt = 0;       // performance.now() when both pictures were on the page
+let key = "";          // key of a personal link, with which a rater returns from any browser
+let trial = null;      // trial on the page; null while no vote is possible
+let shownAt = 0;       // performance.now() at the display of both pictures
 let section = "loading";
 
 function show(name) {
@@ -18,7 +18,7 @@ function show(name) {
   refresh();
 }
 
-// The "small" section covers the trial for as long as the window is too small.
+// The section "small" replaces the trial while the window is too small.
 function refresh() {
   const covered = section === "trial" && tooSmall();
   for (const name of SECTIONS) byId(name).hidden = name !== (covered ? "small" : section);
@@ -37,7 +37,7 @@ function keep(value) {
   try {
     if (value) localStorage.setItem(study.key, JSON.stringify(value));
     else localStorage.removeItem(study.key);
-  } catch (error) { /* a browser without storage cannot resume by itself; a personal link still does */ }
+  } catch (error) { /* without storage, a rater can only resume by a personal link */ }
 }
 
 function kept() {
@@ -50,7 +50,7 @@ function kept() {
 
 const wait = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
-// Ask the server until it answers: a lost connection or a busy store only delays.
+// Repeat a request until the server responds with a status below 500.
 async function ask(path, body) {
   for (let attempt = 0; ; attempt++) {
     try {
@@ -77,7 +77,7 @@ function startOver(text) {
   say(text || "");
 }
 
-// As `ask`, but wait for as long as the server asks to when too many people start at one time.
+// Like `ask`, but wait as long as Retry-After says while the rate of enrolments is limited (status 429).
 async function askInTurn(path, body) {
   for (;;) {
     const answer = await ask(path, body);
@@ -87,7 +87,7 @@ async function askInTurn(path, body) {
   }
 }
 
-// 24 random bytes as 32 characters for a header.
+// Return 24 random bytes as 32 characters of base64url.
 function newSession() {
   const bytes = crypto.getRandomValues(new Uint8Array(24));
   return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_");
@@ -98,7 +98,7 @@ async function enrol(event) {
   const rater = raterFromUrl || byId("rater").value.trim();
   if (!rater) return say("Please type your participant id.");
   byId("begin").disabled = true;
-  // Drawn here: if the answer is lost, the same session asks again and is known.
+  // The page generates the token: if the response is lost, the repeated request resumes the same enrolment.
   session = session || newSession();
   const {status, value} = await askInTurn("api/raters", {rater, consent: study.consent_version, key});
   byId("begin").disabled = false;
@@ -162,7 +162,7 @@ async function vote(choice, input) {
     viewport_width: window.innerWidth,
     viewport_height: window.innerHeight,
   };
-  trial = null;  // one vote a pair
+  trial = null;  // one vote per pair
   const {status, value} = await ask("api/votes", ballot);
   if (status === 401) return startOver(value.error);
   if (status === 200 && practice) {
@@ -172,7 +172,7 @@ async function vote(choice, input) {
 }
 
 function finish(value) {
-  if (!raterFromUrl) keep(null);  // the next person at this browser; a link's own rater may come back to this page
+  if (!raterFromUrl) keep(null);  // the next visitor may be another person, unless the link names the rater
   byId("thanks").textContent = value.thanks;
   byId("code").textContent = value.completion_code;
   byId("code-row").hidden = !value.completion_code;
@@ -186,7 +186,7 @@ function onKey(event) {
   if (event.repeat || event.ctrlKey || event.altKey || event.metaKey || section !== "trial") return;
   const keys = {ArrowLeft: "left", f: "left", F: "left", ArrowRight: "right", j: "right", J: "right"};
   if (study.allow_unsure) keys[" "] = "unsure";
-  if (event.key === " ") event.preventDefault();  // must not press the button that was clicked last
+  if (event.key === " ") event.preventDefault();  // the space bar must not press the focused button
   const choice = keys[event.key];
   if (!choice) return;
   event.preventDefault();

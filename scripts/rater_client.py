@@ -1,4 +1,4 @@
-"""A rater without a browser: the requests that the page makes of `superres.survey.server`, for checks over HTTP."""
+"""A rater without a browser: sends the requests of the voting page to `superres.survey.server`, for checks."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from superres.survey.secrecy import new_token
+from superres.survey.credentials import new_token
 
 SIGHT: dict[str, Any] = {
     "display_px": 256.0, "pixel_ratio": 1.0, "viewport_width": 1280, "viewport_height": 800, "input": "key",
 }
-"""What a page on an ordinary screen reports beside the choice."""
+"""Values that a page on a typical screen reports with each choice."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An HTTP answer: status, headers in the order in which they came, and body."""
+    """An HTTP response: status, headers in the order received, body, and response time."""
 
     status: int
     headers: list[tuple[str, str]]
     body: bytes
     seconds: float
 
-    def json(self) -> Any:  # noqa: ANN401 -- whatever the server sent
-        """Return the body's value."""
+    def json(self) -> Any:  # noqa: ANN401 -- any JSON value
+        """Return the parsed body."""
         return json.loads(self.body)
 
 
@@ -37,7 +37,7 @@ class RaterClient:
 
     Attributes:
         address: URL of the voting page, such as "http://127.0.0.1:8000/".
-        session: of the rater; one is drawn for the first enrolment, so that it can be repeated if its answer is lost.
+        session: session token of the rater, generated for the first enrolment, which can be repeated with it.
     """
 
     address: str
@@ -45,10 +45,10 @@ class RaterClient:
     _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
 
     def ask(self, path: str, body: Any = None, data: bytes | None = None, session: str | None = None) -> Answer:  # noqa: ANN401
-        """Send a request: GET, or POST with `body` as JSON or `data` as it is.
+        """Send a GET request, or a POST request with `body` as JSON or with `data`.
 
         Raises:
-            OSError, http.client.HTTPException: there was no whole answer; whether the request arrived is not known.
+            OSError, http.client.HTTPException: no complete response was received; the server may have got the request.
         """
         place = urlsplit(self.address)
         if self._connection is None:
@@ -68,13 +68,13 @@ class RaterClient:
         return Answer(answer.status, answer.getheaders(), received, time.perf_counter() - started)
 
     def close(self) -> None:
-        """Close the connection; the next request opens another."""
+        """Close the connection; the next request opens a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def enrol(self, rater_id: str, key: str = "") -> Answer:
-        """Agree to the consent text as `rater_id`, with the key of a personal link if there is one."""
+        """Agree to the consent text as `rater_id`; `key` is the key of a personal link."""
         version = self.ask("api/study").json()["consent_version"]
         self.session = self.session or new_token()
         answer = self.ask("api/raters", {"rater": rater_id, "consent": version, "key": key})
@@ -83,18 +83,18 @@ class RaterClient:
         return answer
 
     def trial(self) -> Answer:
-        """Ask for the next trial."""
+        """Request the next trial."""
         return self.ask("api/trial")
 
     def picture(self, token: str, side: str) -> Answer:
-        """Fetch the picture on a side of a trial."""
+        """Request the picture on a side ("left" or "right") of a trial."""
         return self.ask(f"pictures/{token}/{side}")
 
     def vote(self, token: str, choice: str, response_ms: float = 1000.0) -> Answer:
-        """Vote."""
+        """Send a vote."""
         return self.ask("api/votes", ballot(token, choice, response_ms))
 
 
 def ballot(token: str, choice: str, response_ms: float = 1000.0) -> dict[str, Any]:
-    """Return the body of a vote."""
+    """Return the request body of a vote."""
     return {"token": token, "choice": choice, "response_ms": response_ms, **SIGHT}
