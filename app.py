@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superres.cli.options import DEVICES, Checkpoint, Device
-from superres.cli.survey import PLAIN_STORE, StorePlace
+from superres.cli.survey import DEFAULT_STORE, StoreLocation
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, require
 from superres.errors import ConfigError, SuperresError
 from superres.web.logs import log, logging_as_json
@@ -121,7 +121,7 @@ def main(
     context: typer.Context, host: Host = "127.0.0.1", port: Port = 7860, auth: Auth = None, root_path: RootPath = "",
     max_queue: MaxQueue = 16, time_limit: TimeLimit = 120, checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
     device: Device = "auto", translation_checkpoint: TranslationCheckpoint = None, survey: Survey = None,
-    store: StorePlace = PLAIN_STORE,
+    store: StoreLocation = DEFAULT_STORE,
 ) -> None:
     """Serve the web demo until Ctrl-C or SIGTERM."""
     require(device in DEVICES, f"--device must be one of {', '.join(DEVICES)}, not {device!r}")
