@@ -1,9 +1,10 @@
-"""The web demo: `python app.py`, or `make app`, serves a page on this machine where faces appear block by block."""
+"""The web demo: `python app.py` or `make app` serves a page that shows the decoding of faces block by block."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import sys
 from contextlib import ExitStack, closing
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superres.cli.options import DEVICES, Checkpoint, Device
-from superres.cli.survey import PLAIN_STORE, StorePlace
+from superres.cli.survey import DEFAULT_STORE, StoreLocation
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, require
 from superres.errors import ConfigError, SuperresError
 from superres.web.logs import log, logging_as_json
@@ -29,20 +30,20 @@ if TYPE_CHECKING:
 
 FACES = Path(__file__).parent / "scripts" / "faces"
 
-Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one, which the log tells.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free port, which the log names.")]
 Auth = Annotated[list[str] | None, typer.Option(
     metavar="USER:PASSWORD", envvar="SUPERRES_AUTH", show_envvar=True,
-    help="Who may enter; may be repeated. In the environment, separate several by blanks.")]
-RootPath = Annotated[str, typer.Option(metavar="/PATH", help="Path under which a proxy offers the page.")]
-MaxQueue = Annotated[int, typer.Option(min=1, help="Requests that may wait; more are told that the demo is busy.")]
-TimeLimit = Annotated[float, typer.Option(min=1, help="Seconds that a request may take.")]
+    help="User who may log in; repeat the option for several users. In the variable, separate users by blanks.")]
+RootPath = Annotated[str, typer.Option(metavar="/PATH", help="Path under which a proxy serves the page.")]
+MaxQueue = Annotated[int, typer.Option(min=1, help="Requests that may wait; further requests are refused.")]
+TimeLimit = Annotated[float, typer.Option(min=1, help="Largest duration of a request in seconds.")]
 TranslationCheckpoint = Annotated[str | None, typer.Option(
-    metavar="NAME|DIR", show_default=False, help=f"Checkpoint of the tab Translate; by default the bundled "
-                                                 f"{DEFAULT_TRANSLATOR}, or no such tab where it is missing.")]
+    metavar="NAME|DIR", help="Checkpoint of the tab Translate; without one, the page has no such tab. "
+    f"[default: {DEFAULT_TRANSLATOR}]")]
 Survey = Annotated[str | None, typer.Option(
-    metavar="STUDY", show_default=False, help="Show this study of superres survey in the tabs Survey and Results; "
-                                              "raters may be sent to /survey/, where no password is asked.")]
+    metavar="STUDY", help="Show this study of superres survey in the tabs Survey and Results. Raters can also use "
+    "/survey/, which needs no password.")]
 
 
 def build_app(
@@ -51,28 +52,28 @@ def build_app(
     """Build the page.
 
     Args:
-        decoder: what decodes.
-        workspace: the folder of temporary files, entered.
-        max_queue: requests that may wait for the one being decoded.
-        with_survey: whether the server has a survey beside it, which two tabs then show.
-        root_path: the path under which a proxy offers the page.
+        decoder: decodes for the page.
+        workspace: folder of temporary files, already entered.
+        max_queue: largest number of waiting requests.
+        with_survey: whether the page has the tabs of a survey.
+        root_path: path under which a proxy serves the page.
     """
     from PIL import Image
     from skimage import data
 
     from superres.web.page import build_page
 
-    astronaut = workspace.new_folder() / "astronaut.png"
-    Image.fromarray(data.astronaut()[:210, 140:310]).save(astronaut)  # its central square frames the face as CelebA's
-    examples = [astronaut, *sorted(FACES.glob("*.png"))]
+    folder = workspace.new_folder()  # the page may serve files from the workspace only
+    Image.fromarray(data.astronaut()[:210, 140:310]).save(folder / "astronaut.png")  # its centre is framed as in CelebA
+    examples = [folder / "astronaut.png", *(Path(shutil.copy(path, folder)) for path in sorted(FACES.glob("*.png")))]
     return build_page(decoder, workspace, examples, max_queue, with_survey, root_path)
 
 
 def load_translator(checkpoint: str | None, device: str) -> Translator | None:
-    """Load the checkpoint for translation; by default the bundled one, or None where it cannot serve.
+    """Load the checkpoint for translation; by default the bundled checkpoint, or None if it is not available.
 
     Raises:
-        CheckpointError: the checkpoint that was named is missing, damaged or for another task.
+        CheckpointError: the given checkpoint is missing, damaged or for another task.
         ConfigError: SentencePiece is not installed.
     """
     from superres.checkpoint import bundled_checkpoints
@@ -86,7 +87,7 @@ def open_survey(name: str, store: str) -> tuple[Store, FastAPI]:
     """Open the store of a survey, and return it with the application of the study `name`.
 
     Raises:
-        ConfigError: the packages of surveys are not installed.
+        ConfigError: the extra survey is not installed.
         StoreError: the store or the study is missing, or the study has no pictures.
     """
     try:
@@ -99,7 +100,7 @@ def open_survey(name: str, store: str) -> tuple[Store, FastAPI]:
 
 
 def parse_auth(pairs: list[str]) -> list[tuple[str, str]] | None:
-    """Return the names and passwords of "name:password" each; None if there are none.
+    """Return names and passwords from pairs "name:password"; None without pairs.
 
     Raises:
         ConfigError: a pair has no name or no password.
@@ -121,29 +122,30 @@ def main(
     context: typer.Context, host: Host = "127.0.0.1", port: Port = 7860, auth: Auth = None, root_path: RootPath = "",
     max_queue: MaxQueue = 16, time_limit: TimeLimit = 120, checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
     device: Device = "auto", translation_checkpoint: TranslationCheckpoint = None, survey: Survey = None,
-    store: StorePlace = PLAIN_STORE,
+    store: StoreLocation = DEFAULT_STORE,
 ) -> None:
     """Serve the web demo until Ctrl-C or SIGTERM."""
     require(device in DEVICES, f"--device must be one of {', '.join(DEVICES)}, not {device!r}")
     require(not root_path or root_path.startswith("/"), f"--root-path must begin with a slash, not {root_path!r}")
     given = context.get_parameter_source("store")
     require(survey is not None or given is None or given.name != "COMMANDLINE",
-            f"--store {store} is for a survey; name its study with --survey")
+            f"--store {store} needs a survey; name its study with --survey")
     visitors = parse_auth(auth or [])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the temporary files are removed at any time
-    # Before Gradio is imported, which reads these then. It would keep a record of the last 10,000 requests.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # sys.exit removes the temporary files
+    # Gradio reads these variables at its import. By default it records the last 10,000 requests.
     os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_ANALYTICS_MAX_EVENTS="1", GRADIO_VIBE_MODE="")
-    # Before torch is imported: its threads wait for one another at each step, so a core is left to the page.
+    # torch reads this variable at its import. Its threads wait for each other at each step, so one core is left free
+    # for the page.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
     from superres.web.files import Workspace
     from superres.web.memory import return_large_blocks
 
     return_large_blocks()
-    with logging_as_json(), Workspace() as workspace, ExitStack() as until_the_end:
+    with logging_as_json(), Workspace() as workspace, ExitStack() as stack:
         pages = None
         if survey is not None:
             opened, pages = open_survey(survey, store)
-            until_the_end.enter_context(closing(opened))
+            stack.enter_context(closing(opened))
         from superres.pipeline.upscaler import Upscaler
         from superres.web.decoding import Decoder
         from superres.web.serving import build_server, serve

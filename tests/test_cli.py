@@ -74,9 +74,10 @@ def refusal(capsys, *arguments):
     (["--proposer", "oracle"], f"--proposer must be one of {', '.join(PROPOSERS)}, not 'oracle'"),
     (["--noise", "pink"], "--noise must be one of gumbel, quantile, not 'pink'"),
     (["--top-k", "0"], "top-k must be at least 1, not 0"),
-    (["--temperature", "nan"], "temperature must be 0 (greedy) or at least 1e-09, one number or one a colour, not nan"),
-    (["--temperature", "1e-40"], "or at least 1e-09, one number or one a colour, not 1e-40"),
-    (["--temperature", "0.9,0.7"], "one number or one a colour, not (0.9, 0.7)"),
+    (["--temperature", "nan"],
+     "temperature must be 0 (greedy) or at least 1e-09, one number or one per colour, not nan"),
+    (["--temperature", "1e-40"], "or at least 1e-09, one number or one per colour, not 1e-40"),
+    (["--temperature", "0.9,0.7"], "one number or one per colour, not (0.9, 0.7)"),
     (["--temperature", "0.9,warm,0.7"], "three with commas between such as 0.9,0.7,0.7, not '0.9,warm,0.7'"),
     (["--seed", "-5"], "seed must be at least 0, not -5"),
     (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
@@ -153,7 +154,7 @@ def test_an_interrupt_is_one_line_and_code_130(data, monkeypatch, capsys, loaded
 
     monkeypatch.setattr("superres.batch.upscaling.upscale_files", interrupt)
     assert run(["upscale", str(data / "in"), "--output", str(data / "out")]) == 130
-    assert capsys.readouterr().err == "superres: interrupted; what is finished is kept\n"
+    assert capsys.readouterr().err == "superres: interrupted; finished results are kept\n"
 
 
 def test_evaluate_prints_json_alone_on_standard_output(loaded, data, capsys):

@@ -153,7 +153,7 @@ def test_commands_for_images_refuse_what_has_no_effect(loaded, data, capsys, wor
     (["upscale", "in", "--output", "out", "--format", "npz", "--metadata", "keep"],
      "--metadata keep has no effect with --format npz, which holds none; leave it out"),
     (["evaluate", "images", "--data", "dev.npz", "--split", "valid"], "--split valid has no effect on dev.npz, which "
-     "is no CelebA root and is taken whole; leave it out"),
+     "is not a CelebA root and has no splits; leave it out"),
     (["tune", "--data", "in", "--split", "test", "--max-bits-loss", "1"], "--split test has no effect on in"),
     *((["benchmark", kind, option, value], f"{option} {value} has no effect without --proposers; leave it out, or give "
        "--proposers all") for kind in ("images", "text") for option, value in

@@ -172,4 +172,4 @@ def test_paths_that_are_not_utf8_work(checkpoint, tmp_path):
 def test_other_arguments_that_are_not_utf8_are_one_line(tmp_path):
     assert superres("survey", "migrate", "--store", tmp_path / "s.db").returncode == 0
     assert_one_line(superres("survey", "report", b"x\xff", "--store", tmp_path / "s.db"), 2,
-                    "'x\\udcff' holds bytes that are not UTF-8; give text in UTF-8")
+                    "'x\\udcff' contains bytes that are not UTF-8; give text in UTF-8")

@@ -181,7 +181,7 @@ def test_all_numbers_are_tried():
 def test_what_a_visitor_sends_in_place_of_a_number_is_refused(value):
     pytest.importorskip("gradio")
     from superres.web.controls import options_of, samples_of
-    from superres.web.translate_tab import way_of
+    from superres.web.translate_tab import variant_of
 
     good = {"block_size": 4, "accept": "distance", "epsilon": "2", "top_k": 2, "budget": 8, "temperature": 0, "seed": 0}
     options_of(DecodeConfig(), good.values())
@@ -191,7 +191,8 @@ def test_what_a_visitor_sends_in_place_of_a_number_is_refused(value):
         assert len(str(caught.value)) < 400
     for name in ("block_size", "top_k", "beam"):
         with pytest.raises(ConfigError):
-            way_of(DecodeConfig(), *{"block_size": 4, "accept": "exact", "top_k": 2, "beam": 0, name: value}.values())
+            variant_of(
+                DecodeConfig(), *{"block_size": 4, "accept": "exact", "top_k": 2, "beam": 0, name: value}.values())
     with pytest.raises(ConfigError):
         samples_of(value)
 

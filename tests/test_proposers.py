@@ -396,7 +396,7 @@ def test_the_command_compares_proposers_and_prints_json(folder, quick, capsys, t
     assert "--proposers takes all, or names from heads, stale" in line
     assert "not 'left'" in line
     line = refusal(capsys, *words[:6], "--proposers", "all", "--busy", "--batches", "1,2")
-    assert "--proposers compares at one number of rows" in line
+    assert "--proposers compares at one batch size" in line
 
 
 def test_examples_serve_where_no_data_is_given():

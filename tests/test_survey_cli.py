@@ -180,7 +180,7 @@ def test_unequal_folders_name_the_missing_counterparts(here, capsys):
 
 def test_a_study_is_not_made_twice(here, capsys):
     assert create(*FOLDERS) == 0
-    assert "there is a study 'study' in survey.db already" in refusal(capsys, "create", "study", *FOLDERS)
+    assert "the study 'study' exists in survey.db already" in refusal(capsys, "create", "study", *FOLDERS)
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -190,8 +190,8 @@ def test_a_study_is_not_made_twice(here, capsys):
     (("export", "study", "--output", "votes.txt"), "--output votes.txt must end in .csv"),
     (("export", "study", "--output", "v.xls", "--format", "xls"), "--format must be one of csv, jsonl, parquet, not"),
     (("import", "nowhere.csv"), "nowhere.study.json cannot be read"),
-    (("exclude", "study", "gold<1"), "give the --reason"),
-    (("exclude", "study", "--reason", "x"), "give one of a rule (such as gold<0.8), --rater-id or --revoke"),
+    (("exclude", "study", "gold<1"), "give a --reason"),
+    (("exclude", "study", "--reason", "x"), "give a rule such as gold<0.8, or --rater-id, or --revoke"),
     (("exclude", "study", "silver<1", "--reason", "x"), "a rule is one of gold, repeats"),
     (("serve", "other"), "no study 'other'"),
     (("serve", "study", "--host", "256.1.1.1", "--port", "0"), "cannot listen on 256.1.1.1:0"),

@@ -230,56 +230,57 @@ def test_whatever_a_visitor_sends_instead_is_refused_with_a_message(wrong):
 def test_watching_ends_with_the_complete_result_keyed_by_image_and_sample(rng):
     sources = rng.integers(0, 256, (1, 8, 8, 3), np.uint8)
     upscaler = FakeStream()
-    shown = list(Decoder(upscaler).watch("test", sources, replace(EXACT, temperature=1.0), 2))
-    assert [result.is_complete for result in shown] == [False, True]
-    assert shown[-1].images.shape == (2, 32, 32, 3)
+    frames = list(Decoder(upscaler).upscale("test", sources, {"": replace(EXACT, temperature=1.0)}, 2))
+    assert [frame[""].is_complete for frame in frames] == [False, True]
+    assert frames[-1][""].images.shape == (2, 32, 32, 3)
     assert upscaler.asked[0][2] == (image_key(sources[0], 1), image_key(sources[0], 2))
 
 
 def test_who_stops_watching_stops_the_decoding(rng, caplog):
     upscaler = FakeStream()
     decoder = Decoder(upscaler)
-    frames = decoder.watch("test", rng.integers(0, 256, (1, 8, 8, 3), np.uint8), EXACT, 1)
+    frames = decoder.upscale("test", rng.integers(0, 256, (1, 8, 8, 3), np.uint8), {"": EXACT})
     next(frames)
     assert decoder.is_busy
     with caplog.at_level("INFO"):
         frames.close()
     assert not decoder.is_busy
     assert len(upscaler.asked) == 1
-    assert caplog.records[-1].facts["outcome"] == "stopped"
+    assert caplog.records[-1].fields["outcome"] == "stopped"
 
 
 def test_time_is_limited(rng):
     sources = rng.integers(0, 256, (1, 8, 8, 3), np.uint8)
-    with pytest.raises(StoppedError, match=r"longer than 0 seconds.*; ask for less"):
-        list(Decoder(FakeStream(), time_limit=0).watch("test", sources, EXACT, 1))
+    with pytest.raises(StoppedError, match=r"longer than 0 seconds.*; reduce the input"):
+        list(Decoder(FakeStream(), time_limit=0).upscale("test", sources, {"": EXACT}))
 
 
 def test_a_closed_decoder_says_so(rng):
     decoder = Decoder(FakeStream())
-    frames = decoder.watch("test", rng.integers(0, 256, (1, 8, 8, 3), np.uint8), EXACT, 1)
+    frames = decoder.upscale("test", rng.integers(0, 256, (1, 8, 8, 3), np.uint8), {"": EXACT})
     next(frames)
     decoder.close()
-    with pytest.raises(StoppedError, match="about to stop"):
+    with pytest.raises(StoppedError, match="server is stopping"):
         next(frames)
 
 
 def test_several_samples_without_a_temperature_are_refused(rng):
     with pytest.raises(ConfigError, match="add --temperature"):
-        list(Decoder(FakeStream()).watch("test", rng.integers(0, 256, (1, 8, 8, 3), np.uint8), EXACT, 2))
+        list(Decoder(FakeStream()).upscale("test", rng.integers(0, 256, (1, 8, 8, 3), np.uint8), {"": EXACT}, 2))
 
 
-def test_the_lane_with_less_time_behind_it_is_next():
-    def lane(step, steps):
+def test_the_variant_with_less_time_behind_it_is_next():
+    def variant(step, steps):
         return iter([Upscaled(np.zeros(0), [], step * i) for i in range(1, steps + 1)])
 
-    turns = [(name, result.seconds) for name, result in take_turns({"slow": lane(3, 3), "fast": lane(1, 4)})]
+    turns = [(name, result.seconds) for name, result in take_turns({"slow": variant(3, 3), "fast": variant(1, 4)})]
     assert turns == [("slow", 3), ("fast", 1), ("fast", 2), ("fast", 3), ("slow", 6), ("fast", 4), ("slow", 9)]
 
 
-def test_a_race_ends_with_both_lanes_complete(rng):
-    source = rng.integers(0, 256, (8, 8, 3), np.uint8)
-    shown = list(Decoder(FakeStream()).race(source, {"Greedy": replace(EXACT, block_size=1), "Blockwise": EXACT}))
+def test_a_race_ends_with_both_variants_complete(rng):
+    sources = rng.integers(0, 256, (1, 8, 8, 3), np.uint8)
+    variants = {"Greedy": replace(EXACT, block_size=1), "Blockwise": EXACT}
+    shown = list(Decoder(FakeStream()).upscale("race", sources, variants))
     assert all(result.is_complete for result in shown[-1].values())
     assert list(shown[-1]) == ["Greedy", "Blockwise"]
 
@@ -335,7 +336,7 @@ def test_a_zip_bomb_is_unpacked_no_further_than_the_limit(photo, workspace, tmp_
     monkeypatch.setattr(batches, "MAX_MEMBER_BYTES", 30_000)
     members = [("bomb.png", bytes(5_000_000)), ("a.png", png(photo))]
     progress = batch(workspace, [write_zip(tmp_path / "bomb.zip", members)])
-    assert [row.error for row in progress.failed] == ["bomb.png is over 10 MB once unpacked; reduce it first"]
+    assert [row.error for row in progress.failed] == ["bomb.png has over 0.03 MB unpacked; reduce it first"]
     assert len(progress.pictures) == 1
 
 

@@ -284,7 +284,7 @@ def test_it_stops_in_the_middle_of_a_decoding_and_leaves_nothing_behind(tmp_path
             received = answers.iter_lines()
             assert next(received) == "event: generating"
             process.send_signal(signal.SIGTERM)
-            assert any("about to stop" in line for line in received)
+            assert any("server is stopping" in line for line in received)
         read_log(process, "stopped", lines)
         assert process.wait(timeout=300) == 0
     finally:

@@ -130,7 +130,7 @@ def test_a_store_without_a_study_is_refused():
     command.command()(app.main)
     refused = CliRunner().invoke(command, ["--store", "mine.db"]).exception
     assert isinstance(refused, ConfigError)
-    assert str(refused) == "--store mine.db is for a survey; name its study with --survey"
+    assert str(refused) == "--store mine.db needs a survey; name its study with --survey"
 
 
 def test_the_survey_needs_no_torch():

@@ -25,7 +25,7 @@ from superres.pipeline.translator import Translated, Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.web.decoding import Decoder, StoppedError
 from superres.web.text_views import Clock, blocks_html, report_of, slow_motion, translations_html
-from superres.web.translate_tab import MAX_CHARACTERS, MAX_LINES, lines_of, way_of
+from superres.web.translate_tab import MAX_CHARACTERS, MAX_LINES, lines_of, variant_of
 
 ROOT = Path(__file__).parents[1]
 LINES = [*sentences(4, seed=5).source, "", "the red dog"]
@@ -100,15 +100,15 @@ def test_the_steps_are_listed_as_on_the_command_line(translator):
         assert "\n".join([f"Line {number + 1}", *trace_lines(translator, result.traces[number])]) in text
     assert "an empty line" in text
     assert "Line 2" not in text
-    assert "Done in" in text
+    assert "Decoded in" in text
 
 
 def test_what_was_too_fast_to_see_is_shown_again_at_the_pace_of_its_steps(translator):
     (traces,) = translator(["the small red dog"], DecodeConfig(block_size=1)).traces
     clocks = {"Greedy": Clock(), "Blockwise": Clock()}
-    for lane, seconds in (("Greedy", 0.010), ("Blockwise", 0.004)):
+    for name, seconds in (("Greedy", 0.010), ("Blockwise", 0.004)):
         for call in range(1, 6):
-            clocks[lane].note(Translated([""], [[]], [False], [0], [1], call, call * seconds))
+            clocks[name].record(Translated([""], [[]], [False], [0], [1], call, call * seconds))
     assert slow_motion(clocks) == pytest.approx(0.3 * 5 / 0.05)
     times = [float(re.search(r"--at: (.*)s", attributes["style"])[1]) for _, attributes in
              Spans(blocks_html(translator, traces, clocks["Greedy"], 100)).elements]
@@ -119,8 +119,8 @@ def test_what_was_too_fast_to_see_is_shown_again_at_the_pace_of_its_steps(transl
 
 def test_a_frame_says_that_it_is_not_the_end(translator):
     first, *_, last = translator.stream(LINES, interval=0)
-    assert "Translating." in translations_html(translator, LINES, {"": first})
-    assert "Translating." not in translations_html(translator, LINES, {"": last})
+    assert "Translating ..." in translations_html(translator, LINES, {"": first})
+    assert "Translating ..." not in translations_html(translator, LINES, {"": last})
 
 
 def test_a_race_tells_who_won_and_whether_it_cost_anything(translator):
@@ -128,9 +128,9 @@ def test_a_race_tells_who_won_and_whether_it_cost_anything(translator):
     shown = {"Greedy": replace(result, seconds=3.0), "Blockwise": replace(result, seconds=1.5)}
     html = translations_html(translator, LINES, shown)
     assert "Blockwise was 2.0 times as fast." in html
-    assert "The translations are the same." in html
+    assert "The translations are equal." in html
     shown["Blockwise"] = replace(result, texts=["", *result.texts[1:]])
-    assert "The translations are not the same." in translations_html(translator, LINES, shown)
+    assert "The translations are different." in translations_html(translator, LINES, shown)
 
 
 def test_the_report_holds_the_steps_of_every_line(translator):
@@ -150,9 +150,9 @@ def test_the_report_holds_the_steps_of_every_line(translator):
 
 def test_controls_ask_for_blocks_or_for_beam_search():
     default = DecodeConfig(seed=3, min_block=2)
-    assert way_of(default, *CONTROLS.values()) == DecodeConfig(block_size=4, seed=3, min_block=2)
-    assert way_of(default, *{**CONTROLS, "accept": "top-k", "top_k": 3.0}.values()).top_k == 3
-    assert way_of(default, *{**CONTROLS, "beam": 4}.values()) == BeamConfig(4)
+    assert variant_of(default, *CONTROLS.values()) == DecodeConfig(block_size=4, seed=3, min_block=2)
+    assert variant_of(default, *{**CONTROLS, "accept": "top-k", "top_k": 3.0}.values()).top_k == 3
+    assert variant_of(default, *{**CONTROLS, "beam": 4}.values()) == BeamConfig(4)
 
 
 @pytest.mark.parametrize("wrong", [
@@ -161,7 +161,7 @@ def test_controls_ask_for_blocks_or_for_beam_search():
 ], ids=str)
 def test_whatever_a_visitor_sends_instead_is_refused_with_a_message(wrong):
     with pytest.raises(ConfigError):
-        way_of(DecodeConfig(), *{**CONTROLS, **wrong}.values())
+        variant_of(DecodeConfig(), *{**CONTROLS, **wrong}.values())
 
 
 def test_a_line_is_what_ends_with_a_line_break():
@@ -172,7 +172,7 @@ def test_a_line_is_what_ends_with_a_line_break():
 @pytest.mark.parametrize(("text", "message"), [
     (None, "give text"), (3, "give text"), ([1], "give text"), ({"a": 1}, "give text"), ("", "there is no text yet"),
     (" \n ", "there is no text yet"), ([], "there is no text yet"), ("a\n" * (MAX_LINES + 1), "21 lines"),
-    ("a" * (MAX_CHARACTERS + 1), "2,001 characters"), ("\ud83d", "character 1 is half of a character"),
+    ("a" * (MAX_CHARACTERS + 1), "2,001 characters"), ("\ud83d", "character 1 is half of a surrogate pair"),
 ], ids=repr)
 def test_text_that_cannot_be_translated_is_refused_with_a_message(text, message):
     with pytest.raises(InvalidInputError, match=message):
@@ -186,14 +186,14 @@ def decoder(translator, **more):
     return Decoder(None, translator=translator, **more)
 
 
-def test_all_lanes_end_complete_and_the_log_tells_no_text(translator, caplog):
-    lanes = {"Greedy": DecodeConfig(block_size=1), "Beam 2": BeamConfig(2)}
+def test_all_variants_end_complete_and_the_log_tells_no_text(translator, caplog):
+    variants = {"Greedy": DecodeConfig(block_size=1), "Beam 2": BeamConfig(2)}
     with caplog.at_level("INFO"):
-        shown = list(decoder(translator).translate("translate", LINES, lanes))
-    assert {lane: result.texts for lane, result in shown[-1].items()} == {
-        lane: translator(LINES, way).texts for lane, way in lanes.items()}
+        shown = list(decoder(translator).translate("translate", LINES, variants))
+    assert {name: result.texts for name, result in shown[-1].items()} == {
+        name: translator(LINES, settings).texts for name, settings in variants.items()}
     assert len(shown) > 5
-    facts = caplog.records[-1].facts
+    facts = caplog.records[-1].fields
     assert (facts["purpose"], facts["outcome"], facts["lines"]) == ("translate", "done", 2 * len(LINES))
     assert facts["tokens"] > facts["iterations"] > 0
     assert LINES[0] not in str(facts)
@@ -213,7 +213,7 @@ def test_time_is_limited_and_a_closed_decoder_says_so(translator):
         list(decoder(translator, time_limit=0).translate("translate", LINES, {"": DecodeConfig()}))
     served = decoder(translator)
     served.close()
-    with pytest.raises(StoppedError, match="about to stop"):
+    with pytest.raises(StoppedError, match="server is stopping"):
         list(served.translate("translate", LINES, {"": DecodeConfig()}))
 
 
@@ -260,16 +260,16 @@ def client(demo):
     return Client(demo.url, verbose=False)
 
 
-@pytest.mark.parametrize(("arguments", "way"), [
+@pytest.mark.parametrize(("arguments", "settings"), [
     ({}, DecodeConfig(block_size=4)), ({"block_size": 1}, DecodeConfig(block_size=1)),
     ({"accept": "top-k", "top_k": 3}, DecodeConfig(block_size=4, accept="top-k", top_k=3)),
     ({"beam": 3}, BeamConfig(3)),
 ], ids=str)
-def test_translate_gives_what_the_translator_gives(client, translator, arguments, way):
+def test_translate_gives_what_the_translator_gives(client, translator, arguments, settings):
     texts, report = client.predict(LINES, **arguments, api_name="/translate")
-    result = translator(LINES, way)
+    result = translator(LINES, settings)
     assert texts == result.texts
-    assert report == {**report_of(translator, way, result), "seconds": report["seconds"]}
+    assert report == {**report_of(translator, settings, result), "seconds": report["seconds"]}
     assert report["complete"]
 
 
@@ -298,11 +298,11 @@ def test_the_documented_example_of_translation_runs(demo, capsys):
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"lines": None}, "give text"), ({"lines": []}, "there is no text yet"),
-    ({"lines": ["a" * 3000]}, "at most 20 and 2,000 are translated at once"),
+    ({"lines": ["a" * 3000]}, "the limits are 20 and 2,000; translate it in parts"),
     ({"lines": ["a", "<b>" * 200]}, "line 2: a word is longer than the 24 tokens"),
     ({"lines": ["<b>" * 200]}, "&lt;b&gt;"), ({"block_size": 5}, "more than the 4 prediction heads; use 4 or less"),
     ({"accept": "distance"}, "distance accepts by grey levels"),
-    ({"accept": "nothing"}, "accept must be one of exact, "), ({"beam": 99}, "beam must be 0 for blocks, or at most 8"),
+    ({"accept": "nothing"}, "accept must be one of exact, "), ({"beam": 99}, "beam must be at most 8, not 99"),
 ])
 def test_bad_arguments_come_back_as_one_clear_message(demo, arguments, message):
     outputs, error = stress_demo().call(demo.url, "translate", {"lines": ["a dog"], **arguments})

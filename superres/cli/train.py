@@ -1,102 +1,83 @@
-"""The commands of `superres train`: stages of training, each with a progress bar and safe to interrupt."""
+"""The commands of `superres train`: stages of training, which have a progress bar and resume after an interruption."""
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from tqdm import tqdm
 
-from superres.cli.options import (
-    INTERRUPTED,
-    BatchSize,
-    Checkpoint,
-    Device,
-    LengthPenalty,
-    choices,
-    decode_config,
-    decoding_command,
-    load_translator,
-    load_upscaler,
-)
+from superres.cli import options as opt
 from superres.config import DECODING, DEFAULT_CHECKPOINT, FACES, HEAD_LAYERS, PRESETS, BeamConfig
-from superres.system.terminal import echo, printable
+from superres.system.progress import say
+from superres.system.terminal import printable
 from superres.tasks.translation import parse_languages
 from superres.training.settings import HEAD_LOSSES, HEAD_TARGETS, TrainConfig
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 TRAINING = TrainConfig(steps=1)
 BEAM = BeamConfig()
 
-TrainData = Annotated[Path, typer.Option("--data", metavar="PATH", help="Faces to train on: .npz, folder or CelebA; "
-                                          "or parallel text PATH.en and PATH.de.")]
-RunFolder = Annotated[Path, typer.Option("--output", metavar="DIR", help="The run's folder; a run in it is resumed.")]
-Dev = Annotated[Path | None, typer.Option(metavar="PATH", help="Faces or text for scores on the way.",
-                                          show_default=False)]
-Start = Annotated[Path | None, typer.Option(metavar="DIR", help="Checkpoint folder to start from.",
-                                            show_default=False)]
-Preset = Annotated[str, typer.Option(metavar=choices(list(PRESETS)), help="The network, unless --start gives one.")]
-Heads = Annotated[int | None, typer.Option(metavar="K", help="Prediction heads p1..pk. [default: those of --start, or "
-                                           "10]", show_default=False)]
-Own = Annotated[Path, typer.Option(metavar="PATH", help="Pictures that the model decoded itself, from 'train decode'.")]
+TrainData = Annotated[Path, typer.Option("--data", metavar="PATH", help="Training faces (.npz, folder or CelebA root), "
+                                         "or parallel text PATH.en and PATH.de.")]
+RunFolder = Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run; a run in it is resumed.")]
+Dev = Annotated[Path | None, typer.Option(metavar="PATH", help="Faces or text to score during training.")]
+Start = Annotated[Path | None, typer.Option(metavar="DIR", help="Checkpoint folder to start from.")]
+Preset = Annotated[str, typer.Option(metavar=opt.choices(list(PRESETS)), help="Network to train without --start.")]
+Heads = Annotated[int | None, typer.Option(metavar="K", help="Number of prediction heads p1..pk. [default: as in "
+                                           "--start, or 10]")]
+Own = Annotated[Path, typer.Option(metavar="PATH", help="Pictures decoded by the model itself, from 'train decode'.")]
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="JSON file of stages; see scripts/recipes.")]
-More = Annotated[Path | None, typer.Option(metavar="PATH", help="Text: further pairs PATH.en and PATH.de, for the "
-                                           "rungs that read some.", show_default=False)]
-Piece = Annotated[float | None, typer.Option("--piece-minutes", metavar="M", help="Save and stop after M minutes; the "
-                                             "same command goes on.", show_default=False)]
-Freeze = Annotated[bool, typer.Option("--freeze-base", help="Train the head layer alone. p1 stays the base's, "
-                                      "except in the preset paper, where p1 goes through the layer.")]
-HeadLoss = Annotated[str, typer.Option(metavar=choices(HEAD_LOSSES), help="Loss of a minibatch: p1's plus the mean of "
-                                       "all heads at some positions; that of one random head of p1..pk, as in the "
+More = Annotated[Path | None, typer.Option(metavar="PATH", help="Text: more pairs PATH.en and PATH.de, for the stages "
+                                           "that use them.")]
+PieceMinutes = Annotated[float | None, typer.Option(metavar="M", help="Save and stop after M minutes; the same command "
+                                                    "continues.")]
+Freeze = Annotated[bool, typer.Option("--freeze-base", help="Train the head layer only. p1 stays the base's p1, except "
+                                      "in the preset paper, where p1 passes through the head layer.")]
+HeadLoss = Annotated[str, typer.Option(metavar=opt.choices(HEAD_LOSSES), help="Loss of a minibatch: p1's plus the mean "
+                                       "of all heads at some positions; that of one random head of p1..pk, as in the "
                                        "paper; or p1's plus that of one random head of p2..pk.")]
-HeadTarget = Annotated[str, typer.Option(metavar=choices(HEAD_TARGETS), help="What heads learn: p1's own "
-                                         "distribution at their target, or the true token as in the paper.")]
-HeadDecay = Annotated[float, typer.Option(metavar="D", help="Head i counts D**(i - 2) in the loss of the heads.")]
-HeadLayer = Annotated[str | None, typer.Option(metavar=choices(HEAD_LAYERS), help="Layer that makes the heads. "
-                                               "[default: that of --start]", show_default=False)]
-Minutes = Annotated[float | None, typer.Option(metavar="M", help="Length in minutes of training, over all resumes.",
-                                               show_default=False)]
-Steps = Annotated[int | None, typer.Option(metavar="N", help="Length in steps.", show_default=False)]
-TrainBatch = Annotated[int, typer.Option("--batch-size", metavar="N", help="Images, or pairs of sentences, a step over "
+HeadTarget = Annotated[str, typer.Option(metavar=opt.choices(HEAD_TARGETS), help="Target of a head: p1's distribution "
+                                         "at the head's position, or the true token as in the paper.")]
+HeadDecay = Annotated[float, typer.Option(metavar="D", help="Weight D**(i - 2) of head i in the loss of the heads.")]
+HeadLayer = Annotated[str | None, typer.Option(metavar=opt.choices(HEAD_LAYERS), help="Layer of the prediction heads. "
+                                               "[default: as in --start]")]
+Minutes = Annotated[float | None, typer.Option(metavar="M", help="Minutes of training in all, over all resumed runs.")]
+Steps = Annotated[int | None, typer.Option(metavar="N", help="Steps of training in all.")]
+TrainBatch = Annotated[int, typer.Option("--batch-size", metavar="N", help="Images or sentence pairs per step, over "
                                          "all processes.")]
 Rate = Annotated[float, typer.Option("--learning-rate", metavar="R", help="Peak learning rate.")]
-Recompute = Annotated[bool, typer.Option("--gradient-checkpointing", help="Less memory for more computation.")]
-TrainLimit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Use the first N images, or pairs of "
-                                                "sentences, of --data only.", show_default=False)]
-TrainSeed = Annotated[int, typer.Option("--seed", metavar="S", help="Of the weights and the order of the data.")]
+Recompute = Annotated[bool, typer.Option("--gradient-checkpointing", help="Use less memory and more computation.")]
+TrainLimit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Use only the first N images or sentence "
+                                                "pairs of --data.")]
+TrainSeed = Annotated[int, typer.Option("--seed", metavar="S", help="Seed for the weights and the order of the data.")]
 Smoothing = Annotated[float, typer.Option("--label-smoothing", metavar="S", help="Share of p1's target that is spread "
                                           "over all tokens; try 0.1 for text.")]
 Warmup = Annotated[int, typer.Option("--warmup-steps", metavar="N", help="Steps of linear warm-up.")]
-Positions = Annotated[int, typer.Option("--head-positions", metavar="N", help="Positions of a target on which the "
-                                        "heads are trained in a step.")]
-Vocabulary = Annotated[Path | None, typer.Option(metavar="FILE", help="Text: a SentencePiece model to use instead of "
-                                                 "training one.", show_default=False)]
-TrainLanguages = Annotated[str | None, typer.Option("--languages", metavar="SOURCE-TARGET", help="Text: its languages, "
-                                                    "such as en-de, which is the preset's.", show_default=False)]
-Teacher = Annotated[str | None, typer.Option(metavar="NAME|DIR", help="Learn the distributions of this checkpoint's "
-                                             "p1, not the true tokens; so is a draft model made.", show_default=False)]
-TeacherBeam = Annotated[int, typer.Option("--beam", metavar="N", help="Text: hypotheses of beam search per sentence.",
-                                          rich_help_panel=DECODING)]
-Precision = Annotated[str, typer.Option(metavar="[bf16|no]", help="Autocast to bf16, or not.")]
+Positions = Annotated[int, typer.Option("--head-positions", metavar="N", help="Target positions per step at which the "
+                                        "heads are trained.")]
+Vocabulary = Annotated[Path | None, typer.Option(metavar="FILE", help="Text: SentencePiece model to use instead of "
+                                                 "training one.")]
+TrainLanguages = Annotated[str | None, typer.Option("--languages", metavar="SOURCE-TARGET", help="Text: languages, "
+                                                    "such as en-de. [default: those of the preset]")]
+Teacher = Annotated[str | None, typer.Option(metavar="NAME|DIR", help="Checkpoint whose p1 gives the target "
+                                             "distributions instead of the true tokens, for example to train a draft "
+                                             "model.")]
+TeacherBeam = Annotated[int, typer.Option("--beam", metavar="N", rich_help_panel=DECODING, help="Text: hypotheses of "
+                                          "beam search per sentence.")]
+Precision = Annotated[str, typer.Option(metavar="[bf16|no]", help="Autocast to bf16, or no autocast.")]
+NgramFile = Annotated[Path, typer.Option("--output", metavar="FILE", help="File for the counts. ngrams.safetensors in "
+                                         "the checkpoint's folder is found automatically.")]
+Order = Annotated[int, typer.Option(metavar="N", help="Largest number of tokens in an n-gram.")]
+Least = Annotated[int, typer.Option(metavar="N", help="Leave out contexts with fewer occurrences.")]
+Most = Annotated[int, typer.Option(metavar="N", help="Keep the N most frequent contexts.")]
 
-NgramFile = Annotated[Path, typer.Option("--output", metavar="FILE", help="Where to write the counts; named "
-                                         "ngrams.safetensors in the checkpoint's folder they are found by themselves.")]
-Order = Annotated[int, typer.Option(metavar="N", help="Most tokens of an n-gram.")]
-Least = Annotated[int, typer.Option(metavar="N", help="Leave out contexts that were seen less often.")]
-Most = Annotated[int, typer.Option(metavar="N", help="Keep so many contexts, the most frequent.")]
-
-train_app = typer.Typer(help="Train a checkpoint in stages.", rich_markup_mode=None)
-
-
-@train_app.callback()
-def train() -> None:
-    """Train a checkpoint in stages; a stage that is killed or interrupted resumes where it was."""
+train_app = typer.Typer(help="Train checkpoints in stages, each of which can be resumed.", rich_markup_mode=None)
 
 
 @train_app.command()
@@ -109,7 +90,10 @@ def base(
     warmup_steps: Warmup = TRAINING.warmup_steps, languages: TrainLanguages = None, vocabulary: Vocabulary = None,
     teacher: Teacher = None,
 ) -> None:
-    """Train the base model p1 by teacher forcing; writes DIR/checkpoint. The preset text learns to translate."""
+    """Train the base model p1 by teacher forcing.
+
+    The result is DIR/checkpoint. The preset text learns to translate.
+    """
     _train(train_config(context, "base"), data=data, output=output, dev=dev, start=start, preset=preset, limit=limit,
            languages=None if languages is None else parse_languages(languages), vocabulary=vocabulary)
 
@@ -125,23 +109,26 @@ def heads(
     label_smoothing: Smoothing = TRAINING.label_smoothing, warmup_steps: Warmup = TRAINING.warmup_steps,
     head_positions: Positions = TRAINING.head_positions,
 ) -> None:
-    """Train prediction heads on a trained base, which is fine-tuned or frozen; writes DIR/checkpoint."""
+    """Train prediction heads on a trained base model.
+
+    The base model is fine-tuned or frozen. The result is DIR/checkpoint.
+    """
     _train(train_config(context, "heads"), data=data, output=output, dev=dev, start=start, limit=limit,
            prediction_heads=prediction_heads, head_layer=head_layer)
 
 
-@decoding_command(train_app, FACES, "block_size")
+@opt.decoding_command(train_app, FACES, "block_size")
 def decode(
-    context: typer.Context, data: TrainData, output: RunFolder, checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
-    limit: TrainLimit = None, batch_size: BatchSize = 64, device: Device = "auto",
-    beam: TeacherBeam = BEAM.size, length_penalty: LengthPenalty = BEAM.length_penalty,
+    context: typer.Context, data: TrainData, output: RunFolder, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT,
+    limit: TrainLimit = None, batch_size: opt.BatchSize = 64, device: opt.Device = "auto",
+    beam: TeacherBeam = BEAM.size, length_penalty: opt.LengthPenalty = BEAM.length_penalty,
 ) -> None:
-    """Let a checkpoint decode training inputs, to train on what it makes of them.
+    """Decode training inputs with a checkpoint, for distillation.
 
-    Faces are decoded greedily, for the stage distil, into DIR/faces.npz. A translation checkpoint, the teacher,
-    translates by beam search into the parallel text DIR/pairs, which is --data for training a student.
+    Faces are decoded greedily into DIR/faces.npz, for the stage distil. A translation checkpoint (the teacher)
+    translates by beam search into the parallel text DIR/pairs, which is the --data of a student.
     """
-    options, search = decode_config(context), BeamConfig(beam, length_penalty)
+    options, search = opt.decode_config(context), BeamConfig(beam, length_penalty)
 
     from superres.checkpoint import find_checkpoint
     from superres.pipeline.auto import checkpoint_task
@@ -149,15 +136,17 @@ def decode(
     from superres.training.distillation import decode_own_faces, translate_pairs
 
     if checkpoint_task(find_checkpoint(checkpoint)) == translation.name:
-        translator = load_translator(checkpoint, device)
+        translator = opt.load_translator(checkpoint, device)
         text = translation.read_pairs(data, translator.languages, limit)
-        with _counting_bar(len(text), "pair") as (report, stop):
-            done = translate_pairs(translator, text, output, search, batch_size, stop, report)
+        with _training_bar(len(text), "pair") as (bar, stop):
+            done = translate_pairs(translator, text, output, search, batch_size, stop,
+                                   lambda record: _advance(bar, record["pairs"]))
     else:
         pairs = faces.read_faces(data, "train", limit)
-        upscaler = load_upscaler(checkpoint, device)
-        with _counting_bar(len(pairs), "image") as (report, stop):
-            done = decode_own_faces(upscaler, pairs, output, options, batch_size, stop, report)
+        upscaler = opt.load_upscaler(checkpoint, device)
+        with _training_bar(len(pairs), "image") as (bar, stop):
+            done = decode_own_faces(upscaler, pairs, output, options, batch_size, stop,
+                                    lambda record: _advance(bar, record["images"]))
     _finish(output, done)
 
 
@@ -170,56 +159,65 @@ def distil(
     gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
     head_target: HeadTarget = TRAINING.head_target,
 ) -> None:
-    """Train prediction heads on pictures that the model decoded itself (self-distillation); writes DIR/checkpoint."""
+    """Train prediction heads on pictures of the model itself.
+
+    This is self-distillation. The result is DIR/checkpoint.
+    """
     _train(train_config(context, "distil"), data=data, own=own, output=output, dev=dev, start=start, limit=limit,
            head_layer=head_layer)
 
 
 @train_app.command()
 def ngrams(
-    data: TrainData, output: NgramFile, checkpoint: Checkpoint = DEFAULT_CHECKPOINT, order: Order = 3,
+    data: TrainData, output: NgramFile, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, order: Order = 3,
     limit: TrainLimit = None, least: Least = 2, most: Most = 200_000,
 ) -> None:
-    """Count n-grams of the targets of training data, in the tokens of a checkpoint, for the proposer ngram."""
+    """Count n-grams of training targets, for the proposer ngram.
+
+    The n-grams are in the tokens of --checkpoint.
+    """
     from superres.system.output import write_result
     from superres.training.ngram_counts import count_targets
 
     table = count_targets(checkpoint, data, order, limit, least, most)
     write_result(output, table.to_bytes())
-    echo(f"superres: {output}: {len(table.keys):,} contexts of up to {order - 1} tokens", err=True)
+    say(f"{output}: {len(table.keys):,} contexts of up to {order - 1} tokens")
 
 
 @train_app.command()
 def ladder(
-    recipe: RecipeFile, data: TrainData, output: RunFolder, dev: Dev = None, more: More = None, piece: Piece = None
+    recipe: RecipeFile, data: TrainData, output: RunFolder, dev: Dev = None, more: More = None,
+    piece_minutes: PieceMinutes = None,
 ) -> None:
-    """Train every stage of a recipe in turn; each rung has its folder in DIR, training.jsonl there tells of all."""
+    """Train all stages of a recipe.
+
+    Each stage has its own folder in DIR. DIR/training.jsonl records all stages.
+    """
     from superres.training.recipes import Recipe, train_recipe
 
-    rungs = Recipe.read(recipe)
-    end = time.monotonic() + 60 * piece if piece is not None else None
+    stages = Recipe.read(recipe)
+    end = time.monotonic() + 60 * piece_minutes if piece_minutes is not None else math.inf
     with _training_bar(None, "s") as (bar, stop):
 
-        def report(rung: str, record: dict[str, float]) -> None:
-            bar.set_description_str(printable(rung), refresh=False)
+        def report(stage: str, record: dict[str, float]) -> None:
+            bar.set_description_str(printable(stage), refresh=False)
             _show(bar, record)
 
-        done = train_recipe(
-            rungs, data, output, dev, lambda: stop() or (end is not None and time.monotonic() > end), report, more)
+        done = train_recipe(stages, data, output, dev, lambda: stop() or time.monotonic() > end, report, more)
     _finish(output, done)
 
 
 def train_config(context: typer.Context, stage: str) -> TrainConfig:
-    """Return the settings of a stage from a command with options for some of them; the others have their defaults.
+    """Return the training settings of a command; settings without an option have their default.
 
     Raises:
-        ConfigError: a setting is out of range, or two contradict one another.
+        ConfigError: a setting is out of range, or two settings contradict each other.
     """
     given = {name: context.params[name] for name in TRAINING.to_dict() if name in context.params}
     return TrainConfig.from_dict({"stage": stage, **given})
 
 
-def _train(settings: TrainConfig, **stage_options: Any) -> None:  # noqa: ANN401 -- those of superres.training.recipes.Stage
+def _train(settings: TrainConfig, **stage_options: Any) -> None:  # noqa: ANN401 -- fields of superres.training.corpora.Stage
     """Run a stage with a progress bar."""
     from superres.training.corpora import Stage
     from superres.training.recipes import train_stage
@@ -230,7 +228,7 @@ def _train(settings: TrainConfig, **stage_options: Any) -> None:  # noqa: ANN401
 
         def report(record: dict[str, float]) -> None:
             done = record["step"] if settings.steps else record["seconds"]
-            bar.update(min(done, total) - bar.n)
+            _advance(bar, min(done, total))
             _show(bar, record)
 
         done = train_stage(stage, stop, report)
@@ -239,9 +237,7 @@ def _train(settings: TrainConfig, **stage_options: Any) -> None:  # noqa: ANN401
 
 @contextmanager
 def _training_bar(total: float | None, unit: str) -> Iterator[tuple[tqdm[NoReturn], Callable[[], bool]]]:
-    """Show a progress bar; SIGTERM and Ctrl-C meanwhile make the function beside it return True."""
-    from tqdm import tqdm
-
+    """Show a progress bar; the function beside it returns True once SIGTERM or Ctrl-C has arrived."""
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: stopping.append(received))
@@ -249,15 +245,8 @@ def _training_bar(total: float | None, unit: str) -> Iterator[tuple[tqdm[NoRetur
         yield bar, lambda: bool(stopping)
 
 
-@contextmanager
-def _counting_bar(total: int, unit: str) -> Iterator[tuple[Callable[[dict[str, float]], None], Callable[[], bool]]]:
-    """Show a bar of decoded examples; give what moves it, and what tells that it is to stop."""
-    with _training_bar(total, unit) as (bar, stop):
-
-        def report(record: dict[str, float]) -> None:
-            bar.update(record[f"{unit}s"] - bar.n)
-
-        yield report, stop
+def _advance(bar: tqdm[NoReturn], done: float) -> None:
+    bar.update(done - bar.n)
 
 
 def _show(bar: tqdm[NoReturn], record: dict[str, float]) -> None:
@@ -266,7 +255,7 @@ def _show(bar: tqdm[NoReturn], record: dict[str, float]) -> None:
 
 
 def _finish(output: Path, done: bool) -> None:
-    """Say whether a run is finished, and exit."""
+    """Report whether a run is finished, and exit."""
     state = "finished" if done else "stopped and saved; the same command resumes it"
-    echo(f"superres: {output}: {state}", err=True)
-    raise typer.Exit(0 if done else INTERRUPTED)
+    say(f"{output}: {state}")
+    raise typer.Exit(0 if done else opt.INTERRUPTED)

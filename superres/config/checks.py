@@ -1,4 +1,4 @@
-"""The base of the settings classes, and the checks of single values that they share."""
+"""The base class of settings, and checks of single values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from superres.errors import ConfigError, plain, shown
 ConfigT = TypeVar("ConfigT", bound="Config")
 
 LARGEST = 2**31 - 1
-"""Largest whole number of a setting that has no smaller bound: sums and products with it stay within 64 bits."""
+"""Largest value of whole-number settings without a smaller bound; sums and products with it fit into 64 bits."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -23,48 +23,48 @@ def require(condition: bool, message: str) -> None:
 
 
 def is_whole(value: object) -> bool:
-    """Tell whether `value` is a whole number; True and False are not."""
+    """Return whether `value` is a whole number; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """Tell whether `value` is a finite number that fits a float."""
+    """Return whether `value` is a finite number that fits into a float."""
     return (is_whole(value) or isinstance(value, float)) and abs(cast(float, value)) <= sys.float_info.max
 
 
 def require_whole(name: str, value: object, least: int = 1, most: int = LARGEST) -> None:
-    """Raise ConfigError unless `value` is a whole number in [least, most]; `name` is that of the setting."""
+    """Raise ConfigError unless the value of the setting `name` is a whole number from `least` to `most`."""
     require(is_whole(value) and cast(int, value) >= least, f"{name} must be at least {least}, not {shown(value)}; "
                                                           f"give a whole number up to {most}")
     require(cast(int, value) <= most, f"{name} must be at most {most}, not {shown(value)}")
 
 
 def require_truth(name: str, value: object) -> None:
-    """Raise ConfigError unless the setting `name` is True or False."""
+    """Raise ConfigError unless the value of the setting `name` is True or False."""
     require(isinstance(value, bool), f"{name} must be true or false, not {shown(value)}")
 
 
 def require_text(name: str, value: object) -> None:
-    """Raise ConfigError unless the setting `name` is text."""
+    """Raise ConfigError unless the value of the setting `name` is text."""
     require(isinstance(value, str), f"{name} must be text, not {shown(value)}")
 
 
 def require_choice(name: str, value: object, names: Collection[str]) -> None:
-    """Raise ConfigError unless `value` is one of `names`; `name` is that of the setting."""
+    """Raise ConfigError unless the value of the setting `name` is one of `names`."""
     require(value in names, f"{name} must be one of {', '.join(names)}, not {shown(value)}")
 
 
 @dataclass(frozen=True)
 class Config:
-    """Base of the settings classes: a dictionary form that refuses unknown and mistyped fields."""
+    """Base class of settings; its dictionary form has exactly the fields of the class."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON-ready values."""
+        """Return the settings as a dictionary that JSON can represent."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls: type[ConfigT], values: dict[str, Any]) -> ConfigT:
-        """Build the settings from `values`.
+        """Return the settings in `values`; lists become tuples.
 
         Raises:
             ConfigError: a field is unknown, has the wrong type or is out of range.

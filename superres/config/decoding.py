@@ -1,4 +1,4 @@
-"""Settings of decoding: blockwise, and beam search."""
+"""Settings of blockwise decoding and of beam search."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from superres.config.checks import (
-    LARGEST,
-    Config,
-    is_number,
-    is_whole,
-    require,
-    require_whole,
-)
+from superres.config.checks import LARGEST, Config, is_number, is_whole, require, require_whole
 from superres.config.settings import (
     EXPERTS,
     FACES,
@@ -27,39 +20,44 @@ from superres.config.settings import (
 from superres.errors import ConfigError, shown
 
 DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR = "celeba-8to32", "multi30k-en-de"
-"""Bundled checkpoints that serve where none is named, for faces and for translation."""
+"""Default checkpoints for faces and for translation, both bundled."""
 
 ENGINE_NAMES = ["auto", "plain", "native", "native-bf16", "graph", "graph-bf16"]
-"""Ways to compute the decoding step: with torch; in compiled code, for CPUs; as a captured CUDA graph, for GPUs. "auto"
-takes the last two where it can. With bf16 weights are rounded, and tokens may differ from those of the others.
-`superres.nn.engines.ENGINES` holds them."""
+"""Engines that compute the decoding step, implemented in `superres.nn.engines.ENGINES`.
+
+"plain" uses torch, "native" compiled code for CPUs, and "graph" CUDA graphs for GPUs. "auto" chooses "native" or
+"graph" if the machine supports it. The bf16 engines round the weights, so their tokens can differ.
+"""
 
 LEAST_TEMPERATURE = 1e-9
-"""Smallest temperature above 0. Scores are divided by it in float32, which overflows above 3e38: so scores up to 3e29,
-far more than any network gives, stay finite. Sampling there takes what greedy decoding takes, but where two scores
-are less than 1e-7 apart."""
+"""Smallest temperature above 0.
+
+Scores are divided by the temperature in float32, which overflows above 3e38. So scores up to 3e29 stay finite, and
+networks give much smaller ones. Sampling at this temperature equals greedy decoding unless two scores differ by less
+than 1e-7.
+"""
 
 LARGEST_BRANCHING = 128
-"""Largest window and number of candidates of Lookahead, whose steps read (window + candidates) * (k - 1) columns."""
+"""Largest window and number of candidates of lookahead; a step reads (window + candidates) * (k - 1) columns."""
 
 CRITERION_NAMES = ["exact", "distance", "distance-by-offset", "distance-by-channel", "drift-budget", "top-k"]
-"""Acceptance criteria; `superres.decoding.acceptance.CRITERIA` holds them."""
+"""Acceptance criteria, implemented in `superres.decoding.acceptance.CRITERIA`."""
 
 PROPOSER_NAMES = ["heads", "stale", "jacobi", "draft", "ngram", "lookup", "source", "left", "above", "lookahead"]
-"""Sources of proposals; `superres.decoding.proposers.PROPOSERS` holds them."""
+"""Sources of proposals, implemented in `superres.decoding.proposers.PROPOSERS`."""
 
 NOISE_NAMES = ["gumbel", "quantile"]
-"""Ways to draw samples; `superres.decoding.noise.NOISES` holds them."""
+"""Kinds of sampling noise, implemented in `superres.decoding.noise.NOISES`."""
 
 SAMPLINGS = ("coupled", "speculative")
-"""Ways to sample in blocks."""
+"""Methods of sampling in blocks."""
 
 
 def parse_epsilon(text: str) -> int | tuple[int, ...]:
-    """Return the number or the numbers in "2" or "4,3,2"; the range is checked by `DecodeConfig`.
+    """Return the value of epsilon in text such as "2" or "4,3,2"; `DecodeConfig` checks the range.
 
     Raises:
-        ConfigError: the text is anything else.
+        ConfigError: a part is not a whole number.
     """
     try:
         values = tuple(int(part) for part in text.split(","))
@@ -69,7 +67,7 @@ def parse_epsilon(text: str) -> int | tuple[int, ...]:
 
 
 def parse_temperature(text: str) -> float | tuple[float, ...]:
-    """Return the temperature that "0.9" or "0.9,0.7,0.7" stands for; the range is checked by `DecodeConfig`.
+    """Return the temperature in text such as "0.9" or "0.9,0.7,0.7"; `DecodeConfig` checks the range.
 
     Raises:
         ConfigError: a part is not a number.
@@ -85,18 +83,18 @@ def parse_temperature(text: str) -> float | tuple[float, ...]:
 @documented
 @dataclass(frozen=True)
 class DecodeConfig(Config):
-    """How tokens are decoded.
+    """Settings of blockwise decoding.
 
-    A field says all that people read and write of its setting (see `superres.config.settings`): a new setting needs its
-    field here and the code where it takes effect, and a check below if its range alone does not tell what is valid.
+    Each field describes its setting completely (see `superres.config.settings`). A new setting needs its field here,
+    the code that uses it, and a check below if its range alone does not define the valid values.
     """
 
     block_size: int | None = setting(
         None, "Tokens proposed per step; 1 decodes greedily.", "K", unset="all prediction heads", least=1,
         control=Control("Block size", tasks=(FACES, TRANSLATION)))
     accept: str = setting(
-        "exact", "Criterion that accepts proposals: exact gives the greedy result, the others trade some quality for "
-        "speed.", choices=CRITERION_NAMES, control=Control("Acceptance", tasks=(FACES, TRANSLATION)))
+        "exact", "Criterion that accepts proposals: exact gives the greedy result; the others trade quality for speed.",
+        choices=CRITERION_NAMES, control=Control("Acceptance", tasks=(FACES, TRANSLATION)))
     epsilon: int | tuple[int, ...] = setting(
         2, "Largest accepted difference between a proposal and the verifier's token, in grey levels, 0 or more; "
         "several such as 4,3,2 for distance-by-offset (the last repeats) or distance-by-channel (red, green, blue).",
@@ -108,37 +106,37 @@ class DecodeConfig(Config):
         8, "Largest sum of differences along a block that drift-budget accepts, in grey levels, 0 or more.", "N",
         least=0, depends_on="accept", tasks=(FACES,), control=Control("Budget, grey levels", 64))
     min_block: int = setting(
-        1, "Tokens accepted per step whatever the criterion says, up to the block size; 1 is off.", "L", least=1)
+        1, "Tokens accepted per step regardless of the criterion, up to the block size; 1 is off.", "L", least=1)
     temperature: float | tuple[float, ...] = setting(
-        0.0, f"0 decodes greedily, for smooth pictures; from {LEAST_TEMPERATURE:g} on, tokens are sampled (try 0.9). "
-        "Pictures also take three values, for red, green and blue.", "T[,T,T]", panel=SAMPLING,
+        0.0, "0 decodes greedily, for smooth pictures; above 0, tokens are sampled (try 0.9). The smallest value above "
+        f"0 is {LEAST_TEMPERATURE:g}. For pictures, three values set red, green and blue.", "T[,T,T]", panel=SAMPLING,
         parse=parse_temperature, control=Control("Temperature", 1.5, 0.05))
     seed: int = setting(
         0, "Seed of the sampling noise, 0 to 2**63 - 1.", "S", panel=SAMPLING, least=0, most=2**63 - 1,
         control=Control("Seed"))
     noise: str = setting(
-        "gumbel", "How samples are drawn: gumbel suits all tokens; quantile keeps proposals close to the verifier's "
-        "samples.", panel=SAMPLING, choices=NOISE_NAMES, depends_on="temperature", tasks=(FACES,))
+        "gumbel", "Sampling noise: gumbel suits all tokens; quantile keeps proposals close to the verifier's samples.",
+        panel=SAMPLING, choices=NOISE_NAMES, depends_on="temperature", tasks=(FACES,))
     proposer: str = setting("heads", "Source of proposals.", panel=EXPERTS, choices=PROPOSER_NAMES)
     adaptive: bool = setting(
-        False, "Choose the fastest block size while decoding, up to the given one. Only exact acceptance gives the "
-        "same tokens whatever the block sizes.", panel=EXPERTS)
+        False, "Choose the fastest block size while decoding, up to --block-size. With exact acceptance, the tokens "
+        "do not depend on the block sizes.", panel=EXPERTS)
     window: int = setting(
-        10, f"Tokens that lookahead looks ahead in each stage of its Jacobi iteration, 1 to {LARGEST_BRANCHING}. Its "
-        "n-grams have the block size.", "W", panel=EXPERTS, least=1, most=LARGEST_BRANCHING, depends_on="proposer")
+        10, f"Width of lookahead's Jacobi window in tokens, 1 to {LARGEST_BRANCHING}. The length of its n-grams is the "
+        "block size.", "W", panel=EXPERTS, least=1, most=LARGEST_BRANCHING, depends_on="proposer")
     candidates: int = setting(
-        10, f"Most n-grams that lookahead verifies per step, 1 to {LARGEST_BRANCHING}.", "G", panel=EXPERTS, least=1,
-        most=LARGEST_BRANCHING, depends_on="proposer")
+        10, f"Largest number of n-grams that lookahead verifies per step, 1 to {LARGEST_BRANCHING}.", "G",
+        panel=EXPERTS, least=1, most=LARGEST_BRANCHING, depends_on="proposer")
     draft: str | None = setting(
-        None, "Checkpoint of the draft model that the proposer draft asks.", "NAME|DIR", panel=EXPERTS,
-        unset="NAME-draft beside --checkpoint NAME, if it is there", depends_on="proposer")
+        None, "Checkpoint of the draft model for the proposer draft.", "NAME|DIR", panel=EXPERTS,
+        unset="NAME-draft beside --checkpoint NAME, if it exists", depends_on="proposer")
     ngrams: str | None = setting(
-        None, "File of n-gram counts that the proposer ngram looks up, from 'superres train ngrams'.", "FILE",
-        panel=EXPERTS, unset="ngrams.safetensors of the checkpoint, if it is there", depends_on="proposer")
+        None, "File of n-gram counts for the proposer ngram, from 'superres train ngrams'.", "FILE",
+        panel=EXPERTS, unset="ngrams.safetensors of the checkpoint, if it exists", depends_on="proposer")
     sampling: str = setting(
         "coupled", "coupled gives the sample of sequential decoding with the same seed; speculative accepts with "
-        "min(1, p/q), for another sample of the same distribution.", panel=SAMPLING, choices=SAMPLINGS,
-        depends_on="temperature")
+        "probability min(1, p/q), and gives another sample of the same distribution.", panel=SAMPLING,
+        choices=SAMPLINGS, depends_on="temperature")
     sample_top_k: int | None = setting(
         None, "Sample from the N likeliest tokens, 1 or more.", "N", panel=SAMPLING, least=1, unset="all tokens",
         depends_on="temperature")
@@ -154,7 +152,7 @@ class DecodeConfig(Config):
                 f"min-block {self.min_block} is larger than the block size {self.block_size}")
         require(all(map(is_number, self.temperatures)) and (self.temperature == 0 or (
             len(self.temperatures) in (1, 3) and all(t >= LEAST_TEMPERATURE for t in self.temperatures))),
-                f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}, one number or one a colour, "
+                f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g}, one number or one per colour, "
                 f"not {shown(self.temperature)}")
         self._check_sampling()
 
@@ -170,32 +168,32 @@ class DecodeConfig(Config):
         if self.sampling == "speculative":
             require(self.is_sampling, "speculative sampling needs a temperature above 0; give one such as 0.9")
             require(self.accept == "exact" and self.min_block == 1 and self.noise == "gumbel",
-                    f"speculative sampling has its own rule of acceptance and its own noise; leave out accept "
+                    f"speculative sampling has its own acceptance rule and its own noise; leave out accept "
                     f"{self.accept}, min-block {self.min_block} and noise {self.noise}, or sample coupled")
 
     @property
     def epsilons(self) -> tuple[int, ...]:
-        """The values of `epsilon`, one if it is a number."""
+        """`epsilon` as a tuple."""
         return self.epsilon if isinstance(self.epsilon, tuple) else (self.epsilon,)
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        """T of each colour channel in turn; a single one serves all."""
+        """`temperature` as a tuple: one value per colour channel, or one for all channels."""
         return self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
 
     @property
     def is_sampling(self) -> bool:
-        """Whether tokens are sampled, not chosen greedily."""
+        """Whether tokens are sampled rather than chosen greedily."""
         return self.temperature != 0
 
     def changed(self, given: dict[str, Any]) -> DecodeConfig:
-        """Return these settings with those in `given` instead, as a user's options change a checkpoint's default.
+        """Return these settings with the values in `given`, as a user's options change a checkpoint's default.
 
-        What was set for another criterion than the given one returns to its plain default, and so does what a given way
-        of sampling, a given proposer or a smaller block size could not go with.
+        Settings that only another acceptance criterion uses return to their default. So do settings that contradict
+        the given sampling, temperature, proposer or block size.
 
         Raises:
-            ConfigError: the result contradicts itself.
+            ConfigError: two settings contradict each other.
         """
         plain = type(self)()
         changes: dict[str, Any] = {"min_block": min(self.min_block, given.get("block_size") or self.min_block)}
@@ -212,15 +210,15 @@ class DecodeConfig(Config):
 
 
 LARGEST_BEAM, LARGEST_PENALTY = 1024, 10
-"""Most hypotheses of a sequence, and largest exponent of the length penalty, of which powers are taken."""
+"""Largest number of hypotheses per sequence, and largest exponent of the length penalty."""
 
 
 @dataclass(frozen=True)
 class BeamConfig(Config):
-    """How beam search decodes.
+    """Settings of beam search.
 
     Attributes:
-        size: hypotheses kept a sequence.
+        size: hypotheses per sequence.
         length_penalty: alpha; hypotheses are ranked by log p / ((5 + length) / 6)**alpha (Wu et al. 2016).
     """
 
@@ -235,11 +233,11 @@ class BeamConfig(Config):
 
 @dataclass(frozen=True)
 class QualityBound(Config):
-    """How much quality decoding may lose against greedy decoding: one of two measures.
+    """Bound on the quality that decoding may lose against greedy decoding, by one of two measures.
 
     Attributes:
         min_psnr_to_greedy: smallest PSNR to the greedily decoded images, in dB.
-        max_bits_loss: largest excess of the decoded images' bits/dim under p1 over that of the greedy ones.
+        max_bits_loss: largest increase in bits/dim under p1 over the greedily decoded images.
     """
 
     min_psnr_to_greedy: float | None = None

@@ -1,4 +1,4 @@
-"""Settings of the network."""
+"""Settings of the network, and named networks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from superres.config.checks import Config, is_number, is_whole, require, require
 from superres.errors import shown
 
 FORMAT_VERSION = 1
-"""Version of the checkpoint folder's layout; raised when an older reader could misread a newer folder."""
+"""Version of the checkpoint folder's layout; increased when an older reader could misread a newer folder."""
 
 SIZES: dict[str, tuple[int, int]] = {
     "vocabulary": (1, 2**20), "width": (1, 2**14), "filter_size": (1, 2**16), "attention_heads": (1, 2**10),
@@ -18,26 +18,29 @@ SIZES: dict[str, tuple[int, int]] = {
     "prediction_heads": (1, 2**10), "head_filter_size": (1, 2**16), "conditioning_blocks": (0, 2**8),
     "conditioning_width": (1, 2**14),
 }
-"""Least and largest value of each size of a network. The largest are far above what a picture or a sentence needs, and
-keep a checkpoint from elsewhere from asking for more than a machine can build."""
+"""Smallest and largest value of each size of a network.
+
+The largest values are far above the needs of a picture or a sentence. They stop an untrusted checkpoint from requesting
+more memory than a machine has.
+"""
 
 MOST_SOURCE, MOST_TARGET, MOST_CHANNELS = 2**14, 256 * 256 * 3, 4
 """Largest number of source and of target positions, and of colour channels."""
 
 MOST_TABLE = 2**26
-"""Most entries of a table that has a row for each position and is not stored in a checkpoint; 256 MiB in float32."""
+"""Largest number of entries in a table with one row per position; 256 MiB in float32."""
 
 HEAD_LAYERS = ("per-head", "dense", "adaptive", "sequential", "recurrent")
 
 
 @dataclass(frozen=True)
 class ModelConfig(Config):
-    """The network; `PRESETS` holds the named ones.
+    """Settings of a network; `PRESETS` has the named networks.
 
     Attributes:
         task: name of the task that turns inputs into tokens, "faces" or "translation".
-        languages: of source and target of a translation; empty for other tasks.
-        vocabulary: number of token values V.
+        languages: source and target language of a translation; empty for other tasks.
+        vocabulary: V, the number of token values.
         source_shape: shape of the encoder's input; (rows, columns, channels) for an image, (S,) for text.
         target_shape: shape of the decoder's output; its product is the number of target positions T.
         width: D, the size of a state vector.
@@ -45,31 +48,31 @@ class ModelConfig(Config):
         attention_heads: H; must divide `width`.
         encoder_layers: number of encoder layers.
         decoder_layers: number of decoder layers.
-        attention: decoder self-attention: "local_1d" (own attention block causally and the whole previous one) or
-            "causal".
-        attention_block_length: length of the local attention's blocks (not the decoding block size).
+        attention: decoder self-attention: "causal", or "local_1d" (causal within the attention block, and all of the
+            previous block).
+        attention_block_length: length of the blocks of local attention (not the decoding block size).
         cross_attention: whether decoder layers attend to the memory.
-        norm: "pre" (normalise before a sub-layer) or "post" (after the residual sum, as published).
+        norm: "pre" (normalise before a sub-layer) or "post" (after the residual sum, as in the paper).
         dropout: probability of dropping a sub-layer's output while training.
-        prediction_heads: K, heads p1..pk; 1 is a plain autoregressive model.
-        head_layer: "per-head" (block-diagonal), "dense" (the paper's, fully connected across heads), "adaptive"
-            (per-head, and its state weighs the numbers of the neighbourhood), "sequential" (adaptive, and a head sees
-            the tokens proposed before its own) or "recurrent" (each head is a step of one layer, which sees the token
-            proposed before its own, and the memory). Adaptive and sequential ones need `numeric_neighbourhood` and
-            `ordinal_output`; recurrent ones need text, `cross_attention` and `identity_p1`.
+        prediction_heads: K, the number of heads p1..pk; 1 is an autoregressive model.
+        head_layer: "per-head" (block-diagonal), "dense" (fully connected across heads, as in the paper), "adaptive"
+            (per-head, and its state weights the neighbour features), "sequential" (adaptive, and a head reads the
+            tokens proposed before its own) or "recurrent" (each head is a step of one layer, which reads the token
+            proposed before its own and the memory). "adaptive" and "sequential" need `numeric_neighbourhood` and
+            `ordinal_output`; "recurrent" needs text, `cross_attention` and `identity_p1`.
         head_filter_size: hidden size of one prediction head's layer.
-        identity_p1: head 1 is the base model's own output; False sends it through the head layer, as published, so
-            that inserting the layer changes p1 even where the base is frozen.
-        one_head_layer: with one prediction head and without `identity_p1`, whether there is a head layer. False is a
-            base into which the layer is still to be inserted: p1 is then the base model's own output.
-        aligned_conditioning: add an enlargement of the memory to the decoder input, position by position.
+        identity_p1: head 1 is the base model's own output. False passes it through the head layer, as in the paper, so
+            inserting the layer changes p1 even if the base is frozen.
+        one_head_layer: with one prediction head and without `identity_p1`, whether the network has a head layer. False
+            is a base model before the layer is inserted: p1 is then the base model's own output.
+        aligned_conditioning: add the enlarged memory to the decoder input, position by position.
         conditioning_blocks: residual convolution blocks that refine the aligned conditioning at target resolution.
-        conditioning_width: channels of those blocks.
-        numeric_neighbourhood: feed already decoded intensities near the target as numbers.
-        cell_remainder: with `numeric_neighbourhood`, feed what the cell over the target still has to add up to.
+        conditioning_width: channels of these convolution blocks.
+        numeric_neighbourhood: feed the decoded intensities near the target position as neighbour features.
+        cell_remainder: with `numeric_neighbourhood`, feed the residual sum: what the rest of the cell must add up to.
         ordinal_output: add -|v - mu(h)| / s(h) to the score of intensity v.
-        free_scores: keep a free score (W h)_v beside the ordinal one. Without it the likeliest intensity is the
-            conditional median, so that greedy pictures cannot fall for the point masses at black and white.
+        free_scores: add a free score (W h)_v to the ordinal score. Without it, the likeliest intensity is the
+            conditional median, so greedy pictures avoid the point masses at black and white.
         tied_embeddings: one table embeds source and target tokens and scores the output (a joint vocabulary).
     """
 
@@ -122,7 +125,7 @@ class ModelConfig(Config):
         require(self.free_scores or self.ordinal_output, "a model without free_scores needs ordinal_output")
         require(self.numeric_neighbourhood or not self.cell_remainder, "cell_remainder needs numeric_neighbourhood")
         if self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output:
-            self._check_image_aids()
+            self._check_image_priors()
         self._check_text()
 
     def _check_shapes(self) -> None:
@@ -148,23 +151,23 @@ class ModelConfig(Config):
     def _check_text(self) -> None:
         named = isinstance(self.languages, tuple) and all(isinstance(name, str) for name in self.languages)
         require(named and len(self.languages) == (2 if self.task == "translation" else 0),
-                f"a translation, and nothing else, has two languages, not {shown(self.languages)}")
+                f"a translation has two languages and other tasks have none, not {shown(self.languages)}")
         same = len(self.source_shape) == len(self.target_shape) == 1
         require(same or self.task != "translation", "a translation needs source_shape and target_shape of one number")
         require(same or not self.tied_embeddings, "tied_embeddings need source_shape and target_shape of one number")
 
-    def _check_image_aids(self) -> None:
-        aids = "aligned_conditioning, numeric_neighbourhood and ordinal_output"
+    def _check_image_priors(self) -> None:
+        flags = "aligned_conditioning, numeric_neighbourhood and ordinal_output"
         require(len(self.source_shape) == len(self.target_shape) == 3,
-                f"{aids} need image shapes (rows, columns, channels), not {self.source_shape} and {self.target_shape}")
+                f"{flags} need image shapes (rows, columns, channels), not {self.source_shape} and {self.target_shape}")
         rows, columns, channels = self.target_shape
         source_rows, source_columns, source_channels = self.source_shape
         require(rows % source_rows == columns % source_columns == 0 and channels == source_channels,
-                f"{aids} need a target {self.target_shape} that is a whole multiple of the source {self.source_shape}")
-        require(channels <= MOST_CHANNELS, f"{aids} need at most {MOST_CHANNELS} colour channels, not {channels}")
+                f"{flags} need a target {self.target_shape} that is a whole multiple of the source {self.source_shape}")
+        require(channels <= MOST_CHANNELS, f"{flags} need at most {MOST_CHANNELS} colour channels, not {channels}")
         covered = math.prod(self.enlargement)
         require(self.target_length * covered <= MOST_TABLE,
-                f"{aids} need target positions times those over a source pixel of at most {MOST_TABLE}, "
+                f"{flags} need target positions times those over a source pixel of at most {MOST_TABLE}, "
                 f"not {self.target_length} * {covered}")
 
     @property
@@ -179,12 +182,12 @@ class ModelConfig(Config):
 
     @property
     def outputs(self) -> int:
-        """Outputs of the projection at a position: free scores, and the ordinal output's centre and sharpness."""
+        """Outputs of the projection per position: free scores, and the centre and scale of the ordinal output."""
         return (self.vocabulary if self.free_scores else 0) + (2 if self.ordinal_output else 0)
 
     @property
     def enlargement(self) -> tuple[int, int]:
-        """Target rows and columns that a cell (source pixel) covers."""
+        """Target rows and columns per cell (source pixel)."""
         return self.target_shape[0] // self.source_shape[0], self.target_shape[1] // self.source_shape[1]
 
     @property
@@ -222,5 +225,8 @@ PRESETS: dict[str, ModelConfig] = {
         ordinal_output=False, tied_embeddings=True,
     ),
 }
-"""Named networks: `tiny` for tests, `base` as bundled, `paper` as published (img2img_transformer_b3); `text`, a small
-Transformer for translation; and `draft` and `text-draft`, draft models for `base` and `text`."""
+"""Named networks.
+
+`tiny` is for tests, `base` is the bundled network, and `paper` is the network of the paper (img2img_transformer_b3).
+`text` is a small Transformer for translation. `draft` and `text-draft` are draft models for `base` and `text`.
+"""

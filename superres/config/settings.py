@@ -1,7 +1,7 @@
-"""What people read and write of a setting: its help, its text form, and where it is offered.
+"""Descriptions of settings: help, text form, range, and place in the user interfaces.
 
-A field of a settings class carries a `Setting`. The options of the command line, the methods of a survey and the
-controls of the web demo are made from it, so that a new setting is written in one place.
+Every field of a settings class has a `Setting`. The options of the command line, the methods of a survey and the
+controls of the web demo derive from it, so a new setting is written in one place.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ DECODING, SAMPLING, EXPERTS = "Decoding", "Sampling", "Experts"
 
 @dataclass(frozen=True)
 class Control:
-    """How the web demo offers a setting.
+    """The control of a setting in the web demo.
 
     Attributes:
-        label: the name that visitors read.
-        high: the largest number of a slider; None makes a field to type in.
-        step: the distance between two numbers of a slider.
+        label: name of the control on the page.
+        high: largest value of a slider; None gives a text or number field instead.
+        step: distance between two values of a slider.
         tasks: tasks whose tabs have the control.
     """
 
@@ -46,21 +46,21 @@ class Control:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a setting beside its default and its checks.
+    """The description of a setting.
 
     Attributes:
-        help: what it does and its range, in plain English.
-        metavar: what stands for its value in the help; None where `choices` does, and for a switch.
-        panel: section of the help.
-        unset: what the default None stands for.
-        choices: names that it takes; a later registration may add some.
-        parse: makes the value from text where the type alone does not; it raises ConfigError.
-        least: smallest whole number that it takes; None where a check of its own decides.
-        most: largest whole number.
-        depends_on: the setting, "accept", "proposer" or "temperature", whose value tells whether this one is read.
-        tasks: tasks that it serves.
-        control: how the web demo offers it, if it does.
-        kind: type of the value, or of one of several values; read from the annotation.
+        help: what the setting does, and its range. The web demo shows only the first sentence.
+        metavar: placeholder of the value in the help; None for switches and for settings with `choices`.
+        panel: section of the help that lists the setting.
+        unset: meaning of the default None; None if the default is a value.
+        choices: valid names; a `Registry` may add names.
+        parse: function from text to the value, which raises ConfigError; None if `kind` converts text.
+        least: smallest valid whole number; None if the settings class has its own check.
+        most: largest valid whole number.
+        depends_on: setting whose value decides whether this setting is used: "accept", "proposer" or "temperature".
+        tasks: tasks that use the setting.
+        control: control in the web demo, or None.
+        kind: type of the value, or of each value in a tuple; taken from the annotation.
     """
 
     help: str
@@ -77,10 +77,10 @@ class Setting:
     kind: type = str
 
     def read(self, name: str, text: str) -> Any:  # noqa: ANN401 -- the type of the setting
-        """Return the value of the setting `name` that `text` stands for.
+        """Convert text to the value of the setting `name`; the settings class checks the range.
 
         Raises:
-            ConfigError: the text has another form; the range is checked by the settings class.
+            ConfigError: the text cannot be converted.
         """
         if self.kind is bool:
             require_choice(name, text, ("true", "false"))
@@ -92,10 +92,10 @@ class Setting:
             raise ConfigError(f"{name} must be a {form}, not {shown(text)}") from None
 
     def check(self, name: str, value: object) -> None:
-        """Check what is known of every value of the setting `name`: a choice, a switch, text, or a range.
+        """Check the type, the choice or the range of a value of the setting `name`.
 
         Raises:
-            ConfigError: the value is something else.
+            ConfigError: the value is not valid.
         """
         if self.choices:
             require_choice(name, value, self.choices)
@@ -109,31 +109,20 @@ class Setting:
             require_whole(name.replace("_", "-"), value, self.least, self.most)
 
 
-def setting(  # noqa: D417 -- `Setting` describes them
-    default: T, help: str, metavar: str | None = None, *, panel: str = DECODING, unset: str | None = None,
-    choices: Sequence[str] = (), parse: Callable[[str], Any] | None = None, least: int | None = None,
-    most: int = LARGEST, depends_on: str | None = None, tasks: tuple[str, ...] = (FACES, TRANSLATION),
-    control: Control | None = None,
-) -> T:
-    """Return a field of a settings class; see `Setting`.
-
-    Args:
-        default: the value where none is given.
-    """
-    about = Setting(help, metavar, panel, unset, choices, parse, least, most, depends_on, tasks, control)
-    return field(default=default, metadata={"setting": about})
+def setting(default: T, help: str, metavar: str | None = None, **about: Any) -> T:  # noqa: ANN401 -- of `Setting`
+    """Return a field of a settings class with its default and the attributes of its `Setting`."""
+    return field(default=default, metadata={"setting": Setting(help, metavar, **about)})
 
 
 _SETTINGS: dict[type, dict[str, Setting]] = {}
 
 
 def settings_of(kind: type[Config]) -> dict[str, Setting]:
-    """Return the settings of a class, by their names, in their order."""
+    """Return the settings of a class by name, in the order of its fields."""
     if kind not in _SETTINGS:
-        hints = typing.get_type_hints(kind)
-        values = {name: next(part for part in (*typing.get_args(hint), hint) if part is not NoneType)
-                  for name, hint in hints.items()}
-        _SETTINGS[kind] = {found.name: dataclasses.replace(found.metadata["setting"], kind=values[found.name])
+        kinds = {name: next(part for part in (*typing.get_args(hint), hint) if part is not NoneType)
+                 for name, hint in typing.get_type_hints(kind).items()}
+        _SETTINGS[kind] = {found.name: dataclasses.replace(found.metadata["setting"], kind=kinds[found.name])
                            for found in dataclasses.fields(kind) if "setting" in found.metadata}
     return _SETTINGS[kind]
 
@@ -147,17 +136,17 @@ def documented(kind: type[ConfigT]) -> type[ConfigT]:
 
 
 class Registry(UserDict[str, T]):
-    """Implementations of a setting by the names that users give.
+    """Implementations of a setting by name.
 
-    The settings class knows the names alone, so that it need not import what implements them. A name that is registered
-    later becomes known to it, and is forgotten with its implementation.
+    The settings class knows only the names, so it does not import the implementations. Adding or removing an
+    implementation also changes the names that the settings class accepts.
     """
 
     def __init__(self, names: list[str], members: dict[str, T]) -> None:
-        """Take the implementations `members` of `names`.
+        """Create the registry of the implementations `members`, whose keys must equal `names`.
 
         Raises:
-            ValueError: a name has no implementation, or an implementation no name.
+            ValueError: the keys of `members` differ from `names`.
         """
         if list(members) != names:
             raise ValueError(f"implementations {', '.join(members)} of the names {', '.join(names)}; make them agree")
@@ -165,7 +154,7 @@ class Registry(UserDict[str, T]):
         super().__init__(members)
 
     def __setitem__(self, name: str, member: T) -> None:
-        """Register an implementation."""
+        """Add or replace an implementation."""
         super().__setitem__(name, member)
         if name not in self.names:
             self.names.append(name)

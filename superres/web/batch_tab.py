@@ -1,4 +1,4 @@
-"""The tab that upscales many files, and its endpoint `/upscale_batch`."""
+"""The tab Batch, which upscales many files, and its endpoint `/upscale_batch`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,7 @@ import gradio as gr
 from superres.config import FACES, DecodeConfig
 from superres.web import drawing
 from superres.web.batches import MAX_FILES, Progress, manifest, upscale_batch
-from superres.web.controls import (
-    RAW,
-    Uploaded,
-    Value,
-    decoding_controls,
-    named,
-    offered,
-    options_of,
-    path_of,
-    streaming,
-)
+from superres.web.controls import RAW, Uploaded, Value, decoding_controls, named, offered, options_of, path_of
 from superres.web.decoding import Decoder
 from superres.web.files import Workspace
 
@@ -33,27 +23,27 @@ def batch_tab(decoder: Decoder, workspace: Workspace, default: DecodeConfig, que
     """Lay out the tab.
 
     Args:
-        decoder: what decodes.
-        workspace: where zip files are unpacked and written.
-        default: settings at first.
-        queue: how events that decode are queued.
+        decoder: decodes for the tab.
+        workspace: folder for unpacked and written zip files.
+        default: initial settings.
+        queue: options of the queue for events that decode.
     """
     heads = decoder.upscaler.model_config.prediction_heads
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
             files = gr.File(file_count="multiple", type="filepath", elem_id="files", height=180,
-                            label=f"Images and zip files of images, {MAX_FILES} images at most")
+                            label=f"Images or zip files (at most {MAX_FILES})")
             with gr.Accordion("Decoding settings", open=False):
                 settings = decoding_controls(default, heads)
         with gr.Column(scale=3, min_width=300):
             with gr.Row():
                 run = gr.Button("Upscale all", variant="primary", elem_id="run-batch")
                 stop = gr.Button("Stop", variant="stop", elem_id="stop-batch")
-            state = gr.HTML('<p class="sr-hint">Photos are cropped to their central square. A file that cannot be '
-                            "read is named, and the rest go on.</p>", elem_id="batch-state")
+            state = gr.HTML('<p class="sr-hint">Photos are cropped to their central square. If a file cannot be '
+                            "read, the page names it and continues with the others.</p>", elem_id="batch-state")
             archive = gr.File(label="Results and manifest, as a zip file", interactive=False, elem_id="archive")
             gallery = gr.HTML(elem_id="gallery")
-    started = run.click(streaming(functools.partial(batch_for_page, decoder, workspace)), [files, *settings],
+    started = run.click(functools.partial(batch_for_page, decoder, workspace), [files, *settings],
                         [state, gallery, archive], show_progress="minimal", api_visibility="private", **RAW, **queue)
     stop.click(None, None, None, cancels=[started], queue=False)
     endpoint(decoder, workspace, settings, queue)
@@ -62,27 +52,26 @@ def batch_tab(decoder: Decoder, workspace: Workspace, default: DecodeConfig, que
 def batch_for_page(
     decoder: Decoder, workspace: Workspace, uploads: list[Uploaded] | None, *settings: Value,
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Upscale uploads and yield what the page shows: how far it is, the gallery, and the zip file so far."""
-    shown = -1
-    yield '<p class="sr-hint">Reading the files.</p>', "", None
+    """Upscale uploads, and yield the progress, the gallery and the zip file for the page."""
+    finished = -1
+    yield '<p class="sr-hint">Reading the files ...</p>', "", None
     paths = [path_of(upload) for upload in uploads or []]
     options = options_of(decoder.upscaler.default, settings)
     for progress in upscale_batch(decoder, workspace, paths, options):
-        finished = len(progress.rows)
-        if finished == shown:
+        if len(progress.rows) == finished:
             yield state_html(progress), gr.skip(), gr.skip()
-            continue
-        shown = finished
-        yield state_html(progress), gallery_html(progress), save(workspace, progress)
+        else:
+            finished = len(progress.rows)
+            yield state_html(progress), gallery_html(progress), save(workspace, progress)
 
 
 def save(workspace: Workspace, progress: Progress) -> str | None:
-    """Write the results so far as a zip file and return its path; None where there are none."""
+    """Write the finished results as a zip file, and return its path; None without results."""
     return workspace.save_zip(ZIP_NAME, progress.pictures, manifest(progress.rows)) if progress.pictures else None
 
 
 def state_html(progress: Progress) -> str:
-    """Return how far a batch is, and what could not be upscaled."""
+    """Return the progress of a batch, and the errors of failed files."""
     ready = len(progress.pictures)
     bad = "".join(f"<li>{escape(row.error or '')}</li>" for row in progress.failed)
     failures = f'<p>Not upscaled: {len(progress.failed)}</p><ul class="sr-bad">{bad}</ul>' if bad else ""
@@ -92,7 +81,7 @@ def state_html(progress: Progress) -> str:
 
 
 def gallery_html(progress: Progress) -> str:
-    """Return the results so far, side by side."""
+    """Return the finished results side by side."""
     parts = [drawing.figure(image, name, f"Upscaled {name}") for name, image, _ in progress.pictures]
     return drawing.figures(parts, "Results") if parts else ""
 
@@ -100,7 +89,7 @@ def gallery_html(progress: Progress) -> str:
 def endpoint(
     decoder: Decoder, workspace: Workspace, settings: list[gr.components.Component], queue: dict[str, Any],
 ) -> None:
-    """Offer `/upscale_batch` to programs: a zip file and the manifest's rows, streamed after each group."""
+    """Add the endpoint `/upscale_batch`, which streams a zip file and the manifest's rows to programs."""
 
     def upscale_files(
         files: list[Uploaded] | None, *values: Value,
@@ -116,6 +105,6 @@ def endpoint(
     with gr.Row(visible=False):
         files = gr.File(file_count="multiple", type="filepath", label="files")
         archive, report = gr.File(label="zip"), gr.JSON(label="report")
-        handler = named(streaming(upscale_files), *offered(decoder.upscaler.default, FACES))
+        handler = named(upscale_files, *offered(decoder.upscaler.default, FACES))
         gr.Button("upscale_batch").click(handler, [files, *settings], [archive, report], api_name="upscale_batch",
                                          **RAW, **queue)

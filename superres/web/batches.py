@@ -1,4 +1,4 @@
-"""Many uploads at once, some of them zip files: read one by one, decoded in groups, each file with a row of its own."""
+"""Upscale many uploads, also inside zip files: read them one by one, decode them in groups, report a row per file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from superres.batch.image_files import Pixels
 from superres.batch.manifest import Row
 from superres.config import DecodeConfig
-from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
 from superres.pipeline.options import resolve_options
 from superres.web.decoding import Decoder, StoppedError
@@ -24,18 +23,16 @@ from superres.web.files import NamedPicture, Workspace
 from superres.web.photos import file_name, reduce_upload, take
 from superres.web.views import record_of
 
-Pixels = npt.NDArray[np.uint8]
-
 MAX_FILES = 100
-"""Files of a batch, those inside zip files counted."""
+"""Largest number of files in a batch, including files inside zip files."""
 MAX_MEMBER_BYTES = 10_000_000
-"""Unpacked size of a file inside a zip file."""
+"""Largest unpacked size of a file inside a zip file."""
 MAX_BATCH_MEMBER_BYTES = 200_000_000
-"""Unpacked size of all files inside zip files."""
+"""Largest unpacked size of all files inside zip files."""
 MAX_ENTRIES = 10 * MAX_FILES
-"""Entries of a zip file, folders and metadata among them."""
+"""Largest number of entries in a zip file, including folders and metadata."""
 MAX_BATCH_PIXELS = 600_000_000
-"""Pixels of all pictures of a batch but the last: reading them takes half a minute or so."""
+"""Largest number of pixels before the last picture of a batch; reading them takes about half a minute."""
 GROUP_SIZE = 8
 """Images decoded together."""
 _BATCH_LIMIT = (f"upload at most {MAX_BATCH_PIXELS // 1_000_000} megapixels at once, and in zip files at most "
@@ -46,13 +43,13 @@ _UNPACKING_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, NotI
 
 @dataclass
 class Progress:
-    """How far a batch is.
+    """The progress of a batch.
 
     Attributes:
-        total: files.
-        done: images decoded, a group being decoded counted by its share.
-        rows: one a file that is finished or failed.
-        pictures: the results so far.
+        total: number of files.
+        done: number of decoded images, with the decoded share of the current group.
+        rows: one manifest row per file that is finished or has failed.
+        pictures: the finished results.
     """
 
     total: int
@@ -62,13 +59,13 @@ class Progress:
 
     @property
     def failed(self) -> list[Row]:
-        """The rows of the files that could not be upscaled."""
+        """Rows of the files that could not be upscaled."""
         return [row for row in self.rows if row.status == "failed"]
 
 
 @dataclass(frozen=True, eq=False)
-class _Waiting:
-    """A file that was read: its name, the name of its output, and uint8 [8, 8, 3]."""
+class _Item:
+    """A file that is ready to decode: its name, the name of its output, and its source, uint8 [8, 8, 3]."""
 
     name: str
     output: str
@@ -78,24 +75,24 @@ class _Waiting:
 def upscale_batch(
     decoder: Decoder, workspace: Workspace, uploads: Sequence[str], options: DecodeConfig,
 ) -> Iterator[Progress]:
-    """Upscale uploads and yield the same progress whenever it has changed; a bad file costs its own row only.
+    """Upscale uploads, and yield the updated progress after every change; a bad file gives a row with its error.
 
     Args:
-        decoder: what decodes.
-        workspace: where the contents of zip files are unpacked, one at a time.
+        decoder: decodes the batch.
+        workspace: folder for the unpacked files of zip files.
         uploads: paths of the uploads.
         options: decoding settings.
 
     Raises:
-        InvalidInputError: there is no file, or there are too many.
+        InvalidInputError: there is no file, or there are too many files.
         ConfigError: the settings do not fit the checkpoint.
-        StoppedError: the server is about to stop.
+        StoppedError: the server is stopping.
     """
     options = resolve_options(options, decoder.upscaler)
     deadline = decoder.deadline()
     files = find_files(uploads)
     progress = Progress(len(files))
-    waiting: list[_Waiting] = []
+    waiting: list[_Item] = []
     budget = _Budget(MAX_BATCH_MEMBER_BYTES, MAX_BATCH_PIXELS)
     for number, file in enumerate(files):
         taken = {item.output for item in waiting}
@@ -129,8 +126,8 @@ class _File:
     """A file of a batch.
 
     Attributes:
-        upload: the upload that it is, or is in.
-        member: where it is in a zip file; None for an upload that is no zip file.
+        upload: path of the upload.
+        member: the file's entry if the upload is a zip file; None otherwise.
     """
 
     upload: Path
@@ -138,23 +135,23 @@ class _File:
 
     @property
     def name(self) -> str:
-        """Its name, without folders."""
+        """Name of the file without folders."""
         return file_name(self.upload.name if self.member is None else self.member.filename)
 
 
 @dataclass
 class _Budget:
-    """What may still be read of a batch: bytes out of zip files, and pixels, both counted once they are known."""
+    """Remaining bytes from zip files and remaining pixels of a batch; negative once a limit is exceeded."""
 
     member_bytes: int
     pixels: int
 
 
 def find_files(uploads: Sequence[str]) -> list[_File]:
-    """Return the files, those in zip files among them, before any is read.
+    """Return the files of the uploads and of their zip files.
 
     Raises:
-        InvalidInputError: there is none, there are more than MAX_FILES, or a zip file is damaged.
+        InvalidInputError: there is no file, there are more than MAX_FILES, or a zip file is damaged.
     """
     files: list[_File] = []
     for upload in map(Path, uploads):
@@ -169,17 +166,17 @@ def find_files(uploads: Sequence[str]) -> list[_File]:
 
 @contextlib.contextmanager
 def _opened(file: _File, workspace: Workspace, budget: _Budget) -> Iterator[Path]:
-    """Give the path of a file; that of a member of a zip file holds until the end.
+    """Yield the path of a file; a file inside a zip file is unpacked for the duration of the context.
 
     Raises:
-        InvalidInputError: it cannot be unpacked, or is too large.
+        InvalidInputError: the file cannot be unpacked, or is too large.
     """
     if file.member is None:
         yield file.upload
         return
     folder = workspace.new_folder()
     try:
-        path = folder / "member"  # never the name from inside the zip file
+        path = folder / "member"  # not the name inside the zip file, which may contain folders
         path.write_bytes(_content(file, file.member, budget))
         yield path
     finally:
@@ -192,15 +189,12 @@ def _content(file: _File, member: zipfile.ZipInfo, budget: _Budget) -> bytes:
             content = opened.read(MAX_MEMBER_BYTES + 1)
     except _UNPACKING_ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        told = f"{file.name} cannot be unpacked ({reason}); pack it again without a password"
-        raise InvalidInputError(told) from None
+        message = f"{file.name} cannot be unpacked ({reason}); pack it again without a password"
+        raise InvalidInputError(message) from None
     budget.member_bytes -= len(content)
     if len(content) > MAX_MEMBER_BYTES:
-        raise InvalidInputError(f"{file.name} {_TOO_LARGE}")
+        raise InvalidInputError(f"{file.name} has over {MAX_MEMBER_BYTES / 1e6:g} MB unpacked; reduce it first")
     return content
-
-
-_TOO_LARGE = f"is over {MAX_MEMBER_BYTES // 1_000_000} MB once unpacked; reduce it first"
 
 
 def _is_zip(path: Path) -> bool:
@@ -208,11 +202,11 @@ def _is_zip(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(4) in _ZIP_STARTS
     except (OSError, ValueError):
-        return False  # deleted as too old: its own row says so
+        return False  # deleted because of its age; reading it gives the error
 
 
 def _members(path: Path) -> list[zipfile.ZipInfo]:
-    """Return the files in a zip file but for the metadata that macOS adds."""
+    """Return the files in a zip file, without the metadata that macOS adds."""
     try:
         with zipfile.ZipFile(path) as archive:
             found = archive.infolist()
@@ -224,8 +218,8 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
     return [info for info in found if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
 
 
-def _read(file: _File, workspace: Workspace, budget: _Budget, taken: set[str]) -> _Waiting | Row:
-    """Read and reduce a file, or return the row that tells why not."""
+def _read(file: _File, workspace: Workspace, budget: _Budget, taken: set[str]) -> _Item | Row:
+    """Read and reduce a file; return a row with the error if this fails."""
     if min(budget.pixels, budget.member_bytes) < 0:
         return _failed(file.name, f"{file.name} is too much for one batch; {_BATCH_LIMIT}", taken)
     try:
@@ -233,7 +227,7 @@ def _read(file: _File, workspace: Workspace, budget: _Budget, taken: set[str]) -
             source = reduce_upload(path, lambda image: _reduced(image, budget), file.name)
     except InvalidInputError as error:
         return _failed(file.name, str(error), taken)
-    return _Waiting(file.name, _output_name(file.name, taken), source)
+    return _Item(file.name, _output_name(file.name, taken), source)
 
 
 def _reduced(image: Pixels, budget: _Budget) -> Pixels:
@@ -246,7 +240,7 @@ def _failed(name: str, reason: str, taken: set[str]) -> Row:
 
 
 def _output_name(name: str, taken: set[str]) -> str:
-    """Return the name of the output, with a number where that of another file is the same."""
+    """Return the name of the output, with a number if another file has this name."""
     stem = "".join(letter if letter.isprintable() else "_" for letter in Path(name).stem)[:100]
     output, number = f"{stem}.png", 1
     while output in taken:
@@ -256,26 +250,23 @@ def _output_name(name: str, taken: set[str]) -> str:
 
 
 def _decode(
-    decoder: Decoder, group: Sequence[_Waiting], options: DecodeConfig, deadline: float, progress: Progress,
+    decoder: Decoder, group: Sequence[_Item], options: DecodeConfig, deadline: float, progress: Progress,
 ) -> Iterator[Progress]:
-    """Decode a group into `progress`, and yield it with each frame."""
+    """Decode a group into `progress`, and yield it after each frame."""
     before = progress.done
+    checkpoint = f"{decoder.upscaler.name}@{decoder.upscaler.revision}"
     sources = np.stack([item.source for item in group])
-    for result in decoder.watch("batch", sources, options, 1, deadline):
+    for frames in decoder.upscale("batch", sources, {"": options}, deadline=deadline):
+        result = frames[""]
         progress.done = before + float(result.filled.mean()) * len(group)
         if result.is_complete:
             seconds = result.seconds / len(group)
             for item, image, trace in zip(group, result.images, result.traces, strict=True):
                 progress.pictures.append((item.output, image, record_of(decoder.upscaler, options, 1)))
-                progress.rows.append(_row(decoder, item, options, trace, seconds))
+                progress.rows.append(Row(
+                    item.name, item.output, "ok", None, trace.tokens, trace.iterations, trace.model_calls,
+                    trace.mean_accepted_block_size, seconds, checkpoint, options.to_dict(), options.seed))
         yield progress
-
-
-def _row(decoder: Decoder, item: _Waiting, options: DecodeConfig, trace: RowTrace, seconds: float) -> Row:
-    upscaler = decoder.upscaler
-    return Row(item.name, item.output, "ok", None, trace.tokens, trace.iterations, trace.model_calls,
-               trace.mean_accepted_block_size, seconds, f"{upscaler.name}@{upscaler.revision}", options.to_dict(),
-               options.seed)
 
 
 def manifest(rows: Sequence[Row]) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""Connections of the server: how long a peer may keep it waiting, and how many there may be."""
+"""Limits on the server's connections: their number, and the time that a client may keep the server waiting."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 MAX_CONNECTIONS = 512
-"""An open page takes two or three."""
+"""Largest number of open connections; an open page uses two or three."""
 REQUEST_SECONDS = 20.0
-"""Within this time a request has to arrive, and a peer has to take what is sent."""
+"""Time in which a request must arrive, and in which a client must accept sent data."""
 BYTES_PER_SECOND = 20_000
-"""A body may take longer at this rate or a faster one."""
+"""Smallest rate at which a request body may take longer than REQUEST_SECONDS."""
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 10\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of two classes, by what is installed
-    """A connection that ends when its peer keeps the server waiting, which uvicorn would do for good.
+class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of two classes, depending on what is installed
+    """A connection that closes when its client keeps the server waiting; uvicorn alone would wait without a limit.
 
-    Where there are too many, the one that has kept the server waiting longest makes room.
+    If there are too many connections, the connection that has kept the server waiting longest is closed.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:  # noqa: ANN401 -- uvicorn's
-        """Make the protocol of a connection, with uvicorn's arguments."""
+        """Create the protocol of a connection with uvicorn's arguments."""
         super().__init__(*arguments, **keywords)
         self.deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for a request."""
+        """Start to wait for a request."""
         super().connection_made(transport)
         self._wait()
         if len(self.connections) > MAX_CONNECTIONS:
@@ -41,35 +41,35 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
                 self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Take what the peer sends."""
+        """Handle data from the client."""
         super().data_received(data)
-        if not self._is_peers_turn:
+        if not self._is_waiting:
             if not self.flow.write_paused:
                 self._stop_waiting()
         elif self.deadline is None:
             self._wait()
-        elif self.cycle is not None and not self.cycle.response_complete:  # a body
+        elif self.cycle is not None and not self.cycle.response_complete:  # a request body
             self.deadline += len(data) / BYTES_PER_SECOND
 
     def on_response_complete(self) -> None:
-        """Begin to wait for the next request."""
+        """Start to wait for the next request."""
         super().on_response_complete()
-        if self._is_peers_turn and self.deadline is None:
+        if self._is_waiting and self.deadline is None:
             self._wait()
 
     def pause_writing(self) -> None:
-        """Begin to wait for the peer to take what was sent."""
+        """Start to wait for the client to accept sent data."""
         super().pause_writing()
         self._wait()
 
     def resume_writing(self) -> None:
-        """Go on once it did."""
+        """Stop waiting: the client has accepted the data."""
         super().resume_writing()
-        if not self._is_peers_turn:
+        if not self._is_waiting:
             self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Release the timer of a closed connection."""
         self._stop_waiting()
         super().connection_lost(exc)
 
@@ -79,8 +79,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
         self.transport.abort()
 
     @property
-    def _is_peers_turn(self) -> bool:
-        """Whether the server waits for a request, or for the rest of one."""
+    def _is_waiting(self) -> bool:
+        """Whether the server waits for a request or for the rest of one."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def _wait(self) -> None:
@@ -89,7 +89,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
         self._timer = self.loop.call_at(self.deadline, self._check)
 
     def _check(self) -> None:
-        if self.deadline is not None and self.loop.time() < self.deadline:  # the body has come on meanwhile
+        if self.deadline is not None and self.loop.time() < self.deadline:  # more of the body has arrived
             self._timer = self.loop.call_at(self.deadline, self._check)
         else:
             self.end()

@@ -1,6 +1,7 @@
-"""What the page shows, as HTML: pictures are PNGs inside it, so that no file of a visitor's is kept or served.
+"""HTML for pictures, plots and statistics.
 
-All pictures are uint8 RGB. They are enlarged by the browser, by whole factors and without smoothing.
+Pictures are uint8 RGB and become PNGs in data URIs, so the server stores no file for them. The browser enlarges them by
+whole factors, without smoothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from superres.batch.image_files import encode_png
+from superres.batch.image_files import Pixels, encode_png
 from superres.tasks.faces import HIGH_SIZE
 from superres.tasks.pictures import Picture
 
@@ -21,16 +22,14 @@ if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace
     from superres.pipeline.upscaler import Upscaled
 
-Pixels = npt.NDArray[np.uint8]
-
 CHANNELS = 3
 _EMPTY = np.array([[150, 170], [170, 150]], np.uint8)
-# Five colours of Matplotlib's viridis, which grows evenly brighter and can be told apart by colour-blind people.
+# Five colours of Matplotlib's viridis: brightness grows evenly, and colour-blind people can distinguish the colours.
 _VIRIDIS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], np.float64)
 
 
 def data_uri(image: Pixels, record: dict[str, Any] | None = None) -> str:
-    """Return a picture as a PNG in a data URI, with `record` in its text field "superres"."""
+    """Return a picture as a PNG in a data URI, with `record` in the PNG's text field "superres"."""
     return "data:image/png;base64," + base64.b64encode(encode_png(Picture(image), record or {})).decode("ascii")
 
 
@@ -41,11 +40,11 @@ def figure(
 
     Args:
         image: uint8 [H, W, 3].
-        caption: text under it.
-        alt: what it shows, for those who cannot see it.
-        overlay: SVG shapes over it, in units of a pixel.
-        below: HTML under the caption.
-        kind: "sr-pixels" to enlarge it without smoothing, "sr-photo" to fit it in.
+        caption: text below the picture.
+        alt: description for screen readers.
+        overlay: SVG shapes over the picture, in units of its pixels.
+        below: HTML below the caption.
+        kind: "sr-pixels" enlarges the picture without smoothing, "sr-photo" fits it into the page.
     """
     height, width = image.shape[:2]
     shapes = f'<svg viewBox="0 0 {width} {height}" aria-hidden="true">{overlay}</svg>' if overlay else ""
@@ -55,23 +54,23 @@ def figure(
 
 
 def figures(parts: Sequence[str], label: str) -> str:
-    """Return figures side by side, as many as fit."""
+    """Return figures side by side, wrapped to the width of the page."""
     return f'<div class="sr-figures" role="group" aria-label="{escape(label)}">{"".join(parts)}</div>'
 
 
 def message(text: str) -> str:
-    """Return a message about something that went wrong."""
+    """Return an error message."""
     return f'<p class="sr-message" role="alert">{escape(text)}</p>'
 
 
 def square(left: float, top: float, side: float) -> str:
-    """Return a square as an SVG shape, bright on dark and dark on bright."""
+    """Return a square as SVG shapes, visible on dark and on bright pictures."""
     place = f'x="{left:.2f}" y="{top:.2f}" width="{side:.2f}" height="{side:.2f}"'
     return f'<rect class="sr-outer" {place}/><rect class="sr-inner" {place}/>'
 
 
 def unfinished(result: Upscaled, row: int) -> Pixels:
-    """Return a picture being decoded: a grey pattern where a pixel does not have all its colours yet."""
+    """Return a partly decoded picture, uint8 [32, 32, 3]; pixels without all their colours have a grey pattern."""
     done = result.filled[row].all(axis=2, keepdims=True)
     repeats = (HIGH_SIZE // 2, HIGH_SIZE // 2)
     shown: Pixels = np.where(done, result.images[row], np.tile(_EMPTY, repeats)[:, :, None]).astype(np.uint8)
@@ -89,14 +88,14 @@ def block_overlay(trace: RowTrace) -> str:
 
 
 def accepted_sizes(trace: RowTrace) -> npt.NDArray[np.float64]:
-    """Return the size of the accepted block that each pixel came in, the mean over its colours: float64 [32, 32]."""
+    """Return the accepted block size of each pixel, the mean over its colours: float64 [32, 32]."""
     sizes = np.repeat(trace.accepted, trace.accepted).astype(np.float64)
     mean: npt.NDArray[np.float64] = sizes.reshape(HIGH_SIZE, HIGH_SIZE, CHANNELS).mean(axis=2)
     return mean
 
 
 def colours(values: npt.NDArray[np.float64], highest: float) -> npt.NDArray[np.float64]:
-    """Return colours [..., 3] for values [...] between 1 and `highest`, from dark violet to yellow."""
+    """Return colours [..., 3], from dark violet to yellow, for values [...] from 1 to `highest`."""
     place = (values - 1) / max(highest - 1, 1e-9) * (len(_VIRIDIS) - 1)
     anchors = np.arange(len(_VIRIDIS))
     return np.stack([np.interp(place, anchors, _VIRIDIS[:, channel]) for channel in range(3)], axis=-1)
@@ -110,11 +109,11 @@ def heat_map(image: Pixels, trace: RowTrace, block_size: int) -> Pixels:
 
 
 def histogram(accepted: Sequence[int], block_size: int, mean: float) -> str:
-    """Return how often each block size was accepted, as bars and, for those who cannot see them, in words.
+    """Return a bar chart of accepted block sizes, with a description for screen readers.
 
     Args:
         accepted: tokens accepted in each iteration.
-        block_size: k.
+        block_size: k, the largest block size.
         mean: the mean accepted block size.
     """
     counts = np.bincount(np.asarray(accepted, np.int64), minlength=block_size + 1)[1:]
@@ -133,14 +132,14 @@ def histogram(accepted: Sequence[int], block_size: int, mean: float) -> str:
 
 
 def legend(block_size: int) -> str:
-    """Return the heat map's colours with their meaning."""
+    """Return the colour scale of the heat map."""
     steps = [f"rgb({red:.0f} {green:.0f} {blue:.0f})" for red, green, blue in _VIRIDIS] if block_size > 1 else []
     ramp = f'<span class="sr-ramp" style="background: linear-gradient(to right, {", ".join(steps)})"></span>'
     return f"<br>1 {ramp} {block_size}" if steps else ""
 
 
 def statistics(facts: Sequence[tuple[str, str]]) -> str:
-    """Return named facts as a list."""
+    """Return names and values as a list."""
     rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
     return f'<dl class="sr-facts">{rows}</dl>'
 
@@ -148,15 +147,15 @@ def statistics(facts: Sequence[tuple[str, str]]) -> str:
 def comparison(before: Sequence[tuple[str, Pixels]], after: Pixels) -> str:
     """Return a before/after slider: one of several pictures on the left, `after` on the right.
 
-    It is a plain range input, so that keys and screen readers work it.
+    The slider is a range input, so it works with the keyboard and with screen readers.
     """
     options = "".join(f'<option value="{data_uri(image)}">{escape(name)}</option>' for name, image in before)
     choose = "this.closest('.sr-compare').querySelector('.sr-before').src = this.value"
     slide = "this.closest('.sr-compare').style.setProperty('--split', this.value + '%')"
     return (
         '<div class="sr-compare"><div class="sr-frame">'
-        f'<img src="{data_uri(after)}" alt="After: ours">'
-        f'<img class="sr-before" src="{data_uri(before[0][1])}" alt="Before, over the left part of ours"></div>'
+        f'<img src="{data_uri(after)}" alt="After: superres">'
+        f'<img class="sr-before" src="{data_uri(before[0][1])}" alt="Before, over the left part"></div>'
         f'<label>Left side <select aria-label="Left side" onchange="{choose}">{options}</select></label>'
         f'<label>Before and after <input class="sr-slide" type="range" min="0" max="100" value="50" '
         f'oninput="{slide}"></label></div>'
@@ -164,5 +163,5 @@ def comparison(before: Sequence[tuple[str, Pixels]], after: Pixels) -> str:
 
 
 def download(image: Pixels, name: str, record: dict[str, Any]) -> str:
-    """Return a link that saves a picture as PNG, with `record` in its text field "superres"."""
+    """Return a link that saves a picture as PNG, with `record` in the PNG's text field "superres"."""
     return f'<br><a class="sr-download" download="{escape(name)}" href="{data_uri(image, record)}">Download PNG</a>'

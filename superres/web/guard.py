@@ -1,4 +1,4 @@
-"""What stands before the page: headers, closed paths, the size of requests, and whose files may be fetched."""
+"""Checks before a request reaches the page: login, closed paths, size, and access to files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from superres.web.uploads import UPLOAD_PATH
 from superres.web.visitors import current, identities_of, new_cookie
 
 MAX_UPLOAD_BYTES = 200_000_000
-"""A request may upload many files."""
+"""Largest size of an upload request, which may have many files."""
 MAX_REQUEST_BYTES = 1_000_000
-"""Any other request holds settings, names of files, or a text."""
+"""Largest size of other requests, which have settings, names of files, or text."""
 FILE_PATH = "/gradio_api/file="
-HOMES = ("/", "/config")
-"""What browsers and programs ask for first, and get the visitor's cookie with."""
+COOKIE_PATHS = ("/", "/config")
+"""First requests of browsers and programs; their responses set the visitor's cookie."""
 
-# The page needs nothing from other hosts, and no other site needs the page inside its own. Gradio's own scripts and
-# styles are partly inline.
+# The page loads nothing from other hosts, and other sites may not embed it. Some of Gradio's scripts and styles are
+# inline.
 HEADERS = {
     "content-security-policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src 'self' blob:; font-src 'self' data:; "
@@ -31,17 +31,17 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-# Parts of Gradio that the page does not use: some keep or send what a visitor entered.
+# Parts of Gradio that the page does not use; some of them store or send visitors' input.
 CLOSED_PATHS = ("/gradio_api/deep_link", "/gradio_api/process_recording", "/gradio_api/proxy=", "/gradio_api/runs",
                 "/gradio_api/run-history", "/gradio_api/component_server", "/gradio_api/vibe", "/gradio_api/dev",
                 "/gradio_api/stream", "/gradio_api/file/", "/monitoring")
 
 
 class Guard:
-    """Adds headers to each answer, keeps Gradio's unused parts closed, limits requests, and keeps files apart."""
+    """Middleware that adds headers, closes unused parts of Gradio, limits requests, and checks access to files."""
 
     def __init__(self, app: ASGIApp, workspace: Workspace, login: Login | None = None) -> None:
-        """Wrap `app`, whose visitors' files are in `workspace`; a `login` lets in those who have a password."""
+        """Wrap `app`; `workspace` has its visitors' files, and `login` checks passwords if there are any."""
         self.app, self.workspace, self.login = app, workspace, login
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +62,7 @@ class Guard:
             return JSONResponse({"detail": "not found"}, 404)
         most = MAX_UPLOAD_BYTES if path == UPLOAD_PATH else MAX_REQUEST_BYTES
         if "transfer-encoding" in headers or int(headers.get("content-length", 0)) > most:
-            return JSONResponse({"detail": f"send at most {most:,} bytes, and say how many"}, 413)
+            return JSONResponse({"detail": f"send at most {most:,} bytes, with a content-length header"}, 413)
         if path.startswith(FILE_PATH):
             try:
                 self.workspace.check(path.removeprefix(FILE_PATH), identities_of(scope))
@@ -72,8 +72,8 @@ class Guard:
 
 
 def _headers_of_visitor(scope: Scope) -> dict[str, str]:
-    """Return the headers of what belongs to a visitor: scripts and styles may be kept by others, this may not."""
-    cookie = new_cookie(scope) if scope["path"] in HOMES else None
+    """Return the headers that set the visitor's cookie and forbid caches to store visitors' data."""
+    cookie = new_cookie(scope) if scope["path"] in COOKIE_PATHS else None
     if cookie is not None:
         return {"cache-control": "no-store", "set-cookie": cookie}
     return {"cache-control": "no-store"} if scope["path"].startswith("/gradio_api") else {}

@@ -1,4 +1,4 @@
-"""The page's door: all that those without a password get, and how a session begins and ends."""
+"""Login and logout, and the responses to visitors who are not logged in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 OPEN_PATHS = ("/health",)
-"""What is for everybody."""
+"""Paths that need no login."""
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>superres: {title}</title>
@@ -26,41 +26,41 @@ _LOGIN = """<form method="post" action="{action}">
 <button>Log in</button><p role="alert"></p></form>
 <script>document.forms[0].onsubmit = async event => {{
   event.preventDefault();
-  const form = event.target, told = form.querySelector("[role=alert]");
-  told.textContent = "";
+  const form = event.target, status = form.querySelector("[role=alert]");
+  status.textContent = "";
   try {{
     const answer = await fetch(form.action, {{method: "POST", body: new FormData(form)}});
     if (answer.ok) return location.reload();
-    told.textContent = answer.status === 400 ? "The name or the password is wrong." : (await answer.json()).detail;
-  }} catch {{ told.textContent = "The server does not answer; try again."; }}
+    status.textContent = answer.status === 400 ? "The name or the password is wrong." : (await answer.json()).detail;
+  }} catch {{ status.textContent = "The server does not respond; try again."; }}
 }};</script>"""
 _LOGOUT = '<form method="post" action="{action}"><button>Log out of all sessions of this user</button></form>'
 
 
 class Login:
-    """Decides what a visitor gets before anything else of a page with passwords."""
+    """Decides whether a request to a page with passwords is answered by the page."""
 
     def __init__(self, page: gr.routes.App, root_path: str = "", open_paths: tuple[str, ...] = ()) -> None:
-        """Guard the mounted `page`, offered under `root_path`; whatever is below `open_paths` is for everybody, too."""
+        """Protect the mounted `page`, served under `root_path`; `open_paths` and paths below them need no login."""
         self._page, self._root = page, escape(root_path.rstrip("/"))
         self._open = open_paths
 
-    def has_entered(self, scope: Scope) -> bool:
-        """Tell whether a request belongs to a session that a password began."""
+    def is_logged_in(self, scope: Scope) -> bool:
+        """Return whether the request belongs to a visitor who is logged in."""
         cookies, name = HTTPConnection(scope).cookies, self._page.cookie_id
         tokens = (cookies.get(f"access-token-{name}"), cookies.get(f"access-token-unsecure-{name}"))
         return any(token in self._page.tokens for token in tokens)
 
     def answer(self, scope: Scope) -> ASGIApp | None:
-        """Return what a request gets in place of what it asks for; None if it gets that."""
+        """Return the response that replaces the page's response; None if the page may respond."""
         path, method = scope["path"].rstrip("/") or "/", scope["method"]
         if path in ("/login", "/logout") and method == "POST" and _is_from_another_site(scope):
-            return JSONResponse({"detail": "this can only be asked for by the page itself"}, 403)
+            return JSONResponse({"detail": "only the page itself may send this request"}, 403)
         if path in OPEN_PATHS or path.startswith(tuple(f"{each}/" for each in self._open)) or path in self._open:
             return None
         if path == "/login" and method == "POST":
             return None
-        if self.has_entered(scope):
+        if self.is_logged_in(scope):
             return self._logout(method) if path == "/logout" else None
         if path == "/" and method in ("GET", "HEAD"):
             form = _LOGIN.format(action=f"{self._root}/login")
@@ -68,21 +68,21 @@ class Login:
         return JSONResponse({"detail": "log in first"}, 401)
 
     def _logout(self, method: str) -> ASGIApp:
-        """Ask before a session is ended: a mere GET may come from another site's picture."""
+        """Ask for confirmation: a GET request may come from another site, for example as the address of a picture."""
         if method == "POST":
             return self._end
         form = _LOGOUT.format(action=f"{self._root}/logout")
-        # With the server's usual policy the browser would not tell where the form comes from.
+        # With the referrer policy of the other pages, the browser would not send the origin of the form.
         return HTMLResponse(_PAGE.format(title="Log out", content=form),
                             headers={"cache-control": "no-store", "referrer-policy": "same-origin"})
 
     async def _end(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """End the sessions of the request's user, as Gradio does upon GET."""
+        """End all sessions of the user, as Gradio does for a GET request."""
         await self._page({**scope, "method": "GET", "path": "/logout"}, receive, send)
 
 
 def _is_from_another_site(scope: Scope) -> bool:
-    """Tell whether a page of another site sent a request, by what browsers say; programs say nothing."""
+    """Return whether a page of another site sent the request; programs other than browsers send no such headers."""
     headers = Headers(scope=scope)
     site = headers.get("sec-fetch-site")
     if site is not None:

@@ -1,4 +1,4 @@
-"""The server's log: one JSON object a line on standard error, about what it did and never about who asked."""
+"""The server's log on standard error: one JSON object per line, without data about visitors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOGGER = logging.getLogger("superres.web")
 
 @contextlib.contextmanager
 def logging_as_json() -> Iterator[None]:
-    """Write the log to standard error, and what libraries print there as a part of it."""
+    """Write the log to standard error, and turn the output of libraries there into log lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
@@ -28,13 +28,13 @@ def logging_as_json() -> Iterator[None]:
         yield
 
 
-def log(event: str, **facts: Any) -> None:  # noqa: ANN401 -- whatever JSON can hold
-    """Note an event."""
-    _LOGGER.info(event, extra={"facts": facts})
+def log(event: str, **fields: Any) -> None:  # noqa: ANN401 -- any JSON values
+    """Log an event with its fields."""
+    _LOGGER.info(event, extra={"fields": fields})
 
 
 def log_bug(error: BaseException) -> None:
-    """Note an error that nobody foresaw, with the places in the code but without values, which may be a visitor's."""
+    """Log an unexpected error with its places in the code, but without values, which may be visitors' data."""
     _LOGGER.error("bug", exc_info=error)
 
 
@@ -45,22 +45,22 @@ def _places(error: BaseException) -> dict[str, Any]:
 
 
 class StrayLines(io.TextIOBase):
-    """Stands in for standard error: of a traceback that is printed, the log keeps the places and the kind of error."""
+    """Replacement for standard error: of a printed traceback, only the places and the type of the error are logged."""
 
     def write(self, text: str) -> int:
-        """Note the lines of `text` that name a place or an error, without its message, which may be a visitor's."""
+        """Log the lines of `text` that name a place or an error, without messages, which may be visitors' data."""
         for line in text.splitlines():
             if line.startswith('  File "') or re.match(r"[\w.]+(Error|Exception)\b", line):
-                _LOGGER.error("stray", extra={"facts": {"line": line.split(":")[0].strip()}})
+                _LOGGER.error("stray", extra={"fields": {"line": line.split(":")[0].strip()}})
         return len(text)
 
 
 class JsonLines(logging.Formatter):
-    """Formats records as JSON objects."""
+    """Formats log records as JSON objects."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of `record`."""
+        """Return a log record as one line of JSON."""
         moment = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
         error = record.exc_info[1] if record.exc_info else None
         return json.dumps({"time": moment, "level": record.levelname.lower(), "event": record.getMessage().strip(),
-                           **getattr(record, "facts", {}), **(_places(error) if error else {})})
+                           **getattr(record, "fields", {}), **(_places(error) if error else {})})

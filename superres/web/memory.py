@@ -1,4 +1,4 @@
-"""The memory of a server that now and then holds large pictures."""
+"""Memory use of a server that sometimes reads large pictures."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 def return_large_blocks() -> None:
-    """Let the C library give blocks from LARGE_BYTES on back to the system as soon as they are freed.
+    """Make the C library return freed blocks of at least LARGE_BYTES to the system at once.
 
-    glibc otherwise takes blocks of up to 32 MB from the heaps of its threads once such a block was freed. One heap for
-    each thread that ever read a picture then stays as large as its largest picture. Elsewhere this does nothing.
+    After freeing such a block, glibc otherwise allocates blocks of up to 32 MB from the heaps of its threads. Every
+    thread that has read a picture then keeps a heap of that size. On systems other than Linux, this does nothing.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # a C library without mallopt

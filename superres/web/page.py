@@ -1,10 +1,10 @@
-"""The whole page: its head and its tabs."""
+"""The page: its head and its tabs."""
 
 from __future__ import annotations
 
 import functools
-import shutil
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +17,28 @@ from superres.web.controls import SUGGESTED, shown_to_visitor
 from superres.web.decoding import Decoder
 from superres.web.files import NOT_UPLOADED, Workspace
 from superres.web.logs import log
-from superres.web.survey_tabs import survey_tabs
 from superres.web.translate_tab import translate_tab
 from superres.web.upscale_tab import upscale_tab
 from superres.web.visitors import Identities, current, identities_of, named_paths
 
 TITLE = "superres: faces, block by block"
 HEAD = """# superres
-An 8x8 face goes in, a 32x32 face comes out, several tokens a step. Pick an example or your own photo, and press
-**Upscale**.
+An 8x8 face becomes a 32x32 face, decoded several tokens per step.
 
 **The detail is invented.** The result is a plausible face, not a likeness: never use it to identify anyone. The model
-knows faces like CelebA's, mostly light-skinned, young and frontal; others come out worse."""
-THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+was trained on CelebA's faces, mostly light-skinned, young and frontal; results for other faces are worse."""
+THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]).set(
+    block_info_text_color="*neutral_600", block_info_text_color_dark="*neutral_300")
 CSS = Path(__file__).with_name("page.css")
+SURVEY_PATH = "/survey"
+"""Path of the survey's voting page."""
 
 
 class Page(gr.Blocks):
-    """The page. Before any of its handlers runs, the files that the visitor names are checked to be the visitor's."""
+    """The page. Before a handler runs, the page checks that the files in its inputs belong to the visitor."""
 
     def __init__(self, workspace: Workspace, **settings: Any) -> None:  # noqa: ANN401 -- as in Gradio
-        """Make the page, with Gradio's `settings`; visitors' files are in `workspace`."""
+        """Create the page with Gradio's `settings`; `workspace` has the visitors' files."""
         super().__init__(**settings)
         self.workspace = workspace
 
@@ -45,24 +46,30 @@ class Page(gr.Blocks):
         self, block_fn: Any, inputs: list[Any], state: Any = None, request: Any = None, iterator: Any = None,  # noqa: ANN401
         *more: Any, **keywords: Any,  # noqa: ANN401 -- Gradio's
     ) -> dict[str, Any]:
-        """Handle an event, however it came: Gradio calls this for the queue and for requests past it alike."""
+        """Handle an event from the queue or a direct request, and turn errors into messages for the visitor."""
         visitor = identities_of(request.request.scope) if isinstance(request, gr.Request) and request.request else ()
         token = current.set(visitor)
         try:
-            if iterator is None:  # otherwise an event is continued, and its inputs were checked at its start
+            if iterator is None:  # the first step of an event; later steps have the same inputs
                 blocks = (self.fns[block_fn] if isinstance(block_fn, int) else block_fn).inputs
                 inputs = [*map(functools.partial(self._checked, visitor), blocks, inputs), *inputs[len(blocks):]]
             handled: dict[str, Any] = await super().process_api(
                 block_fn, inputs, state, request, iterator, *more, **keywords)
             return handled
-        except InvalidInputError as error:
+        except gr.Error:
+            raise
+        except Exception as error:
             log("refused", reason=type(error).__name__)
             raise shown_to_visitor(error) from None
         finally:
             current.reset(token)
 
     def _checked(self, visitor: Identities, block: gr.components.Component, value: Any) -> Any:  # noqa: ANN401 -- JSON
-        """Return the value of an input, with nothing but the paths of the visitor's files where it takes files."""
+        """Return the value of an input; of files, only the paths are kept.
+
+        Raises:
+            InvalidInputError: a file does not belong to the visitor.
+        """
         for path in named_paths(value):
             self.workspace.check(path, visitor)
         if value is None or not isinstance(block, (gr.Image, gr.File)):
@@ -81,12 +88,12 @@ def build_page(
     """Build the page.
 
     Args:
-        decoder: what decodes.
-        workspace: the folder of temporary files, entered.
-        examples: pictures to try, the first chosen already.
-        max_queue: requests that may wait for the one being decoded.
-        with_survey: whether the server has a survey beside it, which two tabs then show.
-        root_path: the path under which a proxy offers the page.
+        decoder: decodes for the page.
+        workspace: folder of temporary files, already entered.
+        examples: example pictures inside the workspace; the first one is chosen initially.
+        max_queue: largest number of waiting requests.
+        with_survey: whether the page has the tabs of a survey.
+        root_path: path under which a proxy serves the page.
     """
     upscaler = decoder.upscaler
     default = SUGGESTED if upscaler.default == DecodeConfig() else upscaler.default
@@ -96,7 +103,7 @@ def build_page(
         gr.Markdown(HEAD, elem_id="head")
         with gr.Tabs():
             with gr.Tab("Upscale"):
-                upscale_tab(decoder, workspace, default, served_copies(examples, workspace), queue)
+                upscale_tab(decoder, workspace, default, examples, queue)
             with gr.Tab("Batch"):
                 batch_tab(decoder, workspace, default, queue)
             if decoder.translator is not None:
@@ -104,12 +111,24 @@ def build_page(
                     translate_tab(decoder, decoder.translator, queue)
             if with_survey:
                 survey_tabs(root_path)
-    # Only what decodes is queued, so that the limit counts nothing else.
+    # Only events that decode are queued, so the limit counts only them.
     page.queue(max_size=max_queue, api_open=False)
     return page
 
 
-def served_copies(examples: Sequence[Path], workspace: Workspace) -> list[Path]:
-    """Copy the examples to where the page may serve files from."""
-    folder = workspace.new_folder()
-    return [Path(shutil.copy(path, folder / path.name)) for path in examples]
+def survey_tabs(root_path: str) -> None:
+    """Lay out both tabs; a frame loads when its tab is first opened.
+
+    Args:
+        root_path: path under which a proxy serves the page, or "".
+    """
+    for name, path, note in (
+        ("Survey", "/", "To vote by keyboard, click into the frame or move to it with Tab."),
+        ("Results", "/results/", "The results are for the study's owner, and need the owner's token."),
+    ):
+        address = f"{root_path.rstrip('/')}{SURVEY_PATH}{path}"
+        with gr.Tab(name):
+            gr.HTML(f'<p class="sr-hint">{escape(note)} <a href="{escape(address)}" target="_blank" rel="noopener">'
+                    f"Open in a separate window</a></p>"
+                    f'<iframe class="sr-survey" src="{escape(address)}" title="{name}" loading="lazy"></iframe>',
+                    elem_id=name.lower())

@@ -1,4 +1,4 @@
-"""The passwords of the page, and a limit on how often they may be guessed."""
+"""The page's passwords, and a limit on wrong attempts."""
 
 from __future__ import annotations
 
@@ -15,59 +15,59 @@ from superres.web.visitors import current
 
 WINDOW_SECONDS = 60.0
 PER_VISITOR = 5
-"""Wrong passwords from one address within WINDOW_SECONDS."""
+"""Allowed wrong passwords per address within WINDOW_SECONDS."""
 IN_ALL = 60
-"""Wrong passwords from all addresses together within WINDOW_SECONDS."""
+"""Allowed wrong passwords from all addresses together within WINDOW_SECONDS."""
 MOST_KNOWN = 1000
-"""Visitors who are remembered as having entered before."""
+"""Largest number of browsers that are remembered after a login."""
 
 _Key = tuple[str, ...]
 
 
 class Passwords:
-    """Tells whether a name and a password are right, as Gradio asks.
+    """Checks names and passwords for Gradio.
 
-    Wrong passwords are counted by address and in all. A browser that a user has entered with before is counted by
-    itself for that user, so that strangers who guess cannot keep the user out.
+    Wrong passwords are counted per address and in all. A browser from which a user has logged in before is counted
+    separately, so other people's wrong attempts do not lock the user out.
     """
 
     def __init__(self, pairs: Sequence[tuple[str, str]], clock: Callable[[], float] = time.monotonic) -> None:
-        """Take names and passwords; `clock` tells the time in seconds."""
+        """Store names and passwords; `clock` returns the time in seconds."""
         self._passwords = dict(pairs)
         self._clock = clock
-        self._tries: deque[tuple[float, _Key]] = deque()
+        self._attempts: deque[tuple[float, _Key]] = deque()
         self._known: OrderedDict[_Key, None] = OrderedDict()
 
     def __call__(self, name: str, password: str) -> bool:
-        """Tell whether `password` is the one of `name`.
+        """Return whether `password` is the password of `name`.
 
         Raises:
-            HTTPException: 429, there were too many wrong ones; the password is not looked at.
+            HTTPException: status 429 after too many wrong passwords, without a check of this password.
         """
         *cookie, address = current.get() or ("",)
         browser = (*cookie, name)
         key = browser if browser in self._known else (_network_of(address.removeprefix("address ")),)
         wait = self._wait(key)
         if wait:
-            told = f"too many wrong passwords; try again in {wait} seconds"
-            raise HTTPException(429, told, {"retry-after": str(wait)})
-        # Counted before it is known to be wrong, so that many at once are counted, too.
-        self._tries.append((self._clock(), key))
+            message = f"too many wrong passwords; try again in {wait} seconds"
+            raise HTTPException(429, message, {"retry-after": str(wait)})
+        # The attempt counts until the password is known to be right, so simultaneous attempts are limited too.
+        self._attempts.append((self._clock(), key))
         expected = self._passwords.get(name)
         if not hmac.compare_digest(password.encode(), (expected or "").encode()) or expected is None:
             return False
-        self._tries.pop()
+        self._attempts.pop()
         if cookie:
             self._remember(browser)
         return True
 
     def _wait(self, key: _Key) -> int:
-        """Return 0 if a password may be tried, or the seconds until then."""
+        """Return the seconds until the next attempt is allowed; 0 if it is allowed now."""
         start = self._clock() - WINDOW_SECONDS
-        while self._tries and self._tries[0][0] <= start:
-            self._tries.popleft()
-        own = [moment for moment, other in self._tries if other == key]
-        strangers = [moment for moment, other in self._tries if other not in self._known]
+        while self._attempts and self._attempts[0][0] <= start:
+            self._attempts.popleft()
+        own = [moment for moment, other in self._attempts if other == key]
+        strangers = [moment for moment, other in self._attempts if other not in self._known]
         full = [own[-PER_VISITOR]] if len(own) >= PER_VISITOR else []
         if key not in self._known and len(strangers) >= IN_ALL:
             full.append(strangers[-IN_ALL])
@@ -81,7 +81,7 @@ class Passwords:
 
 
 def _network_of(address: str) -> str:
-    """Return the address, or of IPv6 the network of 64 bits, which one visitor may have to choose addresses from."""
+    """Return the address; for IPv6 its 64-bit network, since one visitor may use all addresses in it."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a visitor uploads: read by the reader of the command line, cropped to a square, reduced as in training."""
+"""Read a visitor's picture, crop it to a square, and reduce it as in training."""
 
 from __future__ import annotations
 
@@ -10,31 +10,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
+from superres.batch.image_files import Pixels
 from superres.config import require
 from superres.errors import InvalidInputError
 from superres.tasks.faces import HIGH_SIZE, LOW_SIZE, area_reduce, crop_square, read_image
 from superres.web.files import NOT_UPLOADED
 
-Pixels = npt.NDArray[np.uint8]
 Result = TypeVar("Result")
 
 MAX_PIXELS = 24_000_000
-"""Larger pictures are refused from their header: about 72 MB each once decoded."""
+"""Largest number of pixels of a picture, about 72 MB in memory; the header is checked before decoding."""
 READING = threading.Lock()
-"""Held while a picture is in memory at its full size: one at a time, whatever the number of visitors."""
+"""Lock of the one picture that is in memory at its full size."""
 
 
 @dataclass(frozen=True)
 class Crop:
-    """A square of a photo.
+    """A square crop of a photo.
 
     Attributes:
-        x: its centre from the left edge, in percent of the width.
-        y: its centre from the top edge, in percent of the height.
-        size: its side, in percent of the shorter side of the photo.
+        x: centre from the left edge, in percent of the width.
+        y: centre from the top edge, in percent of the height.
+        size: side of the square, in percent of the photo's shorter side.
     """
 
     x: float = 50.0
@@ -48,7 +45,7 @@ class Crop:
                     f"crop {name} must be a percentage from {low} to 100, not {value!r}")
 
     def box(self, width: int, height: int) -> tuple[int, int, int]:
-        """Return left, top and side in pixels, moved and grown to lie inside the photo and span at least 8 pixels."""
+        """Return left, top and side in pixels; the square lies inside the photo and has at least 8 pixels per side."""
         side = min(max(round(min(width, height) * self.size / 100), LOW_SIZE), width, height)
         left, top = round(width * self.x / 100 - side / 2), round(height * self.y / 100 - side / 2)
         return min(max(left, 0), width - side), min(max(top, 0), height - side), side
@@ -56,11 +53,11 @@ class Crop:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What is decoded, and what it was made from.
+    """The input of a decoding, and its ground truth.
 
     Attributes:
         source: uint8 [8, 8, 3].
-        truth: uint8 [32, 32, 3], the same crop reduced less; None where there was no photo large enough.
+        truth: the crop of the photo reduced to uint8 [32, 32, 3]; None without a photo or if it is too small.
     """
 
     source: Pixels
@@ -68,20 +65,20 @@ class Subject:
 
 
 def reduce_upload(path: str | os.PathLike[str], reduce: Callable[[Pixels], Result], name: str = "the file") -> Result:
-    """Read an upload and return what `reduce` makes of it, of which the picture itself must be no part.
+    """Read an upload and return `reduce` of the picture; the result must not refer to the picture's memory.
 
     Args:
-        path: the temporary file, of which is known that it belongs to the visitor.
-        reduce: a function of the picture, uint8 [H, W, 3], at least 8x8.
-        name: what to call it in messages, which never show the server's own paths.
+        path: temporary file of the visitor.
+        reduce: function of the picture, uint8 [H, W, 3], at least 8x8.
+        name: name of the file in messages, which never contain the server's paths.
 
     Raises:
-        InvalidInputError: it is no picture, damaged, too small or too large, or was deleted meanwhile.
+        InvalidInputError: the file is not a picture, is damaged, too small or too large, or has been deleted.
     """
     try:
         is_readable = stat.S_ISREG(os.lstat(path).st_mode) and os.access(path, os.R_OK)
         if is_readable:
-            os.utime(path)  # in use: the sweep of old files leaves it alone for a while
+            os.utime(path)  # marks the file as used, so that the sweep of old files keeps it
     except (OSError, ValueError):
         is_readable = False
     if not is_readable:
@@ -94,12 +91,12 @@ def reduce_upload(path: str | os.PathLike[str], reduce: Callable[[Pixels], Resul
 
 
 def is_photo(image: Pixels) -> bool:
-    """Tell whether a picture has to be cropped and reduced, rather than being an input as it is."""
+    """Return whether a picture must be cropped and reduced; an 8x8 picture is an input as it is."""
     return image.shape[:2] != (LOW_SIZE, LOW_SIZE)
 
 
 def default_crop(image: Pixels) -> Crop:
-    """Return the crop that `superres upscale` takes of a picture."""
+    """Return the crop that `superres upscale` uses for a picture."""
     height, width = image.shape[:2]
     return Crop(size=100 * len(crop_square(image)) / min(height, width))
 
@@ -108,8 +105,8 @@ def take(image: Pixels, crop: Crop | None = None) -> Subject:
     """Crop and reduce a picture, uint8 [H, W, 3]; an 8x8 one is the source itself.
 
     Args:
-        image: the picture.
-        crop: which square of a photo; the one of `superres upscale` if None.
+        image: picture.
+        crop: square of the photo; the crop of `superres upscale` if None.
     """
     if not is_photo(image):
         return Subject(image)
@@ -120,12 +117,12 @@ def take(image: Pixels, crop: Crop | None = None) -> Subject:
 
 
 def shrink(image: Pixels, longest: int) -> Pixels:
-    """Reduce a picture to at most `longest` pixels a side, for showing it."""
+    """Return a picture reduced to at most `longest` pixels per side."""
     height, width = image.shape[:2]
     scale = min(1.0, longest / max(height, width))
     return area_reduce(image, max(1, round(height * scale)), max(1, round(width * scale)))
 
 
 def file_name(path: str) -> str:
-    """Return the last part of a name as browsers and zip files give it, without the folders of any system."""
+    """Return the last part of a path from a browser or a zip file, with slashes or backslashes."""
     return Path(path.replace("\\", "/")).name or "unnamed"

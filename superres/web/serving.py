@@ -1,4 +1,4 @@
-"""The server around the page: what it refuses, its health, its log, and how it stops."""
+"""The server of the page: its routes, its health check, its log, and how it stops."""
 
 from __future__ import annotations
 
@@ -23,30 +23,29 @@ from superres.web.files import Workspace
 from superres.web.guard import Guard
 from superres.web.login import Login
 from superres.web.logs import log
-from superres.web.page import CSS, THEME
+from superres.web.page import CSS, SURVEY_PATH, THEME
 from superres.web.passwords import Passwords
-from superres.web.survey_tabs import SURVEY_PATH
 from superres.web.uploads import MAX_FILE_BYTES, UPLOAD_PATH, receive_uploads
 
 SWEEP_SECONDS = 30
 GRACE_SECONDS = 5
-"""How long open connections may take to end when the server stops."""
+"""Time that open connections have to end when the server stops."""
 
 
 def build_server(
     page: gr.Blocks, decoder: Decoder, workspace: Workspace, auth: list[tuple[str, str]] | None = None,
     root_path: str = "", survey: ASGIApp | None = None,
 ) -> FastAPI:
-    """Put the page into a server.
+    """Return the server of a page.
 
     Args:
         page: the page.
-        decoder: what decodes for it.
-        workspace: its temporary files.
-        auth: names and passwords that may enter the page; everybody if None. The survey lets raters in without, and
-            asks the study's owner for a token.
-        root_path: the path under which a proxy offers the page.
-        survey: a survey's application, if there is one, for SURVEY_PATH.
+        decoder: decodes for the page.
+        workspace: folder of temporary files.
+        auth: names and passwords of users; None for a page without login. The survey needs no login: raters vote
+            without it, and the results need the owner's token.
+        root_path: path under which a proxy serves the page.
+        survey: application of a survey for SURVEY_PATH, or None.
     """
 
     @contextlib.asynccontextmanager
@@ -63,22 +62,22 @@ def build_server(
     @server.get("/health")
     def health(request: Request) -> JSONResponse:
         report = {"status": "stopping" if decoder.is_closing else "ok"}
-        if login is None or login.has_entered(request.scope):
+        if login is None or login.is_logged_in(request.scope):
             report |= _health_of(page, decoder)
         return JSONResponse(report, 503 if decoder.is_closing else 200)
 
     if survey is not None:
-        server.get(SURVEY_PATH)(lambda: RedirectResponse(f"{SURVEY_PATH[1:]}/"))  # relative: a proxy may add a path
+        server.get(SURVEY_PATH)(lambda: RedirectResponse(f"{SURVEY_PATH[1:]}/"))  # relative: see root_path
         server.mount(SURVEY_PATH, survey)
     server.post(UPLOAD_PATH)(receive_uploads(workspace))
-    # The page takes all the rest.
+    # The page handles all other paths.
     gr.mount_gradio_app(
         server, page, path="/", auth=Passwords(auth) if auth else None, root_path=root_path or None,
         max_file_size=MAX_FILE_BYTES, theme=THEME, css_paths=[CSS], footer_links=[], run_history=False,
         enable_monitoring=False, ssr_mode=False, pwa=False, mcp_server=False, show_error=True,
     )
-    # A mounted page counts as not launched, for which Gradio skips the check that a file which a visitor names is one
-    # that was uploaded, and sends no heartbeats, by which it notices that a visitor has left.
+    # Gradio regards a mounted page as not launched. It would then accept files that were not uploaded, and would send
+    # no heartbeats, by which it notices that a visitor has left.
     page.has_launched = page.is_running = True
     processing_utils.async_ssrf_protected_download = _refuse_download
     mounted = next(route.app for route in server.routes
@@ -89,15 +88,15 @@ def build_server(
 
 
 def _health_of(page: gr.Blocks, decoder: Decoder) -> dict[str, Any]:
-    """Return what the server is busy with, and what it decodes with."""
+    """Return the server's load, checkpoint and device."""
     return {"busy": decoder.is_busy, "waiting": len(page._queue), "max_queue": page._queue.max_size,
             "checkpoint": decoder.upscaler.name, "revision": decoder.upscaler.revision,
             "device": str(decoder.upscaler.device)}
 
 
 async def _refuse_download(url: str, cache_dir: str) -> str:
-    """Stand in for Gradio's download of files that visitors name by address: this server asks no other host."""
-    raise gr.Error("give a file, not an address on the network", print_exception=False)
+    """Replace Gradio's download of files from URLs: this server sends no requests to other hosts."""
+    raise gr.Error("give a file, not a URL", print_exception=False)
 
 
 async def _sweep_forever(workspace: Workspace) -> None:
@@ -109,10 +108,10 @@ async def _sweep_forever(workspace: Workspace) -> None:
 
 
 class Server(uvicorn.Server):
-    """A server that ends a decoding when it is told to stop, rather than waiting for it."""
+    """A server that stops the running decoding when it receives a signal."""
 
     def __init__(self, config: uvicorn.Config, decoder: Decoder) -> None:
-        """Serve with `config`; `decoder` is closed first when a signal comes."""
+        """Create a server; a signal closes `decoder` first."""
         super().__init__(config)
         self.decoder = decoder
 
@@ -123,22 +122,22 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: Any = None) -> None:  # noqa: ANN401 -- as in uvicorn
-        """Open the port and say so."""
+        """Open the port, and log it."""
         await super().startup(sockets)
         if self.started:
             log("ready", host=self.config.host, port=self.servers[0].sockets[0].getsockname()[1])
 
 
 def configure(app: FastAPI, host: str, port: int, grace_seconds: int = GRACE_SECONDS) -> uvicorn.Config:
-    """Return how `app` is served: without a log of visitors' addresses, and with limits for connections."""
+    """Return the server's configuration: no log of visitors' addresses, and limits on connections."""
     return uvicorn.Config(app, host, port, http=Connection, ws="none", log_config=None, access_log=False,
                           server_header=False, timeout_graceful_shutdown=grace_seconds)
 
 
 def serve(app: FastAPI, decoder: Decoder, host: str, port: int) -> bool:
-    """Serve until SIGINT or SIGTERM; return whether the port could be opened at all."""
+    """Serve until SIGINT or SIGTERM; return whether the port could be opened."""
     server = Server(configure(app, host, port), decoder)
-    with contextlib.suppress(KeyboardInterrupt, SystemExit):  # uvicorn repeats the signal once it has stopped
+    with contextlib.suppress(KeyboardInterrupt, SystemExit):  # uvicorn raises the signal again after stopping
         server.run()
     log("stopped")
     return server.started

@@ -1,6 +1,6 @@
-"""The translate tab's views: translations with their accepted blocks marked, their steps, and the report for programs.
+"""Views of the tab Translate: translations with accepted blocks marked, and their steps; and the report for programs.
 
-All text is a visitor's, or made from it: it is escaped, and never noted anywhere.
+All text is visitors' data: it is escaped, and never logged.
 """
 
 from __future__ import annotations
@@ -17,77 +17,78 @@ from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.tasks.translation import END
 from superres.web import drawing
+from superres.web.decoding import is_complete
 from superres.web.views import race_note
 
 if TYPE_CHECKING:
     from superres.pipeline.translator import Translated, Translator
 
 LANGUAGES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian"}
-"""Names of languages."""
+"""Names of languages by tag."""
 
 REPLAY_SECONDS = 4.0
-"""How long the slower side of a finished translation is shown again in slow motion, at most."""
+"""Longest duration of the slow-motion replay of a finished translation."""
 STEP_SECONDS = 0.3
-"""The same for each step of it."""
+"""Longest average duration of a step in the replay."""
 
 
 @dataclass
 class Clock:
-    """When the steps of a decoding were done, as its frames told.
+    """Times of a decoding's steps.
 
     Attributes:
-        calls: model calls at each frame.
-        seconds: of decoding until then.
+        calls: model calls until each recorded frame.
+        seconds: decoding time until each recorded frame.
     """
 
     calls: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
-    def note(self, result: Translated) -> None:
-        """Take down a frame."""
+    def record(self, result: Translated) -> None:
+        """Record the time of a frame."""
         if not self.calls or result.model_calls > self.calls[-1]:
             self.calls.append(result.model_calls)
             self.seconds.append(result.seconds)
 
     def at(self, step: int) -> float:
-        """Return the seconds until iteration `step` (from 0) was done."""
+        """Return the decoding time in seconds until the end of iteration `step` (from 0)."""
         return float(np.interp(step + 2, self.calls, self.seconds))  # the first call only proposes
 
 
 def slow_motion(clocks: dict[str, Clock]) -> float:
-    """Return how many times slower than it was a decoding is shown again."""
+    """Return the factor by which the replay is slower than the decoding."""
     steps = max(clock.calls[-1] for clock in clocks.values())
     seconds = max(clock.seconds[-1] for clock in clocks.values())
     return min(REPLAY_SECONDS, STEP_SECONDS * steps) / max(seconds, 1e-9)
 
 
 def translations_html(
-    translator: Translator, lines: Sequence[str], shown: dict[str, Translated], clocks: dict[str, Clock] | None = None,
+    translator: Translator, lines: Sequence[str], frames: dict[str, Translated], clocks: dict[str, Clock] | None = None,
 ) -> str:
-    """Return translations being made, in one way or in several by name.
+    """Return the partial or complete translations of all variants.
 
     Args:
-        translator: what makes them.
-        lines: the sources.
-        shown: what there is so far.
-        clocks: if they are to be shown once more in slow motion: when the steps were done.
+        translator: checkpoint that translates.
+        lines: source lines.
+        frames: latest frame of each variant, by name.
+        clocks: times of each variant's steps, for a slow-motion replay; None for no replay.
     """
     slower = 0.0 if clocks is None else slow_motion(clocks)
     parts = []
-    for lane, result in shown.items():
-        at = clocks[lane] if clocks is not None else None
-        heading = f"<h3>{escape(lane)}</h3>" if lane else ""
+    for name, result in frames.items():
+        at = clocks[name] if clocks is not None else None
+        heading = f"<h3>{escape(name)}</h3>" if name else ""
         facts = drawing.statistics(facts_of(result))
-        parts.append(f'<section class="sr-lane">{heading}{lines_html(translator, lines, result, at, slower)}{facts}'
+        parts.append(f'<section class="sr-variant">{heading}{lines_html(translator, lines, result, at, slower)}{facts}'
                      f"{steps_html(translator, result)}</section>")
-    return (f'<div class="sr-lanes">{"".join(parts)}</div>{hints_html(translator, shown, slower)}'
-            f"{plain_html(translator, list(shown.values())[-1])}")
+    return (f'<div class="sr-variants">{"".join(parts)}</div>{hints_html(translator, frames, slower)}'
+            f"{plain_html(translator, list(frames.values())[-1])}")
 
 
 def lines_html(
     translator: Translator, lines: Sequence[str], result: Translated, clock: Clock | None, slower: float,
 ) -> str:
-    """Return each line's translation, its accepted blocks marked; `clock` and `slower` as for a replay."""
+    """Return the translations with accepted blocks marked; `clock` and `slower` give the times of a replay."""
     items = []
     for source, text, traces in zip(lines, result.texts, result.traces, strict=True):
         if traces:
@@ -102,7 +103,7 @@ def lines_html(
 
 
 def blocks_html(translator: Translator, traces: Sequence[RowTrace], clock: Clock | None, slower: float) -> str:
-    """Return a line's translation as its accepted blocks, numbered on through its parts, a title each."""
+    """Return the accepted blocks of a line; the numbers of the steps continue over the parts of the line."""
     parts = []
     number = 0
     for trace in traces:
@@ -119,7 +120,7 @@ def blocks_html(translator: Translator, traces: Sequence[RowTrace], clock: Clock
 
 
 def block_html(text: str, number: int, tokens: Sequence[int], style: str) -> str:
-    """Return an accepted block; a blank at its start stands before it."""
+    """Return an accepted block; white space at its start is placed before the block."""
     start = len(text) - len(text.lstrip())
     title = f"Step {number}: {len(tokens)} token{'s' if len(tokens) > 1 else ''}"
     ends = " sr-ends" if END in tokens else ""
@@ -128,30 +129,30 @@ def block_html(text: str, number: int, tokens: Sequence[int], style: str) -> str
 
 
 def plain_html(translator: Translator, result: Translated) -> str:
-    """Return the translations as text to copy."""
+    """Return the translations as plain text to copy."""
     tag = translator.languages[1]
     text = escape("\n".join(result.texts))
     return (f'<label class="sr-plain">{escape(language_name(tag))}<textarea readonly lang="{escape(tag)}" '
-            f'rows="{max(2, len(result.texts))}">\n{text}</textarea></label>')  # the line break there is not content
+            f'rows="{max(2, len(result.texts))}">\n{text}</textarea></label>')  # HTML ignores this first line break
 
 
 def language_name(tag: str) -> str:
-    """Return the name of a language, or its tag where that is not known."""
+    """Return the name of a language, or its tag if the name is not known."""
     return LANGUAGES.get(tag, tag)
 
 
 def facts_of(result: Translated) -> list[tuple[str, str]]:
-    """Return the statistics of a decoding as names and values; all lines share the model calls."""
+    """Return the statistics of a decoding as names and values; the lines share the model calls."""
     traces = [trace for line in result.traces for trace in line]
     facts = [("tokens", f"{sum(result.tokens):,}")]
     if traces:
         facts += [("iterations", f"{sum(trace.iterations for trace in traces):,}"),
-                  ("tokens a step", f"{mean_accepted_block_size(traces):.2f}")]
+                  ("tokens per step", f"{mean_accepted_block_size(traces):.2f}")]
     return [*facts, ("model calls", f"{result.model_calls:,}"), ("seconds", f"{result.seconds:.3f}")]
 
 
 def steps_html(translator: Translator, result: Translated) -> str:
-    """Return the steps with the tokens that each accepted, as in section 7.4 of the paper."""
+    """Return the accepted tokens of each step, as in section 7.4 of the paper."""
     lists = []
     for number, traces in enumerate(result.traces, 1):
         if traces:
@@ -164,27 +165,27 @@ def steps_html(translator: Translator, result: Translated) -> str:
     return f'<details{opened}><summary>Steps</summary><pre class="sr-trace" tabindex="0">{text}</pre></details>'
 
 
-def hints_html(translator: Translator, shown: dict[str, Translated], slower: float) -> str:
-    """Return what there is to say about results: how a race ended, what was too long, how they are shown."""
-    if not all(result.is_complete for result in shown.values()):
-        return '<p class="sr-hint">Translating.</p>'
-    hints = [f"{note[:1].upper()}{note[1:]}." for note in notes(translator, next(iter(shown.values())))]
-    if len(shown) > 1:
-        hints.append(race_note(shown))
-        same = len({tuple(result.texts) for result in shown.values()}) == 1
-        hints.append(f"The translations are {'the same' if same else 'not the same'}.")
+def hints_html(translator: Translator, frames: dict[str, Translated], slower: float) -> str:
+    """Return notes on the results: the result of a race, lines that were too long, and the speed of the replay."""
+    if not is_complete(frames):
+        return '<p class="sr-hint">Translating ...</p>'
+    hints = [f"{note[:1].upper()}{note[1:]}." for note in notes(translator, next(iter(frames.values())))]
+    if len(frames) > 1:
+        hints.append(race_note(frames))
+        same = len({tuple(result.texts) for result in frames.values()}) == 1
+        hints.append(f"The translations are {'equal' if same else 'different'}.")
     else:
-        (result,) = shown.values()
-        hints.append(f"Done in {result.seconds:.3f} seconds of decoding.")
+        (result,) = frames.values()
+        hints.append(f"Decoded in {result.seconds:.3f} seconds.")
     if slower > 1:
-        hints.append(f'<span class="sr-slower">Shown {slower:.0f} times slower than it was.</span>')
+        hints.append(f'<span class="sr-slower">The replay is {slower:.0f} times slower than the decoding.</span>')
     return f'<p class="sr-hint" role="status">{" ".join(hints)}</p>'
 
 
 def report_of(
     translator: Translator, options: DecodeConfig | BeamConfig, result: Translated,
 ) -> dict[str, Any]:
-    """Return the report of a frame for programs: one entry a line."""
+    """Return the report of a frame for programs, with one entry per line."""
     lines = []
     for number, traces in enumerate(result.traces, 1):
         entry: dict[str, Any] = {"line": number, "tokens": result.tokens[number - 1], "parts": result.parts[number - 1],

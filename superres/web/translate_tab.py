@@ -1,4 +1,4 @@
-"""The tab that translates lines of text step by step in front of the visitor, and its endpoint `/translate`."""
+"""The tab Translate, which shows a translation step by step, and its endpoint `/translate`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 import gradio as gr
 
-from superres.config import TRANSLATION, BeamConfig, DecodeConfig, require
+from superres.config import TRANSLATION, BeamConfig, DecodeConfig, require_whole
 from superres.errors import InvalidInputError
 from superres.pipeline.translator import Translated, Translator
 from superres.web import decoding
 from superres.web.controls import (
+    INSTANT,
     RAW,
     Value,
     decoding_controls,
@@ -21,10 +22,9 @@ from superres.web.controls import (
     named,
     offered,
     options_of,
-    streaming,
     whole_number,
 )
-from superres.web.decoding import Decoder
+from superres.web.decoding import Decoder, is_complete
 from superres.web.text_views import Clock, language_name, report_of, translations_html
 
 MAX_LINES = 20
@@ -32,28 +32,26 @@ MAX_CHARACTERS = 2000
 MAX_BEAM = 8
 EXAMPLES = {"en": ("A dog runs through the snow.", "Two men are talking on the street.",
                    "A girl in a red shirt is standing in front of a house and eating an ice cream.")}
-"""Sentences to try, by the source language: scenes such as Multi30k describes."""
-HINT = ('<p class="sr-hint">The translation will appear here, step by step: the tokens that a step accepts together '
-        "share a colour and the number of the step.</p>")
-
-Way = DecodeConfig | BeamConfig
+"""Example sentences by source language; they describe scenes as Multi30k does."""
+HINT = ('<p class="sr-hint">The translation will appear here, step by step. The tokens of a step share a colour '
+        "and the number of the step.</p>")
 
 
 def translate_tab(decoder: Decoder, translator: Translator, queue: dict[str, Any]) -> None:
     """Lay out the tab.
 
     Args:
-        decoder: what decodes.
-        translator: its checkpoint for text.
-        queue: how events that decode are queued.
+        decoder: decodes for the tab.
+        translator: the decoder's checkpoint for text.
+        queue: options of the queue for events that decode.
     """
     source = translator.languages[0]
     examples = EXAMPLES.get(source, ())
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
-            text = gr.Textbox(examples[0] if examples else "", label=f"{language_name(source)}, a sentence a line",
+            text = gr.Textbox(examples[0] if examples else "", label=f"{language_name(source)}, one sentence per line",
                               lines=3, max_lines=MAX_LINES, max_length=MAX_CHARACTERS, elem_id="text",
-                              info=f"At most {MAX_LINES} lines and {MAX_CHARACTERS:,} characters")
+                              info=f"At most {MAX_LINES} lines and {MAX_CHARACTERS:,} characters.")
             with gr.Row(elem_classes="sr-examples"):
                 buttons = [gr.Button(example, size="sm", min_width=200) for example in examples]
             with gr.Accordion("Decoding settings", open=False):
@@ -62,112 +60,106 @@ def translate_tab(decoder: Decoder, translator: Translator, queue: dict[str, Any
             with gr.Row():
                 run = gr.Button("Translate", variant="primary", elem_id="run-text")
                 stop = gr.Button("Stop", variant="stop", elem_id="stop-text")
-            race = gr.Checkbox(label="Race: greedy beside it, on the same clock", elem_id="race-text")
+            race = gr.Checkbox(label="Race against greedy decoding", elem_id="race-text")
             live = gr.HTML(HINT, elem_id="translation")
     for button, example in zip(buttons, examples, strict=True):
-        button.click(functools.partial(str, example), None, text, queue=False, show_progress="hidden",
-                     api_visibility="private")
-    started = gr.on([run.click, text.submit], streaming(functools.partial(translate_for_page, decoder, translator)),
+        button.click(functools.partial(str, example), None, text, **INSTANT)
+    started = gr.on([run.click, text.submit], functools.partial(translate_for_page, decoder, translator),
                     [text, race, *settings], live, show_progress="minimal", api_visibility="private", **RAW, **queue)
     stop.click(None, None, None, cancels=[started], queue=False)
     endpoint(decoder, translator, settings, queue)
 
 
 def text_controls(translator: Translator) -> list[gr.components.Component]:
-    """Lay out the controls of the decoding settings and of beam search, in the order of `way_of`."""
+    """Lay out the controls of the decoding settings and of beam search, in the order of `variant_of`."""
     beam = gr.Slider(0, MAX_BEAM, 0, step=1, label="Beam search",
-                     info="0: blocks, as set here; above: so many hypotheses, a token a step, without blocks")
+                     info="0 decodes in blocks with these settings; above 0: number of hypotheses, without blocks.")
     return [*decoding_controls(translator.default, translator.model_config.prediction_heads, TRANSLATION), beam]
 
 
-def way_of(default: DecodeConfig, *values: Value) -> Way:
-    """Return how the controls' values ask to decode; they may be anything that JSON can hold.
+def variant_of(default: DecodeConfig, *values: Value) -> DecodeConfig | BeamConfig:
+    """Return the settings for the values of the controls, which may be any JSON values.
 
     Args:
-        default: where settings without a control come from.
-        values: of the controls of the decoding settings, and of beam search, where 0 decodes in blocks.
+        default: settings that have no control.
+        values: values of the controls of the decoding settings and of beam search; 0 there decodes in blocks.
 
     Raises:
         ConfigError: a value is missing or out of range.
     """
     *settings, beam = values
     hypotheses = whole_number("beam", beam)
-    require(0 <= hypotheses <= MAX_BEAM, f"beam must be 0 for blocks, or at most {MAX_BEAM}, not {hypotheses}")
+    require_whole("beam", hypotheses, 0, MAX_BEAM)
     return BeamConfig(hypotheses) if hypotheses else options_of(default, settings, TRANSLATION)
 
 
 def lines_of(text: Value) -> list[str]:
-    """Return the lines that a visitor gave, as text or as a list of lines.
+    """Return the lines in a visitor's text or list of lines.
 
     Raises:
-        InvalidInputError: there are none, too many or too long ones, or not text.
+        InvalidInputError: there is no text, the text is too long, or the value is not text.
     """
     lines = text.removesuffix("\n").split("\n") if isinstance(text, str) else text
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise InvalidInputError("give text, or a list of lines of text")
     if not any(line.strip() for line in lines):
-        raise InvalidInputError("there is no text yet; write a sentence or pick an example")
+        raise InvalidInputError("there is no text yet; write a sentence or choose an example")
     characters = sum(map(len, lines))
     if len(lines) > MAX_LINES or characters > MAX_CHARACTERS:
-        raise InvalidInputError(f"the text has {len(lines):,} lines and {characters:,} characters, at most {MAX_LINES} "
-                                f"and {MAX_CHARACTERS:,} are translated at once; give it in parts")
+        raise InvalidInputError(f"the text has {len(lines):,} lines and {characters:,} characters, and the limits are "
+                                f"{MAX_LINES} and {MAX_CHARACTERS:,}; translate it in parts")
     try:
         "".join(lines).encode()
     except UnicodeEncodeError as error:
-        raise InvalidInputError(f"character {error.start + 1} is half of a character; correct the text") from error
+        raise InvalidInputError(f"character {error.start + 1} is half of a surrogate pair; correct the text") from error
     return lines
 
 
 def translate_for_page(
     decoder: Decoder, translator: Translator, text: Value, race: bool, *settings: Value,
 ) -> Iterator[str]:
-    """Translate and yield what the page shows."""
-    lines, way = lines_of(text), way_of(translator.default, *settings)
-    lanes = {"": way}
+    """Translate, and yield the HTML of the page."""
+    lines, variant = lines_of(text), variant_of(translator.default, *settings)
+    variants = {"": variant}
     if race:
-        name = f"Beam {way.size}" if isinstance(way, BeamConfig) else "Blockwise"
-        lanes = {"Greedy": greedy_like(translator.default), name: way}
-    clocks = {lane: Clock() for lane in lanes}
-    unseen = True
-    for shown, is_due in seldom(decoder.translate("translate", lines, lanes)):
-        for lane, result in shown.items():
-            clocks[lane].note(result)
+        name = f"Beam {variant.size}" if isinstance(variant, BeamConfig) else "Blockwise"
+        variants = {"Greedy": greedy_like(translator.default), name: variant}
+    clocks = {name: Clock() for name in variants}
+    is_first = True
+    for frames, is_due in with_due(decoder.translate("translate", lines, variants)):
+        for name, frame in frames.items():
+            clocks[name].record(frame)
         if is_due:
-            # What went too fast to be seen is shown once more, slowly.
-            replayed = clocks if unseen and is_complete(shown) else None
-            unseen = False
-            yield translations_html(translator, lines, shown, replayed)
+            # A decoding that is complete at the first frame was too fast to watch, and is replayed slowly.
+            replayed = clocks if is_first and is_complete(frames) else None
+            is_first = False
+            yield translations_html(translator, lines, frames, replayed)
 
 
-def seldom(frames: Iterator[dict[str, Translated]]) -> Iterator[tuple[dict[str, Translated], bool]]:
-    """Pass frames on, and tell which are due to be shown: the complete one, and before it one in FRAME_SECONDS."""
+def with_due(steps: Iterator[dict[str, Translated]]) -> Iterator[tuple[dict[str, Translated], bool]]:
+    """Yield all frames, and whether each is due to be shown: at most one per FRAME_SECONDS, and the complete frames."""
     due = time.monotonic() + decoding.FRAME_SECONDS
-    for shown in frames:
-        is_due = is_complete(shown) or time.monotonic() >= due
-        yield shown, is_due
+    for frames in steps:
+        is_due = is_complete(frames) or time.monotonic() >= due
+        yield frames, is_due
         if is_due:
             due = time.monotonic() + decoding.FRAME_SECONDS
-
-
-def is_complete(shown: dict[str, Translated]) -> bool:
-    """Tell whether all lanes are complete."""
-    return all(result.is_complete for result in shown.values())
 
 
 def endpoint(
     decoder: Decoder, translator: Translator, settings: Sequence[gr.components.Component], queue: dict[str, Any],
 ) -> None:
-    """Offer `/translate` to programs: translations and a report, streamed while the decoding goes on."""
+    """Add the endpoint `/translate`, which streams translations and a report to programs."""
 
     def translate(lines: Value, *values: Value) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        way = way_of(translator.default, *values)
-        for shown, is_due in seldom(decoder.translate("translate", lines_of(lines), {"": way})):
+        variant = variant_of(translator.default, *values)
+        for frames, is_due in with_due(decoder.translate("translate", lines_of(lines), {"": variant})):
             if is_due:
-                yield shown[""].texts, report_of(translator, way, shown[""])
+                yield frames[""].texts, report_of(translator, variant, frames[""])
 
     with gr.Row(visible=False):
         lines = gr.JSON(label="lines")
         translations, report = gr.JSON(label="translations"), gr.JSON(label="report")
-        handler = named(streaming(translate), *offered(translator.default, TRANSLATION), "beam")
+        handler = named(translate, *offered(translator.default, TRANSLATION), "beam")
         gr.Button("translate").click(handler, [lines, *settings], [translations, report], api_name="translate",
                                      **RAW, **queue)

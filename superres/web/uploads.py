@@ -1,4 +1,4 @@
-"""Uploads: each is kept in a folder of the visitor who sent it, and one that ends early leaves nothing behind."""
+"""Uploads, stored in folders of the visitors who sent them; an upload that ends early leaves no file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from superres.web.photos import file_name
 from superres.web.visitors import identities_of
 
 UPLOAD_PATH = "/gradio_api/upload"
-"""Where Gradio's page and clients send files to; its own handler would share equal files between visitors."""
+"""Path to which Gradio's page and clients send files; Gradio's own handler would share equal files between visitors."""
 MAX_FILE_BYTES = 10 * 2**20
 MAX_REQUEST_FILES = 1000
 
 
 def receive_uploads(workspace: Workspace) -> Callable[[Request], Awaitable[Response]]:
-    """Return the handler of UPLOAD_PATH, which keeps files in `workspace` and answers with their paths."""
+    """Return the handler of UPLOAD_PATH, which stores files in `workspace` and responds with their paths."""
 
     async def receive(request: Request) -> Response:
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
@@ -33,7 +33,7 @@ def receive_uploads(workspace: Workspace) -> Callable[[Request], Awaitable[Respo
         unfinished = workspace.new_folder(visitor)
         try:
             files = await _parse(request, unfinished, upload_id)
-            return JSONResponse([_keep(file, workspace.new_folder(visitor)) for file in files])
+            return JSONResponse([_move(file, workspace.new_folder(visitor)) for file in files])
         except (MultiPartException, ClientDisconnect) as error:
             if upload_id:
                 file_upload_statuses.stop_tracking(upload_id)
@@ -46,7 +46,7 @@ def receive_uploads(workspace: Workspace) -> Callable[[Request], Awaitable[Respo
 
 
 async def _parse(request: Request, folder: Path, upload_id: str | None) -> list[GradioUploadFile]:
-    """Receive the files of a request into `folder`, and tell the page how far they are."""
+    """Receive the files of a request into `folder`, and report the progress to the page."""
     if upload_id:
         file_upload_statuses.track(upload_id)
     parser = GradioMultiPartParser(
@@ -56,8 +56,8 @@ async def _parse(request: Request, folder: Path, upload_id: str | None) -> list[
     return [file for file in form.getlist("files") if isinstance(file, GradioUploadFile)]
 
 
-def _keep(file: GradioUploadFile, folder: Path) -> str:
-    """Move an upload into a folder of its own, and return its path there."""
+def _move(file: GradioUploadFile, folder: Path) -> str:
+    """Move an upload into `folder`, and return its new path."""
     file.file.close()
     name = strip_invalid_filename_characters(file_name(file.filename or ""))
     return str(Path(file.file.name).rename(folder / (name if name.strip(".") else "unnamed")))

@@ -1,4 +1,4 @@
-"""The upscale tab's views: what was uploaded, the decoding as it goes on, its results, and the report for programs."""
+"""Views of the tab Upscale: the uploaded picture, the running decoding and its results; and the report for programs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from superres.batch.image_files import Pixels
 from superres.config import DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.evaluation.pictures import psnr, ssim
@@ -16,64 +14,64 @@ from superres.pipeline.translator import Translated
 from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.faces import enlarge, image_key
 from superres.web import drawing
+from superres.web.decoding import is_complete
 from superres.web.photos import Crop, Subject, is_photo, shrink, take
 
-Pixels = npt.NDArray[np.uint8]
-
 PREVIEW_SIZE = 512
-"""Pixels of the longer side of a photo as it is shown."""
+"""Longer side of the photo on the page, in pixels."""
 
 
 def preview_html(image: Pixels, crop: Crop) -> str:
-    """Return a photo with the crop marked, beside the 8x8 picture made of it; an 8x8 picture alone."""
-    source = drawing.figure(take(image, crop).source, "8x8: all that the model sees", "The 8x8 input, enlarged")
+    """Return a photo with its crop marked, and the 8x8 input; for an 8x8 picture, only the input."""
+    source = drawing.figure(take(image, crop).source, "8x8: the model's input", "The 8x8 input, enlarged")
     if not is_photo(image):
         return drawing.figures([source], "Input")
     small = shrink(image, PREVIEW_SIZE)
     scale = small.shape[1] / image.shape[1]
     left, top, side = (scale * edge for edge in crop.box(image.shape[1], image.shape[0]))
-    photo = drawing.figure(small, "Your photo and its crop", "The photo, with the square that is used marked",
+    photo = drawing.figure(small, "Your photo and its crop", "The photo with its crop marked",
                            drawing.square(left, top, side), kind="sr-photo")
     return drawing.figures([photo, source], "Photo and input")
 
 
-def live_html(shown: dict[str, Upscaled]) -> str:
-    """Return the pictures being decoded, of one decoding or of several by name."""
+def live_html(frames: dict[str, Upscaled]) -> str:
+    """Return the partly decoded pictures of all variants."""
     parts = []
-    for lane, result in shown.items():
+    for name, result in frames.items():
         for row, trace in enumerate(result.traces):
             overlay = "" if result.is_complete else drawing.block_overlay(trace)
             number = f" {row + 1}" if len(result.traces) > 1 else ""
-            caption = f"{lane or 'Decoding'}{number}: {math.floor(100 * result.filled[row].mean())} %"
+            caption = f"{name or 'Decoding'}{number}: {math.floor(100 * result.filled[row].mean())} %"
             below = drawing.statistics(facts_of(trace, result.seconds))
             parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption, overlay, below))
-    note = f'<p class="sr-hint">{race_note(shown)}</p>' if len(shown) > 1 else ""
+    note = f'<p class="sr-hint">{race_note(frames)}</p>' if len(frames) > 1 else ""
     return drawing.figures(parts, "Live decoding") + note
 
 
-def race_note(shown: Mapping[str, Upscaled] | Mapping[str, Translated]) -> str:
-    """Return how the clocks of a race run, and once all are complete, who won and by how much."""
+def race_note(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> str:
+    """Return an explanation of a race between two variants, and its result once both are complete."""
     note = "The two take turns on the same processor; each clock runs only while its own side decodes."
-    if not all(result.is_complete for result in shown.values()):
+    if not is_complete(frames):
         return note
-    fast, slow = sorted(shown, key=lambda lane: shown[lane].seconds)
-    return f"{note} <b>{fast} was {shown[slow].seconds / max(shown[fast].seconds, 1e-9):.1f} times as fast.</b>"
+    fast, slow = sorted(frames, key=lambda name: frames[name].seconds)
+    ratio = frames[slow].seconds / max(frames[fast].seconds, 1e-9)
+    return f"{note} <b>{f'{fast} was {ratio:.1f} times as fast' if ratio >= 1.05 else 'Both took the same time'}.</b>"
 
 
 def facts_of(trace: RowTrace, seconds: float) -> list[tuple[str, str]]:
     """Return the statistics of a decoding as names and values."""
     return [("iterations", f"{trace.iterations:,}"), ("model calls", f"{trace.model_calls:,}"),
-            ("tokens a step", f"{trace.mean_accepted_block_size:.2f}"), ("seconds", f"{seconds:.2f}")]
+            ("tokens per step", f"{trace.mean_accepted_block_size:.2f}"), ("seconds", f"{seconds:.2f}")]
 
 
 def record_of(upscaler: Upscaler, options: DecodeConfig, sample: int) -> dict[str, Any]:
-    """Return what a picture's metadata tells of how it was made, as `superres upscale` writes it."""
+    """Return a picture's metadata on how it was made, as `superres upscale` writes it."""
     return {"checkpoint": f"{upscaler.name}@{upscaler.revision}", "config": options.to_dict(), "sample": sample,
             "note": "invented detail, not a likeness; never use it to identify anyone"}
 
 
 def scores(image: Pixels, truth: Pixels | None) -> dict[str, float | None]:
-    """Return PSNR (None for an identical picture) and SSIM where there is a truth."""
+    """Return PSNR in dB (None for an identical picture) and SSIM; nothing without a ground truth."""
     if truth is None:
         return {}
     decibels = float(psnr(image[None], truth[None])[0])
@@ -81,7 +79,7 @@ def scores(image: Pixels, truth: Pixels | None) -> dict[str, float | None]:
 
 
 def caption_of(name: str, image: Pixels, truth: Pixels | None) -> str:
-    """Return a picture's name, with its scores where there is a truth."""
+    """Return a picture's name, with its scores if there is a ground truth."""
     found = scores(image, truth)
     if not found:
         return name
@@ -90,24 +88,24 @@ def caption_of(name: str, image: Pixels, truth: Pixels | None) -> str:
 
 
 def results_html(upscaler: Upscaler, subject: Subject, options: DecodeConfig, result: Upscaled) -> str:
-    """Return all results side by side, the before/after slider, the heat map and the histogram."""
+    """Return the results: pictures side by side, before/after slider, heat map and histogram."""
     plain = [(name, enlarge(subject.source[None], method)[0])
              for name, method in (("Input, 8x8", "nearest"), ("Bicubic", "bicubic"))]
     truth = [] if subject.truth is None else [("Truth", subject.truth)]
     parts = [drawing.figure(image, caption_of(name, image, subject.truth), name) for name, image in plain]
     for row, image in enumerate(result.images, 1):
-        name = "Ours" if len(result.images) == 1 else f"Ours, sample {row}"
+        name = "superres" if len(result.images) == 1 else f"superres, sample {row}"
         link = drawing.download(image, f"face-{row}.png", record_of(upscaler, options, row))
         parts.append(drawing.figure(image, caption_of(name, image, subject.truth), name, below=link))
     parts += [drawing.figure(image, name, name) for name, image in truth]
-    return (f'<p class="sr-hint" role="status">Done in {result.seconds:.2f} seconds of decoding.</p>'
+    return (f'<p class="sr-hint" role="status">Decoded in {result.seconds:.2f} seconds.</p>'
             f'<h3>Side by side</h3>{drawing.figures(parts, "Results")}'
             f'<h3>Before and after</h3>{drawing.comparison([*plain, *truth], result.images[0])}'
             f'<h3>Where blocks were accepted</h3>{blocks_html(upscaler, options, result)}')
 
 
 def blocks_html(upscaler: Upscaler, options: DecodeConfig, result: Upscaled) -> str:
-    """Return the heat map of the first picture and the histogram over all of them."""
+    """Return the heat map of the first picture, and the histogram over all pictures."""
     block_size = options.block_size or upscaler.model_config.prediction_heads
     heat = drawing.figure(
         drawing.heat_map(result.images[0], result.traces[0], block_size), "Accepted block size of each pixel",
@@ -118,7 +116,7 @@ def blocks_html(upscaler: Upscaler, options: DecodeConfig, result: Upscaled) -> 
 
 
 def report_of(subject: Subject, result: Upscaled) -> dict[str, Any]:
-    """Return the report of a frame for programs: one entry a sample."""
+    """Return the report of a frame for programs, with one entry per sample."""
     samples = [{"sample": row, "key": image_key(subject.source, row), "tokens": trace.tokens,
                 "iterations": trace.iterations, "model_calls": trace.model_calls,
                 "mean_accepted_block_size": trace.mean_accepted_block_size,

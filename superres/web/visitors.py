@@ -1,4 +1,4 @@
-"""Who a visitor is, which decides what files a request may name."""
+"""Identify visitors; the identity decides which files a request may use."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from starlette.types import Scope
 COOKIE = "superres-visitor"
 
 Identities = tuple[str, ...]
-"""What a request tells of its visitor: the cookie, where there is one, and the address. Files go to the first."""
+"""Identities of a visitor: the cookie, if there is one, and the address. The first one owns the visitor's files."""
 
 current: ContextVar[Identities] = ContextVar("current", default=())
-"""The visitor whose request or event is being handled; nobody otherwise."""
+"""Visitor whose request or event is being handled; empty outside of requests."""
 
 
 def identities_of(scope: Scope) -> Identities:
     """Return the identities of the visitor who sent a request.
 
-    A browser and `gradio_client` keep the cookie that the page gives them. A program without cookies is known by its
-    address only, so its uploads are protected by their names, which cannot be guessed, from others at that address.
+    Browsers and `gradio_client` send the cookie that the page sets. A program without cookies is known only by its
+    address. Names that cannot be guessed protect its uploads from other programs at the same address.
     """
     request = HTTPConnection(scope)
     cookie = request.cookies.get(COOKIE)
@@ -31,7 +31,7 @@ def identities_of(scope: Scope) -> Identities:
 
 
 def new_cookie(scope: Scope) -> str | None:
-    """Return the header that makes a visitor known, or None for one who has a cookie already."""
+    """Return the value of a header that sets the visitor's cookie; None if the request has the cookie."""
     request = HTTPConnection(scope)
     if request.cookies.get(COOKIE):
         return None
@@ -40,7 +40,7 @@ def new_cookie(scope: Scope) -> str | None:
 
 
 def named_paths(value: object) -> Iterator[object]:
-    """Yield whatever stands as a "path" in a JSON value, at any depth."""
+    """Yield all values of the key "path" in a JSON value, at any depth."""
     pending = [value]
     while pending:
         item = pending.pop()

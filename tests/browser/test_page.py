@@ -108,7 +108,7 @@ def test_a_photo_is_cropped_before_the_visitor_and_compared_with_its_truth(visit
     finish(page)
     captions = page.locator("#results figcaption").all_inner_texts()
     names = [caption.split(":")[0].split("\n")[0] for caption in captions[:4]]
-    assert names == ["Input, 8x8", "Bicubic", "Ours", "Truth"]
+    assert names == ["Input, 8x8", "Bicubic", "superres", "Truth"]
     assert all("dB, SSIM" in caption for caption in captions[:3])
 
 

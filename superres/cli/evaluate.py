@@ -1,0 +1,171 @@
+"""The commands `superres evaluate images`, `superres evaluate text` and `superres tune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from superres.cli import options as opt
+from superres.cli.translate import Languages, Sentences
+from superres.config import (
+    DECODING,
+    DEFAULT_CHECKPOINT,
+    DEFAULT_TRANSLATOR,
+    FACES,
+    TRANSLATION,
+    BeamConfig,
+    QualityBound,
+    require_choice,
+)
+from superres.pipeline.options import combined
+from superres.system.progress import say
+from superres.system.terminal import echo, echo_json
+from superres.tasks.faces import SPLITS, is_celeba
+from superres.tasks.faces import Split as SplitName
+
+BEAM = BeamConfig()
+
+Data = Annotated[Path, typer.Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA root.")]
+Pairs = Annotated[Path, typer.Option("--data", metavar="PATH", help="Parallel text PATH.en and PATH.de, or the name of "
+                                     "a test set of sacrebleu.")]
+Split = Annotated[str, typer.Option(metavar=opt.choices(SPLITS), help="Part of a CelebA root.")]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="Score the first N inputs only. [default: all]")]
+Samples = Annotated[int, typer.Option(min=1, metavar="N", help="Samples per input; samples of the same input are "
+                                      "scored together.")]
+Greedy = Annotated[bool, typer.Option("--greedy/--no-greedy", help="Compare with greedy decoding, block size 1.")]
+Sheet = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet of the first images.")]
+Beam = Annotated[int, typer.Option(metavar="N", rich_help_panel=DECODING, help="Compare with beam search of N "
+                                   "hypotheses per sentence; 0 leaves it out.")]
+MinPsnr = Annotated[float | None, typer.Option(metavar="DB", help="Bound: smallest PSNR to the greedy images, in dB "
+                                               "(try 40).")]
+MaxBits = Annotated[float | None, typer.Option(metavar="BITS", help="Bound: largest increase in bits/dim under p1 over "
+                                               "the greedy images.")]
+Save = Annotated[bool, typer.Option("--save/--no-save", help="Save the fastest settings as the checkpoint's default.")]
+
+evaluate_app = typer.Typer(help="Score a checkpoint.", rich_markup_mode=None)
+
+
+@opt.decoding_command(evaluate_app, FACES)
+def images(
+    context: typer.Context, data: Data, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid",
+    limit: Limit = None, samples: Samples = 1, batch_size: opt.BatchSize = 16, device: opt.Device = "auto",
+    greedy: Greedy = True, sheet: Sheet = None, as_json: opt.AsJson = False, engine: opt.Engine = "auto",
+) -> None:
+    """Score upscaling: quality, bits/dim, block size, speed.
+
+    The report compares blockwise decoding with nearest-neighbour and bicubic enlargement and with greedy decoding.
+    """
+    decode = opt.decode_config(context)
+    check_split(context, data)
+
+    from superres.batch.image_files import encode_png
+    from superres.evaluation.pictures import contact_sheet, evaluate_images, report_table
+    from superres.evaluation.sampling import evaluate_samples, samples_table
+    from superres.pipeline.options import check_samples
+    from superres.system.output import prepare_folder, write_result
+    from superres.tasks.faces import read_faces
+    from superres.tasks.pictures import Picture
+
+    check_samples(decode, samples)
+    pairs = read_faces(data, cast(SplitName, split), limit)
+    upscaler = opt.load_upscaler(checkpoint, device, engine)
+    decode = combined(opt.DEFAULTS, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
+    if sheet is not None:
+        prepare_folder(sheet.parent, "--sheet")
+    report, pictures = evaluate_images(pairs, upscaler, decode, batch_size, greedy)
+    if samples > 1:
+        report["sampling"] = evaluate_samples(pairs, upscaler, decode, samples, batch_size, pictures["blockwise"])
+    if sheet is not None:
+        columns = {"input": pictures.pop("nearest"), **pictures, "truth": pairs.hr}
+        record = {"checkpoint": report["checkpoint"]}
+        write_result(sheet, encode_png(Picture(contact_sheet(columns)), record), "--sheet")
+    report["device"] = device
+    if as_json:
+        echo_json(report)
+    else:
+        echo(report_table(report), err=True)
+        if samples > 1:
+            echo(samples_table(report["sampling"]), err=True)
+
+
+@opt.decoding_command(evaluate_app, TRANSLATION)
+def text(
+    context: typer.Context, data: Pairs, checkpoint: opt.Checkpoint = DEFAULT_TRANSLATOR, limit: Limit = None,
+    greedy: Greedy = True, beam: Beam = BEAM.size, length_penalty: opt.LengthPenalty = BEAM.length_penalty,
+    batch_size: Sentences = 1, device: opt.Device = "auto", languages: Languages = None, as_json: opt.AsJson = False,
+    engine: opt.Engine = "auto",
+) -> None:
+    """Score translation: BLEU, chrF, block size, speed.
+
+    The report compares blockwise decoding with greedy decoding and beam search.
+    """
+    decode = opt.decode_config(context)
+    if not beam:
+        opt.refuse_ineffective(context, "with --beam 0; leave it out, or give --beam 4", "length_penalty")
+    search = BeamConfig(beam, length_penalty) if beam else None
+
+    from superres.evaluation.text import evaluate_text, report_lines
+    from superres.tasks.translation import read_pairs
+
+    translator = opt.load_translator(checkpoint, device, languages, engine)
+    decode = combined(opt.DEFAULTS, opt.given_options(context, decode), translator.model_config.prediction_heads)
+    pairs = read_pairs(data, translator.languages, limit)
+    report = evaluate_text(pairs, translator, decode, batch_size, greedy, search)
+    report["device"] = translator.device.type
+    if as_json:
+        echo_json(report)
+    else:
+        echo(report_lines(report), err=True)
+
+
+def tune(
+    context: typer.Context, data: Data, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid",
+    limit: Limit = 64, min_psnr_to_greedy: MinPsnr = None, max_bits_loss: MaxBits = None,
+    batch_size: opt.BatchSize = 16, device: opt.Device = "auto", save: Save = True, as_json: opt.AsJson = False,
+    engine: opt.Engine = "auto",
+) -> None:
+    """Find the fastest decoding settings within a quality bound.
+
+    The settings become the checkpoint's default for this machine's kind of device (cpu or cuda). They are the fastest
+    for the given batch size.
+    """
+    bound = QualityBound(min_psnr_to_greedy, max_bits_loss)
+    check_split(context, data)
+
+    from superres.checkpoint import find_checkpoint
+    from superres.evaluation.comparison import label
+    from superres.evaluation.tuning import save_default
+    from superres.evaluation.tuning import tune as search
+    from superres.system.output import prepare_folder
+    from superres.tasks.faces import read_faces
+
+    pairs = read_faces(data, cast(SplitName, split), limit)
+    folder = find_checkpoint(checkpoint)
+    if save:
+        prepare_folder(folder, "--checkpoint, or give --no-save")
+    upscaler = opt.load_upscaler(checkpoint, device, engine)
+    report, table, fastest = search(pairs, upscaler, bound, batch_size)
+    if save:
+        save_default(folder, upscaler.device.type, fastest)
+    report["device"] = upscaler.device.type
+    report["saved"] = str(folder) if save else None
+    if as_json:
+        echo_json(report)
+    else:
+        echo(table, err=True)
+        outcome = f"saved as its default on {upscaler.device.type} in {folder}" if save else "not saved"
+        say(f"fastest for {report['checkpoint']}: {label(fastest)}; {outcome}")
+
+
+def check_split(context: typer.Context, data: Path) -> None:
+    """Check the option --split.
+
+    Raises:
+        ConfigError: the name is unknown, or --split was given for data that has no splits.
+    """
+    require_choice("--split", context.params["split"], SPLITS)
+    if data.exists() and not is_celeba(data):
+        opt.refuse_ineffective(context, f"on {data}, which is not a CelebA root and has no splits; leave it out",
+                               "split")

@@ -1,0 +1,123 @@
+"""The commands `superres upscale` and `superres manifest merge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from superres.batch.image_files import FORMATS
+from superres.batch.inputs import read_list
+from superres.batch.plan import METADATA, ON_EXISTING, BatchOptions, parse_batch_size, parse_shard, plan
+from superres.cli import options as opt
+from superres.config import DEFAULT_CHECKPOINT, require
+from superres.pipeline.options import combined
+from superres.system.progress import say
+from superres.tasks.faces import SOURCES
+
+Inputs = Annotated[list[str], typer.Argument(metavar="INPUT", help="Images, folders of images, archives (.zip, "
+                                             ".tar, .tar.gz, .npz ...), and patterns such as 'photos/**/*.jpg'.")]
+InputList = Annotated[str | None, typer.Option("--list", metavar="FILE", rich_help_panel=opt.FILES, help="Read more "
+                                               "inputs from FILE, one per line; '-' reads standard input.")]
+Output = Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results, DIR/<name of the input>.png.")]
+Format = Annotated[str, typer.Option("--format", metavar=opt.choices(list(FORMATS)), help="Format of the results.")]
+Suffix = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel=opt.FILES, help="Text added to the name of each "
+                                     "result, before its file extension.")]
+KeepTree = Annotated[bool, typer.Option("--keep-tree", rich_help_panel=opt.FILES, help="Write results into sub-folders "
+                                        "with the names of the inputs' sub-folders.")]
+Alpha = Annotated[str, typer.Option(metavar="keep|COLOUR", help="Keep transparency, or put COLOUR behind it.")]
+Metadata = Annotated[str, typer.Option(metavar=opt.choices(METADATA), help="Remove or keep EXIF, XMP and the colour "
+                                       "profile; colours are converted to sRGB in both cases.")]
+Images = Annotated[str, typer.Option("--batch-size", metavar="N", rich_help_panel=opt.FILES, help="Images decoded "
+                                     "together, 1 or more; auto chooses a useful number that fits into memory.")]
+RayAddress = Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", rich_help_panel=opt.FILES, help="Decode on "
+                                                "a Ray cluster (extra ray): its address, auto for a cluster that runs "
+                                                "on this machine, or local to start one here.")]
+Workers = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=opt.FILES, help="Ray actors, each with a "
+                                             "copy of the model. [default: one per GPU, or one per two CPUs]")]
+Samples = Annotated[int, typer.Option(metavar="N", help="Pictures per input, named <name>-1.png and so on if N is "
+                                      "above 1; N above 1 needs a temperature above 0.")]
+Recursive = Annotated[bool, typer.Option("--recursive", rich_help_panel=opt.FILES, help="Include the sub-folders of "
+                                         "input folders.")]
+Source = Annotated[str, typer.Option(metavar=opt.choices(SOURCES), help="lowres uses inputs as 8x8 images; photo crops "
+                                     "and reduces them; auto decides by their size.")]
+OnExisting = Annotated[str, typer.Option(metavar=opt.choices(ON_EXISTING), rich_help_panel=opt.FILES, help="What to do "
+                                         "with an output that exists.")]
+Shard = Annotated[str, typer.Option(metavar="I/N", rich_help_panel=opt.FILES, help="Decode only part I of N equal "
+                                    "parts of the inputs, I from 0 to N-1.")]
+Manifest = Annotated[Path | None, typer.Option(metavar="FILE", rich_help_panel=opt.FILES, help="Manifest, one JSON "
+                                               "line per output; a later run continues from it. [default: "
+                                               "DIR/manifest.jsonl]")]
+Manifests = Annotated[list[Path], typer.Argument(metavar="MANIFEST", help="Manifests in the order of their shards.")]
+Merged = Annotated[Path, typer.Option("--output", metavar="FILE", help="File for the merged manifest.")]
+
+manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich_markup_mode=None)
+
+
+def upscale(
+    context: typer.Context, output: Output, inputs: Inputs = [],  # noqa: B006 -- typer wants a list
+    checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, source: Source = "auto", samples: Samples = 1,
+    format_name: Format = "png", alpha: Alpha = "white", metadata: Metadata = "strip", device: opt.Device = "auto",
+    listed: InputList = None, recursive: Recursive = False, keep_tree: KeepTree = False, suffix: Suffix = "",
+    on_existing: OnExisting = "skip", manifest: Manifest = None, batch_size: Images = "auto", shard: Shard = "0/1",
+    ray: RayAddress = None, workers: Workers = None, engine: opt.Engine = "auto",
+) -> None:
+    """Upscale images to 32x32 pixels, one PNG file per input.
+
+    If `superres tune` has saved default decoding settings for the checkpoint, decoding options that you do not give
+    use them. The same command continues an interrupted run: outputs that the manifest records as complete are kept.
+
+    Exit code 0: all inputs succeeded; 1: some failed, and the others are done; 2: wrong usage, nothing was decoded.
+    """
+    decode = opt.decode_config(context)
+    options = BatchOptions(
+        output, parse_batch_size(batch_size), samples, source, recursive, on_existing, parse_shard(shard), manifest,
+        format_name, suffix, keep_tree, alpha, metadata,
+    )
+    require(bool(inputs) or listed is not None, "Missing argument 'INPUT...'; give images, folders, archives or --list")
+    require(workers is None or workers >= 1, f"--workers must be at least 1, not {workers}")
+    if ray is None:
+        opt.refuse_ineffective(context, "without --ray, since one process decodes alone; leave it out, or give --ray",
+                               "workers")
+    if format_name == "npz" and metadata == "keep":
+        opt.refuse_ineffective(context, "with --format npz, which holds none; leave it out, or give --format png",
+                               "metadata")
+
+    from superres.batch.upscaling import upscale_files
+    from superres.pipeline.options import check_samples
+
+    check_samples(decode, samples)
+    jobs = plan(inputs, options, read_list(listed) if listed is not None else [])
+    upscaler = opt.load_upscaler(checkpoint, device, engine)
+    decode = combined(upscaler.default, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
+    if ray is None:
+        summary = upscale_files(jobs, upscaler, options, decode)
+    else:
+        from superres.batch.ray_cluster import Cluster, upscale_on_cluster
+
+        cluster = Cluster(ray, workers, checkpoint, device, engine)
+        summary = upscale_on_cluster(jobs, upscaler, options, decode, cluster)
+    for line in [*summary.reason_lines(), summary.line()]:
+        say(line)
+    raise typer.Exit(summary.exit_code)
+
+
+@manifest_app.callback()
+def manifests() -> None:
+    """Work with the manifests of superres upscale."""
+
+
+@manifest_app.command()
+def merge(paths: Manifests, output: Merged) -> None:
+    """Merge the manifests of all shards into one.
+
+    The merged manifest has one row per output, in the order of a run without shards. If an output has several rows, a
+    row with status ok is kept. Exit code 1: some outputs failed.
+    """
+    from superres.batch.manifest import merge as merge_manifests
+
+    counts = merge_manifests(paths, output)
+    numbers = ", ".join(f"{counts[status]} {status}" for status in ("ok", "skipped", "failed"))
+    say(f"{output}: {numbers}")
+    raise typer.Exit(1 if counts["failed"] else 0)
