@@ -136,15 +136,25 @@ class Session(Protocol):
         """
         ...
 
-    def adopt(self, rows: Tensor, other: Any, chosen: Tensor) -> None:  # noqa: ANN401 -- a session of the same class
-        """Put rows `chosen` [R] of `other`, a session of the same model and width, in the place of rows `rows` [R].
+    def copy_rows(
+        self, rows: Tensor, other: Any, chosen: Tensor, cache: bool = True,  # noqa: ANN401 -- of the same class
+    ) -> None:
+        """Copy rows `chosen` [R] of `other` to the rows `rows` [R]; their previous contents are overwritten.
 
-        They go on where they are in `other`; all that this session knew of `rows` is gone.
+        Args:
+            rows: int64 [R].
+            other: a session of the same model and width.
+            chosen: int64 [R].
+            cache: also copy the cache. A row that has read nothing yet needs none.
         """
         ...
 
-    def row_state(self) -> list[Tensor]:
-        """Return views of all tensors that belong to single rows, each [B, ...], in an order that the class fixes."""
+    def row_state(self, cache: bool = True) -> list[Tensor]:
+        """Return views of all tensors that belong to single rows, each [B, ...], in a fixed order per class.
+
+        Args:
+            cache: include the cache.
+        """
         ...
 
 

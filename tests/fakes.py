@@ -295,7 +295,7 @@ class ScriptedSession:
     def shape(self):
         return (self.model.length,)
 
-    def adopt(self, rows, other, chosen):
+    def copy_rows(self, rows, other, chosen, cache=True):
         self.rows = self.rows.clone()
         self.rows[rows] = other.rows[chosen]
 

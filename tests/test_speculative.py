@@ -58,7 +58,7 @@ class MarkovSession:
     def resize(self, width):
         self.width = width
 
-    def adopt(self, rows, other, chosen):
+    def copy_rows(self, rows, other, chosen, cache=True):
         pass
 
 

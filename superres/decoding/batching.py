@@ -230,7 +230,7 @@ class RefilledDecoder(Generic[ItemT]):
         if placed[0].batch != len(placed) or placed[-1].session is not session:
             session = self._empty(rows)
             for part in _by_session(placed):
-                session.adopt(rows[: len(part)], part[0].session, self._numbers(part))
+                session.copy_rows(rows[: len(part)], part[0].session, self._numbers(part), cache=False)
                 rows = rows[len(part) :]
         return session, self._keys(placed)
 

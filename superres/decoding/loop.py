@@ -227,7 +227,7 @@ class BlockwiseLoop:
             chosen: the rows of `fresh` that hold the new sources, int64 [R].
             keys: keys of the sampling noise, int64 [R].
         """
-        self.session.adopt(rows, fresh, chosen)
+        self.session.copy_rows(rows, fresh, chosen, cache=False)
         self.keys.index_copy_(0, rows, keys)
         self.decoding.chooser.rekey(self.seed, self.keys)
         self.state.start(rows)
@@ -244,7 +244,7 @@ class BlockwiseLoop:
 
     def shrink(self, session: Session, kept: Tensor) -> None:
         """Continue with rows `kept` [R] only, in `session`, an empty session of R rows made for the same width."""
-        session.adopt(torch.arange(len(kept), device=kept.device), self.session, kept)
+        session.copy_rows(torch.arange(len(kept), device=kept.device), self.session, kept)
         session.resize(self.session.width)
         self.keys = self.keys[kept]
         self.state.keep(kept)

@@ -42,11 +42,13 @@ class Companion(Protocol):
     def select(self, rows: Tensor, length: int) -> None:
         """See `superres.interfaces.Session.select`."""
 
-    def adopt(self, rows: Tensor, other: Any, chosen: Tensor) -> None:  # noqa: ANN401 -- of the same class
-        """See `superres.interfaces.Session.adopt`."""
+    def copy_rows(
+        self, rows: Tensor, other: Any, chosen: Tensor, cache: bool = True,  # noqa: ANN401 -- of the same class
+    ) -> None:
+        """See `superres.interfaces.Session.copy_rows`."""
 
-    def row_state(self) -> list[Tensor]:
-        """Return all tensors that belong to single rows."""
+    def row_state(self, cache: bool = True) -> list[Tensor]:
+        """See `superres.interfaces.Session.row_state`."""
 
 
 class Proposer:
@@ -158,14 +160,14 @@ class AccompaniedSession:
         self.session.select(rows, length)
         self.companion.select(rows, length)
 
-    def adopt(self, rows: Tensor, other: AccompaniedSession, chosen: Tensor) -> None:
-        """See `superres.interfaces.Session.adopt`."""
-        self.session.adopt(rows, other.session, chosen)
-        self.companion.adopt(rows, other.companion, chosen)
+    def copy_rows(self, rows: Tensor, other: AccompaniedSession, chosen: Tensor, cache: bool = True) -> None:
+        """See `superres.interfaces.Session.copy_rows`."""
+        self.session.copy_rows(rows, other.session, chosen, cache)
+        self.companion.copy_rows(rows, other.companion, chosen, cache)
 
-    def row_state(self) -> list[Tensor]:
+    def row_state(self, cache: bool = True) -> list[Tensor]:
         """See `superres.interfaces.Session.row_state`."""
-        return [*self.session.row_state(), *self.companion.row_state()]
+        return [*self.session.row_state(cache), *self.companion.row_state(cache)]
 
 
 class Accompanied:

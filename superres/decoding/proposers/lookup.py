@@ -24,11 +24,11 @@ class Sources:
         """See `Companion.select`."""
         self.tokens = self.tokens[rows]
 
-    def adopt(self, rows: Tensor, other: Sources, chosen: Tensor) -> None:
-        """See `Companion.adopt`."""
+    def copy_rows(self, rows: Tensor, other: Sources, chosen: Tensor, cache: bool = True) -> None:
+        """See `Companion.copy_rows`."""
         self.tokens = self.tokens.index_copy(0, rows, other.tokens[chosen])
 
-    def row_state(self) -> list[Tensor]:
+    def row_state(self, cache: bool = True) -> list[Tensor]:
         """See `Companion.row_state`."""
         return [self.tokens]
 

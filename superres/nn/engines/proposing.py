@@ -63,14 +63,14 @@ class ProposingSession:
             self.source = *self.heads.attention.keys_and_values(memory.states), memory.hidden(memory.states.dtype)
         self.ahead = torch.arange(self.config.prediction_heads, device=memory.states.device)
 
-    def row_state(self) -> list[Tensor]:
-        """Return views [B, ...] of all tensors that hold the state of rows, in a fixed order per class."""
+    def row_state(self, cache: bool = True) -> list[Tensor]:
+        """See `superres.interfaces.Session.row_state`."""
         tables = [self.position_table if self.conditioned else None, self.head_table, self.estimate, self.residual_sum]
         return [table for table in (*tables, *(self.source or ())) if table is not None]
 
-    def adopt(self, rows: Tensor, other: ProposingSession, chosen: Tensor) -> None:
-        """See `superres.interfaces.Session.adopt`."""
-        for mine, theirs in zip(self.row_state(), other.row_state(), strict=True):
+    def copy_rows(self, rows: Tensor, other: ProposingSession, chosen: Tensor, cache: bool = True) -> None:
+        """See `superres.interfaces.Session.copy_rows`."""
+        for mine, theirs in zip(self.row_state(cache), other.row_state(cache), strict=True):
             mine.index_copy_(0, rows, theirs.index_select(0, chosen))
 
     def look_up(self, table: Tensor, target: Tensor) -> Tensor:

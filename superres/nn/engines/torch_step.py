@@ -60,9 +60,11 @@ class StepSession(ProposingSession):
         # The fused kernel requires masks whose rows are aligned.
         return KeyValueCache(self.config, self.batch, self.width, like, 16 if self.fused_attention else 1)
 
-    def row_state(self) -> list[Tensor]:
-        """See `ProposingSession.row_state`; adds the caches of all layers."""
-        views = [*super().row_state(), self.cache.by_row()]
+    def row_state(self, cache: bool = True) -> list[Tensor]:
+        """See `superres.interfaces.Session.row_state`."""
+        views = super().row_state()
+        if cache:
+            views.append(self.cache.by_row())
         if self.neighbourhood is not None:
             views += [self.expected, self.deviation]
         if self.cross_mask is not None:

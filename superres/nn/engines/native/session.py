@@ -200,9 +200,10 @@ class NativeSession(ProposingSession):
         gathered = self.gathered.flatten()[: self.batch * self.width * features].view(self.batch, self.width, features)
         return StepState(state.hidden, place, gathered if features else None)
 
-    def row_state(self) -> list[Tensor]:
-        """See `superres.nn.engines.proposing.ProposingSession.row_state`; adds the tensors that native.cpp reads."""
-        return [*super().row_state(), *(tensor.view(self.batch, -1) for tensor in self.by_row)]
+    def row_state(self, cache: bool = True) -> list[Tensor]:
+        """See `superres.interfaces.Session.row_state`; adds the tensors that native.cpp reads."""
+        tensors = [*self.by_row, *(part for layer in self.caches for part in layer if cache)]
+        return [*super().row_state(), *(tensor.view(self.batch, -1) for tensor in tensors)]
 
     def _table_shape(self) -> tuple[int, int, int]:
         """Return the shape of the tables that are looked up by position, [B or 1, T, D]."""
@@ -253,7 +254,7 @@ class NativeSession(ProposingSession):
             (torch.zeros(*rows, size, session.slots), torch.zeros(*rows, session.slots, size)) for _ in layers
         ]
         for number, layer in enumerate(layers):
-            layer.self = CCache(*(self._keep(part, *part.shape, by_row=True) for part in self.caches[number]))
+            layer.self = CCache(*(self._keep(part, *part.shape) for part in self.caches[number]))
             cross = self.packed.model.decoder[number].cross_attention
             if isinstance(cross, Attention):
                 layer.cross = self._cross_cache(*cross.keys_and_values(memory.states))
