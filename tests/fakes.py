@@ -173,6 +173,12 @@ SMALL = ModelConfig(
 )
 """48 tokens in 12 attention blocks: a ring wraps several times. Few token values, so that proposals are often right."""
 
+TINY = ModelConfig(
+    width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16, prediction_heads=8,
+    head_filter_size=8, conditioning_blocks=1, conditioning_width=4, cross_attention=False,
+)
+"""A network for faces that decodes in no time."""
+
 PLAIN = {
     "aligned_conditioning": False, "numeric_neighbourhood": False, "cell_remainder": False, "ordinal_output": False,
 }
@@ -254,8 +260,9 @@ CHAINS = [name for name, kind in PROPOSERS.items() if not kind.branching]
 class Restless(AdaptiveBlockSize):
     """Chooses block sizes at random, as often as it can."""
 
-    def __init__(self, largest, seed=0):
+    def __init__(self, largest, seed=0, interval=2):
         super().__init__([1.0] * largest)
+        self.interval = interval
         self.largest, self.rng = largest, np.random.default_rng(seed)
         self.chosen, self.seen = [], []
 

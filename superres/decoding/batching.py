@@ -147,7 +147,7 @@ class RefilledDecoder:
         loop = self._begin(first, self.proposer, sizes)
         while True:
             loop.run(interval)
-            if sizes is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 0:
+            if sizes is not None and len(loop.recorder) % sizes.interval == 0:
                 loop.adapt(sizes)
             self._share(time.perf_counter() - started)
             started = time.perf_counter()

@@ -108,12 +108,14 @@ def iterations(
     first = block_size if adaptive is None else adaptive.choose()
     loop, release = _loop(model, session, options, keys, first, proposer, adaptive is not None)
     interval = check_interval(model.end_token, source.device.type)
+    if adaptive is not None:
+        interval = min(interval, adaptive.interval)
     loop.run(1)  # reads the start of the sequences, and makes the first proposals
     try:
         yield loop
         while not loop.complete:
             loop.run(interval)
-            if adaptive is not None and len(loop.recorder) % DONE_CHECK_INTERVAL == 1:  # the start is one more
+            if adaptive is not None and len(loop.recorder) % adaptive.interval == 1:  # the start is one more
                 loop.adapt(adaptive)
             loop.done()
             yield loop
