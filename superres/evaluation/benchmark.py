@@ -22,7 +22,7 @@ from superres.config import BeamConfig, DecodeConfig, ModelConfig, require
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
-from superres.system.machine import REPEATS, PeakMemory, Timer, bandwidth, machine, matrix_rate
+from superres.system.machine import PeakMemory, Timer, bandwidth, machine, matrix_rate
 from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_result
 from superres.tasks import faces, translation
 
@@ -189,13 +189,13 @@ def window(config: ModelConfig, position: int) -> int:
     return min(position + 1, config.attention_block_length + position % config.attention_block_length + 1)
 
 
-def step_costs(work: Workload, batches: Sequence[int], widths: Sequence[int]) -> list[Report]:
+def step_costs(work: Workload, batches: Sequence[int], widths: Sequence[int], timer: Timer) -> list[Report]:
     """Measure T(B, W), the time of a step, of its parts and of the rest of an iteration, in the middle of a target.
 
     Returns:
         a row for each B and W, ready for JSON; seconds throughout.
     """
-    timer, least = Timer(work.pipeline.device), StepWork.of(work.pipeline, work.position)
+    least = StepWork.of(work.pipeline, work.position)
     read, rate = bandwidth(FLOAT_BYTES * least.weights, timer), matrix_rate(timer)
     rows = []
     with torch.inference_mode():
@@ -218,7 +218,7 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
     loop = BlockwiseLoop(scoring, session, DecodeConfig(), torch.arange(batch, device=device), width)
     iteration = timer.median(lambda: loop.burst(work.position)) / loop.burst(work.position)
     step = timer.median(lambda: session.step(tokens, position))
-    parts = session.part_seconds(tokens, position, REPEATS)
+    parts = session.part_seconds(tokens, position, timer.repeats)
     heads = 0.0
     if width > 1:
         output, offsets = session.step(tokens, position), torch.arange(1, width, device=device)
@@ -228,11 +228,11 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
             "iteration": iteration, "acceptance": max(iteration - step - heads, 0.0)}
 
 
-def position_costs(work: Workload) -> list[dict[str, float]]:
+def position_costs(work: Workload, timer: Timer) -> list[dict[str, float]]:
     """Measure a step of one row at the beginning, in the middle and at the end of a target."""
     device, config = work.pipeline.device, work.pipeline.model_config
     width = config.prediction_heads
-    timer, rows = Timer(device), []
+    rows = []
     with torch.inference_mode():
         session = work.pipeline.scoring.session(work.source(1), width)
         tokens = torch.full((1, width), 128, device=device)
@@ -276,13 +276,16 @@ def memory_costs(work: Workload, batches: Sequence[int]) -> dict[str, float]:
     return found
 
 
-def run_benchmark(work: Workload, batches: Sequence[int] = BATCHES, repeats: int = 3) -> Report:
+def run_benchmark(
+    work: Workload, batches: Sequence[int] = BATCHES, repeats: int = 3, timer: Timer | None = None,
+) -> Report:
     """Measure decoding on this machine.
 
     Args:
         work: what is decoded.
         batches: rows decoded together.
         repeats: rounds, of which medians are taken.
+        timer: times single steps; one of the usual number of repeats if None.
 
     Returns:
         a report, ready for JSON: `machine`, `memory` as from `memory_costs`, `steps` as from `step_costs`, `positions`
@@ -294,13 +297,14 @@ def run_benchmark(work: Workload, batches: Sequence[int] = BATCHES, repeats: int
     require(bool(batches) and all(batch >= 1 for batch in batches), f"batches must be positive, not {batches}")
     require(repeats >= 1, f"--repeats must be at least 1, not {repeats}")
     pipeline = work.pipeline
+    timer = timer or Timer(pipeline.device)
     memory = memory_costs(work, batches)
     widths = block_sizes(pipeline.model_config.prediction_heads)
     return {
         "task": pipeline.task, "unit": work.unit, "machine": machine(pipeline.device),
         "checkpoint": f"{pipeline.name}@{pipeline.revision}", "engine": pipeline.engine,
         "device": str(pipeline.device), "repeats": repeats, "memory": memory,
-        "steps": step_costs(work, batches, widths), "positions": position_costs(work),
+        "steps": step_costs(work, batches, widths, timer), "positions": position_costs(work, timer),
         "ways": [row for batch in batches for row in decode_costs(work, batch, repeats)],
     }
 

@@ -48,12 +48,12 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
 
 
-def usable_cores() -> int:
-    """Return how many cores this process may use: by its affinity mask, and by the CPU quotas of its control groups."""
+def usable_cores(quota: float | None = None) -> int:
+    """Return how many cores this process may use: by its affinity mask, and by `quota`, or `core_quota()` if None."""
     # Not every system has affinity masks.
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, int(min(cores, core_quota())))
+    return max(1, int(min(cores, core_quota() if quota is None else quota)))
 
 
 @functools.cache
@@ -139,15 +139,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=TorchThreads._in_child)
 
 
-def busyness(rounds: int = 20) -> float:
+def busyness(rounds: int = 20, clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the worst over the best time of a fixed piece of work on all threads, 1 in 10 left out: 1 if quiet."""
     work = torch.ones(384, 384)
     seconds = []
     for _ in range(rounds + 1):
-        started = time.perf_counter()
+        started = clock()
         for _ in range(20):
             work @ work
-        seconds.append(time.perf_counter() - started)
+        seconds.append(clock() - started)
     ordered = sorted(seconds[1:])
     return ordered[int(0.9 * rounds)] / ordered[0]
 
@@ -167,9 +167,9 @@ def require_quiet() -> None:
 class Timer:
     """Times functions, including the work they queue on the device."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Time work on `device`."""
-        self.device = device
+    def __init__(self, device: torch.device, repeats: int = REPEATS, warm_up: int = WARM_UP) -> None:
+        """Time work on `device`: `repeats` calls, after `warm_up` calls that are not timed."""
+        self.device, self.repeats, self.warm_up = device, repeats, warm_up
 
     def once(self, work: Callable[[], object]) -> float:
         """Return the seconds of one call."""
@@ -179,11 +179,11 @@ class Timer:
         self._wait()
         return time.perf_counter() - started
 
-    def median(self, work: Callable[[], object], repeats: int = REPEATS, warm_up: int = WARM_UP) -> float:
-        """Return the median seconds of `repeats` calls, after `warm_up` calls that are not timed."""
-        for _ in range(warm_up):
+    def median(self, work: Callable[[], object]) -> float:
+        """Return the median seconds of a call."""
+        for _ in range(self.warm_up):
             work()
-        return statistics.median(self.once(work) for _ in range(repeats))
+        return statistics.median(self.once(work) for _ in range(self.repeats))
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
