@@ -28,20 +28,27 @@ Pixels = npt.NDArray[np.uint8]
 
 MAX_FILES = 100
 """Files of a batch, those inside zip files counted."""
-MAX_MEMBER_BYTES = 10_000_000
-"""Unpacked size of a file inside a zip file."""
-MAX_BATCH_MEMBER_BYTES = 200_000_000
-"""Unpacked size of all files inside zip files."""
 MAX_ENTRIES = 10 * MAX_FILES
 """Entries of a zip file, folders and metadata among them."""
-MAX_BATCH_PIXELS = 600_000_000
-"""Pixels of all pictures of a batch but the last: reading them takes half a minute or so."""
 GROUP_SIZE = 8
 """Images decoded together."""
-_BATCH_LIMIT = (f"upload at most {MAX_BATCH_PIXELS // 1_000_000} megapixels at once, and in zip files at most "
-                f"{MAX_BATCH_MEMBER_BYTES // 1_000_000} MB")
 _ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 _UNPACKING_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, NotImplementedError, ValueError, EOFError)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is read of a batch at most.
+
+    Attributes:
+        member_bytes: unpacked size of a file inside a zip file.
+        all_member_bytes: unpacked size of all files inside zip files.
+        pixels: pixels of all pictures but the last; reading them takes about half a minute.
+    """
+
+    member_bytes: int = 10_000_000
+    all_member_bytes: int = 200_000_000
+    pixels: int = 600_000_000
 
 
 @dataclass
@@ -77,6 +84,7 @@ class _Waiting:
 
 def upscale_batch(
     decoder: Decoder, workspace: Workspace, uploads: Sequence[str], options: DecodeConfig,
+    limits: Limits = Limits(),
 ) -> Iterator[Progress]:
     """Upscale uploads and yield the same progress whenever it has changed; a bad file costs its own row only.
 
@@ -85,6 +93,7 @@ def upscale_batch(
         workspace: where the contents of zip files are unpacked, one at a time.
         uploads: paths of the uploads.
         options: decoding settings.
+        limits: what is read at most.
 
     Raises:
         InvalidInputError: there is no file, or there are too many.
@@ -96,7 +105,7 @@ def upscale_batch(
     files = find_files(uploads)
     progress = Progress(len(files))
     waiting: list[_Waiting] = []
-    budget = _Budget(MAX_BATCH_MEMBER_BYTES, MAX_BATCH_PIXELS)
+    budget = _Budget(limits, limits.all_member_bytes, limits.pixels)
     for number, file in enumerate(files):
         taken = {item.output for item in waiting}
         try:
@@ -146,6 +155,7 @@ class _File:
 class _Budget:
     """What may still be read of a batch: bytes out of zip files, and pixels, both counted once they are known."""
 
+    limits: Limits
     member_bytes: int
     pixels: int
 
@@ -187,20 +197,18 @@ def _opened(file: _File, workspace: Workspace, budget: _Budget) -> Iterator[Path
 
 
 def _content(file: _File, member: zipfile.ZipInfo, budget: _Budget) -> bytes:
+    most = budget.limits.member_bytes
     try:
         with zipfile.ZipFile(file.upload) as archive, archive.open(member) as opened:
-            content = opened.read(MAX_MEMBER_BYTES + 1)
+            content = opened.read(most + 1)
     except _UNPACKING_ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         told = f"{file.name} cannot be unpacked ({reason}); pack it again without a password"
         raise InvalidInputError(told) from None
     budget.member_bytes -= len(content)
-    if len(content) > MAX_MEMBER_BYTES:
-        raise InvalidInputError(f"{file.name} {_TOO_LARGE}")
+    if len(content) > most:
+        raise InvalidInputError(f"{file.name} is over {most / 1e6:g} MB once unpacked; reduce it first")
     return content
-
-
-_TOO_LARGE = f"is over {MAX_MEMBER_BYTES // 1_000_000} MB once unpacked; reduce it first"
 
 
 def _is_zip(path: Path) -> bool:
@@ -227,7 +235,10 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
 def _read(file: _File, workspace: Workspace, budget: _Budget, taken: set[str]) -> _Waiting | Row:
     """Read and reduce a file, or return the row that tells why not."""
     if min(budget.pixels, budget.member_bytes) < 0:
-        return _failed(file.name, f"{file.name} is too much for one batch; {_BATCH_LIMIT}", taken)
+        limits = budget.limits
+        return _failed(file.name, f"{file.name} is too much for one batch; upload at most {limits.pixels / 1e6:g} "
+                                  "megapixels at once, and in zip files at most "
+                                  f"{limits.all_member_bytes / 1e6:g} MB", taken)
     try:
         with _opened(file, workspace, budget) as path:
             source = reduce_upload(path, lambda image: _reduced(image, budget), file.name)

@@ -7,12 +7,6 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-MAX_CONNECTIONS = 512
-"""An open page takes two or three."""
-REQUEST_SECONDS = 20.0
-"""Within this time a request has to arrive, and a peer has to take what is sent."""
-BYTES_PER_SECOND = 20_000
-"""A body may take longer at this rate or a faster one."""
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 10\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -20,7 +14,16 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
     """A connection that ends when its peer keeps the server waiting, which uvicorn would do for good.
 
     Where there are too many, the one that has kept the server waiting longest makes room.
+
+    Attributes:
+        most: number of connections; an open page takes two or three.
+        request_seconds: within this time a request has to arrive, and a peer has to take what is sent.
+        bytes_per_second: a body may take longer at this rate or a faster one.
     """
+
+    most = 512
+    request_seconds = 20.0
+    bytes_per_second = 20_000
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:  # noqa: ANN401 -- uvicorn's
         """Make the protocol of a connection, with uvicorn's arguments."""
@@ -32,7 +35,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
         """Begin to wait for a request."""
         super().connection_made(transport)
         self._wait()
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > self.most:
             waiting = [each for each in self.connections if each is not self and each.deadline is not None]
             if waiting:
                 min(waiting, key=lambda each: each.deadline).end()
@@ -49,7 +52,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
         elif self.deadline is None:
             self._wait()
         elif self.cycle is not None and not self.cycle.response_complete:  # a body
-            self.deadline += len(data) / BYTES_PER_SECOND
+            self.deadline += len(data) / self.bytes_per_second
 
     def on_response_complete(self) -> None:
         """Begin to wait for the next request."""
@@ -85,7 +88,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
 
     def _wait(self) -> None:
         self._stop_waiting()
-        self.deadline = self.loop.time() + REQUEST_SECONDS
+        self.deadline = self.loop.time() + self.request_seconds
         self._timer = self.loop.call_at(self.deadline, self._check)
 
     def _check(self) -> None:

@@ -47,9 +47,13 @@ class Decoder:
         is_busy: whether a request is being decoded.
     """
 
-    def __init__(self, upscaler: Upscaler, time_limit: float = 120.0, translator: Translator | None = None) -> None:
+    def __init__(
+        self, upscaler: Upscaler, time_limit: float = 120.0, translator: Translator | None = None,
+        frame_seconds: float = FRAME_SECONDS,
+    ) -> None:
         """Make ready."""
         self.upscaler, self.translator, self.time_limit = upscaler, translator, time_limit
+        self.frame_seconds = frame_seconds
         self.is_busy = False
         self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoding")
@@ -136,7 +140,7 @@ class Decoder:
 
     def _stream(self, sources: Pixels, options: DecodeConfig, samples: int) -> Iterator[Upscaled]:
         keys = [image_key(source, sample) for source in sources for sample in range(1, samples + 1)]
-        return self.upscaler.stream(sources.repeat(samples, axis=0), options, keys=keys, interval=FRAME_SECONDS)
+        return self.upscaler.stream(sources.repeat(samples, axis=0), options, keys=keys, interval=self.frame_seconds)
 
     def _run(
         self, purpose: str, streams: dict[str, Iterator[Frame]], deadline: float | None,

@@ -12,7 +12,6 @@ import gradio as gr
 from superres.config import TRANSLATION, BeamConfig, DecodeConfig, require
 from superres.errors import InvalidInputError
 from superres.pipeline.translator import Translated, Translator
-from superres.web import decoding
 from superres.web.controls import (
     RAW,
     Value,
@@ -129,7 +128,7 @@ def translate_for_page(
         lanes = {"Greedy": greedy_like(translator.default), name: way}
     clocks = {lane: Clock() for lane in lanes}
     unseen = True
-    for shown, is_due in seldom(decoder.translate("translate", lines, lanes)):
+    for shown, is_due in seldom(decoder.translate("translate", lines, lanes), decoder.frame_seconds):
         for lane, result in shown.items():
             clocks[lane].note(result)
         if is_due:
@@ -139,14 +138,16 @@ def translate_for_page(
             yield translations_html(translator, lines, shown, replayed)
 
 
-def seldom(frames: Iterator[dict[str, Translated]]) -> Iterator[tuple[dict[str, Translated], bool]]:
-    """Pass frames on, and tell which are due to be shown: the complete one, and before it one in FRAME_SECONDS."""
-    due = time.monotonic() + decoding.FRAME_SECONDS
+def seldom(
+    frames: Iterator[dict[str, Translated]], frame_seconds: float,
+) -> Iterator[tuple[dict[str, Translated], bool]]:
+    """Pass frames on, and tell which are due to be shown: the complete one, and before it one in `frame_seconds`."""
+    due = time.monotonic() + frame_seconds
     for shown in frames:
         is_due = is_complete(shown) or time.monotonic() >= due
         yield shown, is_due
         if is_due:
-            due = time.monotonic() + decoding.FRAME_SECONDS
+            due = time.monotonic() + frame_seconds
 
 
 def is_complete(shown: dict[str, Translated]) -> bool:
@@ -161,7 +162,7 @@ def endpoint(
 
     def translate(lines: Value, *values: Value) -> Iterator[tuple[list[str], dict[str, Any]]]:
         way = way_of(translator.default, *values)
-        for shown, is_due in seldom(decoder.translate("translate", lines_of(lines), {"": way})):
+        for shown, is_due in seldom(decoder.translate("translate", lines_of(lines), {"": way}), decoder.frame_seconds):
             if is_due:
                 yield shown[""].texts, report_of(translator, way, shown[""])
 
