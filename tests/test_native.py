@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, Restless, random_model, random_tokens
+from fakes import SMALL, VARIANTS, Restless, random_model, random_tokens, small_source
 from stepping import check_steps
 
 from superres.config import DecodeConfig
@@ -334,19 +334,12 @@ def source(tmp_path, monkeypatch):
     build.library.cache_clear()
 
 
-def structures(layout):
-    text = layout.replace("\n", "\\n")
-    numbers = "".join(f"long long superres_{name}() {{ return 0; }}" for name in ("propose_room", "iterate", "has_int8",
-                                                                                  "busy"))
-    return f'extern "C" {{ const char* superres_layout() {{ return "{text}"; }} {numbers} }}'
-
-
 def test_code_is_compiled_once_and_a_failure_leaves_nothing_behind(source):
     source.write_text("this is no C++")
     with pytest.raises(NativeUnavailable, match=r"cannot compile native\.cpp"):
         build.library(source)
     assert list(build.cache_folder().iterdir()) == []
-    source.write_text(structures(build.layout()))
+    source.write_text(small_source(build.layout()))
     build.library(source)
     built = list(build.cache_folder().iterdir())
     assert [path.suffix for path in built] == [".so"]
@@ -368,7 +361,7 @@ def test_a_large_vocabulary_is_projected_alike_by_several_threads(rows):
 
 
 def test_structures_that_the_compiler_lays_out_otherwise_are_refused(source):
-    source.write_text(structures("Linear:48\n"))
+    source.write_text(small_source("Linear:48\n"))
     with pytest.raises(NativeUnavailable, match="other structures"):
         build.library(source)
 

@@ -1,4 +1,4 @@
-"""Speculative sampling has the distribution of direct sampling, whatever proposes; a broken rule is noticed."""
+"""Speculative sampling has the distribution of direct sampling, whatever proposes."""
 
 from __future__ import annotations
 

@@ -177,12 +177,14 @@ class Comparison:
         batches: inputs.
         temperature: of sampling.
         base: settings that name what proposers need (`draft`, `ngrams`).
+        most: largest block size of a proposer that needs no heads.
     """
 
     pipeline: Pipeline
     batches: Sequence[Batch]
     temperature: float
     base: DecodeConfig
+    most: int = LARGEST
 
     def options(self, name: str, mode: str, block_size: int) -> DecodeConfig:
         """Return the settings for a proposer and mode."""
@@ -211,8 +213,8 @@ class Comparison:
         """Return the largest block size of a proposer."""
         config = self.pipeline.model_config
         if PROPOSERS[name].branching:
-            return min(LARGEST, config.target_length + 2 - self.base.window)
-        return config.prediction_heads if PROPOSERS[name].uses_heads else min(LARGEST, config.target_length)
+            return min(self.most, config.target_length + 2 - self.base.window)
+        return config.prediction_heads if PROPOSERS[name].uses_heads else min(self.most, config.target_length)
 
     def rows(self, variants: Sequence[Variant]) -> list[Row]:
         """Measure all variants and the one-token baselines in turn; return one row per variant."""
@@ -314,7 +316,7 @@ class Comparison:
 
 def compare_proposers(
     work: Workload, names: Sequence[str], *, batch: int = 1, count: int = 3, temperature: float = 0.9,
-    base: DecodeConfig | None = None,
+    base: DecodeConfig | None = None, most: int = LARGEST,
 ) -> Report:
     """Measure proposers.
 
@@ -326,6 +328,7 @@ def compare_proposers(
         temperature: of sampling.
         base: settings that name what proposers need, and the block size of the first measurement; if None, it is what
             suits the proposer.
+        most: largest block size of a proposer that needs no heads.
 
     Returns:
         a report, ready for JSON: `rows`, a row for each proposer, mode and block size, and `missing`, why a proposer
@@ -339,7 +342,7 @@ def compare_proposers(
     every = work.source(batch * count)
     batches = [Batch.of(pipeline, every[batch * number : batch * (number + 1)]) for number in range(count)]
     base = base or DecodeConfig()
-    comparison = Comparison(pipeline, batches, temperature, base)
+    comparison = Comparison(pipeline, batches, temperature, base, most)
     variants, missing = comparison.variants(names, base.block_size)
     require(bool(variants), f"none of the proposers can be measured: {'; '.join(missing.values())}")
     rows = comparison.rows(variants)
