@@ -237,7 +237,7 @@ def test_a_visitor_who_leaves_frees_the_decoder(demo, caplog):
         if message["msg"] == "process_generating":
             break  # and the connection closes
     wait(lambda: caplog.records)
-    assert [record.facts["outcome"] for record in caplog.records if record.message == "decoding"] == ["stopped"]
+    assert [record.fields["outcome"] for record in caplog.records if record.message == "decoding"] == ["stopped"]
 
 
 # The process
