@@ -138,7 +138,7 @@ def translate_for_page(
 def with_due(
     steps: Iterator[dict[str, Translated]], frame_seconds: float,
 ) -> Iterator[tuple[dict[str, Translated], bool]]:
-    """Yield all frames, and whether each is due to be shown: one per `frame_seconds`, and the complete frames."""
+    """Yield all frames, and whether each is due: at most one per `frame_seconds`, and the complete frames."""
     due = time.monotonic() + frame_seconds
     for frames in steps:
         is_due = is_complete(frames) or time.monotonic() >= due
