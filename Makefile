@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test app check docs clean
+.PHONY: demo test mutations app check docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -11,6 +11,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+
+mutations: $(VENV)/.installed-dev
+	$(RUN) -m pytest -n auto --maxprocesses 4 tests/mutations $(ARGS)
 
 app: $(VENV)/.installed-ui
 	$(RUN) app.py $(ARGS)

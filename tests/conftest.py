@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from superres.pipeline.upscaler import Upscaler
     from superres.survey.store import Store
 
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,6 +37,17 @@ def _seed() -> None:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def upscaler() -> Upscaler:
+    """An untrained network for faces."""
+    import torch
+    from fakes import TINY, random_model
+
+    from superres.pipeline.upscaler import Upscaler
+
+    return Upscaler(random_model(TINY, dtype=torch.float32), "tiny", device="cpu")
 
 
 @pytest.fixture(scope="session")

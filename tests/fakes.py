@@ -181,6 +181,12 @@ SMALL = ModelConfig(
 )
 """48 tokens in 12 attention blocks: a ring wraps several times. Few token values, so that proposals are often right."""
 
+TINY = ModelConfig(
+    width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16, prediction_heads=8,
+    head_filter_size=8, conditioning_blocks=1, conditioning_width=4, cross_attention=False,
+)
+"""A network for faces that decodes in no time."""
+
 PLAIN = {
     "aligned_conditioning": False, "numeric_neighbourhood": False, "cell_remainder": False, "ordinal_output": False,
 }
@@ -262,8 +268,9 @@ CHAINS = [name for name, kind in PROPOSERS.items() if not kind.branching]
 class Restless(AdaptiveBlockSize):
     """Chooses block sizes at random, as often as it can."""
 
-    def __init__(self, largest, seed=0):
+    def __init__(self, largest, seed=0, interval=2):
         super().__init__([1.0] * largest)
+        self.interval = interval
         self.largest, self.rng = largest, np.random.default_rng(seed)
         self.chosen, self.seen = [], []
 
@@ -361,3 +368,11 @@ class ScriptedModel:
     def _scores(self, tokens):
         """Score intensities by their distance from `tokens`."""
         return -(torch.arange(self.vocabulary) - tokens.unsqueeze(-1)).abs().double()
+
+
+def small_source(layout):
+    """Return C++ that compiles in no time and says of its structures what `layout` says."""
+    text = layout.replace("\n", "\\n")
+    names = ("propose_room", "iterate", "has_int8", "busy")
+    functions = " ".join(f"long long superres_{name}() {{ return 0; }}" for name in names)
+    return f'extern "C" {{ const char* superres_layout() {{ return "{text}"; }} {functions} }}'

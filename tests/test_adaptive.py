@@ -16,13 +16,12 @@ from stepping import check_steps
 from superres.config import DecodeConfig
 from superres.decoding.block_size import PATIENCE, AdaptiveBlockSize
 from superres.decoding.cost import measured_costs
-from superres.decoding.decode import DONE_CHECK_INTERVAL, decode
+from superres.decoding.decode import decode
 from superres.decoding.reference import sequential_reference
 from superres.errors import ConfigError
 from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel
 from superres.nn.engines.torch_model import StepModel
-from superres.pipeline import block_sizes
 from superres.pipeline.block_sizes import BlockSizes
 
 HEADS = SMALL.prediction_heads
@@ -50,8 +49,7 @@ def test_native_steps_of_changing_width_equal_the_uncached_network(name, seed):
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8}], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("seed", range(4))
-def test_exact_blocks_of_changing_size_are_what_one_token_at_a_time_gives(seed, options, monkeypatch):
-    monkeypatch.setattr("superres.decoding.decode.DONE_CHECK_INTERVAL", 2)
+def test_exact_blocks_of_changing_size_are_what_one_token_at_a_time_gives(seed, options):
     model = StepModel(random_model(SMALL, seed))
     source = random_tokens(SMALL, 2, seed)[0]
     sizes = Restless(HEADS, seed)
@@ -79,9 +77,9 @@ def test_it_finds_the_size_with_the_most_tokens_a_second(seed, share, slope):
     spent = gained = 0.0
     for look in range(400):
         size = sizes.choose()
-        accepted = np.minimum(rng.geometric(1 - share, DONE_CHECK_INTERVAL), size)
-        sizes.observe(accepted, np.full(DONE_CHECK_INTERVAL, size))
-        sizes.time(np.full(DONE_CHECK_INTERVAL, size), DONE_CHECK_INTERVAL * costs[size - 1])
+        accepted = np.minimum(rng.geometric(1 - share, AdaptiveBlockSize.interval), size)
+        sizes.observe(accepted, np.full(AdaptiveBlockSize.interval, size))
+        sizes.time(np.full(AdaptiveBlockSize.interval, size), AdaptiveBlockSize.interval * costs[size - 1])
         if look >= 100:
             spent, gained = spent + costs[size - 1], gained + truth[size - 1] * costs[size - 1]
     assert gained / spent >= 0.95 * truth.max()
@@ -109,10 +107,10 @@ def test_costs_that_were_measured_wrongly_are_corrected_by_those_seen(seed, shar
     spent = gained = 0.0
     for look in range(1200):
         size = sizes.choose()
-        accepted = np.minimum(rng.geometric(1 - share, DONE_CHECK_INTERVAL), size)
-        tried = np.full(DONE_CHECK_INTERVAL, size)
+        accepted = np.minimum(rng.geometric(1 - share, AdaptiveBlockSize.interval), size)
+        tried = np.full(AdaptiveBlockSize.interval, size)
         sizes.observe(accepted, tried)
-        sizes.time(tried, DONE_CHECK_INTERVAL * costs[size - 1] * rng.uniform(0.9, 1.1))
+        sizes.time(tried, AdaptiveBlockSize.interval * costs[size - 1] * rng.uniform(0.9, 1.1))
         if look >= 600:
             spent, gained = spent + costs[size - 1], gained + truth[size - 1] * costs[size - 1]
     assert gained / spent >= 0.94 * truth.max()
@@ -155,45 +153,47 @@ def test_updates_are_as_rare_as_they_are_slow():
 
 
 @pytest.fixture
-def measured(monkeypatch, tmp_path):
-    """Count measurements; they are kept under tmp_path."""
+def cache(monkeypatch, tmp_path):
+    """The folder that costs are kept in."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    counted = []
-
-    def measure(model, source, options, largest, padding=None):
-        counted.append(len(source))
-        return measured_costs(model, source, options, largest, padding)
-
-    monkeypatch.setattr(block_sizes, "measured_costs", measure)
-    return counted
+    return tmp_path / "superres"
 
 
-def make_sizes(revision="0123"):
-    return BlockSizes(StepModel(random_model(SMALL, dtype=torch.float32)), revision, "plain", torch.device("cpu"))
+def make_sizes(measured, revision="0123"):
+    """Make block sizes that add the batch size of every measurement to `measured`."""
+    def measure(model, source, *arguments):
+        measured.append(len(source))
+        return measured_costs(model, source, *arguments)
+
+    model = StepModel(random_model(SMALL, dtype=torch.float32))
+    return BlockSizes(model, revision, "plain", torch.device("cpu"), measure)
 
 
-def test_costs_are_measured_once_a_machine_and_network(measured, tmp_path):
+def test_costs_are_measured_once_a_machine_and_network(cache):
     source, options = random_tokens(SMALL, 3)[0], DecodeConfig(adaptive=True)
-    sizes = make_sizes()
+    measured = []
+    sizes = make_sizes(measured)
     first = sizes.get(options, source)
     assert measured == [4]
     assert sizes.get(replace(options, seed=7), source) is first
     assert sizes.get(options, source[:2]) is not first
     assert measured == [4, 2]
-    assert make_sizes().get(options, source).costs.tolist() == first.costs.tolist()
+    assert make_sizes(measured).get(options, source).costs.tolist() == first.costs.tolist()
     assert measured == [4, 2]
-    make_sizes("4567").get(options, source)
+    make_sizes(measured, "4567").get(options, source)
     assert measured == [4, 2, 4]
-    for path in (tmp_path / "superres").glob("cost-*.json"):
+    for path in cache.glob("cost-*.json"):
         path.write_text(path.read_text().replace('"costs"', '"cost"'))
-    assert make_sizes().get(options, source).costs.min() > 0
+    assert make_sizes(measured).get(options, source).costs.min() > 0
     assert measured == [4, 2, 4, 4]
     assert sizes.get(DecodeConfig(), source) is None
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(measured, tmp_path):
-    (tmp_path / "superres").write_text("in the way")
-    assert make_sizes().get(DecodeConfig(adaptive=True), random_tokens(SMALL, 1)[0]).costs.min() > 0
+def test_a_cache_that_cannot_be_written_is_done_without(cache):
+    cache.write_text("in the way")
+    measured = []
+    assert make_sizes(measured).get(DecodeConfig(adaptive=True), random_tokens(SMALL, 1)[0]).costs.min() > 0
+    assert measured == [1]
 
 
 def test_what_does_not_go_with_it_is_refused():

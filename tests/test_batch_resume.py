@@ -22,8 +22,8 @@ from PIL import Image
 from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 
-from superres.batch.commit import Lock
-from superres.batch.manifest import Manifest, Row, merge
+from superres.batch.commit import GROUP, Lock
+from superres.batch.manifest import Row, merge
 from superres.batch.plan import BatchOptions, plan
 from superres.batch.upscaling import upscale_files
 from superres.config import DecodeConfig
@@ -46,10 +46,10 @@ def faces(tmp_path):
     return tmp_path / "faces"
 
 
-def run(faces, output, upscaler=None, decode=None, **options):
+def run(faces, output, upscaler=None, decode=None, group=GROUP, **options):
     settings = BatchOptions(output, recursive=True, keep_tree=True, **options)
     jobs = plan([faces], settings)
-    return upscale_files(jobs, upscaler or FakeUpscaler(), settings, decode or DecodeConfig())
+    return upscale_files(jobs, upscaler or FakeUpscaler(), settings, decode or DecodeConfig(), group)
 
 
 def rows_of(path):
@@ -97,12 +97,12 @@ def test_a_run_killed_while_it_orders_the_manifest_leaves_nothing_to_the_next(fa
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_a_run_killed_at_random_moments_ends_as_an_undisturbed_one(faces, tmp_path, monkeypatch):
+def test_a_run_killed_at_random_moments_ends_as_an_undisturbed_one(faces, tmp_path):
     run(faces, tmp_path / "whole", batch_size=3)
-    monkeypatch.setattr("superres.batch.commit.BATCH", 5)
+    options = {"batch_size": 3, "group": 5}
     draw, kills = random.Random(0), 0
     for _ in range(60):
-        child = FORK.Process(target=run, args=(faces, tmp_path / "out", Slow()), kwargs={"batch_size": 3})
+        child = FORK.Process(target=run, args=(faces, tmp_path / "out", Slow()), kwargs=options)
         child.start()
         child.join(draw.uniform(0.05, 0.2))
         if child.exitcode is not None:
@@ -110,7 +110,7 @@ def test_a_run_killed_at_random_moments_ends_as_an_undisturbed_one(faces, tmp_pa
         os.kill(child.pid, signal.SIGKILL)
         child.join()
         kills += 1
-    assert run(faces, tmp_path / "out", batch_size=3).failed == 4
+    assert run(faces, tmp_path / "out", **options).failed == 4
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert kills >= 2
 
@@ -224,35 +224,6 @@ def test_links_in_place_of_working_files_are_removed_or_refused_and_never_follow
     assert not (tmp_path / "nowhere").exists()
 
 
-@pytest.mark.parametrize("moment", ["before rows", "after rows", "between names", "before names are on disc"])
-def test_a_kill_between_any_two_moves_loses_nothing(faces, tmp_path, monkeypatch, moment):
-    run(faces, tmp_path / "whole")
-
-    def die(*_):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def child():
-        if moment == "before rows":
-            monkeypatch.setattr("superres.batch.manifest.Manifest.append", die)
-        elif moment == "after rows":
-            monkeypatch.setattr("superres.batch.commit.Staging._rename", die)
-        elif moment == "between names":
-            real, count = os.replace, []
-            monkeypatch.setattr("superres.batch.commit.os.replace",
-                                lambda *names: die() if count.append(0) or len(count) > 3 else real(*names))
-        else:
-            monkeypatch.setattr("superres.batch.commit.Staging._sync_folders", die)
-        run(faces, tmp_path / "out")
-
-    process = FORK.Process(target=child)
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    summary = run(faces, tmp_path / "out")
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert summary.skipped == {"before rows": 0, "after rows": 0, "between names": 3}.get(moment, summary.skipped)
-
-
 def test_a_cut_last_line_is_dropped_and_its_output_made_again(faces, tmp_path):
     run(faces, tmp_path / "out")
     whole = contents(tmp_path / "out")
@@ -300,22 +271,20 @@ def test_changed_settings_are_refused_or_redone_on_request(faces, tmp_path, chan
     assert run(faces, tmp_path / "out", **change).skipped == 36
 
 
-def test_a_redo_that_is_killed_goes_on(faces, tmp_path, monkeypatch):
-    run(faces, tmp_path / "out")
-    monkeypatch.setattr("superres.batch.commit.BATCH", 4)
-    count, real = [], Manifest.append
+class Interrupted(FakeUpscaler):
+    """Is interrupted from the keyboard at its tenth call."""
 
-    def stop(self, rows):
-        count.append(0)
-        if len(count) == 4:
+    def __call__(self, *arguments, **more):
+        if len(self.batches) == 9:
             raise KeyboardInterrupt
-        real(self, rows)
+        return super().__call__(*arguments, **more)
 
+
+def test_a_redo_that_is_interrupted_goes_on(faces, tmp_path):
+    run(faces, tmp_path / "out")
     decode = DecodeConfig(accept="distance")
-    with monkeypatch.context() as patch:
-        patch.setattr("superres.batch.manifest.Manifest.append", stop)
-        with pytest.raises(KeyboardInterrupt):
-            run(faces, tmp_path / "out", decode=decode, on_existing="redo")
+    with pytest.raises(KeyboardInterrupt):
+        run(faces, tmp_path / "out", Interrupted(), decode, group=4, batch_size=2, on_existing="redo")
     summary = run(faces, tmp_path / "out", decode=decode, on_existing="redo")
     assert 0 < summary.skipped < 36
     run(faces, tmp_path / "fresh", decode=decode)
@@ -412,7 +381,6 @@ def test_a_merge_prefers_what_succeeded_and_names_what_it_cannot_read(tmp_path):
 
 
 def test_a_manifest_that_takes_no_more_stops_the_run_and_loses_nothing(faces, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("superres.batch.commit.BATCH", 4)
     real, count = os.fsync, []
 
     def full(file):
@@ -423,7 +391,7 @@ def test_a_manifest_that_takes_no_more_stops_the_run_and_loses_nothing(faces, tm
 
     with monkeypatch.context() as patch:
         patch.setattr("superres.batch.manifest.os.fsync", full)
-        summary = run(faces, tmp_path / "out", batch_size=2)
+        summary = run(faces, tmp_path / "out", group=4, batch_size=2)
     assert summary.exit_code == 1
     assert summary.stopped
     assert capsys.readouterr().err.count("the same command goes on from there") == 1
@@ -433,7 +401,6 @@ def test_a_manifest_that_takes_no_more_stops_the_run_and_loses_nothing(faces, tm
 
 
 def test_a_folder_that_turns_read_only_stops_the_run_with_one_line(faces, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("superres.batch.commit.BATCH", 4)
     real, count = os.replace, []
 
     def refuse(*names):
@@ -445,20 +412,11 @@ def test_a_folder_that_turns_read_only_stops_the_run_with_one_line(faces, tmp_pa
     with monkeypatch.context() as patch:
         patch.setattr("superres.batch.commit.os.replace", refuse)
         patch.setattr("superres.batch.commit.os.access", lambda *_: len(count) <= 6)
-        summary = run(faces, tmp_path / "out", batch_size=2)
+        summary = run(faces, tmp_path / "out", group=4, batch_size=2)
     assert (summary.done, summary.exit_code) == (6, 1)
     assert capsys.readouterr().err.count("Permission denied; stopped, what is finished is kept") == 1
     run(faces, tmp_path / "out")
     run(faces, tmp_path / "whole")
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-
-
-def test_a_clock_that_jumps_changes_nothing(faces, tmp_path, monkeypatch):
-    run(faces, tmp_path / "whole")
-    jumps = iter(range(10**6))
-    monkeypatch.setattr("time.time", lambda: 1e9 * (-1) ** next(jumps))
-    run(faces, tmp_path / "out", batch_size=3)
-    monkeypatch.undo()
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
@@ -469,15 +427,15 @@ def test_rows_read_back_as_they_were_written():
     assert Row.parse(b'{"input": "a", "output": "b", "status": "ok", "later": 1}') == Row("a", "b", "ok")
 
 
-def test_reading_and_decoding_do_not_run_away_from_writing(faces, tmp_path, monkeypatch):
-    most, real = [], FakeUpscaler.__call__
+def test_reading_and_decoding_do_not_run_away_from_writing(faces, tmp_path):
+    most = []
 
-    def watch(self, sources, *arguments, **more):
-        most.append(threading.active_count())
-        return real(self, sources, *arguments, **more)
+    class Watched(FakeUpscaler):
+        def __call__(self, *arguments, **more):
+            most.append(threading.active_count())
+            return super().__call__(*arguments, **more)
 
-    monkeypatch.setattr(FakeUpscaler, "__call__", watch)
     before = threading.active_count()
-    run(faces, tmp_path / "out", batch_size=1)
+    run(faces, tmp_path / "out", Watched(), batch_size=1)
     assert max(most) - before <= 2
     assert threading.active_count() == before

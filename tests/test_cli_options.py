@@ -21,6 +21,7 @@ TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("checkpo
 MODULES = sorted(path for path in (ROOT / "superres").rglob("*.py") if "web" not in path.parts)
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SCRIPTS = [f"scripts/{path.name}" for path in ROOT.glob("scripts/*.py") if "__main__" in path.read_text()]
 FOREIGN = {"--nproc_per_node", "--strict"}
 """Options of torchrun and mypy."""
 
@@ -64,7 +65,9 @@ def options_of(command):
                              if name == command or name.startswith(f"{command} ") or not command))
     spec = importlib.util.spec_from_file_location(f"options_{Path(command).stem}", ROOT / command)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str((ROOT / command).parent))  # scripts import modules beside them
+        spec.loader.exec_module(module)
     if hasattr(module, "argparse"):
         return set(re.findall(r'"(--[a-z][\w-]*)"', (ROOT / command).read_text()))
     parser = getattr(module, "app", None)
@@ -122,7 +125,7 @@ def test_command_lines_of_all_kinds_are_found():
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_an_option_in_a_text_is_one_of_what_its_section_is_about(path):
     parts = re.split(r"^## (.*)\n", path.read_text(), flags=re.MULTILINE)
-    everything = ["", "app.py", *(f"scripts/{script.name}" for script in ROOT.glob("scripts/*.py"))]
+    everything = ["", "app.py", *SCRIPTS]
     for heading, body in zip(["", *parts[1::2]], parts[::2], strict=True):
         named = set(OPTION.findall(body)) - FOREIGN
         about = PAGES.get(path.relative_to(ROOT).as_posix(), everything)

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes import LossyUpscaler, random_model
+from fakes import TINY, LossyUpscaler, random_model
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from superres.config import DecodeConfig, ModelConfig
+from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.decode import check_options
 from superres.evaluation.comparison import (
@@ -31,9 +31,6 @@ from superres.evaluation.comparison import (
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FacePairs, area_reduce
 
-TINY = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
-                   prediction_heads=8, head_filter_size=8, conditioning_blocks=1, conditioning_width=4,
-                   cross_attention=False)
 LOOSE = DecodeConfig(accept="distance", epsilon=255)
 
 

@@ -2,52 +2,72 @@
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import torch
-from fakes import SMALL, random_model, random_tokens
+from fakes import small_source
 
-from superres.config import DecodeConfig
-from superres.decoding.decode import decode
-from superres.nn.engines import step_model
 from superres.nn.engines.native import build
-from superres.nn.engines.native.session import NativeModel
+from superres.nn.engines.native.build import NativeUnavailable
 
-QUICK = {"SUPERRES_NATIVE_FLAGS": "-O0"}
-"""A build in two seconds instead of ten."""
-
-CONFIG = replace(SMALL, width=32, filter_size=64, attention_heads=2, head_filter_size=32)
+FORK = multiprocessing.get_context("fork")
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
 
-def step() -> None:
-    """Decode with the code in the cache; what the process that `run` starts does."""
-    model = step_model(random_model(CONFIG, dtype=torch.float32))
-    decode(model, random_tokens(CONFIG, 1)[0], DecodeConfig())
-    sys.stdout.write(f"{isinstance(model, NativeModel)}\n")
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("cpp") / "native.cpp"
+    path.write_text(small_source(build.layout()))
+    return path
 
 
-def run(cache: Path, *before: str, flags=QUICK):
-    """Step in a new process, which a broken file may end."""
-    paths = [str(Path(__file__).parent), str(Path(build.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    return subprocess.run(
-        [*before, sys.executable, "-c", "import test_compiled; test_compiled.step()"], check=False,
-        capture_output=True, text=True,
-        env={**os.environ, **flags, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": os.pathsep.join(paths)})
+def loading(source: Path, cache: Path, flags: str = "-O0", privileged: bool = True) -> Callable[[], str]:
+    """Start to load the code in a process of its own, which a broken file may end.
+
+    Returns:
+        waits for the end, and returns why the code is not available, or "".
+    """
+    receiver, sender = FORK.Pipe(duplex=False)
+
+    def child() -> None:
+        os.environ.update(SUPERRES_NATIVE_FLAGS=flags, XDG_CACHE_HOME=str(cache))
+        if not privileged:
+            drop_capabilities()
+        build.library.cache_clear()
+        try:
+            assert build.library(source).superres_busy() == 0
+            sender.send("")
+        except NativeUnavailable as error:
+            sender.send(str(error))
+
+    process = FORK.Process(target=child)
+    process.start()
+
+    def result() -> str:
+        process.join()
+        assert process.exitcode == 0
+        return receiver.recv()
+
+    return result
 
 
-def steps(cache: Path, *before: str) -> None:
-    done = run(cache, *before)
-    assert (done.returncode, done.stdout.split()) == (0, ["True"]), done.stderr
+def load(*arguments, **options) -> str:
+    return loading(*arguments, **options)()
+
+
+def drop_capabilities() -> None:
+    """Take from root what lets it write to a folder that is read-only."""
+    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    if ctypes.CDLL(None).capset(header, sets):
+        raise OSError("capset")
 
 
 def built(cache: Path) -> list[Path]:
@@ -59,9 +79,9 @@ def is_whole(path: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory) -> Path:
+def filled(source, tmp_path_factory) -> Path:
     cache = tmp_path_factory.mktemp("cache")
-    steps(cache)
+    assert load(source, cache) == ""
     return cache
 
 
@@ -77,6 +97,9 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+read_only_binds = pytest.mark.skipif(
+    not sys.platform.startswith("linux") and not os.geteuid(), reason="root may write everywhere")
+
 DAMAGE = {
     "half": lambda path: os.truncate(path, path.stat().st_size // 2),
     "empty": lambda path: os.truncate(path, 0),
@@ -87,55 +110,49 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_file_that_is_not_what_was_built_is_built_anew(cache, damage):
+def test_a_file_that_is_not_what_was_built_is_built_anew(source, cache, damage):
     path, = built(cache)
     DAMAGE[damage](path)
-    steps(cache)
+    assert load(source, cache) == ""
     assert is_whole(path)
 
 
-def test_a_whole_file_is_loaded_from_a_folder_that_cannot_be_written(cache):
+@read_only_binds
+def test_a_whole_file_is_loaded_from_a_folder_that_cannot_be_written(source, cache):
     path, = built(cache)
     stamp = path.stat().st_mtime_ns
-    steps(cache, *read_only(cache))
+    make_read_only(cache)
+    assert load(source, cache, privileged=False) == ""
     assert path.stat().st_mtime_ns == stamp
 
 
+@read_only_binds
 @pytest.mark.parametrize("damage", ["half", None])
-def test_where_nothing_can_be_kept_the_plain_step_serves_and_says_why(cache, tmp_path, damage):
+def test_where_nothing_can_be_kept_the_reason_is_one_line(source, cache, tmp_path, damage):
     if damage:
         DAMAGE[damage](built(cache)[0])
     else:
         cache = tmp_path / "new"
         cache.mkdir()
-    done = run(cache, *read_only(cache))
-    assert (done.returncode, done.stdout.split()) == (0, ["False"]), done.stderr
-    assert "decoding with the plain step, which is slower: cannot build or load" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    make_read_only(cache)
+    reason = load(source, cache, privileged=False)
+    assert reason.startswith("cannot build or load")
+    assert "\n" not in reason
 
 
-def test_processes_that_build_at_once_leave_one_whole_file(tmp_path):
-    with ThreadPoolExecutor() as threads:
-        results = list(threads.map(run, 2 * [tmp_path]))
-    assert [(done.returncode, done.stdout) for done in results] == 2 * [(0, "True\n")]
+def test_processes_that_build_at_once_leave_one_whole_file(source, tmp_path):
+    results = [loading(source, tmp_path) for _ in range(4)]
+    assert [result() for result in results] == 4 * [""]
     assert [is_whole(path) for path in built(tmp_path)] == [True]
 
 
-def test_other_flags_have_a_file_of_their_own(cache):
-    assert run(cache, flags={"SUPERRES_NATIVE_FLAGS": "-O0 -fno-inline"}).stdout == "True\n"
+def test_other_flags_have_a_file_of_their_own(source, cache):
+    assert load(source, cache, "-O0 -fno-inline") == ""
     assert [is_whole(path) for path in built(cache)] == [True, True]
-    done = run(cache, flags={"SUPERRES_NATIVE_FLAGS": "-O0 --no-such-flag"})
-    assert (done.returncode, done.stdout) == (0, "False\n")
-    assert "cannot compile native.cpp" in done.stderr
+    assert "cannot compile native.cpp" in load(source, cache, "-O0 --no-such-flag")
     assert len(built(cache)) == 2
 
 
-def read_only(folder: Path) -> list[str]:
-    """Make a folder read-only, and return what a command needs before it so as not to be root, who may write anyway."""
+def make_read_only(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
         path.chmod(path.stat().st_mode & ~0o222)
-    if os.geteuid():
-        return []
-    if shutil.which("setpriv") is None:
-        pytest.skip("root may write everywhere")
-    return ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-all"]

@@ -6,6 +6,7 @@ Here a tape of operations stands for a CUDA graph; where there is a GPU, the tes
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,12 +16,11 @@ from stepping import check_steps
 from test_refill import ScriptedFeed
 
 from superres.config import DecodeConfig
-from superres.decoding import graph_cache
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.batching import RefilledDecoder
-from superres.decoding.blockwise import BlockwiseDecoding
 from superres.decoding.cost import measured_costs
 from superres.decoding.decode import decode, iterations
+from superres.decoding.graph_cache import keep
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 from superres.nn.engines import step_model
@@ -95,13 +95,12 @@ def test_rows_end_at_their_end_tokens(variant, end_token):
     (0, {}), (1, {}), (2, {"temperature": 0.8}),
     *((seed, {"temperature": 0.8, "sampling": "speculative"}) for seed in (3, 4, 5)),
 ])
-def test_block_sizes_change_between_captures(seed, sampling, monkeypatch):
-    monkeypatch.setattr("superres.decoding.decode.DONE_CHECK_INTERVAL", 3)
+def test_block_sizes_change_between_captures(seed, sampling):
     plain, graph = pair()
     # A loop that begins anew changes its block size an iteration later, and with it what speculative sampling draws.
     for turn in range(1 if "sampling" in sampling else 2):
         source = random_tokens(CONFIG, ROWS, turn)[0]
-        sizes = [Restless(CONFIG.prediction_heads, seed) for _ in range(2)]
+        sizes = [Restless(CONFIG.prediction_heads, seed, 3) for _ in range(2)]
         actual, expected = (decode(model, source, DecodeConfig(**sampling), adaptive=chosen)
                             for model, chosen in zip((graph, plain), sizes, strict=True))
         assert torch.equal(actual.tokens, expected.tokens)
@@ -165,42 +164,6 @@ def test_nothing_moves_from_one_iteration_to_the_next(way):
     assert addresses(loop) == before
 
 
-@torch.inference_mode()
-def test_a_tensor_that_moves_is_noticed(monkeypatch):
-    plain, graph = pair()
-    real = BlockwiseDecoding.iterate
-
-    def moving(decoding, state):
-        old, start = state.position, state.position.clone()
-        made = real(decoding, state)
-        state.position = old.clone()
-        state.place = state.position.unsqueeze(1)
-        old.copy_(start)
-        return made
-
-    source = random_tokens(CONFIG, 1)[0]
-    expected = decode(plain, source, DecodeConfig())
-    monkeypatch.setattr(BlockwiseDecoding, "iterate", moving)
-    loop = next(iterations(graph, source, DecodeConfig()))
-    loop.run(48)
-    with pytest.raises(AssertionError):
-        assert_same(loop.result(), expected)
-
-
-def test_a_read_of_the_host_is_noticed(monkeypatch):
-    _, graph = pair()
-    real = BlockwiseDecoding.iterate
-
-    def reading(decoding, state):
-        made = real(decoding, state)
-        assert bool(state.position.sum() >= 0)
-        return made
-
-    monkeypatch.setattr(BlockwiseDecoding, "iterate", reading)
-    with pytest.raises(AssertionError, match="reads from the device"):
-        decode(graph, random_tokens(CONFIG, ROWS)[0], DecodeConfig())
-
-
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}, {"temperature": 0.8, "sampling": "speculative"}])
 @pytest.mark.parametrize("proposer", [name for name, kind in PROPOSERS.items() if not kind.stateless])
 def test_proposers_that_keep_something_are_called_and_give_the_same_tokens(proposer, sampling):
@@ -258,14 +221,12 @@ def test_loops_of_the_same_kind_at_the_same_time_do_not_share_memory():
         assert torch.equal(loop.result().tokens, decode(plain, source, DecodeConfig()).tokens)
 
 
-def test_the_oldest_loops_make_room(monkeypatch):
-    monkeypatch.setattr(graph_cache, "KEPT_ROWS", 5)
-    _, graph = pair()
-    for rows, block_size in ((2, 1), (2, 2), (3, 1), (7, 1)):
-        decode(graph, random_tokens(CONFIG, rows)[0], DecodeConfig(block_size=block_size))
-    assert [len(loop.state.position) for loop in graph.replaying.kept.values()] == [7]
-    decode(graph, random_tokens(CONFIG, 2)[0], DecodeConfig(block_size=1))
-    assert [len(loop.state.position) for loop in graph.replaying.kept.values()] == [2]
+def test_the_oldest_loops_make_room():
+    kept = {}
+    for kind, rows, left in (("a", 2, "a"), ("b", 2, "ab"), ("a", 2, "ba"), ("c", 1, "bac"), ("d", 3, "cd"),
+                             ("e", 7, "e"), ("a", 2, "a")):
+        keep(SimpleNamespace(kept=kept), kind, SimpleNamespace(keys=range(rows)), most=5)
+        assert "".join(kept) == left
 
 
 def test_costs_of_replayed_iterations_are_measured():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import PLAIN, SMALL, VARIANTS, Waiting, random_model, random_tokens, stacked
+from fakes import PLAIN, SMALL, TINY, VARIANTS, Waiting, random_model, random_tokens, stacked
 from PIL import Image
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
@@ -46,10 +46,6 @@ from superres.nn.model import EncoderDecoder
 from superres.nn.outline import outline
 from superres.pipeline.auto import load
 from superres.tasks.translation import VOCABULARY_FILE, Codec
-
-FACES = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
-                    prediction_heads=8, head_filter_size=8, conditioning_blocks=1, conditioning_width=4,
-                    cross_attention=False)
 
 
 @pytest.fixture
@@ -232,7 +228,7 @@ def test_tokens_may_be_left_out_but_not_all_of_them():
 
 
 def test_a_batch_marks_pictures_that_cannot_be_decoded_as_failed(tmp_path, capsys):
-    save_checkpoint(overflowing(FACES), tmp_path / "bad")
+    save_checkpoint(overflowing(TINY), tmp_path / "bad")
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "a.png")
     words = ["upscale", tmp_path / "a.png", "--checkpoint", tmp_path / "bad", "--engine", "plain", "--output",
              tmp_path / "out"]

@@ -93,15 +93,14 @@ def served(folder):
 @pytest.fixture
 def at(monkeypatch, tmp_path):
     """Have the hub at an address, and its cache in a folder of its own."""
-    constants = "huggingface_hub.constants."
-
-    def go(endpoint):
-        monkeypatch.setattr(constants + "ENDPOINT", endpoint)
-        monkeypatch.setattr(constants + "HUGGINGFACE_CO_URL_TEMPLATE",
-                            endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    def go(endpoint, **constants):
+        template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        constants |= {"ENDPOINT": endpoint, "HUGGINGFACE_CO_URL_TEMPLATE": template,
+                      "HF_HUB_CACHE": str(tmp_path / "cache")}
+        for name, value in constants.items():
+            monkeypatch.setattr("huggingface_hub.constants." + name, value)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(constants + "HF_HUB_CACHE", str(tmp_path / "cache"))
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     return go
@@ -132,6 +131,11 @@ def test_a_hub_that_cannot_be_reached_is_one_line(endpoint, reason, at):
     assert re.search(reason, refusal())
 
 
+def test_offline_and_nothing_cached_is_one_line(at):
+    at(nobody(), HF_HUB_OFFLINE=True)
+    assert "offline mode" in refusal()
+
+
 def test_a_model_that_the_hub_does_not_have_is_one_line(served, at):
     at(served[0])
     assert "has no such model" in refusal("someone/else")
@@ -145,7 +149,7 @@ def test_a_hub_that_never_answers_is_asked_once(tmp_path):
     environment = {**shared, "HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(tmp_path),
                    "PYTHONPATH": str(Path(hub.__file__).parent.parent),
                    "HF_HUB_DISABLE_TELEMETRY": "1"}  # which would ask for more than the file
-    environment.pop("HF_HUB_ETAG_TIMEOUT", None)
+    environment["HF_HUB_ETAG_TIMEOUT"] = "1"
     words = [sys.executable, "-c", "from superres.cli.main import main; main()"]
     result = subprocess.run([*words, "upscale", "x.png", "--output", "out", "--checkpoint", NAME], cwd=tmp_path,
                             env=environment, capture_output=True, text=True, timeout=300)
@@ -156,16 +160,15 @@ def test_a_hub_that_never_answers_is_asked_once(tmp_path):
     assert listener.asked == [f"HEAD /{NAME}/resolve/main/config.json HTTP/1.1"]
 
 
-def test_a_checkpoint_is_fetched_and_then_read_from_the_cache_without_the_hub(served, folder, at, monkeypatch):
+def test_a_checkpoint_is_fetched_and_then_read_from_the_cache_without_the_hub(served, folder, at):
     at(served[0])
     fetched = find_checkpoint(NAME)
     for name in ("config.json", "model.safetensors"):
         assert (fetched / name).read_bytes() == (folder / name).read_bytes()
     listener = Listener()
-    monkeypatch.setattr(hub, "ANSWER_SECONDS", 0.3)
     silent = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
     for endpoint in (nobody(), silent, "http://no-such-host.invalid"):
-        at(endpoint)
+        at(endpoint, HF_HUB_ETAG_TIMEOUT=0.3)
         assert find_checkpoint(NAME) == fetched
     load_checkpoint(fetched)
 

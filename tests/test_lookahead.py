@@ -22,6 +22,7 @@ from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.lookahead.decoding import Layout, LookaheadDecoding
 from superres.decoding.proposers.lookahead.pool import NgramPool
+from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.decoding.reference import sequential_reference
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import ConfigError
@@ -121,14 +122,15 @@ class Hostile(NgramPool):
     def __init__(self, result, kind):
         self.result, self.kind, self.generator = result, kind, torch.Generator().manual_seed(0)
 
-    def __call__(self, batch, ngram_size, capacity, device):
-        super().__init__(batch, ngram_size, capacity, device)
+    def __call__(self, batch, ngram_size, device):
+        super().__init__(batch, ngram_size, device)
+        self.position = torch.zeros(batch, dtype=torch.int64)  # until the loop is known
         return self
 
     def find(self, first, most):
         shape = len(first), most, self.grams.shape[2] - 1
         tokens = torch.randint(2, 6, shape, generator=self.generator)
-        place = self.state.position.unsqueeze(1) + 1 + torch.arange(shape[2])
+        place = self.position.unsqueeze(1) + 1 + torch.arange(shape[2])
         right = self.result.gather(1, place.clamp(max=self.result.shape[1] - 1))
         if self.kind != "random":
             tokens[:, -1] = right
@@ -140,27 +142,16 @@ class Hostile(NgramPool):
         pass
 
 
-def with_pool(pool, model, source, options, monkeypatch):
-    """Decode with `pool` in the place of a pool."""
-    plain = LookaheadDecoding._next
-
-    def watched(decoding, state, *arguments):
-        pool.state = state
-        return plain(decoding, state, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("superres.decoding.proposers.lookahead.decoding.NgramPool", pool)
-        patch.setattr(LookaheadDecoding, "_next", watched)
-        return decode(model, source, options)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("kind", ["random", "right", "right, then wrong"])
-def test_exact_equals_the_plain_decoder_whatever_is_in_the_pool(kind, temperature, monkeypatch):
+def test_exact_equals_the_plain_decoder_whatever_is_in_the_pool(kind, temperature):
     model, source = small("base aids")
     expected = sequential("base aids", temperature)
     options = replace(LOOKAHEAD, temperature=temperature, seed=3, block_size=4)
-    decoded = with_pool(Hostile(torch.tensor(expected), kind), model, source, options, monkeypatch)
+    pool = Hostile(torch.tensor(expected), kind)
+    for loop in iterations(model, source, options, proposer=LookaheadProposer(pool)):
+        pool.position = loop.state.position
+    decoded = loop.result()
     check(decoded, expected, 4)
     if kind == "right":
         assert all(trace.accepted == [4] * 12 for trace in decoded.traces)
@@ -176,34 +167,47 @@ class Empty(NgramPool):
         return tokens, torch.zeros_like(known)
 
 
-def check_width_matched(model, source, options, monkeypatch):
-    """Compare with greedy decoding by the same steps, every bit of the scores that chose a token included."""
-    chosen, plain = {}, LookaheadDecoding._judge
+class Watched(StepModel):
+    """Keeps the scores [B, N, V] along the path that each step commits to."""
 
-    def watched(decoding, state, scores):
-        best, accepted, first = plain(decoding, state, scores)
-        for row, place in enumerate(state.position.tolist()):
-            for offset in range(int(accepted[row])):
-                if -1 <= place < state.limit[row] - offset - 1:
-                    path = decoding.paths[best[row], offset]
-                    chosen.setdefault((row, place + offset), []).append(scores[row, path])
-        return best, accepted, first
+    def tree_session(self, *arguments):
+        session = super().tree_session(*arguments)
+        step, keep, self.chosen = session.step, session.keep, []
 
-    monkeypatch.setattr(LookaheadDecoding, "_judge", watched)
-    blocks = decode(model, source, options)
-    with monkeypatch.context() as patch:
-        patch.setattr("superres.decoding.proposers.lookahead.decoding.NgramPool", Empty)
-        alone = decode(model, source, options)
-    assert torch.equal(blocks.tokens, alone.tokens)
-    assert all(trace.mean_accepted_block_size == 1 for trace in alone.traces)
-    assert all(torch.equal(scores[0], again) for scores in chosen.values() for again in scores[1:])
-    return blocks
+        def watched_step(tokens, position):
+            self.output = step(tokens, position)
+            return self.output
+
+        def watched_keep(path):
+            self.chosen.append(self.output.scores[torch.arange(len(path)).unsqueeze(1), path])
+            keep(path)
+
+        session.step, session.keep = watched_step, watched_keep
+        return session
+
+
+def scores_of_tokens(model, traces):
+    """Return the scores that chose each token, by row and position."""
+    found = {}
+    for row, trace in enumerate(traces):
+        # The step that reads the start of the sequences chooses token 0; a step's path chooses the tokens after it.
+        for scores, place, accepted in zip(model.chosen, [-1, *trace.positions], [1, *trace.accepted], strict=False):
+            found.update({(row, place + offset + 1): scores[row, offset] for offset in range(accepted)})
+    return {key: scores for key, scores in found.items() if key[1] < model.length}
 
 
 @pytest.mark.parametrize("variant", ["sequential heads", "as published", "sentences"])
-def test_float32_scores_are_those_of_greedy_decoding_of_the_same_width_bit_for_bit(variant, monkeypatch):
-    model, source = small(variant, torch.float32)
-    blocks = check_width_matched(model, source, replace(LOOKAHEAD, window=7), monkeypatch)
+def test_float32_scores_are_those_of_greedy_decoding_of_the_same_width_bit_for_bit(variant):
+    plain, source = small(variant, torch.float32)
+    model, options = Watched(plain.model, plain.end_token), replace(LOOKAHEAD, window=7)
+    blocks = decode(model, source, options)
+    by_blocks = scores_of_tokens(model, blocks.traces)
+    alone = decode(model, source, options, proposer=LookaheadProposer(Empty))
+    one_by_one = scores_of_tokens(model, alone.traces)
+    assert torch.equal(blocks.tokens, alone.tokens)
+    assert all(trace.mean_accepted_block_size == 1 for trace in alone.traces)
+    assert by_blocks.keys() == one_by_one.keys()
+    assert all(torch.equal(scores, one_by_one[key]) for key, scores in by_blocks.items())
     assert mean_accepted_block_size(blocks.traces) > 1.05
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, Restless, random_model, random_tokens
+from fakes import SMALL, VARIANTS, Restless, random_model, random_tokens, small_source
 from stepping import check_steps
 
 from superres.config import DecodeConfig
-from superres.decoding.decode import decode
+from superres.decoding.decode import decode, iterations
 from superres.errors import ScoresError
 from superres.nn.engines import step_model
 from superres.nn.engines.native import build
 from superres.nn.engines.native import session as native
 from superres.nn.engines.native.build import NativeUnavailable
-from superres.nn.engines.native.session import NativeModel
+from superres.nn.engines.native.session import NativeModel, ThreadTrials
 from superres.nn.engines.torch_model import StepModel
 
 SIZES = {"width": 32, "filter_size": 64, "attention_heads": 2, "head_filter_size": 32}
@@ -34,8 +34,47 @@ WAYS = {"greedy": {}, "Gumbel": {"temperature": 0.8}, "quantile": {"temperature"
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
 
+@dataclass
+class Sessions:
+    """Makes sessions that decode `together` rows at a time, and do `whole` iterations or leave them to the loop."""
+
+    whole: bool = True
+    together: int | None = None
+    asked: int = 0
+
+    def prepare(self, session):
+        iterations = session.iterations
+
+        def counted(state):
+            self.asked += 1
+            return iterations(state) if self.whole else None
+
+        session.iterations = counted
+        session.session.together = self.together or session.session.together
+        return session
+
+
+class PreparedModel(NativeModel):
+    """A native model whose sessions `sessions` prepares."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.sessions = Sessions()
+
+    def session(self, *arguments):
+        return self.sessions.prepare(super().session(*arguments))
+
+
 def model_of(config, **options):
-    return NativeModel(random_model(config, dtype=torch.float32), **options)
+    return PreparedModel(random_model(config, dtype=torch.float32), **options)
+
+
+def by_steps(model, *arguments, **options):
+    """Decode with `model`, whose sessions leave iterations to the loop."""
+    model.sessions, before = Sessions(whole=False), model.sessions
+    decoded = decode(model, *arguments, **options)
+    model.sessions = before
+    return decoded
 
 
 def close(actual, expected):
@@ -128,51 +167,42 @@ def assert_same_decode(one, other):
 
 @pytest.mark.parametrize("way", WHOLE)
 @pytest.mark.parametrize("variant", ["base aids", "sequential heads", "text", "recurrent heads"])
-def test_whole_iterations_do_what_the_loop_does(variant, way, monkeypatch):
+def test_whole_iterations_do_what_the_loop_does(variant, way):
     config, options = KNOWN[variant], WHOLE[way]
-    source, real, made = random_tokens(config, 3)[0], native.NativeSession.iterations, []
+    source = random_tokens(config, 3)[0]
     for end_token in (None, 0, 3):
         model = model_of(config, end_token=end_token, threads=2)
-        with monkeypatch.context() as patch:
-            patch.setattr(native.NativeSession, "iterations", lambda *arguments: made.append(1) or real(*arguments))
-            whole = decode(model, source, options)
-            wider = decode(model, source, options, width=config.prediction_heads + 1)
-        with monkeypatch.context() as patch:
-            patch.setattr(native.NativeSession, "iterations", lambda *arguments: None)
-            assert_same_decode(whole, decode(model, source, options))
-            assert torch.equal(wider.tokens, whole.tokens)
-    assert len(made) == 6
+        whole = decode(model, source, options)
+        wider = decode(model, source, options, width=config.prediction_heads + 1)
+        assert model.sessions.asked == 2
+        assert_same_decode(whole, by_steps(model, source, options))
+        assert torch.equal(wider.tokens, whole.tokens)
 
 
 @pytest.mark.parametrize("together", [1, 2, 5])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("variant", ["sequential heads", "text", "recurrent heads"])
-def test_rows_that_do_their_iterations_apart_do_what_they_do_together(variant, threads, together, monkeypatch):
-    monkeypatch.setattr(native, "rows_together", lambda *arguments: together)
+def test_rows_that_do_their_iterations_apart_do_what_they_do_together(variant, threads, together):
     config = KNOWN[variant]
     source = random_tokens(config, 5)[0]
     for end_token in (None, 0, 3):
         model = model_of(config, end_token=end_token, threads=threads)
+        model.sessions = Sessions(together=together)
         for options in (DecodeConfig(), DecodeConfig(accept="top-k", top_k=2)):
-            with monkeypatch.context() as patch:  # rows end in the midst of a call
-                patch.setattr("superres.decoding.decode.check_interval", lambda *arguments: 5)
-                apart = decode(model, source, options)
-            with monkeypatch.context() as patch:
-                patch.setattr(native.NativeSession, "iterations", lambda *arguments: None)
-                assert_same_decode(apart, decode(model, source, options))
+            loop = next(iterations(model, source, options))
+            while not loop.done():
+                loop.run(5)  # rows end in the midst of a call
+            assert_same_decode(loop.result(), by_steps(model, source, options))
 
 
 @pytest.mark.parametrize("end_token", [None, 3])
 @pytest.mark.parametrize("variant", ["base aids", "text"])
-def test_whole_iterations_change_the_block_size_as_the_loop_does(variant, end_token, monkeypatch):
-    monkeypatch.setattr("superres.decoding.decode.DONE_CHECK_INTERVAL", 3)
+def test_whole_iterations_change_the_block_size_as_the_loop_does(variant, end_token):
     model, source = model_of(KNOWN[variant], end_token=end_token), random_tokens(KNOWN[variant], 3)[0]
     for seed in range(3):
-        sizes = [Restless(5, seed) for _ in range(2)]
+        sizes = [Restless(5, seed, 3) for _ in range(2)]
         whole = decode(model, source, DecodeConfig(), adaptive=sizes[0])
-        with monkeypatch.context() as patch:
-            patch.setattr(native.NativeSession, "iterations", lambda *arguments: None)
-            assert_same_decode(whole, decode(model, source, DecodeConfig(), adaptive=sizes[1]))
+        assert_same_decode(whole, by_steps(model, source, DecodeConfig(), adaptive=sizes[1]))
         assert len(set(sizes[0].chosen)) > 1
         assert torch.equal(whole.tokens, decode(model, source, DecodeConfig(block_size=1)).tokens)
 
@@ -180,16 +210,14 @@ def test_whole_iterations_change_the_block_size_as_the_loop_does(variant, end_to
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("apart", [0.0, 1e-7, 1e-3])
 @pytest.mark.parametrize("variant", ["text", "recurrent heads"])
-def test_the_best_of_many_words_is_found_however_close_the_next(variant, apart, half, monkeypatch):
+def test_the_best_of_many_words_is_found_however_close_the_next(variant, apart, half):
     config = replace(KNOWN[variant], vocabulary=1003)
     network = random_model(config, dtype=torch.float32)
     network.project.weight[250:1000] = network.project.weight[:250].repeat(3, 1) * (1 + apart)
-    model, source = NativeModel(network, half=half), random_tokens(config, 4)[0]
+    model, source = PreparedModel(network, half=half), random_tokens(config, 4)[0]
     for k in (1, 4):
         whole = decode(model, source, DecodeConfig(k))
-        with monkeypatch.context() as patch:
-            patch.setattr(native.NativeSession, "iterations", lambda *arguments: None)
-            assert_same_decode(whole, decode(model, source, DecodeConfig(k)))
+        assert_same_decode(whole, by_steps(model, source, DecodeConfig(k)))
         assert len(whole.tokens.unique()) > 5
 
 
@@ -197,14 +225,12 @@ def test_the_best_of_many_words_is_found_however_close_the_next(variant, apart, 
     DecodeConfig(temperature=0.5), DecodeConfig(proposer="left"), DecodeConfig(accept="drift-budget", epsilon=1),
     DecodeConfig(accept="distance-by-offset", epsilon=(1, 2)),
 ])
-def test_iterations_that_the_code_does_not_know_are_left_to_the_loop(options, monkeypatch):
+def test_iterations_that_the_code_does_not_know_are_left_to_the_loop(options):
     model, source = model_of(KNOWN["sequential heads"]), random_tokens(KNOWN["sequential heads"], 1)[0]
-    asked = []
-    monkeypatch.setattr(native.NativeSession, "iterations", lambda session, state: asked.append(state))
     decode(model, source, replace(options, block_size=3))
-    assert not asked
+    assert not model.sessions.asked
     decode(model, source, DecodeConfig(block_size=3))
-    assert asked
+    assert model.sessions.asked
 
 
 def test_bfloat16_weights_score_nearly_alike():
@@ -227,49 +253,52 @@ def test_bfloat16_blocks_of_any_width_are_bfloat16_greedy_tokens(variant):
         assert torch.equal(decode(model, source, DecodeConfig(block_size=k)).tokens, alone.tokens)
 
 
+class Timed:
+    """A session whose step takes `seconds[threads]`; `clock` shows the time."""
+
+    batch, width = 1, 3
+
+    def __init__(self, seconds):
+        self.seconds, self.now, self.steps = seconds, 0.0, 0
+        self.session = SimpleNamespace(threads=1, patient=False)
+
+    def clock(self):
+        return self.now
+
+    def step(self, tokens, position):
+        assert self.session.patient
+        self.steps += 1
+        self.now += self.seconds[self.session.threads]
+
+
 @pytest.mark.parametrize(("costs", "threads"), [((4, 2, 1, 3), 4), ((1, 2, 3, 4), 1), ((4, 2, 1.95, 1.94), 2)])
-def test_as_many_threads_are_taken_as_were_seen_to_pay(monkeypatch, costs, threads):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
-    monkeypatch.setattr(native, "usable_cores", lambda: 6)
-    clock = itertools.count()
-    seconds = dict(zip((1, 2, 4, 6), costs, strict=True))
-    monkeypatch.setattr(native.time, "perf_counter", lambda: spent[0])
-    spent = [0.0]
-    step = native.NativeSession.step
+def test_as_many_threads_are_taken_as_were_seen_to_pay(costs, threads):
+    session = Timed(dict(zip((1, 2, 4, 6), costs, strict=True)))
+    trials = ThreadTrials(6, session.clock)
+    assert [trials.fastest(session) for _ in range(2)] == [threads, threads]
+    assert session.steps == 4 * (native.FIRST_ROUNDS + 1) * native.IN_A_ROW
+    assert not session.session.patient
 
-    def counted(self, tokens, position):
-        next(clock)
-        spent[0] += seconds[self.session.threads]
-        return step(self, tokens, position)
 
-    monkeypatch.setattr(native.NativeSession, "step", counted)
+def test_threads_that_were_slow_while_the_machine_was_busy_are_taken_later():
+    session = Timed({1: 1.0, 2: 3.0})
+    trials = ThreadTrials(2, session.clock)
+    assert trials.fastest(session) == 1
+    session.seconds[2] = 0.5
+    assert trials.fastest(session) == 2
+    session.seconds[2] = 3.0
+    for _ in range(2 * native.ROUNDS):
+        assert trials.fastest(session) == 2
+    assert trials.rounds == native.ROUNDS
+
+
+def test_sessions_of_one_shape_share_their_timings():
     config = KNOWN["sequential heads"]
     model = model_of(config)
     sessions = [model.session(random_tokens(config, 1)[0], 3) for _ in range(2)]
-    assert [session.session.threads for session in sessions] == [threads, threads]
-    assert next(clock) == 4 * (native.FIRST_ROUNDS + 1) * native.IN_A_ROW
-
-
-def test_threads_that_were_slow_while_the_machine_was_busy_are_taken_later(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(native, "usable_cores", lambda: 2)
-    seconds = {1: 1.0, 2: 3.0}
-    spent = [0.0]
-    monkeypatch.setattr(native.time, "perf_counter", lambda: spent[0])
-
-    def counted(self, tokens, position):
-        spent[0] += seconds[self.session.threads]
-
-    monkeypatch.setattr(native.NativeSession, "step", counted)
-    config = KNOWN["sequential heads"]
-    model, source = model_of(config), random_tokens(config, 1)[0]
-    assert model.session(source, 3).session.threads == 1
-    seconds[2] = 0.5
-    assert model.session(source, 3).session.threads == 2
-    seconds[2] = 3.0
-    for _ in range(2 * native.ROUNDS):
-        assert model.session(source, 3).session.threads == 2
-    assert model.trials[1, 3, 2].rounds == native.ROUNDS
+    (trials,) = model.trials.values()
+    assert trials.rounds == native.FIRST_ROUNDS + 1
+    assert {session.session.threads for session in sessions} <= trials.least.keys()
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -295,25 +324,29 @@ def test_without_a_compiler_the_plain_step_serves(monkeypatch, caplog):
     build.library.cache_clear()
 
 
-def test_code_is_compiled_once_and_a_failure_leaves_nothing_behind(monkeypatch, tmp_path):
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A file for C++ that compiles in no time; its library goes to a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    broken = tmp_path / "cpp" / "native.cpp"
-    broken.parent.mkdir()
-    broken.write_text("this is no C++")
+    folder = tmp_path / "cpp"
+    folder.mkdir()
+    yield folder / "native.cpp"
     build.library.cache_clear()
-    with monkeypatch.context() as patched:
-        patched.setattr(build, "SOURCE", broken)
-        with pytest.raises(NativeUnavailable, match=r"cannot compile native\.cpp"):
-            build.library()
+
+
+def test_code_is_compiled_once_and_a_failure_leaves_nothing_behind(source):
+    source.write_text("this is no C++")
+    with pytest.raises(NativeUnavailable, match=r"cannot compile native\.cpp"):
+        build.library(source)
     assert list(build.cache_folder().iterdir()) == []
-    build.library()
+    source.write_text(small_source(build.layout()))
+    build.library(source)
     built = list(build.cache_folder().iterdir())
     assert [path.suffix for path in built] == [".so"]
     build.library.cache_clear()
     stamp = built[0].stat().st_mtime_ns
-    build.library()
+    build.library(source)
     assert built[0].stat().st_mtime_ns == stamp
-    build.library.cache_clear()
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -327,12 +360,10 @@ def test_a_large_vocabulary_is_projected_alike_by_several_threads(rows):
     assert [trace.accepted for trace in alone.traces] == [trace.accepted for trace in together.traces]
 
 
-def test_structures_that_the_compiler_lays_out_otherwise_are_refused(monkeypatch):
-    build.library.cache_clear()
-    monkeypatch.setattr(build, "layout", lambda: "Linear:48\n")
+def test_structures_that_the_compiler_lays_out_otherwise_are_refused(source):
+    source.write_text(small_source("Linear:48\n"))
     with pytest.raises(NativeUnavailable, match="other structures"):
-        build.library()
-    build.library.cache_clear()
+        build.library(source)
 
 
 @pytest.mark.parametrize("change", [

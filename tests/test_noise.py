@@ -121,14 +121,6 @@ def test_choice_samples_the_softmax(temperature, noise):
     assert chi_square(tokens, (SCORES / temperature).softmax(-1)) < LIMIT
 
 
-def test_noise_of_another_distribution_is_noticed(monkeypatch):
-    plain = GumbelNoise.at
-    monkeypatch.setattr(GumbelNoise, "at", lambda self, position: (-(-plain(self, position)).exp()).exp())
-    chooser = Chooser(DecodeConfig(temperature=1.0, seed=1), torch.arange(20), 6)
-    tokens = chooser.at(torch.arange(500).expand(20, -1))(SCORES.expand(20, 500, -1))
-    assert chi_square(tokens, SCORES.softmax(-1)) > 10 * LIMIT
-
-
 def intensities(centre):
     """Scores of a Laplace distribution over 256 intensities, for each of 20 x 500 positions."""
     return (-(torch.arange(256.0) - centre).abs() / 6).expand(20, 500, -1)

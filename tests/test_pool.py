@@ -29,7 +29,7 @@ class Listed:
 @settings(max_examples=60)
 @given(st.data(), st.integers(1, 3), st.integers(2, 4), st.integers(1, 5))
 def test_the_pool_finds_the_latest_distinct_ngrams_of_each_row(data, rows, size, most):
-    pool, plain = NgramPool(rows, size, CAPACITY, torch.device("cpu")), [Listed() for _ in range(rows)]
+    pool, plain = NgramPool(rows, size, torch.device("cpu"), CAPACITY), [Listed() for _ in range(rows)]
     for _ in range(data.draw(st.integers(1, 6))):
         count = data.draw(st.integers(1, CAPACITY))
         values = st.lists(st.integers(0, 2), min_size=rows * count * size, max_size=rows * count * size)
@@ -50,7 +50,7 @@ def test_the_pool_finds_the_latest_distinct_ngrams_of_each_row(data, rows, size,
 
 
 def test_rows_that_are_kept_keep_their_ngrams():
-    pool = NgramPool(3, 2, CAPACITY, torch.device("cpu"))
+    pool = NgramPool(3, 2, torch.device("cpu"), CAPACITY)
     pool.add(torch.tensor([[[0, 1]], [[0, 2]], [[0, 3]]]))
     pool.shrink(torch.tensor([2, 0]))
     assert pool.find(torch.zeros(2, dtype=torch.int64), 1)[0].flatten().tolist() == [3, 1]

@@ -313,11 +313,6 @@ def test_a_teacher_is_for_the_base():
 # The benchmark
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(benchmark_proposers, "MAX_BLOCK_SIZE", 5)
-
-
 def check_rows(report, names):
     assert {(row["proposer"], row["mode"]) for row in report["rows"]} == {
         (name, mode) for name in names for mode in benchmark_proposers.MODES}
@@ -340,11 +335,11 @@ def check_rows(report, names):
     assert json.loads(json.dumps(report)) == report
 
 
-def test_every_proposer_of_text_is_measured_beside_its_prediction(folder, quick, tmp_path):
+def test_every_proposer_of_text_is_measured_beside_its_prediction(folder, tmp_path):
     translator = load(folder, "cpu")
     names = parse_proposers("all", translator)
     assert names == [name for name, kind in PROPOSERS.items() if not kind.raster]
-    report = compare_proposers(text_workload(translator, LINES), names, batch=2, count=2)
+    report = compare_proposers(text_workload(translator, LINES), names, batch=2, count=2, most=5)
     check_rows(report, names)
     assert report["missing"] == {}
     by_name = {(row["proposer"], row["mode"]): row for row in report["rows"]}
@@ -371,18 +366,18 @@ def test_the_page_tells_of_every_proposer():
     assert set(PROPOSERS) <= set(re.findall(r"`([a-z]+)`", table))
 
 
-def test_proposers_of_images_are_measured(quick):
+def test_proposers_of_images_are_measured():
     model = random_model(TINY, dtype=torch.float32)
     upscaler = Upscaler(model, "tiny", "0123", "cpu")
     sources = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 3)).astype(np.uint8)
-    report = compare_proposers(image_workload(upscaler, sources), ["left", "draft"], count=1)
+    report = compare_proposers(image_workload(upscaler, sources), ["left", "draft"], count=1, most=2)
     check_rows(report, ["left"])
     assert "name its checkpoint with --draft" in report["missing"]["draft"]
     assert "draft: not measured" in proposers_markdown(report)
     assert "| draft | not measured |" in summary_markdown(report)
 
 
-def test_the_command_compares_proposers_and_prints_json(folder, quick, capsys, tmp_path):
+def test_the_command_compares_proposers_and_prints_json(folder, capsys, tmp_path):
     data = write_pairs(sentences(30), tmp_path / "pairs")
     words = ["benchmark", "text", "--checkpoint", folder, "--data", data, "--proposers", "heads,lookup", "--busy",
              "--repeats", "1", "--json", "--output", tmp_path / "out", "--temperature", "0.7", "--block-size", "3"]

@@ -15,7 +15,6 @@ from superres.decoding.decode import decode
 from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel
 from superres.nn.engines.torch_model import StepModel
-from superres.nn.model import EncoderDecoder
 
 WAYS = {
     "exact": {}, "greedy": {"block_size": 1}, "distance": {"accept": "distance", "epsilon": 1},
@@ -112,26 +111,31 @@ def test_the_native_step_gives_the_same_bits_beside_others_as_alone(variant, way
     assert_equal(finished, model, source, options)
 
 
-@pytest.mark.parametrize("proposer", ["heads", "draft", "lookahead"])
+def sources_seen(network):
+    """Return the list that every source will be added to that `network` encodes."""
+    encode, seen = network.encode, []
+
+    def counted(sources, *more):
+        seen.extend(sources.tolist())
+        return encode(sources, *more)
+
+    network.encode = counted
+    return seen
+
+
+@pytest.mark.parametrize("name", ["heads", "draft", "lookahead"])
 @pytest.mark.parametrize("engine", ["plain", "native"])
-def test_every_source_is_encoded_once(engine, proposer, monkeypatch):
+def test_every_source_is_encoded_once(engine, name):
     if engine == "native" and build.compiler() is None:
         pytest.skip("no C++ compiler on this machine")
     config = replace(VARIANTS["sequential heads"], **NATIVE)
     model = (NativeModel if engine == "native" else StepModel)(random_model(config, dtype=torch.float32))
-    source, encoded = random_tokens(config, 6)[0], {}
-    encode = EncoderDecoder.encode
-
-    def counted(network, sources, *more):
-        encoded.setdefault(network, []).extend(sources.tolist())
-        return encode(network, sources, *more)
-
-    monkeypatch.setattr(EncoderDecoder, "encode", counted)
-    options = DecodeConfig(proposer=proposer, block_size=3, window=3)
-    finished, _ = refilled(model, source, options, 4, ready=[1, 0, 1], proposer=proposer_for(proposer, model))
+    source, proposer = random_tokens(config, 6)[0], proposer_for(name, model)
+    encoded = [sources_seen(one.model) for one in (model, getattr(proposer, "draft", None)) if one is not None]
+    options = DecodeConfig(proposer=name, block_size=3, window=3)
+    finished, _ = refilled(model, source, options, 4, ready=[1, 0, 1], proposer=proposer)
     assert len(finished) == 6
-    assert len(encoded) == (2 if proposer == "draft" else 1)
-    for seen in encoded.values():
+    for seen in encoded:
         assert sorted(seen) == sorted(source.tolist())
 
 
@@ -197,15 +201,16 @@ def test_what_is_under_way_is_known_when_decoding_fails():
     assert 3 <= decoder.tokens_under_way <= 15
 
 
-def test_the_record_of_sequences_long_done_is_dropped(monkeypatch):
+def test_the_record_of_sequences_long_done_is_dropped():
     kept = []
+
+    class Watched(RefilledDecoder):
+        def _refill(self, loop):
+            super()._refill(loop)
+            kept.append(len(loop.recorder) - loop.recorder.forgotten)
+
     model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 12)[0]
-    real = RefilledDecoder._refill
-
-    def watched(self, loop):
-        real(self, loop)
-        kept.append(len(loop.recorder) - loop.recorder.forgotten)
-
-    monkeypatch.setattr(RefilledDecoder, "_refill", watched)
-    finished, _ = refilled(model, source, DecodeConfig(), 2)
+    feed = ScriptedFeed([Waiting(one, tag, tag) for tag, one in enumerate(source)])
+    decoder = Watched(model, feed, stacked, DecodeConfig(), 2)
+    finished = [one for some in decoder.run() for one in some]
     assert max(kept) <= 2 * max(one.trace.iterations for one in finished)

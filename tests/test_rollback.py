@@ -138,16 +138,3 @@ def test_a_native_draft_goes_on_from_the_committed_tokens(seed):
         total += len(proposals)
     assert same >= 0.97 * total  # where two tokens are all but tied, kernels may differ
     assert total > 50
-
-
-def test_a_draft_that_forgets_to_roll_back_is_noticed():
-    class Forgetful(DraftProposer):
-        def propose(self, context, offsets):
-            ahead = replace(context, position=context.position + (context.position > 0))
-            return super().propose(ahead, offsets)
-
-    model = StepModel(random_model(SMALL))
-    draft = draft_of(model, 0.3)
-    decoding = Decoding(model, Forgetful(draft), 4, 0)
-    assert any(proposals != greedy_after(draft, decoding.source[row], [*tokens, first], len(proposals))
-               for row, tokens, first, proposals in decoding.steps(12))

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stepping import assert_close, check_steps, proposal_scores
 
-from superres.nn import cache as cache_module
 from superres.nn.attention import local_visible, reach
 from superres.nn.cache import KeyValueCache, slot_count
-from superres.nn.engines import torch_step as step_module
 from superres.nn.engines.torch_model import StepModel
 
 WIDE = replace(SMALL, source_shape=(2, 4, 3), target_shape=(4, 8, 3), attention_block_length=8)
@@ -127,87 +125,3 @@ def test_mask_shows_the_slots_that_local_visible_says(block_length, width, start
     written = index.view(2, len(starts), config.attention_heads, width)
     assert torch.equal(written % cache.slots, (place % cache.slots)[None, :, None].expand_as(written))
     assert written.unique().numel() >= min(width, cache.slots) * 2 * len(starts) * config.attention_heads
-
-
-class StaleCache(KeyValueCache):
-    """Forgets that a rejected proposal's slot has to be written again."""
-
-    def locate(self, position, reach):
-        high = getattr(self, "high", torch.full((self.batch, 1), -1))
-        self.keep = (position <= high)[None, :, None, :].expand(2, -1, self.heads, -1).flatten()
-        self.high = torch.maximum(high, position[:, -1:])
-        return super().locate(position, reach)
-
-    def write(self, layer, key, value, index):
-        flat = self.store[layer].view(-1, self.size)
-        before = flat[index]
-        ring = super().write(layer, key, value, index)
-        flat[index[self.keep]] = before[self.keep]
-        return ring
-
-
-class HighWaterCache(KeyValueCache):
-    """Labels its slots by the furthest position ever written, not by where the row stands now."""
-
-    def locate(self, position, reach):
-        self.high = torch.maximum(getattr(self, "high", position[:, -1:]), position[:, -1:])
-        index, _ = super().locate(position, reach)
-        key = self.high - (self.high - self.slot) % self.slots + position.shape[1]
-        visible = local_visible(position.unsqueeze(-1), key.unsqueeze(1), WIDE.attention_block_length)
-        return index, torch.where(visible, self.zero, self.hidden).unsqueeze(1)
-
-
-class AdvancingSession:
-    """Moves on by the whole step, whatever was accepted."""
-
-    def __init__(self, session):
-        self.session, self.next = session, None
-
-    def step(self, tokens, position):
-        position = position if self.next is None else self.next
-        self.next = position + self.session.width if self.next is not None else position + 1
-        return self.session.step(tokens, position)
-
-    def propose(self, *arguments):
-        return self.session.propose(*arguments)
-
-
-@pytest.mark.parametrize("missing", [1, 4])
-def test_a_ring_that_is_too_small_is_noticed(missing, monkeypatch):
-    model = random_model(WIDE)
-    check_steps(model, 5, most=2)
-    monkeypatch.setattr(cache_module, "slot_count", lambda config, width: slot_count(config, width) - missing)
-    with pytest.raises(AssertionError):
-        check_steps(model, 5, most=2)
-
-
-@pytest.mark.parametrize("broken", [StaleCache, HighWaterCache])
-def test_a_cache_that_forgets_the_rollback_is_noticed(broken, monkeypatch):
-    model = random_model(WIDE)
-    monkeypatch.setattr(step_module, "KeyValueCache", broken)
-    with pytest.raises(AssertionError):
-        check_steps(model, 5)
-
-
-def test_a_session_that_advances_by_the_whole_step_is_noticed():
-    model = random_model(WIDE)
-    source, _ = random_tokens(WIDE, 3)
-    with pytest.raises(AssertionError):
-        check_steps(model, 5, session=AdvancingSession(StepModel(model).session(source, 5)))
-
-
-def test_neighbours_that_keep_rejected_tokens_are_noticed(monkeypatch):
-    model = random_model(replace(WIDE, aligned_conditioning=False))
-    source, _ = random_tokens(WIDE, 3)
-    session = StepModel(model).session(source, 5)
-    plain = session._features
-
-    def without_rewriting(*arguments):
-        before = session.deviation.clone()
-        result = plain(*arguments)
-        session.deviation.copy_(torch.where(before != 0, before, session.deviation))
-        return result
-
-    monkeypatch.setattr(session, "_features", without_rewriting)
-    with pytest.raises(AssertionError):
-        check_steps(model, 5, session=session)

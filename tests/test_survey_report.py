@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sqlite3
+from contextlib import closing
 from statistics import median
 
 import pytest
@@ -29,14 +31,26 @@ def kept(memory_folder):
     store.close()
 
 
-@pytest.fixture
-def voted(kept):
-    """Three careful raters and one who always presses the same key, on three methods with one of them the camera."""
-    study, _ = add_study(kept, methods=("k6", "greedy", "camera"), count=6, trials=12, gold=2, repeats=3, practice=1,
+@pytest.fixture(scope="module")
+def votes(tmp_path_factory):
+    """A store with votes, and its study."""
+    path = tmp_path_factory.mktemp("votes") / "survey.db"
+    store = Store(path, create=True)
+    study, _ = add_study(store, methods=("k6", "greedy", "camera"), count=6, trials=12, gold=2, repeats=3, practice=1,
                          allow_unsure=True)
     for number in range(3):
-        vote_through(kept, study, f"careful{number}", careful(kept, study, number))
-    vote_through(kept, study, "careless", lambda *_: "left")
+        vote_through(store, study, f"careful{number}", careful(store, study, number))
+    vote_through(store, study, "careless", lambda *_: "left")
+    store.close()
+    return path, study
+
+
+@pytest.fixture
+def voted(kept, memory_folder, votes):
+    """Three careful raters and one who always presses the same key, on three methods with one of them the camera."""
+    path, study = votes
+    with closing(sqlite3.connect(path)) as full, closing(sqlite3.connect(memory_folder / "survey.db")) as empty:
+        full.backup(empty)
     return study
 
 

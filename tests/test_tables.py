@@ -6,12 +6,13 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from fakes import TOKENS, FakeUpscaler, random_model
+from fakes import TINY, TOKENS, FakeUpscaler, random_model
 from PIL import Image
 
 from superres.config import ModelConfig
@@ -67,9 +68,7 @@ def test_a_cell_holds_acceptance_quality_likelihood_and_time_of_one_block_size(o
 
 
 def test_a_real_network_is_measured(pairs, tmp_path):
-    tiny = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
-                       head_filter_size=8, conditioning_blocks=1, conditioning_width=4, cross_attention=False)
-    upscaler = Upscaler(random_model(tiny, dtype=torch.float32), "tiny", "89abcdef", "cpu")
+    upscaler = Upscaler(random_model(replace(TINY, prediction_heads=1), dtype=torch.float32), "tiny", "89abcdef", "cpu")
     table = Table2(tmp_path, FacePairs(pairs.hr[:1], pairs.lr[:1], pairs.ids[:1]), 2, str(upscaler.device))
     table.add("base", upscaler)
     (cell,) = saved(table)["series"]["base"]["cells"]

@@ -13,9 +13,7 @@ from stepping import assert_close
 
 from superres.interfaces import Tree
 from superres.nn.cache import slot_count
-from superres.nn.engines import tree_attention
 from superres.nn.engines.torch_model import StepModel
-from superres.nn.engines.tree_attention import TreeCache, TreeSession
 
 WIDE = replace(SMALL, source_shape=(2, 4, 3), target_shape=(4, 8, 3), attention_block_length=8)
 BRANCHY = Tree([-1, 0, 0, 1, 1, 2, 5, 6])
@@ -141,50 +139,6 @@ def test_float32_scores_do_not_depend_on_the_path_by_a_single_bit(variant):
     single = read_twice(model, source, target, [[0]] * 20)
     assert torch.equal(read_twice(model, source, target, [[0, 2, 5, 6, 7], [0, 1, 3], [0, 1], [0, 2, 5], [0], [0, 1, 4],
                                                           [0, 2, 5]]), single)
-
-
-class Forgetful(TreeCache):
-    """Keeps nothing beyond the first column of a path."""
-
-    def keep(self, columns, position):
-        super().keep(columns[:, :1], position[:, :1])
-
-
-class Shifted(TreeCache):
-    """Keeps the columns in the order in which they stand, not the path."""
-
-    def keep(self, columns, position):
-        super().keep(torch.arange(columns.shape[1]).expand_as(columns), position)
-
-
-class Nosy(TreeCache):
-    """Shows a column its neighbour in the place of its parent."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.ancestors = torch.where(self.ancestors == 1, 2, self.ancestors)
-
-
-@pytest.mark.parametrize("broken", [Forgetful, Shifted, Nosy])
-def test_a_cache_that_keeps_or_shows_the_wrong_columns_is_noticed(broken, monkeypatch):
-    model = random_model(VARIANTS["text"])
-    check_tree_steps(model, BRANCHY, steps=5)
-    monkeypatch.setattr(tree_attention, "TreeCache", broken)
-    with pytest.raises(AssertionError):
-        check_tree_steps(model, BRANCHY, steps=5)
-
-
-def test_deviations_of_the_wrong_path_are_noticed(monkeypatch):
-    model = random_model(replace(SMALL, aligned_conditioning=False))
-    plain = TreeSession.keep
-
-    def careless(session, columns):
-        session.step_deviation = session.step_deviation.flip(1)
-        plain(session, columns)
-
-    monkeypatch.setattr(TreeSession, "keep", careless)
-    with pytest.raises(AssertionError):
-        check_tree_steps(model, BRANCHY, steps=5)
 
 
 @pytest.mark.parametrize(("parents", "root"), [([], 0), ([0, -1], 0), ([-1, -1], 0), ([-1, 2, 1], 0), ([-1, 0, 0], 2)])

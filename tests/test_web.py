@@ -26,7 +26,7 @@ from superres.errors import ConfigError, InvalidInputError
 from superres.pipeline.upscaler import Upscaled
 from superres.tasks.faces import area_reduce, image_key, to_source
 from superres.web import batches, drawing, files
-from superres.web.batches import upscale_batch
+from superres.web.batches import Limits, upscale_batch
 from superres.web.controls import SUGGESTED, options_of
 from superres.web.decoding import Decoder, StoppedError, take_turns
 from superres.web.files import Workspace
@@ -288,9 +288,9 @@ def test_a_race_ends_with_both_variants_complete(rng):
 # Batches
 
 
-def batch(workspace, uploads, upscaler=None, **more):
+def batch(workspace, uploads, upscaler=None, limits=Limits(), **more):  # noqa: B008 -- it never changes
     decoder = Decoder(upscaler or FakeStream(), **more)
-    return list(upscale_batch(decoder, workspace, uploads, EXACT))[-1]
+    return list(upscale_batch(decoder, workspace, uploads, EXACT, limits))[-1]
 
 
 def write_zip(path, members):
@@ -332,10 +332,9 @@ def test_names_in_a_zip_never_become_paths(photo, workspace, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["evil.zip"]
 
 
-def test_a_zip_bomb_is_unpacked_no_further_than_the_limit(photo, workspace, tmp_path, monkeypatch):
-    monkeypatch.setattr(batches, "MAX_MEMBER_BYTES", 30_000)
+def test_a_zip_bomb_is_unpacked_no_further_than_the_limit(photo, workspace, tmp_path):
     members = [("bomb.png", bytes(5_000_000)), ("a.png", png(photo))]
-    progress = batch(workspace, [write_zip(tmp_path / "bomb.zip", members)])
+    progress = batch(workspace, [write_zip(tmp_path / "bomb.zip", members)], limits=Limits(member_bytes=30_000))
     assert [row.error for row in progress.failed] == ["bomb.png has over 0.03 MB unpacked; reduce it first"]
     assert len(progress.pictures) == 1
 
@@ -348,25 +347,19 @@ def test_too_many_files_are_refused_before_any_is_read(workspace, tmp_path):
         batch(workspace, [])
 
 
-def test_a_zip_of_many_large_pictures_ends_when_the_pixels_of_a_batch_are_used_up(workspace, tmp_path, monkeypatch):
-    monkeypatch.setattr(batches, "MAX_BATCH_PIXELS", 3 * 100 * 100)
+def test_a_zip_of_many_large_pictures_ends_when_the_pixels_of_a_batch_are_used_up(workspace, tmp_path):
     large = png(np.zeros((100, 100, 3), np.uint8))
-    read = []
-    monkeypatch.setattr(batches, "reduce_upload", lambda path, reduce, name: (
-        read.append(name), reduce_upload(path, reduce, name))[1])
     path = write_zip(tmp_path / "large.zip", [(f"{number}.png", large) for number in range(99)])
-    progress = batch(workspace, [path])
-    assert read == ["0.png", "1.png", "2.png", "3.png"]
-    assert len(progress.pictures) == 4
+    progress = batch(workspace, [path], limits=Limits(pixels=3 * 100 * 100))
+    assert [name for name, *_ in progress.pictures] == ["0.png", "1.png", "2.png", "3.png"]
     assert len(progress.failed) == 95
-    assert "4.png is too much for one batch; upload at most 600 megapixels at once" in progress.failed[0].error
+    assert "4.png is too much for one batch; upload at most 0.03 megapixels at once" in progress.failed[0].error
 
 
-def test_what_is_unpacked_of_a_batch_is_limited_in_all(workspace, tmp_path, monkeypatch):
-    monkeypatch.setattr(batches, "MAX_BATCH_MEMBER_BYTES", 25_000)
+def test_what_is_unpacked_of_a_batch_is_limited_in_all(workspace, tmp_path):
     members = [(f"{number}.png", bytes(10_000)) for number in range(6)]
     uploads = [write_zip(tmp_path / "a.zip", members[:3]), write_zip(tmp_path / "b.zip", members[3:])]
-    progress = batch(workspace, uploads)
+    progress = batch(workspace, uploads, limits=Limits(all_member_bytes=25_000))
     assert ["too much for one batch" in row.error for row in progress.failed] == [False] * 3 + [True] * 3
 
 
@@ -376,23 +369,23 @@ def test_a_zip_of_countless_folders_is_refused(workspace, tmp_path):
         batch(workspace, [path])
 
 
-def test_time_is_limited_while_files_are_read(photo, workspace, tmp_path, monkeypatch):
+class LateDecoder(Decoder):
+    """Has no time left when it is asked for the fourth time."""
+
+    checks = 0
+
+    def check_time(self, deadline):
+        self.checks += 1
+        super().check_time(deadline if self.checks < 4 else 0.0)
+
+
+def test_time_is_limited_while_files_are_read(photo, workspace, tmp_path):
     path = write_zip(tmp_path / "a.zip", [(f"{number}.png", png(photo)) for number in range(9)])
-    read = []
-
-    def slowly(path, reduce, name):
-        read.append(name)
-        if len(read) == 3:
-            decoder.time_limit = 0
-            monkeypatch.setattr("superres.web.decoding.time.monotonic", lambda: float("inf"))
-        return reduce_upload(path, reduce, name)
-
-    monkeypatch.setattr(batches, "reduce_upload", slowly)
-    decoder = Decoder(FakeStream())
+    decoder = LateDecoder(FakeStream())
     progress = list(upscale_batch(decoder, workspace, [path], EXACT))[-1]
-    assert read == ["0.png", "1.png", "2.png"]
     assert len(progress.failed) == 9
     assert all("took longer than" in row.error for row in progress.failed)
+    assert decoder.checks <= 6
     assert list(workspace.folder.iterdir()) == []
 
 

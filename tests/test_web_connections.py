@@ -8,32 +8,37 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
-import torch
-from fakes import random_model
-from web_demo import FACES, HTTP, TINY, Blocked, events, running, wait
+from web_demo import FACES, HTTP, Blocked, events, running, wait
 
-from superres.pipeline.upscaler import Upscaler
-from superres.web import connections
+from superres.web.connections import Connection
 
 HEAD = (b"POST /gradio_api/upload HTTP/1.1\r\nHost: demo\r\nContent-Length: %d\r\n"
         b"Content-Type: multipart/form-data; boundary=b\r\n\r\n")
 PART = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
 
 
-@pytest.fixture(scope="module")
-def upscaler():
-    return Upscaler(random_model(TINY, dtype=torch.float32), "tiny", device="cpu")
+class Impatient(Connection):
+    request_seconds = 1.0
+
+
+class Slow(Impatient):
+    bytes_per_second = 1  # every byte gives a second more
+
+
+class Few(Connection):
+    most, request_seconds = 20, 300.0
 
 
 @pytest.fixture(scope="module")
 def demo(upscaler):
-    with running(upscaler) as served:
+    with running(upscaler, connection=Impatient) as served:
         yield served
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch):
-    monkeypatch.setattr(connections, "REQUEST_SECONDS", 1.0)
+@pytest.fixture(scope="module")
+def small_demo(upscaler):
+    with running(upscaler, connection=Few) as served:
+        yield served
 
 
 def connect(demo):
@@ -85,10 +90,9 @@ def test_connections_that_keep_the_server_waiting_are_closed(demo, start, piece)
     assert HTTP.get(f"{demo.url}/health").json()["status"] == "ok"
 
 
-def test_a_slow_upload_that_goes_on_arrives(demo, monkeypatch):
-    monkeypatch.setattr(connections, "BYTES_PER_SECOND", 1)  # every byte gives a second more
+def test_a_slow_upload_that_goes_on_arrives(upscaler):
     body = PART + FACES[0].read_bytes() + b"\r\n--b--\r\n"
-    with connect(demo) as connection:
+    with running(upscaler, connection=Slow) as demo, connect(demo) as connection:
         connection.sendall(HEAD % len(body))
         started = time.monotonic()
         while time.monotonic() < started + 2.5:
@@ -99,22 +103,20 @@ def test_a_slow_upload_that_goes_on_arrives(demo, monkeypatch):
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_an_answer_may_take_its_time(upscaler, monkeypatch):
-    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.5)
+def test_an_answer_may_take_its_time(upscaler):
     blocked = Blocked(upscaler)
-    with running(blocked) as demo:
+    with running(blocked, connection=Impatient) as demo:
         demo.join("patient", block_size=8, accept="distance", epsilon="255")
         messages = events(demo.url, "patient")
         assert next(messages)["msg"] == "estimation"
         demo.wait(lambda: demo.decoder.is_busy)
-        time.sleep(2)
+        time.sleep(2 * Impatient.request_seconds)
         blocked.go.set()
         assert any(message["msg"] == "process_completed" and message["success"] for message in messages)
 
 
-def test_countless_connections_make_room_for_the_next_one(demo, monkeypatch):
-    monkeypatch.setattr(connections, "REQUEST_SECONDS", 300.0)
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 20)
+def test_countless_connections_make_room_for_the_next_one(small_demo):
+    demo = small_demo
     with ExitStack() as opened:
         many = [opened.enter_context(connect(demo)) for _ in range(60)]
         for each in many:
@@ -124,10 +126,10 @@ def test_countless_connections_make_room_for_the_next_one(demo, monkeypatch):
             assert visitor.get(f"{demo.url}/health").json()["status"] == "ok"
 
 
-def test_a_server_whose_connections_are_all_at_work_says_so(demo, monkeypatch):
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 5)
+def test_a_server_whose_connections_are_all_at_work_says_so(small_demo):
+    demo = small_demo
     with ExitStack() as opened:
-        for number in range(5):
+        for number in range(Few.most):
             client = opened.enter_context(httpx.Client(timeout=300))
             stream = opened.enter_context(client.stream("GET", f"{demo.url}/gradio_api/heartbeat/{number}"))
             assert stream.status_code == 200

@@ -7,13 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-import torch
-from fakes import random_model
 from starlette.exceptions import HTTPException
 from starlette.routing import Mount
-from web_demo import FACES, HTTP, TINY, running
+from web_demo import FACES, HTTP, running
 
-from superres.pipeline.upscaler import Upscaler
 from superres.web.passwords import IN_ALL, PER_VISITOR, WINDOW_SECONDS, Passwords
 from superres.web.visitors import current
 
@@ -22,8 +19,7 @@ WRONG = {"username": "eve", "password": "wrong"}
 
 
 @pytest.fixture(scope="module")
-def demo():
-    upscaler = Upscaler(random_model(TINY, dtype=torch.float32), "tiny", device="cpu")
+def demo(upscaler):
     with running(upscaler, auth=[("eve", "secret"), ("bob", "other")]) as served:
         yield served
 

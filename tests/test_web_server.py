@@ -11,16 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from fakes import random_model
 from gradio_client import Client, handle_file
 from PIL import Image
-from web_demo import FACES, FAST, HTTP, TINY, Blocked, events, read_log, running, start, stress_demo, wait
+from web_demo import FACES, FAST, HTTP, Blocked, events, read_log, running, start, stress_demo, wait
 
 import app
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
-from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import image_key, read_image
 from superres.web.photos import Crop, take
 
@@ -29,13 +26,8 @@ SLOW = {"block_size": 1}
 
 
 @pytest.fixture(scope="module")
-def upscaler():
-    return Upscaler(random_model(TINY, dtype=torch.float32), "tiny", device="cpu")
-
-
-@pytest.fixture(scope="module")
 def demo(upscaler):
-    with running(upscaler) as served:
+    with running(upscaler, frame_seconds=0.02) as served:
         yield served
 
 
@@ -63,8 +55,7 @@ def test_upscale_gives_what_the_upscaler_gives(client, upscaler):
     assert [entry["key"] for entry in report["samples"]] == keys
 
 
-def test_upscale_streams_frames_while_it_decodes(client, monkeypatch):
-    monkeypatch.setattr("superres.web.decoding.FRAME_SECONDS", 0.05)
+def test_upscale_streams_frames_while_it_decodes(client):
     job = client.submit(handle_file(FACES[0]), **SLOW, api_name="/upscale")
     job.result(timeout=300)
     tokens = [report["samples"][0]["tokens"] for _, report in job.outputs()]
@@ -227,8 +218,7 @@ def test_a_full_queue_says_busy_and_the_page_still_answers(upscaler):
         demo.wait(lambda: blocked.streams == 3 and not demo.decoder.is_busy)
 
 
-def test_cancelling_stops_the_decoding_and_lets_the_next_one_in(demo, client, monkeypatch):
-    monkeypatch.setattr("superres.web.decoding.FRAME_SECONDS", 0.01)
+def test_cancelling_stops_the_decoding_and_lets_the_next_one_in(demo, client):
     event = demo.join("leaving", **SLOW).json()["event_id"]
     config = HTTP.get(f"{demo.url}/config").json()
     index = next(d["id"] for d in config["dependencies"] if d["api_name"] == "upscale")
@@ -240,16 +230,14 @@ def test_cancelling_stops_the_decoding_and_lets_the_next_one_in(demo, client, mo
     assert client.predict(handle_file(FACES[0]), **FAST, api_name="/upscale")[1]["complete"]
 
 
-def test_a_visitor_who_leaves_frees_the_decoder(demo, monkeypatch):
-    monkeypatch.setattr("superres.web.decoding.FRAME_SECONDS", 0.01)
-    stopped = []
-    monkeypatch.setattr("superres.web.decoding.log", lambda event, **facts: stopped.append(facts["outcome"]))
+def test_a_visitor_who_leaves_frees_the_decoder(demo, caplog):
+    caplog.set_level("INFO", "superres.web")
     demo.join("gone", **SLOW)
     for message in events(demo.url, "gone"):
         if message["msg"] == "process_generating":
             break  # and the connection closes
-    wait(lambda: stopped)
-    assert stopped == ["stopped"]
+    wait(lambda: caplog.records)
+    assert [record.fields["outcome"] for record in caplog.records if record.message == "decoding"] == ["stopped"]
 
 
 # The process

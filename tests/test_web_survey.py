@@ -8,25 +8,17 @@ import sys
 
 import httpx
 import pytest
-import torch
 import typer
-from fakes import random_model
 from survey_tools import SIGHT, add_study
 from textual import write_checkpoint
 from typer.testing import CliRunner
-from web_demo import HTTP, TINY, read_log, running, start
+from web_demo import HTTP, read_log, running, start
 
 import app
 from superres.errors import ConfigError, StoreError
-from superres.pipeline.upscaler import Upscaler
 from superres.survey.records import read_votes
 from superres.survey.results import study_app
 from superres.survey.store import Store
-
-
-@pytest.fixture(scope="module")
-def upscaler():
-    return Upscaler(random_model(TINY, dtype=torch.float32), "tiny", device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes import random_model
+from fakes import TINY, random_model
 from gradio_client import Client
 from textual import codec, learned, sentences, write_checkpoint
-from web_demo import FAST, HTTP, TINY, Blocked, running, start, stress_demo
+from web_demo import FAST, HTTP, Blocked, running, start, stress_demo
 
 import app
 from superres.batch.text import trace_lines
@@ -227,9 +227,6 @@ def test_the_bundled_checkpoint_is_taken_where_it_is_and_a_named_one_must_be_the
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="serves the task 'faces', not translation"):
         app.load_translator("celeba-8to32", "cpu")
-    monkeypatch.setattr("superres.checkpoint.bundled_checkpoints", lambda: ["multi30k-en-de"])
-    monkeypatch.setattr("superres.checkpoint.bundled_folder", lambda: tmp_path)
-    (tmp_path / "toy").rename(tmp_path / "multi30k-en-de")
     assert app.load_translator(None, "cpu").name == "multi30k-en-de"
 
 
@@ -245,13 +242,8 @@ def test_a_checkpoint_that_is_named_and_missing_is_one_line():
 
 
 @pytest.fixture(scope="module")
-def upscaler():
-    return Upscaler(random_model(TINY, dtype=torch.float32), "tiny", device="cpu")
-
-
-@pytest.fixture(scope="module")
 def demo(upscaler, translator):
-    with running(upscaler, translator=translator) as served:
+    with running(upscaler, translator=translator, frame_seconds=0.0) as served:
         yield served
 
 
@@ -278,8 +270,7 @@ def test_text_may_be_one_string(client, translator):
     assert texts == translator(["a dog", "", "the house"]).texts
 
 
-def test_translate_streams_frames_while_it_decodes(client, monkeypatch):
-    monkeypatch.setattr("superres.web.decoding.FRAME_SECONDS", 0.0)
+def test_translate_streams_frames_while_it_decodes(client):
     job = client.submit(LINES, block_size=1, api_name="/translate")
     job.result(timeout=300)
     frames = [report for _, report in job.outputs()]

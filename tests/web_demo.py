@@ -19,8 +19,8 @@ import uvicorn
 from fastapi import FastAPI
 
 import app
-from superres.config import ModelConfig
-from superres.web.decoding import Decoder
+from superres.web.connections import Connection
+from superres.web.decoding import FRAME_SECONDS, Decoder
 from superres.web.files import Workspace
 from superres.web.serving import build_server, configure
 
@@ -30,9 +30,6 @@ HTTP = httpx.Client(timeout=300)
 
 ROOT = Path(__file__).parents[1]
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
-TINY = ModelConfig(width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16,
-                   prediction_heads=8, head_filter_size=8, conditioning_blocks=1, conditioning_width=4,
-                   cross_attention=False)
 FAST = {"accept": "distance", "epsilon": "255"}
 """Settings that accept everything: few calls."""
 
@@ -85,13 +82,14 @@ def wait(condition, seconds=300):
 
 
 @contextmanager
-def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None, survey=None):
+def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None, survey=None,
+            connection=Connection, frame_seconds=FRAME_SECONDS):
     """Serve the demo around `upscaler`, a `translator` and a `survey`'s application, and stop it at the end."""
     with Workspace() as workspace:
-        decoder = Decoder(upscaler, time_limit, translator)
+        decoder = Decoder(upscaler, time_limit, translator, frame_seconds)
         page = app.build_app(decoder, workspace, max_queue, survey is not None)
         built = build_server(page, decoder, workspace, auth, survey=survey)
-        server = uvicorn.Server(configure(built, "127.0.0.1", 0, grace_seconds=1))
+        server = uvicorn.Server(configure(built, "127.0.0.1", 0, grace_seconds=1, connection=connection))
         thread = threading.Thread(target=server.run)
         thread.start()
         try:

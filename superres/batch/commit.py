@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 HIDDEN = ".superres"
 """Name of the hidden folder inside the output folder; the last run to end removes it."""
-BATCH = 64
+GROUP = 64
 """Number of outputs and rows that are committed together."""
 TRIES = 5
 """Attempts to take a lock, 0.1 seconds apart."""
@@ -129,12 +129,14 @@ class Staging:
         manifest: manifest for the rows.
         shard: (I, N) of the run.
         report: called with each committed row.
+        group: number of outputs and rows that are committed together.
     """
 
     output: Path
     manifest: Manifest
     shard: tuple[int, int]
     report: Callable[[Row], None]
+    group: int = GROUP
     _staged: list[_Staged] = field(default_factory=list)
     _rows: list[tuple[int, Row]] = field(default_factory=list)
     _made: set[str] = field(default_factory=set)
@@ -194,7 +196,7 @@ class Staging:
         self._commit_when_full()
 
     def _commit_when_full(self) -> None:
-        if len(self._staged) + len(self._rows) >= BATCH:
+        if len(self._staged) + len(self._rows) >= self.group:
             self.commit()
 
     def commit(self) -> None:

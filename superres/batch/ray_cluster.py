@@ -118,6 +118,7 @@ class Worker:
 
 def upscale_on_cluster(
     jobs: Sequence[Job], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig, cluster: Cluster,
+    block: int = BLOCK,
 ) -> Summary:
     """Do the work of `superres.batch.upscaling.upscale_files` with actors of a Ray cluster.
 
@@ -127,6 +128,7 @@ def upscale_on_cluster(
         options: options of the run.
         decode: decoding settings.
         cluster: the cluster and the model for its actors.
+        block: inputs per block.
 
     Raises:
         ConfigError: the checkpoint does not support `decode`, or Ray is not installed.
@@ -140,7 +142,7 @@ def upscale_on_cluster(
     options = replace(options, output=Path(os.path.abspath(options.output)))
     settings = RunSettings(f"{upscaler.name}@{upscaler.revision}", decode, options)
     with BatchRun(jobs, options, settings) as run:
-        wanted = [pickle.dumps(block) for block in _blocks(run.wanted())]
+        wanted = [pickle.dumps(part) for part in _blocks(run.wanted(), block)]
         if wanted:
             with _connected(ray, cluster):
                 _decode(ray, run, wanted, cluster)
@@ -159,8 +161,8 @@ def _import_ray() -> ModuleType:
     return module
 
 
-def _blocks(wanted: Iterator[Wanted]) -> Iterator[list[Wanted]]:
-    while block := list(itertools.islice(wanted, BLOCK)):
+def _blocks(wanted: Iterator[Wanted], size: int) -> Iterator[list[Wanted]]:
+    while block := list(itertools.islice(wanted, size)):
         yield block
 
 

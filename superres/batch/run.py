@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from superres.batch.commit import Lock, Staging
+from superres.batch.commit import GROUP, Lock, Staging
 from superres.batch.inputs import Job
 from superres.batch.manifest import Manifest, Row
 from superres.batch.plan import BatchOptions
@@ -51,9 +51,11 @@ class BatchRun:
         error: the error after which no more outputs are written, or None.
     """
 
-    def __init__(self, jobs: Sequence[Job], options: BatchOptions, settings: RunSettings) -> None:
-        """Prepare the run without touching any file."""
-        self.jobs, self.options, self.settings = jobs, options, settings
+    def __init__(
+        self, jobs: Sequence[Job], options: BatchOptions, settings: RunSettings, group: int = GROUP,
+    ) -> None:
+        """Prepare the run without touching any file; `group` is as in `Staging`."""
+        self.jobs, self.options, self.settings, self.group = jobs, options, settings, group
         self.summary = Summary()
         self.error: BaseException | None = None
         self.total = sum(1 if job.error is not None else options.samples for job in jobs)
@@ -78,7 +80,7 @@ class BatchRun:
             self.manifest = Manifest(self.options.manifest_path, len(self.jobs) * self.options.samples, self._keys())
             stack.callback(self.manifest.close)
             self._refuse_changes()
-            self._staging = Staging(output, self.manifest, self.options.shard, self._report)
+            self._staging = Staging(output, self.manifest, self.options.shard, self._report, self.group)
             stack.callback(self._staging.close)
             self.bar = stack.enter_context(ProgressBar(
                 total=self.total, unit="image", disable=None, smoothing=0.05,

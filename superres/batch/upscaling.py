@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from superres.batch.commit import GROUP
 from superres.batch.inputs import Job
 from superres.batch.plan import BatchOptions
 from superres.batch.record import RunSettings, Summary
@@ -90,11 +91,13 @@ class ReadQueue:
             self._changed.notify_all()
 
 
-def upscale_files(jobs: Sequence[Job], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig) -> Summary:
+def upscale_files(
+    jobs: Sequence[Job], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig, group: int = GROUP,
+) -> Summary:
     """Upscale the inputs of `jobs` and return the counts; every output has a row in the manifest.
 
     Outputs that are complete according to the manifest are not made again. A failure is one line on standard error. The
-    progress bar is shown on a terminal only.
+    progress bar is shown on a terminal only. `group` outputs are committed together.
 
     Raises:
         ConfigError: the checkpoint does not support `decode`.
@@ -104,7 +107,7 @@ def upscale_files(jobs: Sequence[Job], upscaler: Upscaler, options: BatchOptions
     """
     decode = resolve_options(decode, upscaler, options.samples)
     settings = RunSettings(f"{upscaler.name}@{upscaler.revision}", decode, options)
-    with BatchRun(jobs, options, settings) as run:
+    with BatchRun(jobs, options, settings, group) as run:
         most = max(run.total, 1)
         rows = min(options.batch_size or upscaler.fitting_rows(decode), most)
         with read_ahead(run.wanted(), options, run, rows) as feed:

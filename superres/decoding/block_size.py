@@ -43,7 +43,10 @@ class AdaptiveBlockSize:
 
     Attributes:
         costs: seconds of an iteration at block sizes 1..K, corrected by timings.
+        interval: largest number of iterations between two updates.
     """
+
+    interval = 16
 
     def __init__(self, costs: Sequence[float], minimum: int = 1) -> None:
         """Choose among block sizes `minimum`..K by their `costs`; the largest comes first."""

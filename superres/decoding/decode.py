@@ -104,8 +104,11 @@ def iterations(
     proposer = proposer or PROPOSERS[options.proposer]()
     model = accompany(model, proposer)
     session = decoding_type(proposer, block_size).open_session(model, source, options, block_size, width, padding)
+    interval = check_interval(model.end_token, source.device.type)
+    if adaptive is not None:
+        interval = min(interval, adaptive.interval)
     with opened_loop(model, session, options, keys, block_size, proposer, adaptive) as loop:
-        yield from driven(loop, adaptive, check_interval(model.end_token, source.device.type))
+        yield from driven(loop, adaptive, interval)
 
 
 def driven(loop: BlockwiseLoop, adaptive: AdaptiveBlockSize | None, interval: int) -> Iterator[BlockwiseLoop]:

@@ -64,9 +64,9 @@ def take(replaying: Replaying, kind: Hashable) -> Any:  # noqa: ANN401 -- what w
     return replaying.kept.pop(kind, None)
 
 
-def keep(replaying: Replaying, kind: Hashable, loop: Any) -> None:  # noqa: ANN401
-    """Keep a loop for the next decode of its kind; the oldest make room where there are too many rows."""
+def keep(replaying: Replaying, kind: Hashable, loop: Any, most: int = KEPT_ROWS) -> None:  # noqa: ANN401
+    """Keep a loop for the next decode of its kind; the oldest make room where there are more than `most` rows."""
     replaying.kept.pop(kind, None)
     replaying.kept[kind] = loop
-    while len(replaying.kept) > 1 and sum(len(one.keys) for one in replaying.kept.values()) > KEPT_ROWS:
+    while len(replaying.kept) > 1 and sum(len(one.keys) for one in replaying.kept.values()) > most:
         del replaying.kept[next(iter(replaying.kept))]

@@ -22,7 +22,7 @@ from superres.config import BeamConfig, DecodeConfig, ModelConfig, require
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
-from superres.system.machine import REPEATS, Timer, bandwidth, machine, matrix_rate, peak_bytes
+from superres.system.machine import Timer, bandwidth, machine, matrix_rate, peak_bytes
 from superres.system.output import figure_png, markdown_table, number_text, write_results
 from superres.tasks import faces, translation
 
@@ -189,13 +189,13 @@ def window(config: ModelConfig, position: int) -> int:
     return min(position + 1, config.attention_block_length + position % config.attention_block_length + 1)
 
 
-def step_costs(work: Workload, batches: Sequence[int], widths: Sequence[int]) -> list[Report]:
+def step_costs(work: Workload, batches: Sequence[int], widths: Sequence[int], timer: Timer) -> list[Report]:
     """Measure T(B, W), the duration of a step, of its parts and of an iteration, in the middle of a target.
 
     Returns:
         One row per B and W, serialisable as JSON; durations are in seconds.
     """
-    timer, minimum = Timer(work.pipeline.device), StepWork.of(work.pipeline, work.position)
+    minimum = StepWork.of(work.pipeline, work.position)
     read, rate = bandwidth(FLOAT_BYTES * minimum.weights, timer), matrix_rate(timer)
     rows = []
     with torch.inference_mode():
@@ -218,7 +218,7 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
     loop = BlockwiseLoop(scoring, session, DecodeConfig(), torch.arange(batch, device=device), width)
     iteration = timer.median(lambda: loop.burst(work.position)) / loop.burst(work.position)
     step = timer.median(lambda: session.step(tokens, position))
-    parts = session.part_seconds(tokens, position, REPEATS)
+    parts = session.part_seconds(tokens, position, timer.repeats)
     heads = 0.0
     if width > 1:
         output, offsets = session.step(tokens, position), torch.arange(1, width, device=device)
@@ -228,11 +228,11 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
             "iteration": iteration, "acceptance": max(iteration - step - heads, 0.0)}
 
 
-def position_costs(work: Workload) -> list[dict[str, float]]:
+def position_costs(work: Workload, timer: Timer) -> list[dict[str, float]]:
     """Measure a step of one row near the start, in the middle and near the end of a target."""
     device, config = work.pipeline.device, work.pipeline.model_config
     width = config.prediction_heads
-    timer, rows = Timer(device), []
+    rows = []
     with torch.inference_mode():
         session = work.pipeline.scoring.session(work.source(1), width)
         tokens = torch.full((1, width), 128, device=device)
@@ -272,13 +272,16 @@ def memory_costs(work: Workload, batches: Sequence[int]) -> dict[str, float]:
             for batch in sorted(batches)}
 
 
-def run_benchmark(work: Workload, batches: Sequence[int] = BATCHES, repeats: int = 3) -> Report:
+def run_benchmark(
+    work: Workload, batches: Sequence[int] = BATCHES, repeats: int = 3, timer: Timer | None = None,
+) -> Report:
     """Measure decoding on this machine.
 
     Args:
         work: inputs and variants of decoding.
         batches: batch sizes.
         repeats: number of rounds; the report has medians over rounds.
+        timer: times single steps; None uses the default number of repeats.
 
     Returns:
         A report, serialisable as JSON: `run_record`, `memory` of `memory_costs`, `steps` of `step_costs`, `positions`
@@ -289,11 +292,12 @@ def run_benchmark(work: Workload, batches: Sequence[int] = BATCHES, repeats: int
     """
     require(bool(batches) and all(batch >= 1 for batch in batches), f"batches must be positive, not {batches}")
     require(repeats >= 1, f"--repeats must be at least 1, not {repeats}")
+    timer = timer or Timer(work.pipeline.device)
     memory = memory_costs(work, batches)  # first: a larger peak would hide the peaks of decoding
     widths = block_sizes(work.pipeline.model_config.prediction_heads)
     return {
         **run_record(work), "repeats": repeats, "memory": memory,
-        "steps": step_costs(work, batches, widths), "positions": position_costs(work),
+        "steps": step_costs(work, batches, widths, timer), "positions": position_costs(work, timer),
         "ways": [row for batch in batches for row in decode_costs(work, batch, repeats)],
     }
 

@@ -170,12 +170,14 @@ class Comparison:
         batches: inputs.
         temperature: temperature of sampling.
         base: common decoding settings, such as `draft` and `ngrams`.
+        most: largest block size of a proposer without heads.
     """
 
     pipeline: Pipeline
     batches: Sequence[Batch]
     temperature: float
     base: DecodeConfig
+    most: int = MAX_BLOCK_SIZE
 
     def options(self, name: str, mode: str, block_size: int) -> DecodeConfig:
         """Return the decoding settings for a proposer, mode and block size."""
@@ -204,8 +206,8 @@ class Comparison:
         """Return the largest block size of a proposer."""
         config = self.pipeline.model_config
         if PROPOSERS[name].branching:
-            return min(MAX_BLOCK_SIZE, config.target_length + 2 - self.base.window)
-        return config.prediction_heads if PROPOSERS[name].uses_heads else min(MAX_BLOCK_SIZE, config.target_length)
+            return min(self.most, config.target_length + 2 - self.base.window)
+        return config.prediction_heads if PROPOSERS[name].uses_heads else min(self.most, config.target_length)
 
     def rows(self, variants: Sequence[Variant]) -> list[Row]:
         """Measure all variants and the baselines of one token per step alternately; return one row per variant."""
@@ -307,7 +309,7 @@ class Comparison:
 
 def compare_proposers(
     work: Workload, names: Sequence[str], *, batch: int = 1, count: int = 3, temperature: float = 0.9,
-    base: DecodeConfig | None = None,
+    base: DecodeConfig | None = None, most: int = MAX_BLOCK_SIZE,
 ) -> Report:
     """Measure proposers.
 
@@ -318,6 +320,7 @@ def compare_proposers(
         count: number of batches; every variant decodes all batches.
         temperature: temperature of sampling.
         base: common decoding settings, such as `draft`, `ngrams` and the first block size; None uses the defaults.
+        most: largest block size of a proposer without heads.
 
     Returns:
         A report, serialisable as JSON: `run_record`, `rows` with a row per proposer, mode and block size, and `missing`
@@ -331,7 +334,7 @@ def compare_proposers(
     every = work.source(batch * count)
     batches = [Batch.of(pipeline, every[batch * number : batch * (number + 1)]) for number in range(count)]
     base = base or DecodeConfig()
-    comparison = Comparison(pipeline, batches, temperature, base)
+    comparison = Comparison(pipeline, batches, temperature, base, most)
     variants, missing = comparison.variants(names, base.block_size)
     require(bool(variants), f"none of the proposers can be measured: {'; '.join(missing.values())}")
     rows = comparison.rows(variants)

@@ -92,11 +92,11 @@ def uncached_cost(upscaler: Upscaler, source: np.ndarray, iterations: int) -> Ro
         source: uint8 [1, 8, 8, 3].
         iterations: model calls per image, of which `UNCACHED_CALLS` are timed.
     """
-    scoring, timer = upscaler.scoring, Timer(upscaler.device)
+    scoring, timer = upscaler.scoring, Timer(upscaler.device, UNCACHED_CALLS, 1)
     tokens = torch.from_numpy(faces.encode(source)).to(upscaler.device)
     target = torch.zeros(1, scoring.length, dtype=torch.int64, device=upscaler.device)
     middle = torch.tensor([scoring.length // 2], device=upscaler.device)
-    seconds = timer.median(lambda: scoring.uncached_scores(tokens, target, middle), UNCACHED_CALLS, 1)
+    seconds = timer.median(lambda: scoring.uncached_scores(tokens, target, middle))
     return {"way": f"no cache, {iterations} model calls ({UNCACHED_CALLS} timed)", "tokens": scoring.length,
             "seconds": seconds * iterations, "tokens_per_second": scoring.length / (seconds * iterations)}
 

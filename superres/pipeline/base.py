@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -42,25 +42,28 @@ class Loop(Protocol):
         """Tell whether every row is complete."""
 
 
-def paced(loops: Iterator[LoopT], interval: float) -> Iterator[tuple[LoopT, float]]:
+def paced(
+    loops: Iterator[LoopT], interval: float, clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[tuple[LoopT, float]]:
     """Drive a loop that is handed out again and again, and pass it on now and then.
 
     Args:
         loops: hands out one and the same loop, first before its first step and last when it is done.
         interval: seconds of its work between two looks, at the least.
+        clock: returns seconds.
 
     Yields:
         The loop and the seconds that it has worked, last when it is done; what is done with it in between does not
         count.
     """
-    started = time.perf_counter()
+    started = clock()
     due = interval
     for number, loop in enumerate(loops):
-        seconds = time.perf_counter() - started
+        seconds = clock() - started
         # The last look, too, comes before the loop is asked for more, which gives it back.
         if loop.done() or (number and seconds >= due):
             yield loop, seconds
-            started = time.perf_counter() - seconds
+            started = clock() - seconds
             due = seconds + interval
 
 

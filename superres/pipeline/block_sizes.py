@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,9 +23,13 @@ from superres.system.output import write_result
 class BlockSizes:
     """The adaptive block sizes of one network on one device: one for each batch size and settings, which remembers."""
 
-    def __init__(self, model: ScoringModel, revision: str, engine: str, device: torch.device) -> None:
+    def __init__(
+        self, model: ScoringModel, revision: str, engine: str, device: torch.device,
+        measure: Callable[..., list[float]] = measured_costs,
+    ) -> None:
         """Serve `model`, whose costs are kept under its `revision` and `engine` and the machine's name."""
         self.model, self.revision, self.engine, self.device = model, revision, engine, device
+        self.measure = measure
         self.known: dict[tuple[int, DecodeConfig], AdaptiveBlockSize] = {}
 
     def get(self, options: DecodeConfig, source: Tensor, padding: Tensor | None = None) -> AdaptiveBlockSize | None:
@@ -53,7 +58,7 @@ class BlockSizes:
         kept = _read(path, largest)
         if kept is not None:
             return kept
-        costs = measured_costs(self.model, source, chosen, largest, padding)
+        costs = self.measure(self.model, source, chosen, largest, padding)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_result(path, (json.dumps({**what, "costs": costs}, indent=1) + "\n").encode())

@@ -48,11 +48,11 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
 
 
-def usable_cores() -> int:
-    """Return the number of cores that the affinity mask and the control groups of this process allow, at least 1."""
+def usable_cores(quota: float | None = None) -> int:
+    """Return the number of cores that the affinity mask and `quota` (by default `core_quota()`) allow, at least 1."""
     affinity = getattr(os, "sched_getaffinity", None)  # missing on some systems
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, int(min(cores, core_quota())))
+    return max(1, int(min(cores, core_quota() if quota is None else quota)))
 
 
 @functools.cache
@@ -138,9 +138,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=TorchThreads._in_child)
 
 
-def busyness(rounds: int = 20) -> float:
+def busyness(rounds: int = 20, clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the ratio of the 90th percentile to the minimum of a fixed workload's timings: 1 on an idle machine."""
-    timer, matrix = Timer(torch.device("cpu")), torch.ones(384, 384)
+    timer, matrix = Timer(torch.device("cpu"), clock=clock), torch.ones(384, 384)
 
     def work() -> None:
         for _ in range(20):
@@ -166,15 +166,18 @@ def require_idle() -> None:
 class Timer:
     """Times functions, including the work that they queue on the device."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Time work on `device`."""
-        self.device = device
+    def __init__(
+        self, device: torch.device, repeats: int = REPEATS, warm_up: int = WARM_UP,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Time `repeats` calls on `device` after `warm_up` untimed calls; `clock` returns seconds."""
+        self.device, self.repeats, self.warm_up, self.clock = device, repeats, warm_up, clock
 
     def now(self) -> float:
         """Wait for the device and return the time in seconds."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+        return self.clock()
 
     def once(self, work: Callable[[], object]) -> float:
         """Return the duration of one call in seconds."""
@@ -182,11 +185,11 @@ class Timer:
         work()
         return self.now() - started
 
-    def median(self, work: Callable[[], object], repeats: int = REPEATS, warm_up: int = WARM_UP) -> float:
-        """Return the median duration of `repeats` calls in seconds, after `warm_up` untimed calls."""
-        for _ in range(warm_up):
+    def median(self, work: Callable[[], object]) -> float:
+        """Return the median duration of a call in seconds."""
+        for _ in range(self.warm_up):
             work()
-        return statistics.median(self.once(work) for _ in range(repeats))
+        return statistics.median(self.once(work) for _ in range(self.repeats))
 
 
 def bandwidth(size: int, timer: Timer) -> float:

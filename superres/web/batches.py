@@ -25,20 +25,27 @@ from superres.web.views import record_of
 
 MAX_FILES = 100
 """Largest number of files in a batch, including files inside zip files."""
-MAX_MEMBER_BYTES = 10_000_000
-"""Largest unpacked size of a file inside a zip file."""
-MAX_BATCH_MEMBER_BYTES = 200_000_000
-"""Largest unpacked size of all files inside zip files."""
 MAX_ENTRIES = 10 * MAX_FILES
 """Largest number of entries in a zip file, including folders and metadata."""
-MAX_BATCH_PIXELS = 600_000_000
-"""Largest number of pixels before the last picture of a batch; reading them takes about half a minute."""
 GROUP_SIZE = 8
 """Images decoded together."""
-_BATCH_LIMIT = (f"upload at most {MAX_BATCH_PIXELS // 1_000_000} megapixels at once, and in zip files at most "
-                f"{MAX_BATCH_MEMBER_BYTES // 1_000_000} MB")
 _ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 _UNPACKING_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, NotImplementedError, ValueError, EOFError)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on the size of a batch.
+
+    Attributes:
+        member_bytes: largest unpacked size of a file inside a zip file.
+        all_member_bytes: largest unpacked size of all files inside zip files.
+        pixels: largest number of pixels before the last picture of a batch; reading them takes about half a minute.
+    """
+
+    member_bytes: int = 10_000_000
+    all_member_bytes: int = 200_000_000
+    pixels: int = 600_000_000
 
 
 @dataclass
@@ -74,6 +81,7 @@ class _Item:
 
 def upscale_batch(
     decoder: Decoder, workspace: Workspace, uploads: Sequence[str], options: DecodeConfig,
+    limits: Limits = Limits(),
 ) -> Iterator[Progress]:
     """Upscale uploads, and yield the updated progress after every change; a bad file gives a row with its error.
 
@@ -82,6 +90,7 @@ def upscale_batch(
         workspace: folder for the unpacked files of zip files.
         uploads: paths of the uploads.
         options: decoding settings.
+        limits: limits on the size of the batch.
 
     Raises:
         InvalidInputError: there is no file, or there are too many files.
@@ -93,7 +102,7 @@ def upscale_batch(
     files = find_files(uploads)
     progress = Progress(len(files))
     waiting: list[_Item] = []
-    budget = _Budget(MAX_BATCH_MEMBER_BYTES, MAX_BATCH_PIXELS)
+    budget = _Budget(limits, limits.all_member_bytes, limits.pixels)
     for number, file in enumerate(files):
         taken = {item.output for item in waiting}
         try:
@@ -143,6 +152,7 @@ class _File:
 class _Budget:
     """Remaining bytes from zip files and remaining pixels of a batch; negative once a limit is exceeded."""
 
+    limits: Limits
     member_bytes: int
     pixels: int
 
@@ -184,16 +194,17 @@ def _opened(file: _File, workspace: Workspace, budget: _Budget) -> Iterator[Path
 
 
 def _content(file: _File, member: zipfile.ZipInfo, budget: _Budget) -> bytes:
+    most = budget.limits.member_bytes
     try:
         with zipfile.ZipFile(file.upload) as archive, archive.open(member) as opened:
-            content = opened.read(MAX_MEMBER_BYTES + 1)
+            content = opened.read(most + 1)
     except _UNPACKING_ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         message = f"{file.name} cannot be unpacked ({reason}); pack it again without a password"
         raise InvalidInputError(message) from None
     budget.member_bytes -= len(content)
-    if len(content) > MAX_MEMBER_BYTES:
-        raise InvalidInputError(f"{file.name} has over {MAX_MEMBER_BYTES / 1e6:g} MB unpacked; reduce it first")
+    if len(content) > most:
+        raise InvalidInputError(f"{file.name} has over {most / 1e6:g} MB unpacked; reduce it first")
     return content
 
 
@@ -221,7 +232,10 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
 def _read(file: _File, workspace: Workspace, budget: _Budget, taken: set[str]) -> _Item | Row:
     """Read and reduce a file; return a row with the error if this fails."""
     if min(budget.pixels, budget.member_bytes) < 0:
-        return _failed(file.name, f"{file.name} is too much for one batch; {_BATCH_LIMIT}", taken)
+        limits = budget.limits
+        return _failed(file.name, f"{file.name} is too much for one batch; upload at most {limits.pixels / 1e6:g} "
+                                  "megapixels at once, and in zip files at most "
+                                  f"{limits.all_member_bytes / 1e6:g} MB", taken)
     try:
         with _opened(file, workspace, budget) as path:
             source = reduce_upload(path, lambda image: _reduced(image, budget), file.name)

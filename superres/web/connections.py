@@ -7,12 +7,6 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-MAX_CONNECTIONS = 512
-"""Largest number of open connections; an open page uses two or three."""
-REQUEST_SECONDS = 20.0
-"""Time in which a request must arrive, and in which a client must accept sent data."""
-BYTES_PER_SECOND = 20_000
-"""Smallest rate at which a request body may take longer than REQUEST_SECONDS."""
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 10\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -20,7 +14,16 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
     """A connection that closes when its client keeps the server waiting; uvicorn alone would wait without a limit.
 
     If there are too many connections, the connection that has kept the server waiting longest is closed.
+
+    Attributes:
+        most: largest number of open connections; an open page uses two or three.
+        request_seconds: time in which a request must arrive, and in which a client must accept sent data.
+        bytes_per_second: smallest rate at which a request body may take longer than `request_seconds`.
     """
+
+    most = 512
+    request_seconds = 20.0
+    bytes_per_second = 20_000
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:  # noqa: ANN401 -- uvicorn's
         """Create the protocol of a connection with uvicorn's arguments."""
@@ -32,7 +35,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
         """Start to wait for a request."""
         super().connection_made(transport)
         self._wait()
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > self.most:
             waiting = [each for each in self.connections if each is not self and each.deadline is not None]
             if waiting:
                 min(waiting, key=lambda each: each.deadline).end()
@@ -49,7 +52,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
         elif self.deadline is None:
             self._wait()
         elif self.cycle is not None and not self.cycle.response_complete:  # a request body
-            self.deadline += len(data) / BYTES_PER_SECOND
+            self.deadline += len(data) / self.bytes_per_second
 
     def on_response_complete(self) -> None:
         """Start to wait for the next request."""
@@ -85,7 +88,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
 
     def _wait(self) -> None:
         self._stop_waiting()
-        self.deadline = self.loop.time() + REQUEST_SECONDS
+        self.deadline = self.loop.time() + self.request_seconds
         self._timer = self.loop.call_at(self.deadline, self._check)
 
     def _check(self) -> None:

@@ -47,12 +47,17 @@ class Decoder:
         upscaler: checkpoint for faces.
         translator: checkpoint for text, or None.
         time_limit: largest duration of a request in seconds.
+        frame_seconds: seconds of decoding between two frames.
         is_busy: whether a request is being decoded.
     """
 
-    def __init__(self, upscaler: Upscaler, time_limit: float = 120.0, translator: Translator | None = None) -> None:
+    def __init__(
+        self, upscaler: Upscaler, time_limit: float = 120.0, translator: Translator | None = None,
+        frame_seconds: float = FRAME_SECONDS,
+    ) -> None:
         """Create a decoder."""
         self.upscaler, self.translator, self.time_limit = upscaler, translator, time_limit
+        self.frame_seconds = frame_seconds
         self.is_busy = False
         self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoding")
@@ -99,7 +104,7 @@ class Decoder:
         keys = [image_key(source, sample) for source in sources for sample in range(1, samples + 1)]
         resolved = {name: resolve_options(options, self.upscaler, samples) for name, options in variants.items()}
         streams = {name: self.upscaler.stream(sources.repeat(samples, axis=0), options, keys=keys,
-                                              interval=FRAME_SECONDS) for name, options in resolved.items()}
+                                              interval=self.frame_seconds) for name, options in resolved.items()}
         yield from self._run(purpose, streams, deadline)
 
     def translate(

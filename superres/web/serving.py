@@ -128,9 +128,11 @@ class Server(uvicorn.Server):
             log("ready", host=self.config.host, port=self.servers[0].sockets[0].getsockname()[1])
 
 
-def configure(app: FastAPI, host: str, port: int, grace_seconds: int = GRACE_SECONDS) -> uvicorn.Config:
+def configure(
+    app: FastAPI, host: str, port: int, grace_seconds: int = GRACE_SECONDS, connection: type[Connection] = Connection,
+) -> uvicorn.Config:
     """Return the server's configuration: no log of visitors' addresses, and limits on connections."""
-    return uvicorn.Config(app, host, port, http=Connection, ws="none", log_config=None, access_log=False,
+    return uvicorn.Config(app, host, port, http=connection, ws="none", log_config=None, access_log=False,
                           server_header=False, timeout_graceful_shutdown=grace_seconds)
 
 

@@ -12,7 +12,6 @@ import gradio as gr
 from superres.config import TRANSLATION, BeamConfig, DecodeConfig, require_whole
 from superres.errors import InvalidInputError
 from superres.pipeline.translator import Translated, Translator
-from superres.web import decoding
 from superres.web.controls import (
     INSTANT,
     RAW,
@@ -126,7 +125,7 @@ def translate_for_page(
         variants = {"Greedy": greedy_like(translator.default), name: variant}
     clocks = {name: Clock() for name in variants}
     is_first = True
-    for frames, is_due in with_due(decoder.translate("translate", lines, variants)):
+    for frames, is_due in with_due(decoder.translate("translate", lines, variants), decoder.frame_seconds):
         for name, frame in frames.items():
             clocks[name].record(frame)
         if is_due:
@@ -136,14 +135,16 @@ def translate_for_page(
             yield translations_html(translator, lines, frames, replayed)
 
 
-def with_due(steps: Iterator[dict[str, Translated]]) -> Iterator[tuple[dict[str, Translated], bool]]:
-    """Yield all frames, and whether each is due to be shown: at most one per FRAME_SECONDS, and the complete frames."""
-    due = time.monotonic() + decoding.FRAME_SECONDS
+def with_due(
+    steps: Iterator[dict[str, Translated]], frame_seconds: float,
+) -> Iterator[tuple[dict[str, Translated], bool]]:
+    """Yield all frames, and whether each is due: at most one per `frame_seconds`, and the complete frames."""
+    due = time.monotonic() + frame_seconds
     for frames in steps:
         is_due = is_complete(frames) or time.monotonic() >= due
         yield frames, is_due
         if is_due:
-            due = time.monotonic() + decoding.FRAME_SECONDS
+            due = time.monotonic() + frame_seconds
 
 
 def endpoint(
@@ -153,7 +154,8 @@ def endpoint(
 
     def translate(lines: Value, *values: Value) -> Iterator[tuple[list[str], dict[str, Any]]]:
         variant = variant_of(translator.default, *values)
-        for frames, is_due in with_due(decoder.translate("translate", lines_of(lines), {"": variant})):
+        steps = decoder.translate("translate", lines_of(lines), {"": variant})
+        for frames, is_due in with_due(steps, decoder.frame_seconds):
             if is_due:
                 yield frames[""].texts, report_of(translator, variant, frames[""])
 

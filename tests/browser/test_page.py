@@ -60,7 +60,7 @@ def slowly(demo, monkeypatch):
             time.sleep(0.15)
 
     monkeypatch.setattr(demo.decoder.upscaler, "stream", rest)
-    monkeypatch.setattr("superres.web.decoding.FRAME_SECONDS", 0.0)
+    monkeypatch.setattr(demo.decoder, "frame_seconds", 0.0)
 
 
 @pytest.mark.usefixtures("slowly")

@@ -29,9 +29,6 @@ from superres.decoding.sampling import COMMITTED, VERDICT, Chooser
 from superres.decoding.state import DecodeState
 from superres.interfaces import Peers, ScoringModel, Session, Sources, StepOutput, Tree, TreeSession
 
-CAPACITY = 1024
-"""N-grams a row that the pool holds."""
-
 
 def share(count: int, rank: int = 0, processes: int = 1) -> range:
     """Return which of `count` things process number `rank` of several takes, in shares as equal as can be."""
@@ -137,7 +134,7 @@ class LookaheadDecoding(BlockwiseDecoding):
         self.own = range(self.count) if self.peers is None else share(self.count, self.peers.rank, self.peers.count)
         self.window = torch.zeros(batch, self.size - 1, options.window, dtype=torch.int64, device=device)
         self.known = torch.zeros(batch, len(self.own), dtype=torch.bool, device=device)
-        self.pool = NgramPool(batch, self.size, CAPACITY, device)
+        self.pool = (getattr(proposer, "pool", None) or NgramPool)(batch, self.size, device)
 
     @classmethod
     def open_session(

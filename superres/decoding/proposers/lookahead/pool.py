@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 UNUSED = -1
+CAPACITY = 1024
+"""N-grams per row that a pool holds."""
 
 
 class NgramPool:
@@ -16,8 +18,8 @@ class NgramPool:
         oldest: the entry that is overwritten next, the same for all rows.
     """
 
-    def __init__(self, batch: int, ngram_size: int, capacity: int, device: torch.device) -> None:
-        """Make room for `capacity` n-grams of `ngram_size` tokens a row."""
+    def __init__(self, batch: int, ngram_size: int, device: torch.device, capacity: int = CAPACITY) -> None:
+        """Make room for `capacity` n-grams of `ngram_size` tokens per row."""
         self.grams = torch.full((batch, capacity, ngram_size), UNUSED, device=device)
         self.entries = torch.arange(capacity, device=device)
         self.oldest = 0

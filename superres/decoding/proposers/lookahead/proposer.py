@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from superres.config import DecodeConfig, require
 from superres.decoding.proposers.base import Proposer
+
+if TYPE_CHECKING:
+    import torch
+
+    from superres.decoding.proposers.lookahead.pool import NgramPool
 
 
 class LookaheadProposer(Proposer):
@@ -12,6 +20,10 @@ class LookaheadProposer(Proposer):
     branching = True
     settings = ("window", "candidates")
     block_size = 4
+
+    def __init__(self, pool: Callable[[int, int, torch.device], NgramPool] | None = None) -> None:
+        """Keep n-grams in `pool(batch, ngram_size, device)`; a pool of the usual capacity if None."""
+        self.pool = pool
 
     @classmethod
     def check_options(cls, options: DecodeConfig, block_size: int, length: int) -> None:

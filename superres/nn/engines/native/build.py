@@ -118,8 +118,8 @@ class NativeUnavailable(ConfigError):
     """The native engine is not available; the message says why."""
 
 
-def _compile(command: str, flags: list[str], stem: Path) -> Path:
-    """Compile native.cpp atomically and return the library: `stem`, a hyphen, the SHA-256 of its bytes, and .so.
+def _compile(command: str, flags: list[str], source: Path, stem: Path) -> Path:
+    """Compile `source` atomically and return the library: `stem`, a hyphen, the SHA-256 of its bytes, and .so.
 
     The name is the hash of the content, so processes that build at the same time do not disturb each other.
 
@@ -129,11 +129,11 @@ def _compile(command: str, flags: list[str], stem: Path) -> Path:
     stem.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=stem.parent) as folder:
         built = Path(folder) / "native.so"
-        words = [command, *flags, "-o", str(built), str(SOURCE)]
+        words = [command, *flags, "-o", str(built), str(source)]
         result = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
         if result.returncode:
             message = (result.stderr.strip().splitlines() or ["no message"])[0]
-            raise NativeUnavailable(f"{command} cannot compile {SOURCE.name}: {message}")
+            raise NativeUnavailable(f"{command} cannot compile {source.name}: {message}")
         target = stem.with_name(f"{stem.name}-{_sha256(built)}.so")
         # Synchronise the content before the rename: a power cut could otherwise leave an empty file of that name.
         _sync(built)
@@ -167,8 +167,8 @@ def compiler() -> str | None:
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
-    """Return the compiled library; build it if the cache has no intact library of this version for this machine.
+def library(source: Path = SOURCE) -> ctypes.CDLL:
+    """Return the compiled library of `source`; build it if the cache has no intact one of this version and machine.
 
     Raises:
         NativeUnavailable: there is no compiler, it fails, or the library cannot be loaded.
@@ -178,17 +178,17 @@ def library() -> ctypes.CDLL:
         raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
     flags = [*FLAGS, *os.environ.get(EXTRA_FLAGS, "").split()]
     # The key includes the processor: several kinds of machines may share a home folder.
-    files = [path.read_bytes() for path in sorted(SOURCE.parent.iterdir())]
+    files = [path.read_bytes() for path in sorted(source.parent.iterdir())]
     key = [*files, " ".join(flags).encode(), found.encode(), _processor().encode()]
     digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
     stem = cache_folder() / f"native-{digest}"
     try:
-        code = ctypes.CDLL(str(_cached(stem) or _compile(found, flags, stem)))
+        code = ctypes.CDLL(str(_cached(stem) or _compile(found, flags, source, stem)))
     except OSError as error:
         raise NativeUnavailable(f"cannot build or load {stem}: {error}") from error
     code.superres_layout.restype = ctypes.c_char_p
     if code.superres_layout().decode() != layout():
-        raise NativeUnavailable(f"{SOURCE.name} has other structures than this release; install it again")
+        raise NativeUnavailable(f"{source.name} has other structures than this release; install it again")
     code.superres_propose_room.restype = code.superres_iterate.restype = code.superres_has_int8.restype = c_int64
     code.superres_busy.restype = c_int64
     return code

@@ -304,9 +304,9 @@ class ThreadTrials:
         least: shortest seconds of a step for each number of threads.
     """
 
-    def __init__(self, most: int) -> None:
-        """Compare the powers of two below `most`, and `most` itself."""
-        self.rounds = 0
+    def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Compare the powers of two below `most`, and `most` itself; `clock` returns seconds."""
+        self.rounds, self.clock = 0, clock
         self.least = {2**power: math.inf for power in range((most - 1).bit_length())} | {most: math.inf}
 
     def fastest(self, session: NativeSession) -> int:
@@ -320,9 +320,9 @@ class ThreadTrials:
         for threads in (*self.least,) * more:
             session.session.threads = threads
             for _ in range(IN_A_ROW):
-                started = time.perf_counter()
+                started = self.clock()
                 session.step(tokens, position)
-                self.least[threads] = min(self.least[threads], time.perf_counter() - started)
+                self.least[threads] = min(self.least[threads], self.clock() - started)
         session.session.patient = False
         best = 1
         for threads, seconds in self.least.items():

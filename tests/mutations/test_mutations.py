@@ -1,0 +1,320 @@
+"""Mutation check: the product is broken in one place at a time, and a test that passed before must then fail.
+
+It shows that the tests of decoding can fail. `make mutations` runs it; `make test` leaves it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import test_blockwise
+import test_graph
+import test_lookahead_sampling
+import test_noise
+import test_rollback
+import test_speculative
+import test_step
+import test_tree_attention
+import torch
+from fakes import SMALL, VARIANTS, random_model, random_tokens
+
+from superres.config import DecodeConfig
+from superres.decoding import blockwise, sampling
+from superres.decoding.blockwise import BlockwiseDecoding
+from superres.decoding.decode import decode, iterations
+from superres.decoding.noise import GumbelNoise
+from superres.decoding.proposers.draft import DraftProposer
+from superres.decoding.proposers.lookahead import decoding as lookahead
+from superres.decoding.proposers.lookahead import sampling as candidates
+from superres.decoding.sampling import SpeculativeChoice
+from superres.nn import cache
+from superres.nn.attention import local_visible
+from superres.nn.cache import KeyValueCache
+from superres.nn.engines import torch_step, tree_attention
+from superres.nn.engines.torch_step import StepSession
+from superres.nn.engines.tree_attention import TreeCache, TreeSession
+
+
+@dataclass
+class Mutation:
+    """One broken place.
+
+    Attributes:
+        owner: module or class.
+        name: attribute of it.
+        broken: returns the replacement of the attribute, given the original.
+        check: passes with the original and raises an AssertionError with the replacement.
+    """
+
+    owner: Any
+    name: str
+    broken: Callable[[Any], Any]
+    check: Callable[[], None]
+
+
+# Caches and cached steps
+
+
+WIDE = test_step.WIDE
+
+
+class StaleCache(KeyValueCache):
+    """Does not overwrite the slot of a rejected proposal."""
+
+    def locate(self, position, reach):
+        high = getattr(self, "high", torch.full((self.batch, 1), -1))
+        self.keep = (position <= high)[None, :, None, :].expand(2, -1, self.heads, -1).flatten()
+        self.high = torch.maximum(high, position[:, -1:])
+        return super().locate(position, reach)
+
+    def write(self, layer, key, value, index):
+        flat = self.store[layer].view(-1, self.size)
+        before = flat[index]
+        ring = super().write(layer, key, value, index)
+        flat[index[self.keep]] = before[self.keep]
+        return ring
+
+
+class HighWaterCache(KeyValueCache):
+    """Labels its slots by the highest position ever written, not by the position of the row now."""
+
+    def locate(self, position, reach):
+        self.high = torch.maximum(getattr(self, "high", position[:, -1:]), position[:, -1:])
+        index, _ = super().locate(position, reach)
+        key = self.high - (self.high - self.slot) % self.slots + position.shape[1]
+        visible = local_visible(position.unsqueeze(-1), key.unsqueeze(1), WIDE.attention_block_length)
+        return index, torch.where(visible, self.zero, self.hidden).unsqueeze(1)
+
+
+def advance_by_the_whole_step(step):
+    def advancing(session, tokens, position):
+        position = getattr(session, "following", position)
+        session.following = position + (session.width if hasattr(session, "following") else 1)
+        return step(session, tokens, position)
+
+    return advancing
+
+
+def keep_rejected_neighbours(read_input):
+    def without_rewriting(session, *arguments):
+        before = session.deviation.clone()
+        result = read_input(session, *arguments)
+        session.deviation.copy_(torch.where(before != 0, before, session.deviation))
+        return result
+
+    return without_rewriting
+
+
+class Forgetful(TreeCache):
+    """Keeps only the first column of a path."""
+
+    def keep(self, columns, position):
+        super().keep(columns[:, :1], position[:, :1])
+
+
+class Shifted(TreeCache):
+    """Keeps the first columns of the tree, not those of the path."""
+
+    def keep(self, columns, position):
+        super().keep(torch.arange(columns.shape[1]).expand_as(columns), position)
+
+
+class Nosy(TreeCache):
+    """Shows a column its neighbour in the place of its parent."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.ancestors = torch.where(self.ancestors == 1, 2, self.ancestors)
+
+
+def keep_deviations_of_another_path(keep):
+    def careless(session, columns):
+        session.step_deviation = session.step_deviation.flip(1)
+        keep(session, columns)
+
+    return careless
+
+
+def check_steps(most=None, **changes):
+    test_step.check_steps(random_model(replace(WIDE, **changes)), 5, most=most)
+
+
+def check_tree(config):
+    test_tree_attention.check_tree_steps(random_model(config), test_tree_attention.BRANCHY, steps=5)
+
+
+CACHES = {
+    **{f"the ring is {missing} slots too small": Mutation(
+        cache, "slot_count", lambda count, missing=missing: lambda config, width: count(config, width) - missing,
+        partial(check_steps, most=2)) for missing in (1, 4)},
+    **{f"the cache is {broken.__name__}": Mutation(
+        torch_step, "KeyValueCache", lambda _, broken=broken: broken, check_steps)
+        for broken in (StaleCache, HighWaterCache)},
+    "a session advances by the whole step": Mutation(StepSession, "step", advance_by_the_whole_step, check_steps),
+    "neighbours keep rejected tokens": Mutation(
+        StepSession, "_features", keep_rejected_neighbours, partial(check_steps, aligned_conditioning=False)),
+    **{f"the tree's cache is {broken.__name__}": Mutation(
+        tree_attention, "TreeCache", lambda _, broken=broken: broken, partial(check_tree, VARIANTS["text"]))
+        for broken in (Forgetful, Shifted, Nosy)},
+    "a tree keeps deviations of another path": Mutation(
+        TreeSession, "keep", keep_deviations_of_another_path,
+        partial(check_tree, replace(SMALL, aligned_conditioning=False))),
+}
+
+
+# The loop and its proposers
+
+
+def trust_the_proposer_with_the_first_token(propose):
+    def careless(decoding, state, *arguments):
+        propose(decoding, state, *arguments)
+        state.proposals[:, 0] = state.proposals[:, 1]
+
+    return careless
+
+
+def move_a_tensor(iterate):
+    def moving(decoding, state):
+        old, start = state.position, state.position.clone()
+        made = iterate(decoding, state)
+        state.position = old.clone()
+        state.place = state.position.unsqueeze(1)
+        old.copy_(start)
+        return made
+
+    return moving
+
+
+def read_from_the_device(iterate):
+    def reading(decoding, state):
+        made = iterate(decoding, state)
+        assert bool(state.position.sum() >= 0)
+        return made
+
+    return reading
+
+
+def propose_one_token_later(propose):
+    def forgetful(proposer, context, offsets):
+        return propose(proposer, replace(context, position=context.position + (context.position > 0)), offsets)
+
+    return forgetful
+
+
+def check_exact():
+    test_blockwise.check_exact("base aids", DecodeConfig(block_size=3))
+
+
+def check_captured():
+    plain, graph = test_graph.pair()
+    source = random_tokens(test_graph.CONFIG, 1)[0]
+    loop = next(iterations(graph, source, DecodeConfig()))
+    loop.run(48)  # where nothing is accepted, a decode would not end
+    test_graph.assert_same(loop.result(), decode(plain, source, DecodeConfig()))
+
+
+def check_draft():
+    test_rollback.test_a_draft_goes_on_from_the_committed_tokens.hypothesis.inner_test("base aids", 4, 0)
+
+
+LOOP = {
+    "the proposer chooses the first token": Mutation(
+        BlockwiseDecoding, "propose", trust_the_proposer_with_the_first_token, check_exact),
+    "a whole block is accepted": Mutation(
+        blockwise, "accepted_length", lambda _: lambda passed, minimum, room: room.clamp(max=passed.shape[1] + 1),
+        check_exact),
+    "a captured tensor moves": Mutation(BlockwiseDecoding, "iterate", move_a_tensor, check_captured),
+    "a captured iteration reads from the device": Mutation(
+        BlockwiseDecoding, "iterate", read_from_the_device, check_captured),
+    "a draft does not roll back": Mutation(DraftProposer, "propose", propose_one_token_later, check_draft),
+}
+
+
+# Sampling
+
+
+def always(self, criterion, proposed, scores, target):
+    self.p = self._distribution(scores, slice(1, None))
+    return torch.ones_like(proposed, dtype=torch.bool)
+
+
+def by_p_alone(self, criterion, proposed, scores, target):
+    self.p = self._distribution(scores, slice(1, None))
+    own = self.p.gather(-1, proposed.unsqueeze(-1)).squeeze(-1)
+    return self._uniform(slice(1, None), sampling.VERDICT).squeeze(-1) < own
+
+
+def from_p(self, scores, before, index):
+    return sampling.draw(self._distribution(scores, slice(1)), self._uniform(slice(1), sampling.COMMITTED))
+
+
+def from_q(self, scores, before, index):
+    q = before.q.gather(1, index.view(-1, 1, 1).expand(-1, 1, test_speculative.VOCABULARY))
+    p = self._distribution(scores, slice(1))
+    return sampling.draw(q.where(q.sum(-1, keepdim=True) > 0, p), self._uniform(slice(1), sampling.COMMITTED))
+
+
+def without_verdict(verify):
+    def every_candidate(distribution, candidates, known, verdict, committed):
+        return verify(distribution, candidates, known, torch.zeros_like(verdict), committed)
+
+    return every_candidate
+
+
+def with_one_number(verify):
+    def shared(distribution, candidates, known, verdict, committed):
+        return verify(distribution, candidates, known, committed[:, :-1], committed)
+
+    return shared
+
+
+def check_softmax():
+    test_noise.test_choice_samples_the_softmax(1.0, "gumbel")
+
+
+def check_speculative(way="heads", settings="plain"):
+    test_speculative.test_samples_have_the_distribution_of_direct_sampling(way, test_speculative.FILTERS[settings])
+
+
+def check_lookahead():
+    test_lookahead_sampling.test_samples_have_the_distribution_of_direct_sampling(
+        "plain", test_lookahead_sampling.Crowded)
+
+
+RULES = {
+    "every proposal passes": ("accept", always), "p alone decides": ("accept", by_p_alone),
+    "the next token is drawn from p": ("first", from_p), "the next token is drawn from q": ("first", from_q),
+}
+SAMPLING = {
+    "noise is uniform": Mutation(
+        GumbelNoise, "at", lambda at: lambda self, position: (-(-at(self, position)).exp()).exp(), check_softmax),
+    **{f"{rule}, proposals of {way}": Mutation(
+        SpeculativeChoice, name, lambda _, broken=broken: broken, partial(check_speculative, way))
+        for rule, (name, broken) in RULES.items() for way in ("heads", "another model")},
+    "verdicts and proposals share their noise": Mutation(
+        sampling, "VERDICT", lambda _: sampling.PROPOSAL, check_speculative),
+    **{f"the filter '{settings}' is not applied": Mutation(
+        sampling, "filtered", lambda _: lambda scores, top_k, nucleus: scores,
+        partial(check_speculative, settings=settings)) for settings in ("top-3", "nucleus")},
+    "a rejected candidate stays in p": Mutation(
+        candidates, "without", lambda _: lambda p, tokens, tried: p, check_lookahead),
+    "every candidate passes": Mutation(lookahead, "verify_candidates", without_verdict, check_lookahead),
+    "one number gives the verdict and the token": Mutation(
+        lookahead, "verify_candidates", with_one_number, check_lookahead),
+}
+
+
+MUTATIONS = {**CACHES, **LOOP, **SAMPLING}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
+@torch.inference_mode()
+def test_a_broken_product_fails_its_check(mutation, monkeypatch):
+    mutation.check()
+    monkeypatch.setattr(mutation.owner, mutation.name, mutation.broken(getattr(mutation.owner, mutation.name)))
+    with pytest.raises(AssertionError):
+        mutation.check()
