@@ -33,9 +33,9 @@ import typer
 from scipy import stats
 from sqlalchemy import select
 
-from rater_client import Answer, RaterClient, ballot
 from superres.errors import SuperresError
 from superres.survey import schema
+from superres.survey.client import Answer, RaterClient, ballot
 from superres.survey.credentials import digest
 from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.server import page

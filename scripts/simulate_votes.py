@@ -34,9 +34,9 @@ from scipy.special import expit
 from sqlalchemy import select
 from tqdm import tqdm
 
-from rater_client import RaterClient
 from superres.errors import StoreError, SuperresError
 from superres.survey import schema, statistics
+from superres.survey.client import RaterClient
 from superres.survey.credentials import digest
 from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.report import study_report

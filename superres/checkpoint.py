@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -26,6 +25,7 @@ from superres.errors import CheckpointError, OutputError, SuperresError, first_l
 from superres.nn.model import EncoderDecoder
 from superres.nn.outline import outline
 from superres.system.hub import hub_problem
+from superres.system.output import short_digest
 from superres.system.reading import parse_json, read_file, require_regular
 from superres.tasks import TASK_FILES
 
@@ -329,7 +329,7 @@ def weights_digest(folder: str | Path) -> str:
     """Return the first 12 hexadecimal digits of the SHA-256 of a checkpoint's weights."""
     path = Path(folder) / WEIGHTS
     require_regular(path)
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    return short_digest(path.read_bytes())
 
 
 class HubModel(torch.nn.Module, PyTorchModelHubMixin):

@@ -16,8 +16,8 @@ from sqlalchemy import func, select
 from starlette.testclient import TestClient
 from survey_tools import add_study, serving, vote_through
 
-from scripts.rater_client import Answer, RaterClient, ballot
 from superres.survey import schema
+from superres.survey.client import Answer, RaterClient, ballot
 from superres.survey.credentials import digest, link_key
 from superres.survey.limits import EnrolmentLimit
 from superres.survey.records import read_votes
@@ -36,10 +36,9 @@ def kept(memory_folder):
 
 
 @pytest.fixture
-def check_survey(monkeypatch):
+def check_survey():
     """The script scripts/check_survey.py as a module."""
     path = ROOT / "scripts" / "check_survey.py"
-    monkeypatch.syspath_prepend(path.parent)
     spec = importlib.util.spec_from_file_location("check_survey", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["check_survey"] = module

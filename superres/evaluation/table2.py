@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,14 @@ from superres.config import DecodeConfig, require
 from superres.decoding.trace import survival_curve
 from superres.errors import ConfigError
 from superres.evaluation.pictures import Decoded, agreement, decode_interleaved, mean_bits_per_dim, picture_scores
-from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_results
+from superres.system.output import (
+    figure_png,
+    markdown_table,
+    number_text,
+    prepare_folder,
+    short_digest,
+    write_results,
+)
 from superres.system.progress import say
 from superres.tasks.faces import FacePairs
 
@@ -73,11 +79,6 @@ The paper's figures are mean accepted block sizes (1,000,000 training steps, 250
 
 CHECKPOINTS = tuple(dict.fromkeys(series.checkpoint for series in SERIES.values()))
 """Roles of the networks."""
-
-
-def data_digest(pairs: FacePairs) -> str:
-    """Return the first 12 hexadecimal digits of the SHA-256 of the pictures."""
-    return hashlib.sha256(pairs.hr.tobytes() + pairs.lr.tobytes()).hexdigest()[:12]
 
 
 def measure(series: Series, pairs: FacePairs, upscaler: Upscaler, batch_size: int) -> list[dict[str, Any]]:
@@ -200,7 +201,8 @@ class Table2(Table):
         """
         require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
         self.pairs, self.batch_size = pairs, batch_size
-        run = {"data": data_digest(pairs), "images": len(pairs), "batch_size": batch_size, "device": device}
+        digest = short_digest(pairs.hr.tobytes() + pairs.lr.tobytes())
+        run = {"data": digest, "images": len(pairs), "batch_size": batch_size, "device": device}
         super().__init__(folder, run, list(SERIES))
 
     def add(self, name: str, upscaler: Upscaler) -> None:

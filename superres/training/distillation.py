@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from superres.config import BeamConfig, DecodeConfig, require
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
-from superres.system.output import prepare_folder, write_result
+from superres.system.output import prepare_folder, short_digest, write_result
 from superres.tasks import faces
 from superres.tasks.faces import FacePairs, image_key
 from superres.tasks.translation import TextPairs, read_lines
@@ -47,10 +46,9 @@ def decode_own_faces(
         ConfigError: `output` holds images of another model, other data or other settings.
         OutputError: the folder cannot be written.
     """
-    digest = hashlib.sha256(pairs.lr.tobytes()).hexdigest()[:12]
-    settings = {"checkpoint": f"{upscaler.name}@{upscaler.revision}", "data": digest, "decode": decode.to_dict(),
-                "batch_size": batch_size}
-    _check_settings(output, settings)
+    _check_settings(output, {
+        "checkpoint": f"{upscaler.name}@{upscaler.revision}", "data": short_digest(pairs.lr.tobytes()),
+        "decode": decode.to_dict(), "batch_size": batch_size})
     if (output / "faces.npz").exists():
         return True
 
@@ -119,10 +117,9 @@ def translate_pairs(
         InvalidInputError: a line holds a word that is too long for the teacher.
         OutputError: the folder cannot be written.
     """
-    digest = hashlib.sha256("\n".join(pairs.source).encode()).hexdigest()[:12]
-    settings = {"checkpoint": f"{translator.name}@{translator.revision}", "data": digest, "beam": beam.to_dict(),
-                "batch_size": batch_size}
-    _check_settings(output, settings)
+    _check_settings(output, {
+        "checkpoint": f"{translator.name}@{translator.revision}",
+        "data": short_digest("\n".join(pairs.source).encode()), "beam": beam.to_dict(), "batch_size": batch_size})
     files = [output / f"pairs.{language}" for language in translator.languages]
     if files[1].exists():
         return True

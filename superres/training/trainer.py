@@ -1,4 +1,4 @@
-"""Train a stage: the base by teacher forcing, or heads from a warm start. Runs on a CPU or GPUs can be resumed."""
+"""Train a stage: the base by teacher forcing, or heads from a warm start. Training runs on a CPU or several GPUs."""
 
 from __future__ import annotations
 
