@@ -3,10 +3,9 @@
     python scripts/benchmark_busy.py
     python scripts/benchmark_busy.py --rounds 10 --output busy.json
 
-Each workload is timed alternately on an idle machine, beside one busy process per two cores at priority 0, and beside
-the same number of processes at priority 19. Then four decodes run concurrently, in threads of this process and in
-separate processes. Their time is compared with the fair share: the time of one decode times the number of concurrent
-decodes per core, at least 1.
+Each workload is timed alternately on an idle machine and beside busy processes, one per two cores, at priority 0 and at
+priority 19. Then four decodes run concurrently, in threads of this process and in separate processes. Their time is
+compared with the fair share: the time of one decode times the number of concurrent decodes per core, at least 1.
 
 The bundled checkpoints decode random sources, on which the time of a decode hardly depends.
 """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from superres.config import DecodeConfig, require
 from superres.decoding.trace import survival_curve
 from superres.errors import ConfigError
-from superres.evaluation.pictures import Decoded, agreement, decode_interleaved, mean_bits_per_dim, picture_scores
+from superres.evaluation.pictures import agreement, decode_interleaved, mean_bits_per_dim, picture_scores
 from superres.system.output import (
     figure_png,
     markdown_table,
@@ -90,27 +90,22 @@ def measure(series: Series, pairs: FacePairs, upscaler: Upscaler, batch_size: in
     variants = series.variants(upscaler.model_config.prediction_heads)
     decoded = decode_interleaved(pairs.lr, upscaler, {str(k): variant for k, variant in variants.items()}, batch_size)
     truth = mean_bits_per_dim(pairs.lr, pairs.hr, upscaler, batch_size)
-    return [
-        {
+    greedy, cells = decoded["1"], []
+    for k, variant in variants.items():
+        result = decoded[str(k)]
+        cells.append({
             "block_size": k,
             "config": variant.to_dict(),
-            **_scores(decoded[str(k)], decoded["1"], pairs),
+            **result.statistics(),
+            "speed_up": greedy.seconds_per_image / max(result.seconds_per_image, 1e-9),
+            **picture_scores(result.images, pairs),
+            **agreement(result.images, greedy.images, pairs.hr),
             "bits_per_dim_truth": truth,
-            "bits_per_dim_decoded": mean_bits_per_dim(pairs.lr, decoded[str(k)].images, upscaler, batch_size),
-            "survival": survival_curve(decoded[str(k)].traces, k),
+            "bits_per_dim_decoded": mean_bits_per_dim(pairs.lr, result.images, upscaler, batch_size),
+            "survival": survival_curve(result.traces, k),
             "paper_mean_accepted_block_size": series.paper.get(k),
-        }
-        for k, variant in variants.items()
-    ]
-
-
-def _scores(result: Decoded, greedy: Decoded, pairs: FacePairs) -> dict[str, float | None]:
-    return {
-        **result.statistics(),
-        "speed_up": greedy.seconds_per_image / max(result.seconds_per_image, 1e-9),
-        **picture_scores(result.images, pairs),
-        **agreement(result.images, greedy.images, pairs.hr),
-    }
+        })
+    return cells
 
 
 class Table:

@@ -299,8 +299,8 @@ def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:
 def image_key(source: UInt8, sample: int) -> int:
     """Return the 63-bit number that keys the sampling noise of an image.
 
-    It depends only on the pixels and the number of the sample, so a sample does not depend on the name of the file, the
-    order of the inputs, the batch or the shard.
+    It depends only on the pixels and the number of the sample. The name of the file, the order of the inputs, the batch
+    and the shard do not change a sample.
 
     Args:
         source: uint8 [8, 8, 3].

@@ -41,8 +41,8 @@ class TrainConfig(Config):
         head_target: what heads learn at a position: "p1", the distribution of p1 given all tokens before that position,
             which verification uses; or "tokens", the true token, as in the paper.
         head_weight: weight of the proposal heads' loss relative to p1's.
-        head_decay: in (0, 1]; head i has the weight head_decay**(i - 2) in the mean of the heads, since a proposal only
-            counts if all proposals before it are accepted. 1 weighs all heads equally.
+        head_decay: in (0, 1]; head i has the weight head_decay**(i - 2) in the mean of the heads. Later heads weigh
+            less because a proposal only counts if all earlier proposals are accepted. 1 weighs all heads equally.
         precision: "bf16" autocast or "no".
         gradient_checkpointing: recompute decoder layers in the backward pass, which saves memory.
         seed: seed of the weights, the order of examples and every random choice.
