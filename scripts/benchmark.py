@@ -1,17 +1,16 @@
-"""Measure the speed of upscaling by every engine of this machine, and of others' code beside it, in one process.
+"""Measure the speed of upscaling by every engine of this machine, and by other implementations, in one process.
 
     python scripts/benchmark.py --data dev.npz --output benchmark
     python scripts/benchmark.py --data dev.npz --output benchmark --no-peers --device cuda
 
-The report has, for each engine, what `superres benchmark images` measures, with its plots; and a table of peers:
-Hugging Face transformers' GPT-2 of the same size (greedy with its cache, and assisted), and our network without a
-cache, as the published implementation runs. Peers need the extra `peers`. Size M is a network of random weights whose
-blocks are forced to accept five tokens of six.
+The output has the report and plots of `superres benchmark images` for each engine, and a table of peers: Hugging Face
+transformers' GPT-2 of the same size (greedy with its cache, and assisted), and our network without a cache, like the
+implementation of the paper. Peers need the extra `peers`. Size M is a network with random weights, whose blocks always
+accept at least five of six tokens.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +24,7 @@ from superres.evaluation.benchmark import benchmark_markdown, image_workload, ru
 from superres.evaluation.peers import FORCED, HEADS, SIZES, compare_with_peers, random_upscaler
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import machine, require_idle
-from superres.system.output import markdown_table, number_text, prepare_folder, write_result
+from superres.system.output import markdown_table, number_text, prepare_folder, write_results
 from superres.tasks.faces import read_faces
 
 
@@ -36,19 +35,19 @@ def peers_markdown(sizes: dict[str, list[dict[str, Any]]]) -> str:
         cells = [[row["way"], number_text(row["tokens_per_second"], 0), number_text(row["seconds"], 3),
                   str(row["tokens"]), number_text(row["over_generate"], 2)] for row in rows]
         parts.append(f"## Size {size}\n\n" + markdown_table(
-            ["way", "tokens/s", "s", "tokens", "times transformers' greedy"], cells))
+            ["variant", "tokens/s", "s", "tokens", "ratio to transformers' greedy"], cells))
     return "\n\n".join(parts) + "\n"
 
 
 def main(
     data: Annotated[Path, typer.Option(help="Prepared .npz, folder of images or CelebA root.")],
-    output: Annotated[Path, typer.Option(help="Folder for the reports, a folder an engine, and peers.json, peers.md.")],
+    output: Annotated[Path, typer.Option(help="Folder for a folder per engine, peers.json and peers.md.")],
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
-    batches: Annotated[str, typer.Option(metavar="B,B,...", help="Rows decoded together.")] = "1,8,64",
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds, of which medians are taken.")] = 3,
+    batches: Annotated[str, typer.Option(metavar="B,B,...", help="Batch sizes.")] = "1,8,64",
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; the report has medians over rounds.")] = 3,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     peers: Annotated[bool, typer.Option(help="Measure other implementations, too.")] = True,
-    busy: Annotated[bool, typer.Option("--busy", help="Measure even if something else uses the processor.")] = False,
+    busy: Annotated[bool, typer.Option("--busy", help="Measure even if other processes use the processor.")] = False,
 ) -> None:
     """Write the reports of all engines and the table of peers."""
     sizes = parse_batches(batches)
@@ -56,7 +55,7 @@ def main(
         require_idle()
     prepare_folder(output)
     sources = read_faces(data, "valid", max(sizes)).lr
-    # What "auto" takes is the fastest that this machine has; the plain engine is everywhere.
+    # "auto" is the fastest engine on this machine; the plain engine is always available.
     loaded = [Upscaler.load(checkpoint, device, engine) for engine in ("plain", "auto")]
     upscalers = {upscaler.engine: upscaler for upscaler in loaded}
     for engine, upscaler in upscalers.items():
@@ -66,15 +65,15 @@ def main(
     if not peers:
         return
     config = loaded[0].model_config
-    close = DecodeConfig(accept="distance", epsilon=2)
-    compared = {"S": compare_with_peers(upscalers, sources[:1], close, repeats)}
+    blockwise = DecodeConfig(accept="distance", epsilon=2)
+    compared = {"S": compare_with_peers(upscalers, sources[:1], blockwise, repeats)}
     for size in list(SIZES)[1:]:
-        drawn = {engine: random_upscaler(config, size, engine) for engine in upscalers}
-        compared[size] = compare_with_peers(drawn, sources[:1], DecodeConfig(HEADS, min_block=FORCED), repeats)
+        random = {engine: random_upscaler(config, size, engine) for engine in upscalers}
+        compared[size] = compare_with_peers(random, sources[:1], DecodeConfig(HEADS, min_block=FORCED), repeats)
+    table = peers_markdown(compared)
     document = {"machine": machine(loaded[0].device), "sizes": compared}
-    write_result(output / "peers.json", (json.dumps(document, indent=1) + "\n").encode())
-    write_result(output / "peers.md", peers_markdown(compared).encode())
-    print(peers_markdown(compared))
+    write_results(output, {"peers.json": document, "peers.md": table})
+    print(table)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Measure how much slower decoding becomes beside other processes that keep processor cores busy.
+"""Measure how much other processes that keep processor cores busy slow down decoding.
 
     python scripts/benchmark_busy.py
     python scripts/benchmark_busy.py --rounds 10 --output busy.json
 
-Each kind of work is timed in turns: alone, beside one busy process per two cores at priority 0, and beside as many at
-priority 19. Then several decodes run at once: threads of this process, and processes of their own, each against its
-share of the processor, which is the number of decodes that run at once over the number of cores, at least 1.
+Each workload is timed alternately on an idle machine and beside busy processes, one per two cores, at priority 0 and at
+priority 19. Then four decodes run concurrently, in threads of this process and in separate processes. Their time is
+compared with the fair share: the time of one decode times the number of concurrent decodes per core, at least 1.
 
-The bundled checkpoints are measured, on sources drawn at random: the time of a decode depends on them little.
+The bundled checkpoints decode random sources, on which the time of a decode hardly depends.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ SENTENCES = ["A dog runs through the snow.", "Two men in hats talk in front of a
 
 
 def workloads() -> dict[str, Callable[[], object]]:
-    """Return the kinds of work by name: each decodes once."""
+    """Return functions that decode once, by the name of the workload."""
     upscaler, translator = Upscaler.load(), Translator.load()
     faces = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
     one = faces[:1]
-    near = DecodeConfig(accept="distance", epsilon=2)
+    epsilon_2 = DecodeConfig(accept="distance", epsilon=2)
     return {
         "greedy": lambda: upscaler(one, DecodeConfig(block_size=1)),
         "exact": lambda: upscaler(one, DecodeConfig()),
-        "epsilon 2": lambda: upscaler(one, near),
+        "epsilon 2": lambda: upscaler(one, epsilon_2),
         "sampling": lambda: upscaler(one, DecodeConfig(temperature=0.9)),
-        "8 faces, epsilon 2": lambda: upscaler(faces, near),
+        "8 faces, epsilon 2": lambda: upscaler(faces, epsilon_2),
         "4 sentences, one by one": lambda: [translator([text], DecodeConfig(block_size=2)) for text in SENTENCES],
         "32 sentences": lambda: translator(SENTENCES * 8, DecodeConfig(block_size=2)),
     }
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return the seconds of a call."""
+    """Return the duration of a call in seconds."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
@@ -76,7 +76,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 @contextmanager
 def started(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run Python code in a process, which is killed at the end."""
+    """Run Python code in a process, which is killed at the end of the block."""
     command = [sys.executable, "-c", code, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -85,33 +85,33 @@ def started(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def ask(process: subprocess.Popen[str]) -> None:
+def await_line(process: subprocess.Popen[str]) -> None:
     """Wait until a process writes a line."""
     if process.stdout is None or not process.stdout.readline():
-        raise SuperresError("a process ended before it had done its work; its message is above")
+        raise SuperresError("a process ended too early; its message is above")
 
 
 @contextmanager
 def busy(priority: int | None) -> Iterator[None]:
-    """Keep one core in two busy by processes of a priority (0 to 19, 19 the lowest); none where it is None."""
+    """Keep half of the cores busy by processes of a priority from 0 to 19 (the lowest); no processes for None."""
     count = 0 if priority is None else max(1, (os.cpu_count() or 1) // 2)
     with ExitStack() as stack:
         for process in [stack.enter_context(started(BUSY, str(priority))) for _ in range(count)]:
-            ask(process)
+            await_line(process)
         yield
 
 
 def beside_busy(works: dict[str, Callable[[], object]], rounds: int) -> list[dict[str, Any]]:
-    """Time each kind of work alone and beside busy processes, in turns; return its medians in seconds."""
+    """Time each workload alternately on an idle machine and beside busy processes; return the medians in seconds."""
     rows = []
     for name, work in works.items():
         work()
-        taken: dict[int | None, list[float]] = {None: [], 0: [], 19: []}
+        timings: dict[int | None, list[float]] = {None: [], 0: [], 19: []}
         for _ in range(rounds):
-            for priority, times in taken.items():
+            for priority, times in timings.items():
                 with busy(priority):
                     times.append(seconds(work))
-        idle, normal, low = (statistics.median(times) for times in taken.values())
+        idle, normal, low = (statistics.median(times) for times in timings.values())
         rows.append({"work": name, "idle": idle, "beside priority 0": normal, "beside priority 19": low,
                      "worst over idle": max(normal, low) / idle})
         print(f"{name}: {idle:.3f} s idle, {normal:.3f} and {low:.3f} s busy", file=sys.stderr)
@@ -119,13 +119,13 @@ def beside_busy(works: dict[str, Callable[[], object]], rounds: int) -> list[dic
 
 
 def at_once(work: Callable[[], object], count: int, rounds: int) -> float:
-    """Return the median seconds of `count` decodes at once, in threads of this process, until the last is done."""
+    """Return the median duration in seconds of `count` concurrent decodes in threads of this process."""
     with ThreadPoolExecutor(count) as pool:
         return statistics.median(seconds(lambda: list(pool.map(lambda _: work(), range(count)))) for _ in range(rounds))
 
 
 def in_processes(name: str, count: int, rounds: int) -> float:
-    """Return the median seconds of `count` decodes at once in processes of their own, until the last is done."""
+    """Return the median duration in seconds of `count` concurrent decodes in separate processes."""
     here = Path(__file__).resolve().parent
     code = WORKER.format(scripts=str(here), root=str(here.parent), name=name)
     with ExitStack() as stack:
@@ -137,15 +137,15 @@ def in_processes(name: str, count: int, rounds: int) -> float:
                     worker.stdin.write("\n")
                     worker.stdin.flush()
             for worker in workers:
-                ask(worker)
+                await_line(worker)
 
         for worker in workers:
-            ask(worker)
+            await_line(worker)
         return statistics.median(seconds(together) for _ in range(rounds))
 
 
 def sharing(works: dict[str, Callable[[], object]], names: list[str], rounds: int) -> list[dict[str, Any]]:
-    """Time four decodes at once, in threads and in processes, against their share of the processor."""
+    """Time four concurrent decodes in threads and in processes, and return their fair share beside it, in seconds."""
     rows, count = [], 4
     share = max(1.0, count / (os.cpu_count() or 1))
     for name in names:
@@ -157,17 +157,17 @@ def sharing(works: dict[str, Callable[[], object]], names: list[str], rounds: in
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return rows of figures as Markdown, in seconds but for the ratios."""
+    """Return rows of measurements as a Markdown table."""
     cells = [[value if isinstance(value, str) else number_text(value, 3) for value in row.values()] for row in rows]
     return markdown_table(list(rows[0]), cells)
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="Times that each kind of work is timed, in turns.")] = 5,
-    output: Annotated[Path | None, typer.Option(help="Write the figures to this file, too, as JSON.")] = None,
-    only: Annotated[str, typer.Option(help="Measure the kinds of work whose name has this text.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Number of timings of each workload.")] = 5,
+    output: Annotated[Path | None, typer.Option(help="Also write the measurements to this file, as JSON.")] = None,
+    only: Annotated[str, typer.Option(help="Measure only workloads whose name contains this text.")] = "",
 ) -> None:
-    """Print tables of seconds per decode: idle and busy, alone and several at once."""
+    """Print tables of seconds per decode: on an idle and a busy machine, alone and concurrently."""
     works = {name: work for name, work in workloads().items() if only in name}
     document = {"machine": machine(Upscaler.load().device), "busy": beside_busy(works, rounds)}
     print(table(document["busy"]))

@@ -1,15 +1,14 @@
-"""Measure decoding on a GPU against its targets: captured iterations, blocks, large batches, reads of the host.
+"""Measure decoding on a GPU and compare it with targets: CUDA graphs, blocks, large batches, reads by the host.
 
     python scripts/benchmark_gpu.py --data dev.npz --output benchmark-gpu
     python scripts/benchmark_gpu.py --data dev.npz --output benchmark-gpu --compiled
 
-Writes gpu.json and gpu.md. Each engine decodes the same images; speed-ups are over greedy decoding by the same engine.
-On a CPU (--device cpu) it runs the engines of a CPU, which shows that it runs and nothing else.
+Writes gpu.json and gpu.md. Each engine decodes the same images; speed-ups are relative to greedy decoding by the same
+engine. With --device cpu the script runs the CPU engines, as a test of the script itself.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -30,27 +29,27 @@ from superres.errors import SuperresError
 from superres.nn.engines.cuda_graph import GraphModel
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import machine, peak_bytes, require_idle
-from superres.system.output import markdown_table, number_text, prepare_folder, write_result
+from superres.system.output import markdown_table, number_text, prepare_folder, write_results
 from superres.tasks import faces
 
 READS = ("Memcpy DtoH", "aten::item", "aten::_local_scalar_dense", "aten::nonzero", "cudaStreamSynchronize")
 BLOCK_SIZES = (2, 4, 6, 8, 10)
 ITERATIONS = 64
-"""Iterations under the profiler, after as many others."""
+"""Number of iterations under the profiler, and of iterations before it."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Image:
-    """What a feed hands out."""
+    """An item of a feed."""
 
     source: np.ndarray
     key: int
 
 
 class Images:
-    """A feed of all images at once."""
+    """A feed whose images are all available from the start."""
 
     def __init__(self, sources: np.ndarray) -> None:
         self.waiting = [Image(source, key) for key, source in enumerate(sources)]
@@ -61,8 +60,8 @@ class Images:
         return taken or None
 
 
-def ways(heads: int) -> dict[str, DecodeConfig]:
-    """Return the ways of decoding by name, greedy first."""
+def variants_of(heads: int) -> dict[str, DecodeConfig]:
+    """Return the variants of decoding by name, greedy first."""
     sizes = [k for k in BLOCK_SIZES if k <= heads]
     return {"greedy": DecodeConfig(1), **{f"exact, k = {k}": DecodeConfig(k) for k in sizes},
             **{f"epsilon 2, k = {k}": DecodeConfig(k, accept="distance", epsilon=2) for k in sizes}}
@@ -84,19 +83,19 @@ def engines(checkpoint: str, device: str, compiled: bool) -> dict[str, Upscaler]
 
 
 def seconds_of(work: Callable[[], object], repeats: int) -> float:
-    """Return the median seconds of `repeats` calls after one that warms up; each ends with results on the host."""
-    taken = []
+    """Return the median duration of `repeats` calls in seconds, after a warm-up; calls end with results on the host."""
+    timings = []
     for _ in range(repeats + 1):
         started = time.perf_counter()
         work()
-        taken.append(time.perf_counter() - started)
-    return statistics.median(taken[1:])
+        timings.append(time.perf_counter() - started)
+    return statistics.median(timings[1:])
 
 
 def single(upscaler: Upscaler, sources: np.ndarray, greedy: np.ndarray | None, repeats: int) -> list[Row]:
-    """Decode images one by one in every way."""
+    """Decode images one by one with every variant."""
     rows: list[Row] = []
-    for name, options in ways(upscaler.model_config.prediction_heads).items():
+    for name, options in variants_of(upscaler.model_config.prediction_heads).items():
         seconds = seconds_of(lambda options=options: [upscaler(one[None], options) for one in sources], repeats)
         made = [upscaler(one[None], options) for one in sources]
         images = np.concatenate([one.images for one in made])
@@ -111,7 +110,7 @@ def single(upscaler: Upscaler, sources: np.ndarray, greedy: np.ndarray | None, r
 
 
 def loop_profile(upscaler: Upscaler, source: np.ndarray, options: DecodeConfig) -> Row:
-    """Return what an iteration launches, how long the device works on it, and what the host reads meanwhile."""
+    """Return the kernels and the device time of an iteration, and the number of reads by the host."""
     cuda = upscaler.device.type == "cuda"
     tokens = torch.from_numpy(faces.encode(source[None])).to(upscaler.device)
     with torch.inference_mode():
@@ -139,12 +138,12 @@ def loop_profile(upscaler: Upscaler, source: np.ndarray, options: DecodeConfig) 
 
 
 def throughput(upscaler: Upscaler, sources: np.ndarray, options: DecodeConfig, rows: int) -> Row:
-    """Decode a stream of images, `rows` at a time, after a short one that warms up."""
+    """Decode a stream of images, `rows` at a time, after a short stream that warms up."""
     def stream(images: np.ndarray) -> float:
         started = time.perf_counter()
-        done = sum(len(some) for some in upscaler.refilled(Images(images), options, rows))
+        done = sum(len(finished) for finished in upscaler.refilled(Images(images), options, rows))
         if done != len(images):
-            raise RuntimeError(f"{done} of {len(images)} images came back")
+            raise RuntimeError(f"{done} of {len(images)} images were decoded")
         return time.perf_counter() - started
 
     stream(sources[: 2 * rows])
@@ -157,7 +156,7 @@ def throughput(upscaler: Upscaler, sources: np.ndarray, options: DecodeConfig, r
 
 def measure(upscaler: Upscaler, sources: np.ndarray, few: int, rows: list[int], many: int, repeats: int,
             greedy: np.ndarray | None) -> Row:
-    """Return all figures of one engine."""
+    """Return all measurements of one engine."""
     heads = upscaler.model_config.prediction_heads
     blocks = DecodeConfig(heads, accept="distance", epsilon=2)
     stream = sources[np.arange(many) % len(sources)]
@@ -170,22 +169,22 @@ def measure(upscaler: Upscaler, sources: np.ndarray, few: int, rows: list[int], 
 
 
 def targets(report: Row) -> list[Row]:
-    """Return how the best engine stands against each target."""
+    """Return the measurement of the best engine for each target."""
     def best(figure: Callable[[Row], float], largest: bool) -> tuple[float, str]:
         found = [(figure(figures), name) for name, figures in report["engines"].items() if name != "plain"]
         return (max if largest else min)(found)
 
-    last = list(ways(report["heads"]))[-1]
+    last = list(variants_of(report["heads"]))[-1]
     rows = [
-        ("batch 1: speed-up over own greedy / mean accepted block size, best way", ">= 0.9",
+        ("batch 1: speed-up over own greedy / mean accepted block size, best variant", ">= 0.9",
          best(lambda f: max(row["of_accepted"] for row in f["single"][1:]), True), lambda v: v >= 0.9),
-        (f"batch 1: seconds an image, {last}", "<= 0.060",
+        (f"batch 1: seconds per image, {last}", "<= 0.060",
          best(lambda f: f["single"][-1]["seconds"], False), lambda v: v <= 0.06),
-        ("reads of the host in the loop", "0", best(lambda f: sum(p["reads"] for p in f["loop"].values()), False),
+        ("reads by the host in the loop", "0", best(lambda f: sum(p["reads"] for p in f["loop"].values()), False),
          lambda v: v == 0),
         ("images/s of a stream, largest batch", ">= 1,000",
          best(lambda f: f["throughput"][-1]["images_per_second"], True), lambda v: v >= 1000),
-        ("10x the images: times the time", "<= 10 (+ the start)",
+        ("ratio of times for ten times as many images", "<= 10 (+ the start)",
          best(lambda f: f["throughput"][-1]["seconds"] / f["throughput"][-1]["seconds_of_a_tenth"], False),
          lambda v: v <= 10.5),
     ]
@@ -210,7 +209,7 @@ def markdown(report: Row) -> str:
         parts += [f"## {name}", markdown_table(
             ["one image at a time", "ms", "mean accepted block size", "speed-up", "speed-up / accepted",
              "tokens equal to the plain engine's greedy"], rows)]
-        parts += [markdown_table(["an iteration", "us", "us of kernels", "kernels", "reads of the host"], loops)]
+        parts += [markdown_table(["per iteration", "us", "us of kernels", "kernels", "reads by the host"], loops)]
         parts += [markdown_table(["rows", "images", "images/s", "MiB"], streams)]
     return "\n\n".join(parts) + "\n"
 
@@ -220,12 +219,12 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for gpu.json and gpu.md.")],
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
     few: Annotated[int, typer.Option(min=1, help="Images decoded one by one.")] = 8,
-    many: Annotated[int, typer.Option(min=1, help="Images of a stream, those of the data again and again.")] = 2048,
-    rows: Annotated[str, typer.Option(metavar="B,B,...", help="Images of a stream decoded together.")] = "64,256,512",
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds, of which medians are taken.")] = 5,
+    many: Annotated[int, typer.Option(min=1, help="Images of a stream; the data is repeated.")] = 2048,
+    rows: Annotated[str, typer.Option(metavar="B,B,...", help="Batch sizes of a stream.")] = "64,256,512",
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; the report has medians over rounds.")] = 5,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
-    compiled: Annotated[bool, typer.Option("--compiled", help="Also with torch.compile, minutes more.")] = False,
-    busy: Annotated[bool, typer.Option("--busy", help="Measure even if something else uses the processor.")] = False,
+    compiled: Annotated[bool, typer.Option("--compiled", help="Also measure torch.compile; takes minutes.")] = False,
+    busy: Annotated[bool, typer.Option("--busy", help="Measure even if other processes use the processor.")] = False,
 ) -> None:
     """Write the report."""
     if not busy:
@@ -242,8 +241,7 @@ def main(
         counts = [int(part) for part in rows.split(",")]
         report["engines"][name] = measure(upscaler, sources, few, counts, many, repeats, greedy)
     report["targets"] = targets(report)
-    write_result(output / "gpu.json", (json.dumps(report, indent=1) + "\n").encode())
-    write_result(output / "gpu.md", markdown(report).encode())
+    write_results(output, {"gpu.json": report, "gpu.md": markdown(report)})
     print(markdown(report))
 
 

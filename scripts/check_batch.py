@@ -1,15 +1,15 @@
-"""Tries batch upscaling hard: thousands of faces with broken files, strange names and loops; kills, shards, full discs.
+"""Stress batch upscaling: thousands of faces with broken files, unusual names and loops; kills, shards, full disks.
 
     python scripts/check_batch.py kills  --faces 20000 --kills 20 --checkpoint tiny
     python scripts/check_batch.py points --faces 20        # decoding replaced by enlarging
     python scripts/check_batch.py shards --faces 20000 --checkpoint tiny
     python scripts/check_batch.py ray    --faces 20000 --checkpoint tiny
     python scripts/check_batch.py disc                     # as root: mounts a small tmpfs
-    python scripts/check_batch.py readonly                 # takes the right to write away in the middle of a run
+    python scripts/check_batch.py readonly                 # makes the output read-only during a run
     python scripts/check_batch.py memory --faces 100000    # decoding replaced by enlarging
-    python scripts/check_batch.py overhead --faces 64      # what reading and writing cost
+    python scripts/check_batch.py overhead --faces 64      # cost of reading and writing
 
-The checkpoint "tiny" is a random network, made here. Every command exits with 1 when something is not as it should be.
+The script creates the checkpoint "tiny", a random network. Every command exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BROKEN = ("empty", "text", "cut", "garbage", "header", "small", "huge", "link", 
 
 
 def make_faces(folder: Path, count: int, broken: float = 0.01, seed: int = 0) -> int:
-    """Write faces of 8x8 pixels in a tree, some of them broken in ten ways; returns how many inputs there are."""
+    """Write faces of 8x8 pixels in a tree, with ten kinds of broken files, and return the number of inputs."""
     draw = np.random.default_rng(seed)
     for number in range(count):
         place = folder / f"{number % 97:02d}" / f"ordner ä {number % 7}"
@@ -48,10 +48,10 @@ def make_faces(folder: Path, count: int, broken: float = 0.01, seed: int = 0) ->
             place = place.joinpath(*["tief"] * 40)
         place.mkdir(parents=True, exist_ok=True)
         if number == 7:
-            (place / "device.png").symlink_to("/dev/zero")  # never ends; it is left out
+            (place / "device.png").symlink_to("/dev/zero")  # infinite; not an input
         name = f"{number:07d}"
         if number % 500 == 1:
-            name = name + "ü" * 119 + "x"  # 246 bytes, and 250 with the suffix
+            name = name + "ü" * 119 + "x"  # 246 bytes, 250 with the suffix
         elif number % 500 == 2:
             name += "日本語 'quoted' \\"
         pixels = draw.integers(0, 256, (8, 8, 3), np.uint8) if number % 50 else np.full((8, 8, 3), 90, np.uint8)
@@ -66,15 +66,15 @@ def make_faces(folder: Path, count: int, broken: float = 0.01, seed: int = 0) ->
 
 
 def inputs_below(folder: Path) -> Iterator[str]:
-    """Yield every file below a folder that has a picture's name, by other means than superres."""
+    """Yield every file below a folder with the name of a picture, found independently of superres."""
     for parent, _, names in os.walk(folder):
         for name in names:
             if name.endswith(".png") and name != "device.png":
                 yield os.path.join(parent, name)
 
 
-def break_face(path: Path, way: str, pixels: np.ndarray) -> None:
-    """Write a file that cannot be upscaled."""
+def break_face(path: Path, kind: str, pixels: np.ndarray) -> None:
+    """Write a file of a kind in `BROKEN`, which cannot be upscaled."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     good = buffer.getvalue()
@@ -82,20 +82,20 @@ def break_face(path: Path, way: str, pixels: np.ndarray) -> None:
         "empty": b"", "text": b"not a picture\n", "cut": good[: len(good) // 2], "garbage": os.urandom(200),
         "header": good[:8] + bytes(30), "huge": b"P6 30000 30000 255\n" + bytes(9),
     }
-    if way in content:
-        path.write_bytes(content[way])
-    elif way == "small":
+    if kind in content:
+        path.write_bytes(content[kind])
+    elif kind == "small":
         Image.new("RGB", (3, 3)).save(path)
-    elif way == "float":
+    elif kind == "float":
         Image.fromarray(np.zeros((8, 8), np.float32)).save(path, "TIFF")
-    elif way == "link":
+    elif kind == "link":
         path.symlink_to(path.parent / "nowhere.png")
     else:
         path.symlink_to(path.name)  # points to itself
 
 
 def make_checkpoint(folder: Path) -> str:
-    """Write a random network that decodes in few steps, and return its folder."""
+    """Write a random network with 256 heads, which decodes in few steps, and return its folder."""
     import torch
 
     from superres.checkpoint import save_checkpoint
@@ -111,14 +111,14 @@ def make_checkpoint(folder: Path) -> str:
 
 
 def command(folder: Path, output: Path, checkpoint: str, *more: str) -> list[str]:
-    """Return the words of a run that accepts everything, so that tiny decodes in 12 iterations."""
+    """Return the command of a run that accepts all proposals, so that "tiny" decodes in 12 iterations."""
     accept = ["--accept", "distance", "--epsilon", "255"]
     return [*RUN, str(folder), "--recursive", "--keep-tree", "--output", str(output), "--checkpoint", checkpoint,
             *accept, *more]
 
 
 def fingerprint(output: Path) -> dict[str, Any]:
-    """Return the digest of every output, and the manifest's rows without times and folders."""
+    """Return the digests of all outputs, and the rows of the manifest without times and folders."""
     files = {}
     for path in output.rglob("*"):
         if path.is_file() and not path.name.startswith("manifest"):
@@ -130,13 +130,13 @@ def fingerprint(output: Path) -> dict[str, Any]:
 
 
 def compare(wanted: dict[str, Any], found: dict[str, Any], inputs: int, what: str) -> bool:
-    """Say whether two runs ended alike, with a row for every input."""
+    """Print and return whether two runs have the same result, with one row per input."""
     same = wanted["files"] == found["files"]
     rows = wanted["rows"] == found["rows"]
     once = len({row["input"] for row in found["rows"]}) == len(found["rows"]) == inputs
     counts = dict(Counter(row["status"] for row in found["rows"]))
     print(f"{what}: outputs identical {same} ({len(found['files'])}), manifest identical {rows}, "
-          f"one row an input {once} ({inputs}), {counts}", flush=True)
+          f"one row per input {once} ({inputs}), {counts}", flush=True)
     if not rows:
         differing = [pair for pair in zip(wanted["rows"], found["rows"], strict=False) if pair[0] != pair[1]][:3]
         print(f"  {len(wanted['rows'])} and {len(found['rows'])} rows; first differing: {differing}")
@@ -144,7 +144,7 @@ def compare(wanted: dict[str, Any], found: dict[str, Any], inputs: int, what: st
 
 
 def resident(process: int) -> float:
-    """Return the megabytes that a process holds."""
+    """Return the resident memory of a process in megabytes."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
         lines = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
@@ -154,7 +154,7 @@ def resident(process: int) -> float:
 
 
 def watch(words: list[str], seconds: float | None = None, quiet: bool = True) -> tuple[int | None, list[float]]:
-    """Run a command, kill it after some seconds if asked to, and return its code and its memory over time."""
+    """Run a command, kill it after `seconds` if given, and return its exit code and its memory over time."""
     with subprocess.Popen(words, stderr=subprocess.DEVNULL if quiet else None) as process:
         memory, started = [], time.monotonic()
         while process.poll() is None:
@@ -168,13 +168,13 @@ def watch(words: list[str], seconds: float | None = None, quiet: bool = True) ->
 
 
 def describe_memory(memory: list[float]) -> str:
-    """Return how memory went: after a quarter of the run, and at its end."""
+    """Return the memory after a quarter of the run, at its end, and at its peak, as text."""
     quarter, last = memory[len(memory) // 4], max(memory[-10:])
-    return f"{quarter:.0f} MB after a quarter of the run, {last:.0f} MB at its end, {max(memory):.0f} MB at most"
+    return f"{quarter:.0f} MB after a quarter of the run, {last:.0f} MB at its end, {max(memory):.0f} MB at its peak"
 
 
 def undisturbed(work: Path, arguments: argparse.Namespace) -> tuple[int, str, dict[str, Any], float]:
-    """Make the faces and upscale them once without trouble."""
+    """Make the faces and upscale them once without interruption."""
     inputs = make_faces(work / "faces", arguments.faces)
     checkpoint = make_checkpoint(work / "tiny") if arguments.checkpoint == "tiny" else arguments.checkpoint
     started = time.monotonic()
@@ -185,7 +185,7 @@ def undisturbed(work: Path, arguments: argparse.Namespace) -> tuple[int, str, di
 
 
 def kills(work: Path, arguments: argparse.Namespace) -> bool:
-    """Kill a run at random moments and compare what it ends with."""
+    """Kill and resume a run at random moments, and compare its result with the undisturbed run."""
     inputs, checkpoint, wanted, seconds = undisturbed(work, arguments)
     draw, done = random.Random(arguments.seed), 0
     words = command(work / "faces", work / "out", checkpoint)
@@ -193,7 +193,7 @@ def kills(work: Path, arguments: argparse.Namespace) -> bool:
     while done < arguments.kills:
         code, _ = watch(words, draw.uniform(0.3, 1.2 * piece + arguments.start))
         if code is not None:
-            print(f"the run ended with code {code} after {done} kills; once more from the beginning", flush=True)
+            print(f"the run ended with code {code} after {done} kills; starting again", flush=True)
             shutil.rmtree(work / "out")
             continue
         done += 1
@@ -206,7 +206,7 @@ def kills(work: Path, arguments: argparse.Namespace) -> bool:
 
 
 def shards(work: Path, arguments: argparse.Namespace) -> bool:
-    """Upscale in four shards at once, and merge their manifests."""
+    """Upscale in four concurrent shards, and merge their manifests."""
     inputs, checkpoint, wanted, _ = undisturbed(work, arguments)
     words = [command(work / "faces", work / "out", checkpoint, "--shard", f"{index}/4") for index in range(4)]
     running = [subprocess.Popen(each, stderr=subprocess.DEVNULL) for each in words]
@@ -234,7 +234,7 @@ def ray(work: Path, arguments: argparse.Namespace) -> bool:
 
 
 def kill_actor(parent: int) -> int | None:
-    """Kill one of the actors below a process and return its number."""
+    """Kill an actor among the descendants of a process, and return its process id."""
     below = {parent}
     while True:
         more = {int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if _parent(stat) in below} - below
@@ -260,7 +260,7 @@ def _parent(stat: Path) -> int:
 
 
 def disc(work: Path, arguments: argparse.Namespace) -> bool:
-    """Fill a small disc in the middle of a run, and go on when it has grown; needs root, for mounting."""
+    """Fill a small disk during a run, enlarge the disk and resume; this needs root for mounting."""
     inputs, checkpoint, wanted, _ = undisturbed(work, arguments)
     small = work / "small"
     small.mkdir()
@@ -268,21 +268,21 @@ def disc(work: Path, arguments: argparse.Namespace) -> bool:
     good = True
     try:
         words = command(work / "faces", small / "out", checkpoint)
-        good &= fails_in_one_line(words, "No space left on device", "full disc")
+        good &= fails_in_one_line(words, "No space left on device", "full disk")
         subprocess.run(["mount", "-o", "remount,size=500m", str(small)], check=True)
         watch(words)
-        good &= compare(wanted, fingerprint(small / "out"), inputs, "after a full disc")
+        good &= compare(wanted, fingerprint(small / "out"), inputs, "after a full disk")
     finally:
         subprocess.run(["umount", "-l", str(small)], check=False)
     return good
 
 
 def readonly(work: Path, arguments: argparse.Namespace) -> bool:
-    """Let the output folder turn read-only in the middle of a run, and go on when it can be written again."""
+    """Make the output folder read-only during a run, make it writable again and resume."""
     inputs, checkpoint, wanted, _ = undisturbed(work, arguments)
     output = work / "out"
     words = command(work / "faces", output, checkpoint)
-    if os.geteuid() == 0:  # root may write everywhere unless it gives that up
+    if os.geteuid() == 0:  # root ignores permissions without this
         words = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all", *words]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         manifest = output / "manifest.jsonl"
@@ -291,9 +291,9 @@ def readonly(work: Path, arguments: argparse.Namespace) -> bool:
         for folder in [output, *(path for path in output.iterdir() if path.is_dir())]:
             folder.chmod(0o555)
         _, errors = process.communicate()
-    good = told_in_one_line(errors, "Permission denied", f"read-only folder: code {process.returncode}")
+    good = has_one_line(errors, "Permission denied", f"read-only folder: code {process.returncode}")
     good &= process.returncode == 1
-    good &= fails_in_one_line(words, "cannot write", "a run into it", code=2)
+    good &= fails_in_one_line(words, "cannot write", "new run into the read-only folder", code=2)
     for folder in [output, *(path for path in output.iterdir() if path.is_dir())]:
         folder.chmod(0o755)
     watch(words)
@@ -301,13 +301,13 @@ def readonly(work: Path, arguments: argparse.Namespace) -> bool:
 
 
 def fails_in_one_line(words: list[str], reason: str, what: str, code: int = 1) -> bool:
-    """Run a command that cannot end well and say whether it ends with `code` and tells why in one line."""
+    """Run a command and return whether it ends with `code` and prints the reason in exactly one line."""
     result = subprocess.run(words, capture_output=True, text=True, check=False)
-    return told_in_one_line(result.stderr, reason, f"{what}: code {result.returncode}") and result.returncode == code
+    return has_one_line(result.stderr, reason, f"{what}: code {result.returncode}") and result.returncode == code
 
 
-def told_in_one_line(errors: str, reason: str, what: str) -> bool:
-    """Say whether the reason stands in one line of what a command printed."""
+def has_one_line(errors: str, reason: str, what: str) -> bool:
+    """Return whether exactly one line of `errors` contains the reason, and print these lines."""
     lines = [line for line in errors.splitlines() if reason in line]
     print(f"{what}, lines {lines}", flush=True)
     return len(lines) == 1
@@ -327,11 +327,11 @@ print(upscale_files(plan([{faces!r}], options), FakeUpscaler(), options, DecodeC
 
 
 def memory(work: Path, arguments: argparse.Namespace) -> bool:
-    """Upscale many faces, decoding replaced by enlarging, and see that memory stays flat."""
+    """Upscale many faces with decoding replaced by enlarging, and check that memory stays constant."""
     inputs = make_faces(work / "faces", arguments.faces)
     program = MEMORY_RUN.format(tests=TESTS, output=str(work / "out"), faces=str(work / "faces"))
     good = True
-    for what in ("fresh", "all whole already"):
+    for what in ("new outputs", "finished outputs"):
         started = time.monotonic()
         code, held = watch([sys.executable, "-c", program])
         print(f"{what}: code {code}, {inputs} inputs in {time.monotonic() - started:.0f} s, {describe_memory(held)}",
@@ -341,7 +341,7 @@ def memory(work: Path, arguments: argparse.Namespace) -> bool:
 
 
 def overhead(work: Path, arguments: argparse.Namespace) -> bool:
-    """Measure what reading and writing cost beside decoding with the bundled checkpoint."""
+    """Measure the cost of reading and writing relative to decoding with the bundled checkpoint."""
     from superres.batch.plan import BatchOptions, plan
     from superres.batch.upscaling import upscale_files
     from superres.config import DecodeConfig
@@ -363,7 +363,7 @@ def overhead(work: Path, arguments: argparse.Namespace) -> bool:
 
 
 def points(work: Path, arguments: argparse.Namespace) -> bool:
-    """Kill a run before and after every call that touches a file, each time in a new folder; run again and compare."""
+    """Kill a run before and after every file operation, each time in a new folder; then resume and compare."""
     sys.path.insert(0, TESTS)
     from fakes import FakeUpscaler
     from killing import die_at
@@ -392,7 +392,7 @@ def points(work: Path, arguments: argparse.Namespace) -> bool:
         left.update("hidden folder" if path.is_dir() else "scratch file" for path in (work / "out").glob(".*"))
         differing += fingerprint(work / "out") != wanted
         shutil.rmtree(work / "out")
-    print(f"{moment - 1} kills, each followed by one run: {differing} ended otherwise than an undisturbed run, left "
+    print(f"{moment - 1} kills, each followed by one run: {differing} results differ from an undisturbed run; left "
           f"beside the outputs: {dict(left) or 'nothing'}")
     return differing == 0 and not left
 
@@ -408,16 +408,16 @@ def main() -> None:
     parser.add_argument("--faces", type=int, default=1000)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--checkpoint", default="tiny")
-    parser.add_argument("--start", type=float, default=5.0, help="seconds that a run takes to begin")
+    parser.add_argument("--start", type=float, default=5.0, help="seconds until a run starts decoding")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--work", type=Path, help="folder to work in; a temporary one by default")
+    parser.add_argument("--work", type=Path, help="parent of the temporary folder")
     arguments = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="superres-batch-", dir=arguments.work))
     try:
         good = COMMANDS[arguments.command](work, arguments)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    print("as it should be" if good else "NOT as it should be")
+    print("passed" if good else "FAILED")
     sys.exit(0 if good else 1)
 
 

@@ -1,7 +1,7 @@
-"""Check on real data that exact acceptance changes nothing: every token equals that of one-at-a-time decoding.
+"""Check on real data that exact acceptance gives the same tokens as decoding with one token per step.
 
-All runs share one step width and so run the same kernels (float32 results differ between shapes): greedy decoding and
-sequential sampling accept one token a step, the blockwise runs a block.
+All runs have the same step width, and so the same kernels, since float32 results differ between shapes. Greedy decoding
+and sequential sampling accept one token per step, blockwise decoding accepts a block.
 
     python scripts/check_exactness.py --data dev.npz --limit 32
     python scripts/check_exactness.py --checkpoint multi30k-en-de --data test_2017_flickr
@@ -33,11 +33,11 @@ from superres.tasks.translation import read_pairs
 BLOCK_SIZES = (2, 4, 6, 8, 10)
 
 Decode = Callable[[DecodeConfig], list[RowTrace]]
-"""Decodes all inputs, and returns a trace a row."""
+"""Function that decodes all inputs and returns one trace per row."""
 
 
 def faces(upscaler: Upscaler, data: Path, limit: int | None, batch_size: int, width: int) -> Decode:
-    """Return what decodes the faces in `data`."""
+    """Return a function that decodes the faces in `data`."""
     sources = read_faces(data, "valid", limit).lr
     keys = [image_key(source, 1) for source in sources]
 
@@ -50,7 +50,7 @@ def faces(upscaler: Upscaler, data: Path, limit: int | None, batch_size: int, wi
 
 
 def sentences(translator: Translator, data: str, limit: int | None, batch_size: int, width: int) -> Decode:
-    """Return what translates the source lines of `data`."""
+    """Return a function that translates the source lines of `data`."""
     lines = read_pairs(data, translator.languages, limit).source
 
     def decode(options: DecodeConfig) -> list[RowTrace]:
@@ -60,7 +60,7 @@ def sentences(translator: Translator, data: str, limit: int | None, batch_size: 
 
 
 def check(decode: Decode, reference: list[RowTrace], options: DecodeConfig) -> dict[str, object]:
-    """Decode, and return how many tokens differ from those of `reference`."""
+    """Decode, and return a record with the number of rows that differ from `reference`."""
     traces = decode(options)
     different = sum(not np.array_equal(mine.sequence, theirs.sequence)
                     for mine, theirs in zip(traces, reference, strict=True))
@@ -72,7 +72,7 @@ def check(decode: Decode, reference: list[RowTrace], options: DecodeConfig) -> d
 
 
 def plans(pipeline: Pipeline, proposers: list[str]) -> list[DecodeConfig]:
-    """Return the settings to check: every block size with the heads' proposals, one with those of the others."""
+    """Return the settings to check: every block size for prediction heads, one block size for other proposers."""
     largest = pipeline.model_config.prediction_heads
     sizes = {"heads": [k for k in BLOCK_SIZES if k <= largest]}
     return [DecodeConfig(k, proposer=name) for name in proposers for k in sizes.get(name, [min(largest, 6)])]
@@ -81,18 +81,18 @@ def plans(pipeline: Pipeline, proposers: list[str]) -> list[DecodeConfig]:
 def main(
     data: Annotated[str, typer.Option(help="Faces: .npz, folder of images or CelebA root; or parallel text.")],
     limit: Annotated[int | None, typer.Option(help="Rows to check. [default: all]", show_default=False)] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows decoded together.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Rows per batch.")] = 32,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
     proposers: Annotated[str, typer.Option(help="Comma-separated names.")] = "heads",
-    temperature: Annotated[float, typer.Option(help="Of sampling, which is checked, too.")] = 0.9,
+    temperature: Annotated[float, typer.Option(help="Temperature of sampling.")] = 0.9,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Print a JSON line for each setting; exit 1 if any token differs."""
+    """Check greedy decoding and sampling, and print a JSON line per setting; exit 1 if any token differs."""
     pipeline = load(checkpoint, device)
     names = proposers.split(",")
     for name in names:
         if name not in PROPOSERS or PROPOSERS[name].branching:
-            raise typer.BadParameter(f"{name!r} is no proposer whose steps can have a fixed width")
+            raise typer.BadParameter(f"{name!r} is not a proposer whose steps can have a fixed width")
     width = max(pipeline.model_config.prediction_heads, 6)
     if isinstance(pipeline, Translator):
         decode = sentences(pipeline, data, limit, batch_size, width)
@@ -102,9 +102,9 @@ def main(
     for heat in (0.0, temperature):
         reference = decode(DecodeConfig(block_size=1, temperature=heat))
         for options in tqdm(plans(pipeline, names), disable=None):
-            told = check(decode, reference, dataclasses.replace(options, temperature=heat))
-            different |= told["different_rows"] != 0
-            print(json.dumps(told), flush=True)
+            record = check(decode, reference, dataclasses.replace(options, temperature=heat))
+            different |= record["different_rows"] != 0
+            print(json.dumps(record), flush=True)
     raise typer.Exit(1 if different else 0)
 
 

@@ -1,11 +1,11 @@
-"""Run the engine's tests on the compiled code with sanitizers in it: bad reads and writes, undefined results, races.
+"""Run the tests of the native engine with sanitizers: invalid memory accesses, undefined behaviour, data races.
 
     python scripts/check_native.py                           # AddressSanitizer and UndefinedBehaviorSanitizer
     python scripts/check_native.py --thread                  # ThreadSanitizer: data races
-    python scripts/check_native.py tests/test_native.py -k recurrent  # words for pytest; files replace the usual ones
+    python scripts/check_native.py tests/test_native.py -k recurrent  # arguments of pytest; files replace the defaults
 
-The code is built into the user's cache beside the usual one (`SUPERRES_NATIVE_FLAGS`). The first finding ends the run;
-it is printed, with file and line, and the exit code is 1. This needs g++ and its sanitizers, and takes minutes.
+The library with sanitizers is built in the user's cache (`SUPERRES_NATIVE_FLAGS`). The first error is printed with file
+and line and ends the run with exit code 1. This needs g++ with its sanitizers and takes minutes.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ ROOT = Path(__file__).resolve().parent.parent
 
 TESTS = [f"tests/test_{name}.py" for name in (
     "native", "adaptive", "beam", "contracts", "graph", "lookahead", "refill", "rollback", "speculative", "translator")]
-"""Those that decode with the compiled step."""
+"""Tests that decode with the native engine."""
 
-# Flags, and the library. What UndefinedBehaviorSanitizer leaves out of `undefined` is NaN to an integer, and the like.
+# Flags and library of the sanitizers. `undefined` does not include float-cast-overflow, such as NaN to an integer.
 ADDRESS = "address,undefined,float-cast-overflow", "libasan.so"
 THREAD = "thread", "libtsan.so"
 
 FLAGS = "-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all"
 
-# Python holds memory to the end.
+# Python does not free all memory at exit, which is not a leak.
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=1"}
 
 
 def library(name: str) -> str:
-    """Return the path of one of the compiler's libraries.
+    """Return the path of a library of the compiler.
 
     Raises:
-        SystemExit: there is no compiler, or it has no such library.
+        SystemExit: there is no compiler, or no such library.
     """
     found = compiler()
     if found is None:
@@ -51,18 +51,18 @@ def library(name: str) -> str:
 
 
 def main() -> None:
-    """Run the tests; a sanitizer prints what it finds."""
+    """Run the tests; a sanitizer prints errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--thread", action="store_true", help="look for data races")
     arguments, others = parser.parse_known_args()
     kinds, first = THREAD if arguments.thread else ADDRESS
-    # A sanitizer comes before everything else, and must find the C++ library to follow its exceptions.
+    # The sanitizer must be loaded first, and needs the C++ library to intercept exceptions.
     environment = {
         **os.environ, **OPTIONS, EXTRA_FLAGS: f"{FLAGS} -fsanitize={kinds}", "OMP_NUM_THREADS": "1",
         "LD_PRELOAD": f"{library(first)} {library('libstdc++.so.6')}",
     }
     tests = [] if any(Path(word.split("::")[0]).exists() for word in others) else TESTS
-    # pytest would hold a report back, and lose it with the process: hence --capture=no.
+    # Without --capture=no, pytest would buffer the report and lose it when the process ends.
     words = [sys.executable, "-m", "pytest", "-q", "--capture=no", "-p", "no:cacheprovider", *others, *tests]
     raise SystemExit(1 if subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode else 0)
 

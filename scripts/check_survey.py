@@ -1,11 +1,11 @@
-"""Check a survey's server over HTTP: what it keeps when it is killed, what it refuses, and what it gives away.
+"""Check a survey's server over HTTP: durability of votes, refusal of invalid requests, and blinding.
 
     python scripts/check_survey.py crashes --votes 5000 --raters 64 --kills 10 [--store URL]
     python scripts/check_survey.py forgeries --requests 1000 [--store URL]
     python scripts/check_survey.py blinding STUDY --store survey.db
 
-The first two make a study of random pictures of their own, in a new SQLite file unless --store says otherwise. The last
-adds practice raters' votes to the study that it is given: let it check a copy.
+The first two commands create a study of random pictures, in a new SQLite file unless --store is given. The last command
+adds the votes of its own raters to the given study, so use a copy of the store.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ import typer
 from scipy import stats
 from sqlalchemy import select
 
-from rater_client import Answer, RaterClient, ballot
 from superres.errors import SuperresError
 from superres.survey import schema
+from superres.survey.client import Answer, RaterClient, ballot
 from superres.survey.credentials import digest
 from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.server import page
@@ -53,7 +53,7 @@ PAGES = {"": "survey.html", "survey.js": "survey.js", "survey.css": "survey.css"
 
 
 class Server:
-    """`superres survey serve` as a process of its own on one port, to be killed and started again."""
+    """A process of `superres survey serve` on a fixed port, which can be killed and started again."""
 
     def __init__(self, store: str, study: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -65,7 +65,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        """Start the server and wait until it answers."""
+        """Start the server and wait until it responds."""
         self._process = subprocess.Popen(self._words, stderr=subprocess.DEVNULL)
         while True:
             try:
@@ -77,7 +77,7 @@ class Server:
                 time.sleep(0.05)
 
     def kill(self) -> None:
-        """End the process as a crash does."""
+        """Kill the process without warning."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
@@ -95,7 +95,7 @@ def make_study(store: Store, images: int, trials: int) -> Study:
 
 @contextmanager
 def opened(place: str | None) -> Iterator[tuple[str, Store]]:
-    """Open the store at `place`, or a new one that is removed afterwards."""
+    """Open the store at `place`, or a new store that is removed afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         chosen = place or str(Path(folder, "survey.db"))
         store = Store(chosen, create=True)
@@ -112,17 +112,17 @@ def stored_votes(store: Store, study: Study) -> Counter[tuple[str, str]]:
 
 
 class Rater(threading.Thread):
-    """Votes through the study at random, and repeats whatever gets no answer until it gets one."""
+    """Votes at random on all trials, and repeats every request until it gets a response."""
 
     def __init__(self, address: str, number: int) -> None:
         super().__init__(daemon=True)
         self.client, self.name, self.rng = RaterClient(address), f"rater-{number}", np.random.default_rng(number)
-        self.saved: list[tuple[str, str]] = []  # answered "saved"
-        self.kept: list[tuple[str, str]] = []  # the answer was lost; asked again, the server had the vote
+        self.saved: list[tuple[str, str]] = []  # votes with the response "saved"
+        self.kept: list[tuple[str, str]] = []  # votes whose response was lost, but which the server had stored
         self.unexpected: list[Answer] = []
 
     def persist(self, ask: Callable[[], Answer]) -> tuple[Answer, bool]:
-        """Return the answer, and whether an earlier attempt went without one."""
+        """Repeat a request until it gets a response; return it, and whether an earlier response was lost."""
         lost = False
         while True:
             try:
@@ -134,7 +134,7 @@ class Rater(threading.Thread):
             time.sleep(0.05)
 
     def run(self) -> None:
-        """Vote until all is done."""
+        """Vote on all trials."""
         self.persist(lambda: self.client.enrol(self.name))
         while not (trial := self.persist(self.client.trial)[0].json()).get("done", False):
             choice = ("left", "right")[self.rng.integers(2)]
@@ -152,7 +152,7 @@ class Rater(threading.Thread):
 def crashes(
     votes: int = 5000, raters: int = 64, kills: int = 10, store: StorePlace = None,
 ) -> None:
-    """Kill the server while raters vote; every vote answered "saved" must be stored exactly once, and no other."""
+    """Kill the server while raters vote; exactly the votes with the response "saved" must be stored, once each."""
     with opened(store) as (place, kept):
         trials = -(-votes // raters)
         study = make_study(kept, trials, trials)
@@ -174,16 +174,16 @@ def crashes(
                                 for name in ("saved", "kept"))
         found = stored_votes(kept, study)
         unexpected = [answer for rater in crowd for answer in rater.unexpected]
-    print(f"{raters} raters, {kills} times SIGKILL, {seconds:.0f} s: {answered.total()} votes answered \"saved\", "
-          f"{unanswered.total()} stored whose answer was lost, {found.total()} in the store, "
-          f"{(answered - found).total()} lost, {(found - answered - unanswered).total()} unasked for, "
-          f"{sum(count > 1 for count in found.values())} doubled, {len(unexpected)} unexpected answers")
+    print(f"{raters} raters, {kills} times SIGKILL, {seconds:.0f} s: {answered.total()} votes with the response "
+          f"\"saved\", {unanswered.total()} stored with a lost response, {found.total()} in the store, "
+          f"{(answered - found).total()} lost, {(found - answered - unanswered).total()} unexpected, "
+          f"{sum(count > 1 for count in found.values())} duplicate, {len(unexpected)} unexpected responses")
     if found != answered + unanswered or max(found.values()) > 1 or unexpected or found.total() != trials * raters:
-        sys.exit("check_survey: votes and answers differ")
+        sys.exit("check_survey: votes and responses differ")
 
 
 def bad_requests(mine: RaterClient, other: RaterClient, rng: np.random.Generator) -> Iterator[tuple[str, Answer]]:
-    """Send one bad vote request of every kind; gives (kind, answer)."""
+    """Send one invalid vote request of every kind; yield (kind, response)."""
     token, foreign = (client.trial().json()["token"] for client in (mine, other))
     good = ballot(token, "left")
     yield "forged token", mine.ask("api/votes", ballot(secrets.token_urlsafe(24), "left"))
@@ -221,7 +221,7 @@ def bad_requests(mine: RaterClient, other: RaterClient, rng: np.random.Generator
 
 @app.command()
 def forgeries(requests: int = 1000, store: StorePlace = None) -> None:
-    """Send bad vote requests of many kinds among good ones; only the good ones must be stored."""
+    """Send invalid vote requests of many kinds between valid ones; only the valid votes must be stored."""
     rng = np.random.default_rng(0)
     with opened(store) as (place, kept):
         study = make_study(kept, 200, 200)
@@ -239,7 +239,7 @@ def forgeries(requests: int = 1000, store: StorePlace = None) -> None:
                     wrong.append(f"{kind}: {answer.status}")
             token = mine.trial().json()["token"]
             if mine.vote(token, "left").status != SAVED:
-                wrong.append("a good vote was refused")
+                wrong.append("a valid vote was refused")
             good[(digest(token), "left")] += 1
             for choice in ("left", "right"):
                 sent["replayed"] += 1
@@ -247,9 +247,9 @@ def forgeries(requests: int = 1000, store: StorePlace = None) -> None:
                     wrong.append("replayed vote")
         found = stored_votes(kept, study)
         server.kill()
-    print(f"{sent.total()} bad requests of {len(sent)} kinds among {good.total()} good votes: "
-          f"{(found - good).total()} stored, {(good - found).total()} good votes lost, "
-          f"{len(wrong)} answered otherwise than by a refusal")
+    print(f"{sent.total()} invalid requests of {len(sent)} kinds, {good.total()} valid votes: "
+          f"{(found - good).total()} invalid votes stored, {(good - found).total()} valid votes lost, "
+          f"{len(wrong)} unexpected responses")
     if found != good or wrong:
         sys.exit(f"check_survey: {'; '.join(sorted(set(wrong))) or 'votes differ'}")
 
@@ -258,7 +258,7 @@ def forgeries(requests: int = 1000, store: StorePlace = None) -> None:
 def blinding(
     study: str, store: Annotated[str, typer.Option(metavar="FILE|URL")], raters: int = 10,
 ) -> None:
-    """Read everything that browsers receive, and look for what tells a picture's method."""
+    """Read everything that browsers receive, and search it for information about a picture's method."""
     kept = Store(store)
     found = kept.study(study)
     server = Server(store, study)
@@ -277,17 +277,17 @@ def blinding(
             answers.append(("api/votes", client.vote(token, "left")))
         answers.append(("api/trial", trial))
     server.kill()
-    faults = [*words_in(found, kept, answers, shown), *unlike(shown), *told_by_statistics(found, kept, shown)]
-    print(f"{len(answers) + len(shown)} answers, {len(shown)} of them pictures: "
-          f"{'; '.join(faults) or 'nothing tells a method'}")
+    faults = [*secret_words(found, kept, answers, shown), *differences(shown), *statistical_leaks(found, kept, shown)]
+    print(f"{len(answers) + len(shown)} responses, {len(shown)} of them pictures: "
+          f"{'; '.join(faults) or 'nothing reveals a method'}")
     if faults:
         sys.exit("check_survey: the study is not blind")
 
 
-def words_in(
+def secret_words(
     study: Study, store: Store, answers: list[tuple[str, Answer]], shown: list[tuple[str, str, Answer]],
 ) -> Iterator[str]:
-    """Look for names of methods, comparisons, images and kinds, settings and digests in bodies and headers."""
+    """Search bodies and headers for names of methods, comparisons, images and kinds, for settings and digests."""
     with store.reading() as connection:
         rows = connection.execute(select(schema.picture.c.method, schema.picture.c.image, schema.picture.c.sha256)
                                   .where(schema.picture.c.study_id == study.id)).all()
@@ -302,23 +302,23 @@ def words_in(
         text = answer.body.decode()
         if path in PAGES:
             if answer.body != page(PAGES[path]).body:
-                yield f"the page {path!r} is not the file as it is for every study"
+                yield f"the page {path!r} is not the common file of all studies"
             text = ""
-        # The owner's own words may say camera; a random token may hold anything.
+        # The owner's texts may contain "camera", and random tokens may contain any word.
         for own in (*wording, *tokens):
             text = text.replace(json.dumps(own, ensure_ascii=False), "")
         for word in set(words.findall(f"{answer.headers} {text}")):
-            yield f"{word!r} in the answer to {path!r}"
+            yield f"{word!r} in the response to {path!r}"
     for _, side, answer in shown:
         if words.search(str(answer.headers)):
             yield f"a name in the headers of a {side} picture"
 
 
-def unlike(shown: list[tuple[str, str, Answer]]) -> Iterator[str]:
-    """Compare the pictures' headers, lengths and PNG chunks, and the shape of their tokens."""
+def differences(shown: list[tuple[str, str, Answer]]) -> Iterator[str]:
+    """Compare the headers, lengths and PNG chunks of the pictures, and the lengths of their tokens."""
     headers = {tuple(entry for entry in answer.headers if entry[0].lower() != "date") for _, _, answer in shown}
     if len(headers) > 1:
-        yield f"pictures have {len(headers)} kinds of headers"
+        yield f"pictures have {len(headers)} different sets of headers"
     if len({len(answer.body) for _, _, answer in shown}) > 1:
         yield "pictures differ in length"
     if len({tuple(chunks(answer.body)) for _, _, answer in shown}) > 1:
@@ -326,20 +326,20 @@ def unlike(shown: list[tuple[str, str, Answer]]) -> Iterator[str]:
     if {name for _, _, answer in shown for name, _ in chunks(answer.body)} - {b"IHDR", b"IDAT", b"IEND"}:
         yield "pictures have metadata"
     if {len(token) for token, _, _ in shown} != {32} or len({token for token, _, _ in shown}) * 2 != len(shown):
-        yield "tokens are not alike"
+        yield "tokens have different lengths or are not unique"
 
 
 def chunks(png: bytes) -> Iterator[tuple[bytes, int]]:
-    """Return the names and lengths of a PNG's chunks."""
-    place = 8
-    while place < len(png):
-        length = int.from_bytes(png[place:place + 4], "big")
-        yield png[place + 4:place + 8], length
-        place += 12 + length
+    """Yield the names and lengths of a PNG's chunks."""
+    start = 8
+    while start < len(png):
+        length = int.from_bytes(png[start:start + 4], "big")
+        yield png[start + 4:start + 8], length
+        start += 12 + length
 
 
-def told_by_statistics(study: Study, store: Store, shown: list[tuple[str, str, Answer]]) -> Iterator[str]:
-    """Test whether the time of an answer or the side tells method a from method b."""
+def statistical_leaks(study: Study, store: Store, shown: list[tuple[str, str, Answer]]) -> Iterator[str]:
+    """Test whether the response time or the side correlates with the method."""
     times: dict[str, list[float]] = {}
     left = total = 0
     sides = {row["token"]: row for row in _trials(store, study)}
@@ -352,10 +352,10 @@ def told_by_statistics(study: Study, store: Store, shown: list[tuple[str, str, A
     p_time = float(stats.mannwhitneyu(times["a"], times["b"]).pvalue)
     p_side = float(stats.binomtest(left, total).pvalue)
     medians = " and ".join(f"{1000 * np.median(times[picture]):.2f} ms for {picture}" for picture in "ab")
-    print(f"time of a picture: median {medians} (Mann-Whitney p = {p_time:.2f}); "
+    print(f"response time of a picture: median {medians} (Mann-Whitney p = {p_time:.2f}); "
           f"method a on the left {left} of {total} times (p = {p_side:.2f})")
     if min(p_time, p_side) < 1e-4:
-        yield "the time or the side tells the method"
+        yield "the response time or the side reveals the method"
 
 
 def _trials(store: Store, study: Study) -> list[dict[str, Any]]:

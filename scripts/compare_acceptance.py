@@ -1,18 +1,17 @@
-"""Compare ways of acceptance by what they cost in quality and gain in block size, on the same images.
+"""Compare settings of acceptance on the same images: loss of quality and gain in block size.
 
-The grid is `superres.evaluation.comparison.ACCEPTANCE`: exact (epsilon 0) and a constant epsilon of 1, 2, 3, 4, 6 and
-8; falling and rising schedules over the offset; an epsilon for each colour; drift budgets. The block size is all
-prediction heads.
+The grid is `superres.evaluation.comparison.ACCEPTANCE`: exact acceptance (epsilon 0); a constant epsilon of 1, 2, 3, 4,
+6 and 8; decreasing and increasing epsilons over the offset; an epsilon per colour; drift budgets. The block size is the
+number of prediction heads.
 
     python scripts/compare_acceptance.py --data dev.npz --limit 100 --output acceptance/
 
-FOLDER/acceptance.json holds the scores, acceptance.md the table (Pareto-optimal settings marked by "PSNR" and "bits"),
-acceptance.png the plots. Needs matplotlib: pip install -e ".[train]".
+FOLDER/acceptance.json holds the scores, acceptance.md the table, in which "PSNR" and "bits" mark Pareto-optimal
+settings, and acceptance.png the plots. The script needs matplotlib: pip install -e ".[train]".
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -32,14 +31,14 @@ from superres.evaluation.comparison import (
     psnr_to_greedy,
 )
 from superres.pipeline.options import resolve_options
-from superres.system.output import figure_png, prepare_folder, write_result
+from superres.system.output import figure_png, prepare_folder, write_results
 from superres.tasks.faces import read_faces
 
 Points = dict[DecodeConfig, tuple[float, float]]
 
 
 def draw(panels: dict[str, Points]) -> bytes:
-    """Return a PNG with a panel a measure of quality: a point a setting, the Pareto front joined and named."""
+    """Return a PNG with one panel per measure of quality and one point per setting; labels mark the Pareto front."""
     figure = Figure(figsize=(8 * len(panels), 6), layout="constrained")
     for axis, (title, points) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         front = sorted(pareto_front(points), key=lambda options: points[options])
@@ -59,10 +58,10 @@ def main(
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the results.")],
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
     limit: Annotated[int, typer.Option(help="Images to decode.")] = 100,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images decoded together.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 16,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Decode with every setting of the grid and greedily; write the scores, a table and a plot."""
+    """Decode greedily and with all settings of the grid; write the scores, a table and a plot."""
     pairs = read_faces(data, "valid", limit)
     prepare_folder(output)
     upscaler = load(checkpoint, device)
@@ -81,9 +80,7 @@ def main(
               "images": len(pairs), "batch_size": batch_size,
               "settings": [{**row, "pareto": mark} for row, mark in zip(as_rows(rows), marks.values(), strict=True)]}
     table = comparison_table(rows, marks)
-    write_result(output / "acceptance.json", json.dumps(report, indent=2).encode())
-    write_result(output / "acceptance.md", f"{table}\n".encode())
-    write_result(output / "acceptance.png", draw(panels))
+    write_results(output, {"acceptance.json": report, "acceptance.md": f"{table}\n", "acceptance.png": draw(panels)})
     print(table)
 
 

@@ -1,10 +1,10 @@
-"""Measure Lookahead decoding by its sizes: steps saved over one token a step, and time, one sentence at a time.
+"""Measure Lookahead decoding with different sizes: step compression and time, one sentence at a time.
 
     python scripts/compare_lookahead.py --data val --limit 200 --sizes 10,4,10 --sizes 15,5,15
     torchrun --nproc-per-node 2 scripts/compare_lookahead.py --data val --limit 200   # branches over two processes
 
-S, the step compression of the paper, is tokens over steps. Time is compared with greedy decoding by the plain step,
-which Lookahead runs on, and by the fastest that there is.
+The step compression S of the paper is tokens / steps. The time is compared with greedy decoding by the plain engine,
+on which Lookahead runs, and by the fastest engine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def parse_sizes(text: str) -> DecodeConfig:
     """Return the decoding settings for "W,N,G".
 
     Raises:
-        ConfigError: the text is anything else, or a number is out of range.
+        ConfigError: the text has another form, or a number is out of range.
     """
     try:
         window, size, candidates = map(int, text.split(","))
@@ -45,7 +45,7 @@ def parse_sizes(text: str) -> DecodeConfig:
 
 
 def processes() -> Processes | None:
-    """Join the processes that torchrun has started, if it has."""
+    """Join the processes that torchrun has started; return None without torchrun."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return None
     torch.distributed.init_process_group("gloo")
@@ -55,18 +55,18 @@ def processes() -> Processes | None:
 def main(
     data: Annotated[str, typer.Option(help="Parallel text PATH.en and PATH.de.")],
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = DEFAULT_TRANSLATOR,
-    limit: Annotated[int, typer.Option(help="Sentences.")] = 200,
-    sizes: Annotated[list[str], typer.Option(help="W,N,G; may be given several times.")] = SIZES,
+    limit: Annotated[int, typer.Option(help="Number of sentences.")] = 200,
+    sizes: Annotated[list[str], typer.Option(help="Sizes W,N,G; repeatable.")] = SIZES,
 ) -> None:
-    """Print a JSON line for each setting."""
-    ways = {text: parse_sizes(text) for text in sizes}
+    """Print a JSON line per setting."""
+    settings = {text: parse_sizes(text) for text in sizes}
     peers = processes()
     plain, fastest = (Translator.load(checkpoint, "cpu", engine) for engine in ("plain", "auto"))
     plain.scoring.peers = peers
     greedy = DecodeConfig(block_size=1)
     runs = {"greedy": (plain, greedy), f"greedy, {fastest.engine}": (fastest, greedy),
-            **{text: (plain, options) for text, options in ways.items()}}
-    for translator, options in runs.values():  # check all of them, and warm up
+            **{text: (plain, options) for text, options in settings.items()}}
+    for translator, options in runs.values():  # checks all settings, and warms up
         translator(["A dog runs."], options)
     lines = read_pairs(data, plain.languages, limit).source
     texts: dict[str, list[str]] = {name: [] for name in runs}
@@ -80,7 +80,7 @@ def main(
             tokens[name] += sum(made.tokens)
             steps[name] += sum(trace.iterations for traces in made.traces for trace in traces)
     for name, (translator, options) in runs.items():
-        layout = Layout.of(options, options.block_size or 2, peers) if name in ways else None
+        layout = Layout.of(options, options.block_size or 2, peers) if name in settings else None
         if peers is None or peers.rank == 0:
             print(json.dumps({
                 "way": name, "engine": translator.engine, "processes": 1 if peers is None else peers.count,

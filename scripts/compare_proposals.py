@@ -1,7 +1,7 @@
-"""Compare ways to propose: trains every variant of the heads on one frozen base, then decodes with every proposer.
+"""Compare proposers: train every variant of the heads on one frozen base, then decode with every proposer.
 
-The folder OUTPUT then holds results.json, results.md and survival.png (S_i, the share of iterations that accept at
-least i tokens), and a run folder for each variant. The same command resumes a comparison that was killed.
+The folder OUTPUT then has results.json, results.md and survival.png (S_i, the share of iterations that accept at least
+i tokens), and a run folder per variant. The same command resumes a comparison that was killed.
 
     python scripts/compare_proposals.py --data train.npz --dev dev.npz --start runs/base/checkpoint --minutes 10 \
         --output runs/proposals
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +25,7 @@ from superres.errors import SuperresError
 from superres.evaluation.pictures import agreement, decode_interleaved
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
-from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_result
+from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_results
 from superres.tasks.faces import FacePairs, read_faces
 from superres.training.recipes import Stage, train_stage
 from superres.training.settings import TrainConfig
@@ -44,14 +43,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sequential-narrow": {"head_layer": "sequential", "hidden": "width"},
     "sequential-wide": {"head_layer": "sequential", "hidden": "filter_size"},
 }
-"""Variants of the heads, each as its difference from all heads per-head on a subset of positions, learning from p1.
-`hidden` names the size of the network that a head's hidden layer has."""
+"""Settings of each variant that differ from the defaults: all heads, on a subset of positions, learning from p1.
+`hidden` names the setting of the network whose value is the size of a head's hidden layer."""
 
 CRITERIA = {"exact": DecodeConfig(), "epsilon 2": DecodeConfig(accept="distance", epsilon=2)}
 
 
 def bare_base(start: Path, folder: Path, hidden: str = "head_filter_size") -> Path:
-    """Write the checkpoint `start` without its heads, so that all variants begin alike, and return its folder."""
+    """Write the checkpoint `start` without its heads, the common start of all variants, and return its folder."""
     trained = load_checkpoint(start)
     size = getattr(trained.config, hidden)
     base = EncoderDecoder(dataclasses.replace(
@@ -65,7 +64,7 @@ def bare_base(start: Path, folder: Path, hidden: str = "head_filter_size") -> Pa
 def train_variant(
     name: str, start: Path, data: Path, folder: Path, heads: int, minutes: float, batch_size: int,
 ) -> Path:
-    """Train a variant on the frozen base, or what is left of it, and return the folder of its checkpoint."""
+    """Train a variant on the frozen base, or resume its training, and return the folder of its checkpoint."""
     options = dict(VARIANTS[name])
     layer = options.pop("head_layer")
     base = bare_base(start, folder / "base", options.pop("hidden", "head_filter_size"))
@@ -76,19 +75,20 @@ def train_variant(
 
 
 def measure(name: str, folder: Path, pairs: FacePairs, heads: int, batch_size: int, device: str) -> list[Row]:
-    """Decode with each proposer that needs the heads, or that needs nothing if there are none; a row a way.
+    """Decode with each proposer that uses heads, or without heads with each proposer that needs no resource.
 
-    For those that verify several continuations at once, `compare_lookahead.py` is the place.
+    Returns:
+        One row per proposer and criterion. Tree proposers are left to `compare_lookahead.py`.
     """
     upscaler = Upscaler.load(folder, device)
     layer = upscaler.model.heads
     proposers = [name for name, kind in PROPOSERS.items()
                  if kind.uses_heads == (layer is not None) and kind.resource is None and not kind.branching]
-    ways = {
+    variants = {
         f"{proposer} {criterion}": dataclasses.replace(options, block_size=heads, proposer=proposer)
         for proposer in proposers for criterion, options in CRITERIA.items()
     }
-    decoded = decode_interleaved(pairs.lr, upscaler, ways, batch_size)
+    decoded = decode_interleaved(pairs.lr, upscaler, variants, batch_size)
     parameters = 0 if layer is None else sum(weight.numel() for weight in layer.parameters())
     rows = []
     for proposer, criterion in itertools.product(proposers, CRITERIA):
@@ -103,7 +103,7 @@ def measure(name: str, folder: Path, pairs: FacePairs, heads: int, batch_size: i
 
 
 def table(rows: list[Row]) -> str:
-    """Return the rows as a Markdown table, the survival of a few offsets beside the rest."""
+    """Return the rows as a Markdown table, with the survival at a few offsets."""
     shown = [i for i in (2, 3, 4, 6, 8, 10) if i <= len(rows[0]["survival"])]
     head = ["heads", "proposer", "accept", "mean accepted", "calls/image", "s/image", "head weights",
             "PSNR to greedy, dB",
@@ -119,7 +119,7 @@ def table(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row]) -> bytes:
-    """Draw the survival curves, a panel a criterion, as PNG bytes: a colour a kind of heads, dashes where stale."""
+    """Return a PNG of the survival curves with a panel per criterion; colours show heads, dashes stale proposals."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 5), layout="constrained")
@@ -147,15 +147,15 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for runs and results.")],
     limit: Annotated[int, typer.Option(help="Dev images to decode.")] = 64,
     heads: Annotated[int, typer.Option(min=2, help="Prediction heads, and block size of all proposers.")] = 10,
-    train_batch: Annotated[int, typer.Option(help="Images a training step.")] = 4,
-    batch_size: Annotated[int, typer.Option(help="Images decoded together.")] = 16,
+    train_batch: Annotated[int, typer.Option(help="Images per training step.")] = 4,
+    batch_size: Annotated[int, typer.Option(help="Images per batch of decoding.")] = 16,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda, for decoding.")] = "auto",
     variants: Annotated[str, typer.Option(help="Comma-separated variants of the heads.")] = ",".join(VARIANTS),
 ) -> None:
-    """Train variants of the heads, decode with all of them, and write what was measured."""
+    """Train variants of the heads, decode with all variants, and write the measurements."""
     names = variants.split(",")
     for name in names:
-        require(name in VARIANTS, f"unknown variant {name!r}; choose some of {', '.join(VARIANTS)}")
+        require(name in VARIANTS, f"unknown variant {name!r}; known: {', '.join(VARIANTS)}")
     prepare_folder(output)
     pairs = read_faces(dev, "valid", limit)
     base = bare_base(start, output / "base")
@@ -165,9 +165,7 @@ def main(
     rows = [row for name, folder in folders.items() for row in measure(name, folder, pairs, heads, batch_size, device)]
     rows += measure("none", base, pairs, heads, batch_size, device)
     report = {"images": len(pairs), "block_size": heads, "minutes": minutes, "start": start.name, "rows": rows}
-    write_result(output / "results.json", json.dumps(report, indent=1).encode())
-    write_result(output / "results.md", table(rows).encode())
-    write_result(output / "survival.png", plot(rows))
+    write_results(output, {"results.json": report, "results.md": table(rows), "survival.png": plot(rows)})
     print(table(rows), end="")
 
 

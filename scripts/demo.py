@@ -1,6 +1,6 @@
-"""Upscale a few free faces with the bundled checkpoint and say how fast it was: `make demo`.
+"""Upscale a few freely licensed faces with the bundled checkpoint and print the speed: `make demo`.
 
-The inputs are scikit-image's astronaut, reduced to 8x8, and 8x8 faces in `scripts/faces` that the model itself drew.
+The inputs are scikit-image's astronaut, reduced to 8x8, and 8x8 faces in `scripts/faces` that the model sampled.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from superres.tasks.faces import area_reduce, enlarge, read_image, to_source
 from superres.tasks.pictures import Picture
 
 ASTRONAUT_FACE = np.s_[20:190, 140:310]
-"""Rows and columns of the face in scikit-image's astronaut, framed about as the training faces are."""
+"""Rows and columns of the face in scikit-image's astronaut, cropped similarly to the training faces."""
 
-WAYS = {
+VARIANTS = {
     "greedy": DecodeConfig(block_size=1),
     "exact": DecodeConfig(),
     "epsilon 2": DecodeConfig(accept="distance", epsilon=2),
@@ -44,26 +44,26 @@ def main(
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Upscale, one image at a time, in four ways; write the pictures and print what they cost."""
+    """Upscale with four variants of decoding, one image at a time; write the pictures and print the speed."""
     prepare_folder(output)
     inputs = read_inputs()
     sources = np.stack(list(inputs.values()))
     upscaler = load(checkpoint, device)
-    decoded = decode_interleaved(sources, upscaler, WAYS, batch_size=1)
-    for way in ("epsilon 2", "sample"):
-        for name, image in zip(inputs, decoded[way].images, strict=True):
-            path = output / f"{name}-{way.replace(' ', '-')}.png"
-            write_result(path, encode_png(Picture(image), WAYS[way].to_dict()))
+    decoded = decode_interleaved(sources, upscaler, VARIANTS, batch_size=1)
+    for variant in ("epsilon 2", "sample"):
+        for name, image in zip(inputs, decoded[variant].images, strict=True):
+            path = output / f"{name}-{variant.replace(' ', '-')}.png"
+            write_result(path, encode_png(Picture(image), VARIANTS[variant].to_dict()))
     columns = {"input": enlarge(sources, "nearest"), "bicubic": enlarge(sources, "bicubic")}
-    columns.update({way: result.images for way, result in decoded.items() if way != "exact"})
+    columns.update({variant: result.images for variant, result in decoded.items() if variant != "exact"})
     write_result(output / "sheet.png", encode_png(Picture(contact_sheet(columns)), {"checkpoint": upscaler.name}))
 
     print(f"{len(sources)} faces, one at a time, checkpoint {upscaler.name}@{upscaler.revision}, {upscaler.device}")
     print(f"{'':10}  s/image  mean accepted block size  speed-up over greedy")
-    slow = decoded["greedy"].seconds_per_image
-    for way, result in decoded.items():
-        mean, seconds = mean_accepted_block_size(list(result.traces)), result.seconds_per_image
-        print(f"{way:10}  {seconds:7.3f}  {mean:24.2f}  {slow / seconds:20.2f}")
+    greedy = decoded["greedy"].seconds_per_image
+    for variant, result in decoded.items():
+        mean, seconds = mean_accepted_block_size(result.traces), result.seconds_per_image
+        print(f"{variant:10}  {seconds:7.3f}  {mean:24.2f}  {greedy / seconds:20.2f}")
     print(f"Pictures: {output}/*.png; all side by side: {output / 'sheet.png'}")
 
 

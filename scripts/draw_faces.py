@@ -1,6 +1,6 @@
-"""Draw the 8x8 faces of the demo: people who do not exist, so that the project can show inputs of its own.
+"""Sample the 8x8 faces of the demo: faces of people who do not exist, which the project can publish.
 
-Each is a blend of two training inputs, upscaled by the checkpoint's sampling and reduced to 8x8 again.
+Each face is a blend of two training inputs, upscaled by sampling with the checkpoint and reduced to 8x8 again.
 
     python scripts/draw_faces.py --data faces.npz --output scripts/faces
 """
@@ -21,11 +21,11 @@ from superres.tasks.faces import area_reduce, read_faces
 def main(
     data: Annotated[Path, typer.Option(help="Prepared training faces, .npz.")],
     output: Annotated[Path, typer.Option(help="Folder for face-1.png and so on.")],
-    count: Annotated[int, typer.Option(help="Faces to draw.")] = 7,
+    count: Annotated[int, typer.Option(help="Number of faces.")] = 7,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name or folder.")] = "celeba-8to32",
-    seed: Annotated[int, typer.Option(help="Of the choice of inputs and the sampling.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of inputs and of sampling.")] = 1,
 ) -> None:
-    """Draw `count` faces."""
+    """Sample `count` faces."""
     inputs = read_faces(data, "train").lr
     pairs = np.random.default_rng(seed).choice(len(inputs), (count, 2), replace=False)
     blends = inputs[pairs].astype(np.uint16).mean(axis=1).astype(np.uint8)

@@ -1,13 +1,12 @@
-"""Compare blockwise sampling at several epsilons with sequential sampling from the same noise.
+"""Compare blockwise sampling at several epsilons with sequential sampling with the same noise.
 
-The contact sheet is for people: how much does an epsilon change a picture?
+The contact sheet shows how much each epsilon changes a picture.
 
     python scripts/evaluate_sampling.py --data dev.npz --limit 64 --output sampling
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,7 @@ from superres.batch.image_files import encode_png
 from superres.config import DecodeConfig, parse_temperature
 from superres.evaluation.pictures import contact_sheet
 from superres.evaluation.sampling import coupled_sampling_markdown, evaluate_coupled_sampling
-from superres.system.output import prepare_folder, write_result
+from superres.system.output import prepare_folder, write_results
 from superres.tasks.faces import read_faces
 from superres.tasks.pictures import Picture
 
@@ -28,23 +27,21 @@ def main(
     data: Annotated[Path, typer.Option(help="Prepared .npz, folder of images or CelebA root.")],
     output: Annotated[Path, typer.Option(help="Folder for sampling.json, sampling.md and sampling.png.")],
     limit: Annotated[int | None, typer.Option(help="Use the first N images only.")] = None,
-    temperature: Annotated[str, typer.Option(help="A number, or three with commas between, one a colour.")] = "0.9",
+    temperature: Annotated[str, typer.Option(help="A number, or three comma-separated ones, one per colour.")] = "0.9",
     noise: Annotated[str, typer.Option(help="gumbel or quantile.")] = "gumbel",
-    batch_size: Annotated[int, typer.Option(help="Images decoded together.")] = 16,
-    seed: Annotated[int, typer.Option(help="Of the sampling noise.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Write the figures as JSON and Markdown, and a contact sheet of the first images."""
+    """Write the scores as JSON and Markdown, and a contact sheet of the first images."""
     sampling = DecodeConfig(temperature=parse_temperature(temperature), noise=noise, seed=seed)
     prepare_folder(output)
     pairs = read_faces(data, "valid", limit)
     report, pictures = evaluate_coupled_sampling(pairs, load(checkpoint, device), sampling, batch_size)
     markdown = coupled_sampling_markdown(report)
-    write_result(output / "sampling.json", (json.dumps(report, indent=1) + "\n").encode())
-    write_result(output / "sampling.md", markdown.encode())
-    sheet = Picture(contact_sheet(pictures))
-    write_result(output / "sampling.png", encode_png(sheet, {"checkpoint": report["checkpoint"]}))
+    sheet = encode_png(Picture(contact_sheet(pictures)), {"checkpoint": report["checkpoint"]})
+    write_results(output, {"sampling.json": report, "sampling.md": markdown, "sampling.png": sheet})
     print(markdown)
 
 

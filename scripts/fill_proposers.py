@@ -1,11 +1,10 @@
-"""Put what `superres benchmark ... --proposers all --output DIR` has measured into the tables of a Markdown file.
+"""Fill the tables of a Markdown file with reports of `superres benchmark ... --proposers all --output DIR`.
 
     superres benchmark images --proposers all --output speed/images
     superres benchmark text --proposers all --output speed/text
     python scripts/fill_proposers.py speed/images/proposers.json speed/text/proposers.json
 
-The tables stand between the marks `<!-- proposers: TASK -->` and `<!-- end -->` of docs/proposers.md; what is there
-is replaced.
+In docs/proposers.md, the text between the marks `<!-- proposers: TASK -->` and `<!-- end -->` is replaced.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ def read_report(path: Path) -> dict[str, Any]:
     """Read a report of `superres.evaluation.benchmark_proposers.compare_proposers`.
 
     Raises:
-        InvalidInputError: it is none.
+        InvalidInputError: the file is not such a report.
     """
     try:
         report = json.loads(path.read_text())
         if not report["rows"]:
             raise ValueError("it has no rows")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInputError(f"{path} is no report of superres benchmark --proposers ({error!r}); give its "
+        raise InvalidInputError(f"{path} is not a report of superres benchmark --proposers ({error!r}); give its "
                                 "proposers.json") from error
     return dict(report)
 
@@ -45,14 +44,14 @@ def fill(text: str, report: dict[str, Any]) -> str:
     """Return a page with the table of the report's task replaced.
 
     Raises:
-        InvalidInputError: the page has no place for it.
+        InvalidInputError: the page lacks the marks of the table.
     """
     mark = f"<!-- proposers: {report['task']} -->"
-    place = re.compile(re.escape(mark) + r".*?<!-- end -->", re.DOTALL)
-    if not place.search(text):
-        raise InvalidInputError(f"the page has no table between {mark} and <!-- end -->; put these marks into it")
+    section = re.compile(re.escape(mark) + r".*?<!-- end -->", re.DOTALL)
+    if not section.search(text):
+        raise InvalidInputError(f"the page has no table between {mark} and <!-- end -->; add these marks")
     table = "\n\n".join([mark, proposers_run_text(report), summary_markdown(report), "<!-- end -->"])
-    return place.sub(lambda _: table, text)
+    return section.sub(lambda _: table, text)
 
 
 def main(

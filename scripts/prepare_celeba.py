@@ -1,4 +1,4 @@
-"""Prepare faces for training: a folder of pictures, or a torchvision CelebA root, becomes one .npz."""
+"""Prepare faces for training: convert a folder of pictures or a torchvision CelebA root to one .npz."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def main(
     ],
     output: Annotated[Path, typer.Argument(help="The .npz to write (keys hr, lr, ids).")],
     split: Annotated[
-        Literal["train", "valid", "test"], typer.Option(help="Part of CelebA's official partition; for a CelebA root.")
+        Literal["train", "valid", "test"], typer.Option(help="Split of CelebA's official partition.")
     ] = "train",
-    limit: Annotated[int | None, typer.Option(min=1, help="Read at most this many images.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read only the first N images.")] = None,
 ) -> None:
-    """Crop each image, reduce it exactly to 32x32 and to 8x8, and write all as one .npz."""
+    """Crop each image, reduce it to 32x32 and 8x8 by exact averages, and write all images to one .npz."""
     try:
         if output.suffix != ".npz":
             raise typer.BadParameter(f"{output} must end in .npz", param_hint="OUTPUT")

@@ -1,6 +1,6 @@
-"""Measure the tables of the paper again and lay ours beside the paper's.
+"""Reproduce the tables of the paper, with the paper's figures beside ours.
 
-What is measured already is not measured again, so that checkpoints can be added one by one.
+Finished measurements are not repeated, so checkpoints can be added one by one.
 
     python scripts/reproduce_tables.py table2 --data dev.npz --output tables --fine-tuned runs/heads/checkpoint
     python scripts/reproduce_tables.py table1 --data val --test test --output tables --both runs/both/checkpoint
@@ -29,23 +29,23 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 @app.callback()
 def reproduce_tables() -> None:
-    """Measure the tables of the paper again and lay ours beside the paper's."""
+    """Reproduce the tables of the paper, with the paper's figures beside ours."""
 
 
 @app.command()
 def table1(
-    data: Annotated[Path, typer.Option(help="Development text: PATH.en and PATH.de, or a test set of sacrebleu's.")],
+    data: Annotated[Path, typer.Option(help="Development text: PATH.en and PATH.de, or a test set of sacreBLEU.")],
     output: Annotated[Path, typer.Option(help="Folder for table1.json, the tables and the plot; a run is resumed.")],
-    test: Annotated[Path | None, typer.Option(help="Test text, for Table 4.")] = None,
+    test: Annotated[Path | None, typer.Option(help="Test text for Table 4.")] = None,
     regular: Annotated[str | None, typer.Option(help="Heads on the frozen base.")] = None,
     distillation: Annotated[str | None, typer.Option(help="Heads on a frozen base of distilled text.")] = None,
     fine_tuning: Annotated[str | None, typer.Option(help="Heads with fine-tuning.")] = None,
     both: Annotated[str | None, typer.Option(help="Heads with fine-tuning on distilled text.")] = None,
     limit: Annotated[int | None, typer.Option(help="Use the first N sentences only.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Development sentences decoded together.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Development sentences per batch.")] = 32,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Tables 1 and 4: BLEU, mean accepted block size and speed of translation by k. Checkpoints are optional."""
+    """Tables 1 and 4: BLEU, mean accepted block size and speed of translation by k. Give at least one checkpoint."""
     given = {"regular": regular, "distillation": distillation, "fine-tuning": fine_tuning, "both": both}
     translators = {role: Translator.load(name, device) for role, name in given.items() if name is not None}
     require(bool(translators), f"no checkpoint to measure; give at least one of --{', --'.join(given)}")
@@ -72,10 +72,10 @@ def table2(
     fine_tuned: Annotated[str | None, typer.Option(help="Prediction heads with fine-tuning.")] = None,
     distilled: Annotated[str | None, typer.Option(help="Self-distillation, not in the paper.")] = None,
     limit: Annotated[int | None, typer.Option(help="Use the first N images only.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images decoded together.")] = 16,
+    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 16,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Table 2: mean accepted block size on faces by k, with quality, likelihood and time. Checkpoints are optional."""
+    """Table 2: mean accepted block size on faces by k, quality, likelihood and time. Give at least one checkpoint."""
     given = {"base": base, "regular": regular, "fine-tuned": fine_tuned, "distilled": distilled}
     upscalers = {role: load(name, device) for role, name in given.items() if name is not None}
     require(bool(upscalers), f"no checkpoint to measure; give at least one of --{', --'.join(given)}")
@@ -95,7 +95,7 @@ def table3(
     output: Annotated[Path, typer.Option(help="Folder for table3.json, table3.md and table3.png.")],
     store: Annotated[str, typer.Option(help="Store of the survey: SQLite file or database URL.")] = "survey.db",
 ) -> None:
-    """Table 3: how often people prefer blockwise decoding to greedy decoding, from the votes of a survey."""
+    """Table 3: people's preference for blockwise decoding over greedy decoding, from the votes of a survey."""
     from superres.evaluation.table3 import write_table3
     from superres.survey.report import study_report
     from superres.survey.store import Store

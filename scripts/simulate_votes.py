@@ -1,20 +1,21 @@
-"""SIMULATION: raters who do not exist vote with a preference that is known, to try the survey and its intervals.
+"""SIMULATION: simulated raters vote with a known preference, as a test of the survey and its intervals.
 
     python scripts/simulate_votes.py http STUDY --store survey.db --address http://127.0.0.1:8000/ --raters 30
     python scripts/simulate_votes.py coverage --studies 200 --raters 30 --votes 50 --images 500
     python scripts/simulate_votes.py coverage --studies 200 --raters 20 --votes 30 --images 100 --http
 
-A simulated rater prefers method a with probability sigmoid(mean + rater's effect + image's effect), the effects being
-normal with --rater-sd and --image-sd on the logit scale; the mean is such that the preference over all possible raters
-and images is --preference. `http` votes in a study as browsers do, but looks up in the store which side is method a:
-never use it on a study whose votes matter. `coverage` simulates whole studies and counts how often each interval covers
-the known preference: drawn directly, or with --http voted in on a server of its own, whose store's reports are read.
+A simulated rater prefers method a with probability sigmoid(mean + rater's effect + image's effect). The effects are
+normal with the standard deviations --rater-sd and --image-sd on the logit scale. The mean is chosen so that the
+preference over all raters and images is --preference.
+
+`http` votes in a served study like browsers, and reads in the store which side shows method a. Never use it in a real
+study. `coverage` simulates whole studies and counts how often each interval covers the known preference. Its votes are
+drawn directly, or with --http sent to a server.
 """
 
 from __future__ import annotations
 
 import http.client
-import json
 import socket
 import sys
 import tempfile
@@ -33,9 +34,9 @@ from scipy.special import expit
 from sqlalchemy import select
 from tqdm import tqdm
 
-from rater_client import RaterClient
 from superres.errors import StoreError, SuperresError
 from superres.survey import schema, statistics
+from superres.survey.client import RaterClient
 from superres.survey.credentials import digest
 from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.report import study_report
@@ -43,7 +44,7 @@ from superres.survey.server import survey_app
 from superres.survey.statistics import Interval, Votes
 from superres.survey.store import Store
 from superres.survey.study import MAIN, REPEAT, Study, StudySettings
-from superres.system.output import markdown_table, prepare_folder, write_result
+from superres.system.output import markdown_table, write_results
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -54,11 +55,11 @@ Preference = Annotated[float, typer.Option(help="Known preference for method a, 
 RaterSd = Annotated[float, typer.Option(min=0, help="Standard deviation of the raters' effects, logits.")]
 ImageSd = Annotated[float, typer.Option(min=0, help="Standard deviation of the images' effects, logits.")]
 Raters = Annotated[int, typer.Option(min=2, help="Simulated raters.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of everything.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
 
 
 def mean_logit(preference: float, rater_sd: float, image_sd: float) -> float:
-    """Return the mean logit for which the preference (a share), averaged over normal effects, is as given."""
+    """Return the mean logit that gives this preference (a share), averaged over normal effects."""
     points, weights = np.polynomial.hermite_e.hermegauss(60)
     sd = float(np.hypot(rater_sd, image_sd))
 
@@ -69,12 +70,12 @@ def mean_logit(preference: float, rater_sd: float, image_sd: float) -> float:
 
 
 def image_effect(image: str, seed: int, sd: float) -> float:
-    """Return the effect of an image, the same for every rater."""
+    """Return the effect of an image, which is equal for all raters."""
     return sd * float(np.random.default_rng([seed, int(digest(image)[:15], 16)]).standard_normal())
 
 
 class SimulatedRater(threading.Thread):
-    """A rater who does not exist."""
+    """A simulated rater."""
 
     def __init__(self, number: int, address: str, store: Store, prefers: Callable[[np.random.Generator, str], float],
                  seed: int) -> None:
@@ -84,7 +85,7 @@ class SimulatedRater(threading.Thread):
         self.trouble = ""
 
     def run(self) -> None:
-        """Vote on everything that the study shows, or note the `trouble` that hinders it."""
+        """Vote on all trials, or record the error in `trouble`."""
         try:
             self._vote_through()
         except (OSError, http.client.HTTPException, KeyError, ValueError, RuntimeError) as error:
@@ -94,7 +95,7 @@ class SimulatedRater(threading.Thread):
         remembered: dict[int, str] = {}
         enrolled = self.client.enrol(self.name)
         if enrolled.status != 200:
-            raise RuntimeError(f"enrolment was answered by {enrolled.status}")
+            raise RuntimeError(f"the enrolment failed with status {enrolled.status}")
         while not (trial := self.client.trial().json())["done"]:
             shown = self._look_up(trial["token"])
             if shown.kind in (MAIN, REPEAT):
@@ -108,7 +109,7 @@ class SimulatedRater(threading.Thread):
             side = "left" if chosen == shown.left_side else "right"
             answer = self.client.vote(trial["token"], side, float(MEDIAN_MS * np.exp(0.5 * self.rng.standard_normal())))
             if answer.status != 200:
-                raise RuntimeError(f"a simulated vote was answered by {answer.status}: {answer.body.decode()}")
+                raise RuntimeError(f"a simulated vote failed with status {answer.status}: {answer.body.decode()}")
             self.votes += 1
 
     def _look_up(self, token: str) -> Any:  # noqa: ANN401 -- a row
@@ -122,7 +123,7 @@ class SimulatedRater(threading.Thread):
 def vote_in(
     study: str, store: Store, address: str, raters: int, mean: float, rater_sd: float, image_sd: float, seed: int,
 ) -> int:
-    """Let simulated raters vote in a served study, all at once; return the number of votes."""
+    """Let simulated raters vote concurrently in a served study; return the number of votes."""
     store.study(study)
 
     def made(number: int) -> SimulatedRater:
@@ -137,7 +138,7 @@ def vote_in(
         rater.join()
     for rater in crowd:
         if rater.trouble:
-            raise StoreError(f"the votes in {study} are not whole: {rater.name} could not go on at {address} "
+            raise StoreError(f"the votes in {study} are incomplete: {rater.name} failed at {address} "
                              f"({rater.trouble}); is superres survey serve {study} running there?")
     return sum(rater.votes for rater in crowd)
 
@@ -149,11 +150,10 @@ def vote_over_http(
     raters: Raters = 30, preference: Preference = 56.8, rater_sd: RaterSd = 0.4, image_sd: ImageSd = 1.0,
     seed: Seed = 0,
 ) -> None:
-    """Simulated raters vote in a served study, all at once."""
+    """Let simulated raters vote concurrently in a served study."""
     mean = mean_logit(preference / 100, rater_sd, image_sd)
     votes = vote_in(study, Store(store), address, raters, mean, rater_sd, image_sd, seed)
-    print(f"SIMULATION: {votes} votes of {raters} raters who do not exist are in {study}; their preference is "
-          f"{preference} %")
+    print(f"SIMULATION: {votes} votes of {raters} simulated raters are in {study}; their preference is {preference} %")
 
 
 def simulated_votes(
@@ -168,14 +168,14 @@ def simulated_votes(
 
 
 INTERVALS = {
-    "two_way": "two-way clustered (headline)", "pigeonhole": "two-way pigeonhole", "rater": "raters resampled",
-    "image": "images resampled", "votes": "votes only (the paper's)", "wilson": "Wilson",
+    "two_way": "two-way clustered", "pigeonhole": "two-way pigeonhole", "rater": "raters resampled",
+    "image": "images resampled", "votes": "votes only (paper)", "wilson": "Wilson",
 }
-"""The report's intervals and their names in the table."""
+"""Names of the intervals in the table, by their names in the report."""
 
 
 def intervals_of(votes: Votes, rng: np.random.Generator) -> dict[str, Interval]:
-    """Return every interval that the report shows."""
+    """Return all intervals of a report."""
     both = statistics.two_way(votes)
     found = {
         "two_way": both.interval if both else (0.0, 1.0),
@@ -191,7 +191,7 @@ def intervals_of(votes: Votes, rng: np.random.Generator) -> dict[str, Interval]:
 def drawn_studies(
     studies: int, mean: float, raters: int, votes: int, images: int, rater_sd: float, image_sd: float, seed: int,
 ) -> Iterator[dict[str, Interval]]:
-    """Give the intervals of `studies` studies whose votes are drawn directly."""
+    """Yield the intervals of `studies` studies whose votes are drawn directly."""
     for number in range(studies):
         rng = np.random.default_rng([seed, number])
         yield intervals_of(simulated_votes(rng, mean, raters, votes, images, rater_sd, image_sd), rng)
@@ -199,7 +199,7 @@ def drawn_studies(
 
 @contextmanager
 def served(store: Store, studies: Sequence[Study]) -> Iterator[str]:
-    """Serve the voting pages of `studies` on this machine; gives the address under which they stand by their names."""
+    """Serve the voting page of each study under its name on this machine; yield the address of the server."""
     server = FastAPI()
     for study in studies:
         server.mount(f"/{study.name}", survey_app(store, study))
@@ -217,7 +217,7 @@ def served(store: Store, studies: Sequence[Study]) -> Iterator[str]:
 def voted_studies(
     studies: int, mean: float, raters: int, votes: int, images: int, rater_sd: float, image_sd: float, seed: int,
 ) -> Iterator[dict[str, Interval]]:
-    """Give the intervals of the reports of `studies` studies in which simulated raters have voted over HTTP."""
+    """Yield the intervals of the reports of `studies` studies in which simulated raters voted over HTTP."""
     rng = np.random.default_rng(seed)
     settings = StudySettings(trials=votes, gold=0, repeats=0, practice=0, seed=seed, minimum_viewport=(100, 100))
     methods = [Method(name, {f"{n:04d}": rng.integers(0, 256, (8, 8, 3)).astype(np.uint8) for n in range(images)},
@@ -242,15 +242,15 @@ def voted_studies(
 @app.command()
 def coverage(
     studies: Annotated[int, typer.Option(min=1, help="Simulated studies.")] = 200, raters: Raters = 30,
-    votes: Annotated[int, typer.Option(min=1, help="Votes a rater.")] = 50,
-    images: Annotated[int, typer.Option(min=2, help="Images of the study.")] = 500, preference: Preference = 56.8,
+    votes: Annotated[int, typer.Option(min=1, help="Votes per rater.")] = 50,
+    images: Annotated[int, typer.Option(min=2, help="Images per study.")] = 500, preference: Preference = 56.8,
     rater_sd: RaterSd = 0.4, image_sd: ImageSd = 1.0, seed: Seed = 0,
-    over_http: Annotated[bool, typer.Option("--http", help="Vote over HTTP, and read the store's reports.")] = False,
+    over_http: Annotated[bool, typer.Option("--http", help="Vote over HTTP, and read the reports.")] = False,
     output: Annotated[Path | None, typer.Option(help="Folder for coverage.json and coverage.md.")] = None,
 ) -> None:
     """Count how often each 90% interval covers the known preference."""
     if votes > images:
-        sys.exit(f"simulate_votes: --votes {votes} a rater are more than the --images, {images}")
+        sys.exit(f"simulate_votes: --votes {votes} per rater exceed --images {images}")
     truth = preference / 100
     mean = mean_logit(truth, rater_sd, image_sd)
     design = mean, raters, votes, images, rater_sd, image_sd
@@ -268,11 +268,9 @@ def coverage(
     table = f"{title}\n\n{markdown_table(['interval', 'covers, %', 'mean width, points'], rows)}\n"
     print(table)
     if output is not None:
-        prepare_folder(output)
         document = {"simulation": title, "rows": [dict(zip(("interval", "coverage", "width"), row, strict=True))
                                                   for row in rows]}
-        write_result(output / "coverage.json", (json.dumps(document, indent=1) + "\n").encode())
-        write_result(output / "coverage.md", table.encode())
+        write_results(output, {"coverage.json": document, "coverage.md": table})
 
 
 if __name__ == "__main__":

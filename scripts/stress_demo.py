@@ -1,10 +1,10 @@
-"""Try a running web demo: hostile uploads, or many visitors at once.
+"""Stress a running web demo with hostile uploads, or with many concurrent visitors.
 
     python app.py --port 7860 --max-queue 16 &
     python scripts/stress_demo.py hostile http://127.0.0.1:7860 --count 200 --pid $!
     python scripts/stress_demo.py visitors http://127.0.0.1:7860 --visitors 50 --seconds 120 --pid $!
 
-Both print one JSON object, and exit with 1 if anything went wrong.
+Both commands print one JSON object, and exit with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from PIL import Image
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
-Url = Annotated[str, typer.Argument(help="Where the demo runs.")]
-Pid = Annotated[int | None, typer.Option(help="Its process, to look at its memory.")]
-PATIENCE = 300
-"""Seconds to wait for an answer."""
+Url = Annotated[str, typer.Argument(help="URL of the demo.")]
+Pid = Annotated[int | None, typer.Option(help="Process id of the demo, for measuring its memory.")]
+TIMEOUT = 300
+"""Seconds to wait for a response."""
 FACE = Path(__file__).parent / "faces" / "face-1.png"
 
 
 def encoded(image: Image.Image, suffix: str, **options: Any) -> bytes:  # noqa: ANN401 -- Pillow's
-    """Return an image as the bytes of a file."""
+    """Return an image encoded as a file."""
     buffer = io.BytesIO()
     image.save(buffer, suffix, **options)
     return buffer.getvalue()
 
 
 def huge_png(side: int) -> bytes:
-    """Return a PNG whose header claims `side` x `side` pixels."""
+    """Return a PNG whose header declares `side` x `side` pixels."""
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -70,7 +70,7 @@ def zipped(members: dict[str, bytes]) -> bytes:
 
 
 def hostile_files(seed: int = 0) -> dict[str, tuple[str, bytes, bool]]:
-    """Return hostile and odd files by kind: the name, the content, and whether it can be upscaled all the same."""
+    """Return hostile and unusual files by kind: the name, the content, and whether the file can be upscaled."""
     rng = np.random.default_rng(seed)
     size = int(rng.integers(40, 120))
     photo = Image.fromarray(rng.integers(0, 256, (size, size + 20, 3), np.uint8))
@@ -104,9 +104,9 @@ def hostile_files(seed: int = 0) -> dict[str, tuple[str, bytes, bool]]:
 
 
 def hostile_zips() -> dict[str, tuple[bytes, int, int]]:
-    """Return zip files by kind: the content, and how many of their files can be upscaled and how many cannot.
+    """Return zip files by kind: the content, the number of files that can be upscaled, and the number of other files.
 
-    Both numbers are 0 for a zip file that is refused as a whole.
+    Both numbers are 0 for a zip file that is refused completely.
     """
     png = FACE.read_bytes()
     names = ("../../../../tmp/superres-traversal.png", "/tmp/superres-absolute.png", "C:\\superres-windows.png",  # noqa: S108
@@ -133,23 +133,23 @@ def memory_mb(pid: int | None) -> float | None:
 
 
 def send(url: str, name: str, content: bytes) -> dict[str, Any]:
-    """Upload a file under any name, and return what stands for it in a request."""
-    response = httpx.post(f"{url}/gradio_api/upload", files={"files": (name, content)}, timeout=PATIENCE)
+    """Upload a file under any name, and return its representation in a request."""
+    response = httpx.post(f"{url}/gradio_api/upload", files={"files": (name, content)}, timeout=TIMEOUT)
     response.raise_for_status()
     return {"path": response.json()[0], "orig_name": name, "meta": {"_type": "gradio.FileData"}}
 
 
 def call(url: str, endpoint: str, arguments: dict[str, Any]) -> tuple[list[Any], str]:
-    """Call an endpoint and return its last outputs, or no outputs and the error."""
-    started = httpx.post(f"{url}/gradio_api/call/v2/{endpoint}", json=arguments, timeout=PATIENCE)
+    """Call an endpoint and return its last outputs and an empty error, or no outputs and the error."""
+    started = httpx.post(f"{url}/gradio_api/call/v2/{endpoint}", json=arguments, timeout=TIMEOUT)
     started.raise_for_status()
     path = f"{url}/gradio_api/call/{endpoint}/{started.json()['event_id']}"
-    with httpx.stream("GET", path, timeout=PATIENCE) as answers:
+    with httpx.stream("GET", path, timeout=TIMEOUT) as answers:
         return outcome(answers.iter_lines())
 
 
 def outcome(lines: Iterable[str]) -> tuple[list[Any], str]:
-    """Return the last outputs of an endpoint's answer, or no outputs and the error."""
+    """Return the last outputs of a response and an empty error, or no outputs and the error."""
     kind = ""
     for line in lines:
         if line.startswith("event: "):
@@ -158,33 +158,33 @@ def outcome(lines: Iterable[str]) -> tuple[list[Any], str]:
             return json.loads(line.removeprefix("data: ")), ""
         elif line.startswith("data: ") and kind == "error":
             return [], json.loads(line.removeprefix("data: "))["error"]
-    return [], "the answer ended too early"
+    return [], "the response is incomplete"
 
 
 def try_image(url: str, name: str, content: bytes, settings: dict[str, Any]) -> str:
-    """Upload and upscale an image; return "" for a right result, or the error that came back."""
+    """Upload and upscale an image; return "" for a correct result, or the error."""
     outputs, error = call(url, "upscale", {"image": send(url, name, content), **settings})
     if error:
         return error
     files, report = outputs
-    picture = Image.open(io.BytesIO(httpx.get(files[0]["url"], timeout=PATIENCE).content))
-    return "" if report["complete"] and picture.size == (32, 32) else f"odd result {report} {picture.size}"
+    picture = Image.open(io.BytesIO(httpx.get(files[0]["url"], timeout=TIMEOUT).content))
+    return "" if report["complete"] and picture.size == (32, 32) else f"unexpected result {report} {picture.size}"
 
 
 def try_zip(url: str, content: bytes, settings: dict[str, Any]) -> tuple[list[int], str]:
-    """Upload and upscale a zip file; return how many files succeeded and failed, and the error if there was one."""
+    """Upload and upscale a zip file; return the numbers of succeeded and failed files, and the error or ""."""
     outputs, error = call(url, "upscale_batch", {"files": [send(url, "faces.zip", content)], **settings})
     statuses = Counter(row["status"] for row in outputs[1]["rows"]) if outputs else Counter[str]()
     return [statuses["ok"], statuses["failed"]], error
 
 
 def is_clear(message: str) -> bool:
-    """Tell whether an error is a message for people: a reason and a remedy, and no path of the server."""
+    """Return whether an error has a reason and a remedy, and no path of the server."""
     return ";" in message and "superres-web-" not in message and "<" not in message
 
 
 def check(url: str, seed: int, **settings: Any) -> tuple[Counter[str], list[str]]:  # noqa: ANN401 -- of the endpoints
-    """Upload each hostile file and zip file once; return how often what came back, and what was wrong."""
+    """Upload each hostile file and zip file once; return the counts of outcomes, and the failed checks."""
     outcomes, wrong = Counter[str](), []
     for kind, (name, content, usable) in hostile_files(seed).items():
         error = try_image(url, name, content, settings)
@@ -201,10 +201,10 @@ def check(url: str, seed: int, **settings: Any) -> tuple[Counter[str], list[str]
 
 @app.command()
 def hostile(url: Url, count: Annotated[int, typer.Option(help="Uploads.")] = 200, pid: Pid = None) -> None:
-    """Upload hostile files and zip files, and check that each ends in a clear message or a right result."""
+    """Upload hostile files and zip files, and check that each gets a clear message or a correct result."""
     outside = Path(tempfile.gettempdir())
     before = {path.name for path in outside.iterdir()}
-    check(url, 0)  # what is imported and cached at the first use is not counted as lost memory
+    check(url, 0)  # imports and caches of the first use are not memory leaks
     memory, seed = memory_mb(pid), 0
     outcomes, wrong = Counter[str](), []
     while outcomes.total() < count:
@@ -215,13 +215,13 @@ def hostile(url: Url, count: Annotated[int, typer.Option(help="Uploads.")] = 200
     new = sorted({path.name for path in outside.iterdir()} - before)
     report = {"uploads": outcomes.total(), "outcomes": outcomes, "wrong": wrong, "memory_mb_before": memory,
               "memory_mb_after": memory_mb(pid), "new_in_temporary_folder": new,
-              "health": httpx.get(f"{url}/health", timeout=PATIENCE).json()}
+              "health": httpx.get(f"{url}/health", timeout=TIMEOUT).json()}
     print(json.dumps(report, indent=1))
     sys.exit(1 if wrong else 0)
 
 
 class Visitor(threading.Thread):
-    """Asks for one picture after another, each time one of `expected`, and compares what comes back."""
+    """Upscales pictures of `expected` one after another, and compares the results."""
 
     def __init__(self, url: str, expected: dict[Path, bytes], number: int, end: float) -> None:
         """Prepare visitor `number`, who leaves at `time.monotonic() == end`."""
@@ -243,12 +243,12 @@ class Visitor(threading.Thread):
                 self.outcomes["busy"] += 1
                 time.sleep(self.random.uniform(1, 3))
                 continue
-            except Exception as error:  # whatever it is, it is a lost result
+            except Exception as error:  # every other error is a lost result
                 self.outcomes[f"lost: {type(error).__name__} {error}"[:120]] += 1
                 continue
             self.seconds.append(time.monotonic() - started)
-            right = pixels(files[0]) == self.expected[face]
-            self.outcomes["right" if right else "mixed up"] += 1
+            correct = pixels(files[0]) == self.expected[face]
+            self.outcomes["right" if correct else "mixed up"] += 1
 
 
 def pixels(path: str | Path) -> bytes:
@@ -258,10 +258,10 @@ def pixels(path: str | Path) -> bytes:
 
 @app.command()
 def visitors(
-    url: Url, visitors: Annotated[int, typer.Option(help="How many at once.")] = 50,
-    seconds: Annotated[float, typer.Option(help="For how long.")] = 120, pid: Pid = None,
+    url: Url, visitors: Annotated[int, typer.Option(help="Number of concurrent visitors.")] = 50,
+    seconds: Annotated[float, typer.Option(help="Duration in seconds.")] = 120, pid: Pid = None,
 ) -> None:
-    """Let many visitors upscale different faces at once, and check that each gets the result of its own."""
+    """Let many visitors upscale different faces concurrently, and check that each visitor gets the correct results."""
     client = Client(url, verbose=False)
     expected = {}
     for face in sorted(FACE.parent.glob("*.png")):
@@ -274,13 +274,13 @@ def visitors(
     waiting, pages = [], []
     while any(visitor.is_alive() for visitor in crowd):
         started = time.monotonic()
-        httpx.get(url, timeout=PATIENCE).raise_for_status()
+        httpx.get(url, timeout=TIMEOUT).raise_for_status()
         pages.append(time.monotonic() - started)
-        waiting.append(httpx.get(f"{url}/health", timeout=PATIENCE).json()["waiting"])
+        waiting.append(httpx.get(f"{url}/health", timeout=TIMEOUT).json()["waiting"])
         time.sleep(1)
     outcomes = sum((visitor.outcomes for visitor in crowd), Counter[str]())
     latencies = sorted(second for visitor in crowd for second in visitor.seconds)
-    health = httpx.get(f"{url}/health", timeout=PATIENCE).json()
+    health = httpx.get(f"{url}/health", timeout=TIMEOUT).json()
     report = {"visitors": visitors, "seconds": seconds, "outcomes": outcomes,
               "latency_seconds": quantiles(latencies), "page_seconds": quantiles(pages), "most_waiting": max(waiting),
               "memory_mb_before": memory, "memory_mb_after": memory_mb(pid), "health": health}

@@ -1,9 +1,8 @@
-"""Checkpoint folders: `model.safetensors` and `config.json`, read strictly, written atomically."""
+"""Read checkpoint folders (`model.safetensors`, `config.json`) strictly, and write them atomically."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -26,29 +25,30 @@ from superres.errors import CheckpointError, OutputError, SuperresError, first_l
 from superres.nn.model import EncoderDecoder
 from superres.nn.outline import outline
 from superres.system.hub import hub_problem
+from superres.system.output import short_digest
 from superres.system.reading import parse_json, read_file, require_regular
 from superres.tasks import TASK_FILES
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 TRAINING = "training.jsonl"
-"""How the weights came about: a JSON object a stage, oldest first."""
+"""Training history of the weights: one JSON object per stage, oldest first."""
 DECODE = "decode"
-"""Entry of config.json with the default decoding settings by kind of device ("cpu", "cuda"), where there are any."""
+"""Optional entry of config.json: the default decoding settings by type of device ("cpu", "cuda")."""
 RETIRED = "-old"
-"""Ending of a folder's name while another takes its place."""
-MOST_BYTES = 2**24
-"""Largest config.json, training.jsonl or file of a task that is read; they have kilobytes."""
+"""Suffix of a folder's name while a new folder replaces it."""
+MAX_BYTES = 2**24
+"""Largest accepted size of config.json, training.jsonl and files of a task, which typically have kilobytes."""
 WEIGHT_TYPES = ("F64", "F32", "F16", "BF16")
-"""Types of the numbers in model.safetensors."""
+"""Accepted types of tensors in model.safetensors."""
 
 
 @contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
-    """Give a new folder beside `folder` to write into; it takes `folder`'s place if the block succeeds.
+    """Yield a new folder beside `folder` to write into; it replaces `folder` if the block succeeds.
 
     Raises:
-        OutputError: the folder cannot be written (read-only, no space left); what was there before is intact.
+        OutputError: the folder cannot be written (read-only, no space left); `folder` is unchanged.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -60,13 +60,13 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
         fresh.chmod(0o755)
         _swap(folder, fresh)
     except (OSError, SafetensorError) as error:
-        raise OutputError(f"cannot write {folder}: {error}; what was there before is unchanged") from error
+        raise OutputError(f"cannot write {folder}: {error}; its previous content is unchanged") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _swap(folder: Path, fresh: Path) -> None:
-    """Put `fresh` in the place of `folder`; if that fails, what was there comes back."""
+    """Rename `fresh` to `folder`; if that fails, restore the previous folder."""
     retired = fresh.with_name(fresh.name + RETIRED)
     if folder.exists():
         os.replace(folder, retired)
@@ -79,10 +79,10 @@ def _swap(folder: Path, fresh: Path) -> None:
 
 
 def recover_folder(folder: Path) -> None:
-    """Bring back what stood at `folder` if a swap was cut short between its two moves (a kill, say)."""
-    left = sorted(folder.parent.glob(f".{folder.name}-*{RETIRED}"))
-    if left and not folder.exists():
-        os.replace(left[-1], folder)
+    """Restore the previous `folder` if a replacement was interrupted between its two renames, for example by a kill."""
+    retired = sorted(folder.parent.glob(f".{folder.name}-*{RETIRED}"))
+    if retired and not folder.exists():
+        os.replace(retired[-1], folder)
 
 
 def save_checkpoint(
@@ -90,15 +90,15 @@ def save_checkpoint(
     dtype: torch.dtype = torch.bfloat16, training: Sequence[dict[str, Any]] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write `model` as a checkpoint folder, replacing what is there in one move.
+    """Write `model` to a checkpoint folder, which is replaced atomically.
 
     Args:
         model: the network.
-        folder: where to; made if missing. Other files in it (a model card) are kept.
-        extra: more entries for config.json.
-        dtype: in which the weights are stored.
-        training: the stages that led here, for `training.jsonl`; None leaves that file as it is.
-        files: content of more files by name, those of the task (a vocabulary).
+        folder: checkpoint folder, created if it is missing. Other files in it (such as a model card) are kept.
+        extra: further entries of config.json.
+        dtype: type of the stored weights.
+        training: stages of training for `training.jsonl`; None keeps an existing file.
+        files: content of the task's files by name (such as a vocabulary).
 
     Raises:
         OutputError: the folder cannot be written.
@@ -118,14 +118,14 @@ def save_checkpoint(
 
 
 def read_training(folder: str | Path) -> list[dict[str, Any]]:
-    """Return the stages that led to a checkpoint, oldest first; none if it does not tell.
+    """Return the stages of a checkpoint's training, oldest first; empty without `training.jsonl`.
 
     Raises:
         CheckpointError: `training.jsonl` is damaged.
     """
     path = Path(folder) / TRAINING
     try:
-        return [dict(json.loads(line)) for line in read_file(path, MOST_BYTES).decode().splitlines()]
+        return [dict(json.loads(line)) for line in read_file(path, MAX_BYTES).decode().splitlines()]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -134,14 +134,14 @@ def read_training(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Return the document in a checkpoint's config.json.
+    """Return the content of a checkpoint's config.json.
 
     Raises:
-        CheckpointError: the folder or file is missing, damaged, or of a newer format.
+        CheckpointError: the folder or file is missing, damaged, or of another format.
     """
     path = Path(folder) / CONFIG
     try:
-        document = parse_json(read_file(path, MOST_BYTES))
+        document = parse_json(read_file(path, MAX_BYTES))
         version = document["format_version"]
     except FileNotFoundError as error:
         raise CheckpointError(f"no checkpoint at {folder}: {CONFIG} is missing; name a checkpoint's folder") from error
@@ -171,13 +171,13 @@ def read_network(folder: str | Path) -> ModelConfig:
 
 
 def read_decode_default(folder: str | Path, kind: str) -> DecodeConfig:
-    """Return the checkpoint's default decoding settings on devices of `kind` ("cpu", "cuda"), or else plain ones.
+    """Return the checkpoint's default decoding settings on devices of `kind` ("cpu", "cuda"), or `DecodeConfig()`.
 
-    `draft` there is a bundled checkpoint or a folder in the checkpoint's own, `ngrams` a file in it: a checkpoint from
-    elsewhere has no say in what else is read.
+    An untrusted checkpoint must not cause other files to be read. Its `draft` is therefore a bundled checkpoint or a
+    folder inside the checkpoint's folder, and its `ngrams` is a file inside that folder.
 
     Raises:
-        CheckpointError: the entry in config.json is damaged, or names what is not there.
+        CheckpointError: the entry in config.json is damaged, or names a file outside or missing from the folder.
     """
     folder = Path(folder)
     defaults = read_config(folder).get(DECODE, {})
@@ -191,30 +191,30 @@ def read_decode_default(folder: str | Path, kind: str) -> DecodeConfig:
 
 
 def _inside(folder: Path, name: str | None) -> str | None:
-    """Return the path of what a checkpoint calls `name` in its own folder.
+    """Return the path of `name` in a checkpoint's folder; None for None.
 
     Raises:
-        ConfigError: it is elsewhere, or missing.
+        ConfigError: the path is outside the folder, or missing.
     """
     if name is None:
         return None
     try:
         path, home = (folder / name).resolve(), folder.resolve()
         is_own = home in path.parents and path.exists()
-    except (OSError, ValueError, RuntimeError):  # too long a name, a zero byte, links in a circle
+    except (OSError, ValueError, RuntimeError):  # a name that is too long, a zero byte, a cycle of links
         is_own = False
-    require(is_own, f"{shown(name)} is not in the checkpoint's folder; name what is, or leave it out and give an "
-                    "option of the command")
+    require(is_own, f"{shown(name)} is not in the checkpoint's folder; give a file in the folder, or remove the entry "
+                    "and use an option of the command")
     return str(path)
 
 
 def load_checkpoint(folder: str | Path) -> EncoderDecoder:
-    """Read a checkpoint folder strictly: every tensor present, none extra, every shape right. Weights become float32.
+    """Load the network of a checkpoint folder with float32 weights.
 
-    Names and shapes are compared before memory is taken for the weights.
+    The names and shapes of all tensors must match exactly; they are compared before the weights are read into memory.
 
     Raises:
-        CheckpointError: the folder is missing, damaged, or does not fit, or a weight is not finite.
+        CheckpointError: the folder is missing or damaged, the tensors do not match, or a weight is not finite.
     """
     folder = Path(folder)
     model = outline(read_network(folder))
@@ -223,13 +223,13 @@ def load_checkpoint(folder: str | Path) -> EncoderDecoder:
 
 
 def read_task_files(folder: Path, task: str) -> dict[str, bytes]:
-    """Return the content of the files in a checkpoint's folder that belong to its task, by name.
+    """Return the content of the task's files in a checkpoint's folder, by name.
 
     Raises:
-        CheckpointError: one is missing.
+        CheckpointError: a file is missing or cannot be read.
     """
     try:
-        return {name: read_file(folder / name, MOST_BYTES) for name in TASK_FILES.get(task, ())}
+        return {name: read_file(folder / name, MAX_BYTES) for name in TASK_FILES.get(task, ())}
     except OSError as error:
         raise CheckpointError(f"cannot read {error.filename}: {error.strerror}; fetch the checkpoint again") from error
 
@@ -239,10 +239,10 @@ def read_tensors(path: Path, model: torch.nn.Module | None = None) -> dict[str, 
 
     Args:
         path: the file.
-        model: the network whose weights they are to be; names, shapes and types are compared before any is read.
+        model: network for the weights; names, shapes and types are compared before the weights are read.
 
     Raises:
-        CheckpointError: it is missing or damaged, or does not fit `model`.
+        CheckpointError: the file is missing or damaged, or does not match `model`.
     """
     try:
         require_regular(path)
@@ -256,17 +256,17 @@ def read_tensors(path: Path, model: torch.nn.Module | None = None) -> dict[str, 
 
 
 def _check_header(path: Path, model: torch.nn.Module) -> None:
-    """Compare what a safetensors file says that it holds with what `model` has.
+    """Compare the header of a safetensors file with the tensors of `model`.
 
     Raises:
-        CheckpointError: it does not fit.
+        CheckpointError: names, shapes or types do not match.
         SafetensorError: the file is damaged.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with safe_open(path, framework="pt") as file:
         found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 -- not a dictionary
-        _compare({name: tuple(value.shape) for name, value in model.state_dict().items()},
-                 {name: tuple(value.get_shape()) for name, value in found.items()}, str(path))
+        _compare(_shapes(model.state_dict()), {name: tuple(value.get_shape()) for name, value in found.items()},
+                 str(path))
         types = {name: value.get_dtype() for name, value in found.items()}
     for name, kind in types.items():
         if kind not in WEIGHT_TYPES:
@@ -275,21 +275,20 @@ def _check_header(path: Path, model: torch.nn.Module) -> None:
 
 
 def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], origin: str, optional: str | None = None) -> None:
-    """Copy `weights` into `model`, each name and shape checked; weights on the meta device are replaced.
+    """Copy `weights` into `model` after a check of names and shapes; tensors on the meta device are replaced.
 
     Args:
         model: the network.
         weights: tensors by name.
-        origin: where they come from, for the message.
-        optional: prefix of names that `weights` may lack (and the model then keeps its own).
+        origin: origin of the weights for error messages.
+        optional: prefix of names that `weights` may lack; the model keeps its own tensors of these names.
 
     Raises:
         CheckpointError: names or shapes differ, or a weight is not finite.
     """
     own = model.state_dict()
-    _compare({name: tuple(value.shape) for name, value in own.items()},
-             {name: tuple(value.shape) for name, value in weights.items()}, origin, optional)
-    values = {name: _as(own[name], weights[name]) if name in weights else own[name] for name in own}
+    _compare(_shapes(own), _shapes(weights), origin, optional)
+    values = {name: _like(own[name], weights[name]) if name in weights else own[name] for name in own}
     for name, value in values.items():
         if value.numel() and not all(math.isfinite(bound) for bound in torch.aminmax(value)):
             raise CheckpointError(f"{origin}: tensor {name} holds numbers that are not finite; "
@@ -297,8 +296,12 @@ def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], origin: str
     model.load_state_dict(values, assign=any(value.is_meta for value in own.values()))
 
 
-def _as(own: Tensor, weight: Tensor) -> Tensor:
-    """Return `weight` with the type and the order in memory of `own`."""
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _like(own: Tensor, weight: Tensor) -> Tensor:
+    """Return `weight` with the type and, for a tensor on the meta device, the strides of `own`."""
     if not own.is_meta:
         return weight.to(own.dtype)
     return torch.empty_strided(own.shape, own.stride(), dtype=own.dtype).copy_(weight)
@@ -307,14 +310,14 @@ def _as(own: Tensor, weight: Tensor) -> Tensor:
 def _compare(
     own: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], origin: str, optional: str | None = None,
 ) -> None:
-    """Compare the shapes of a network's tensors with those that were found; arguments as for `load_weights`.
+    """Compare the shapes of a network's tensors with the shapes in a file; for the arguments, see `load_weights`.
 
     Raises:
         CheckpointError: names or shapes differ.
     """
-    wanted = {name for name in own if optional is None or not name.startswith(optional) or name in found}
-    missing, extra = sorted(wanted - set(found)), sorted(set(found) - set(own))
-    shapes = sorted(name for name in wanted & set(found) if found[name] != own[name])
+    required = {name for name in own if optional is None or not name.startswith(optional) or name in found}
+    missing, extra = sorted(required - set(found)), sorted(set(found) - set(own))
+    shapes = sorted(name for name in required & set(found) if found[name] != own[name])
     problems = {"lacks tensors": missing, "has extra tensors": extra, "has tensors of another shape": shapes}
     for problem, names in problems.items():
         if names:
@@ -326,18 +329,18 @@ def weights_digest(folder: str | Path) -> str:
     """Return the first 12 hexadecimal digits of the SHA-256 of a checkpoint's weights."""
     path = Path(folder) / WEIGHTS
     require_regular(path)
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    return short_digest(path.read_bytes())
 
 
 class HubModel(torch.nn.Module, PyTorchModelHubMixin):
-    """A network with the hub's `from_pretrained`, `save_pretrained` and `push_to_hub`, read as strictly as a folder."""
+    """A network with the hub's `from_pretrained`, `save_pretrained` and `push_to_hub`, which loads strictly."""
 
     def __init__(self, model: EncoderDecoder, files: Mapping[str, bytes] | None = None) -> None:
         """Wrap the network.
 
         Args:
             model: the network.
-            files: content of its task's files by name (the vocabulary of a translation), as in `read_task_files`.
+            files: content of the task's files by name (such as the vocabulary of a translation model).
 
         Raises:
             CheckpointError: a file of the task is missing.
@@ -353,10 +356,10 @@ class HubModel(torch.nn.Module, PyTorchModelHubMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> HubModel:  # noqa: ANN401
-        """See `PyTorchModelHubMixin.from_pretrained`, which reads a folder's config.json less strictly.
+        """Load a model as `PyTorchModelHubMixin.from_pretrained` does, after a strict check of config.json.
 
         Raises:
-            CheckpointError: the checkpoint is missing, damaged, or does not fit.
+            CheckpointError: the checkpoint is missing or damaged, or its tensors do not match.
         """
         if Path(pretrained_model_name_or_path).is_dir():
             read_config(pretrained_model_name_or_path)
@@ -371,12 +374,12 @@ class HubModel(torch.nn.Module, PyTorchModelHubMixin):
 
 
 def fetch_from_hub(identifier: str, revision: str | None = None) -> Path:
-    """Return the local folder of a hub checkpoint, downloading its files unless they are cached.
+    """Return the local folder of a hub checkpoint; files that are not cached are downloaded.
 
-    Without an answer from the hub within some seconds, only the cache is looked into.
+    If the hub does not respond within seconds, only cached files are used.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or no network and nothing cached.
+        CheckpointError: there is no such checkpoint, or the hub is unreachable and the checkpoint is not cached.
     """
     problem = hub_problem(identifier, CONFIG, revision)
 
@@ -401,7 +404,7 @@ def fetch_from_hub(identifier: str, revision: str | None = None) -> Path:
 
 
 def bundled_folder() -> Path:
-    """Return the folder of the bundled checkpoints: beside the package in a checkout, inside it when installed."""
+    """Return the folder of the bundled checkpoints: beside the package in a checkout, inside an installed package."""
     package = Path(__file__).resolve().parent
     installed = package / "_checkpoints"
     return installed if installed.is_dir() else package.parent / "checkpoints"
@@ -423,11 +426,11 @@ def find_checkpoint(name_or_folder: str | Path) -> Path:
         name_or_folder: a bundled checkpoint's name, a folder, or a Hugging Face hub id ("owner/name").
 
     Raises:
-        CheckpointError: nothing is found.
+        CheckpointError: there is no such checkpoint.
     """
     text = str(name_or_folder)
-    if text and Path(name_or_folder).is_dir():
-        return Path(name_or_folder)
+    if text and Path(text).is_dir():
+        return Path(text)
     if text in bundled_checkpoints():
         return bundled_folder() / text
     if text.count("/") == 1 and not text.startswith((".", "/")) and not text.endswith("/"):

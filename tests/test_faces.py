@@ -464,4 +464,4 @@ def test_prepare_celeba_reports_a_bad_folder_in_one_line(tmp_path):
     done = run_prepare(tmp_path, tmp_path / "faces.npz")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "holds no images" in done.stderr
+    assert "has no images" in done.stderr

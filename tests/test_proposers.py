@@ -357,7 +357,7 @@ def test_every_proposer_of_text_is_measured_beside_its_prediction(folder, tmp_pa
     assert filled.split("## Text")[0] == page.split("## Text")[0]
     with pytest.raises(InvalidInputError, match="has no table between"):
         fill("# Nothing", report)
-    with pytest.raises(InvalidInputError, match="is no report of superres benchmark"):
+    with pytest.raises(InvalidInputError, match="is not a report of superres benchmark"):
         read_report(files[1])
 
 

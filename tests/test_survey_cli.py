@@ -227,7 +227,7 @@ def test_serving_reporting_and_exporting_need_no_torch(here):
     code = ("import sys; from superres.cli.main import run; "
             "assert run(['survey', 'report', 'study', '--output', 'r']) == 0; "
             "assert run(['survey', 'export', 'study', '--output', 'v.csv']) == 0; "
-            "import superres.survey.results; "
+            "import superres.survey.results, superres.survey.client; "
             "assert not {'torch', 'gradio'} & set(sys.modules), 'slow imports'")
     result = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False,
                             env={**os.environ, "PYTHONPATH": str(ROOT)})

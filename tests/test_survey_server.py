@@ -16,8 +16,8 @@ from sqlalchemy import func, select
 from starlette.testclient import TestClient
 from survey_tools import add_study, serving, vote_through
 
-from scripts.rater_client import Answer, RaterClient, ballot
 from superres.survey import schema
+from superres.survey.client import Answer, RaterClient, ballot
 from superres.survey.credentials import digest, link_key
 from superres.survey.limits import EnrolmentLimit
 from superres.survey.records import read_votes
@@ -36,10 +36,9 @@ def kept(memory_folder):
 
 
 @pytest.fixture
-def check_survey(monkeypatch):
+def check_survey():
     """The script scripts/check_survey.py as a module."""
     path = ROOT / "scripts" / "check_survey.py"
-    monkeypatch.syspath_prepend(path.parent)
     spec = importlib.util.spec_from_file_location("check_survey", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["check_survey"] = module
@@ -296,24 +295,24 @@ def test_results_are_the_owners_alone_and_live(kept):
 def test_votes_survive_a_server_that_is_killed(memory_folder):
     printed = run_check("crashes", "--votes", "60", "--raters", "12", "--kills", "1", "--store",
                         memory_folder / "crash.db")
-    assert "60 in the store, 0 lost, 0 unasked for, 0 doubled, 0 unexpected answers" in printed
+    assert "60 in the store, 0 lost, 0 unexpected, 0 duplicate, 0 unexpected responses" in printed
 
 
 def test_votes_survive_a_server_that_is_killed_on_postgresql(postgres_server):
     printed = run_check("crashes", "--votes", "60", "--raters", "12", "--kills", "1", "--store", postgres_server)
-    assert "60 in the store, 0 lost, 0 unasked for, 0 doubled, 0 unexpected answers" in printed
+    assert "60 in the store, 0 lost, 0 unexpected, 0 duplicate, 0 unexpected responses" in printed
 
 
 def test_forged_replayed_and_malformed_votes_are_not_stored(memory_folder):
     printed = run_check("forgeries", "--requests", "60", "--store", memory_folder / "forged.db")
-    assert "0 stored, 0 good votes lost, 0 answered otherwise than by a refusal" in printed
+    assert "0 invalid votes stored, 0 valid votes lost, 0 unexpected responses" in printed
 
 
 def test_nothing_that_a_browser_receives_tells_the_method(memory_folder):
     store = Store(memory_folder / "blind.db", create=True)
     add_study(store, methods=("method-one", "method-two"))
     printed = run_check("blinding", "study", "--store", memory_folder / "blind.db", "--raters", "1")
-    assert printed.rstrip().endswith("nothing tells a method")
+    assert printed.rstrip().endswith("nothing reveals a method")
     store.close()
 
 
@@ -322,12 +321,13 @@ def test_the_check_of_blinding_finds_what_is_planted(check_survey, kept):
     png = bytes(8) + (0).to_bytes(4, "big") + b"IEND" + bytes(4)
     told = png[:8] + (3).to_bytes(4, "big") + b"tEXt" + b"one" + bytes(4) + png[8:]
     plain = [("x" * 32, side, Answer(200, [("content-length", "20")], png, 0.1)) for side in ("left", "right")]
-    assert list(check_survey.unlike(plain)) == []
+    assert list(check_survey.differences(plain)) == []
     longer = [plain[0], ("x" * 32, "right", Answer(200, [("content-length", "23")], told, 0.1))]
-    assert list(check_survey.unlike(longer)) == ["pictures have 2 kinds of headers", "pictures differ in length",
-                                                 "pictures differ in PNG chunks", "pictures have metadata"]
+    assert list(check_survey.differences(longer)) == [
+        "pictures have 2 different sets of headers", "pictures differ in length", "pictures differ in PNG chunks",
+        "pictures have metadata"]
     quiet = [("api/trial", Answer(200, [], json.dumps({"token": "x" * 32}).encode(), 0.1))]
-    assert list(check_survey.words_in(study, kept, quiet, plain)) == []
+    assert list(check_survey.secret_words(study, kept, quiet, plain)) == []
     for body, headers in (({"pair": "method-one"}, []), ({"src": "/face3"}, []), ({}, [("x-kind", "gold")])):
         loud = [("api/trial", Answer(200, headers, json.dumps(body).encode(), 0.1))]
-        assert len(list(check_survey.words_in(study, kept, loud, plain))) == 1
+        assert len(list(check_survey.secret_words(study, kept, loud, plain))) == 1

@@ -225,8 +225,8 @@ def test_the_simulation_covers_the_known_preference_and_says_what_it_is():
     printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert printed.startswith("SIMULATION: 20 studies, 12 raters x 20 votes on 40 images, preference 56.8 %")
     rows = {line.split(" | ")[0].strip("| "): float(line.split(" | ")[1]) for line in printed.splitlines()[4:10]}
-    assert rows["two-way clustered (headline)"] >= 80
-    assert rows["two-way clustered (headline)"] > rows["votes only (the paper's)"]
+    assert rows["two-way clustered"] >= 80
+    assert rows["two-way clustered"] > rows["votes only (paper)"]
 
 
 def test_simulated_raters_vote_over_http_too(tmp_path):
@@ -236,5 +236,5 @@ def test_simulated_raters_vote_over_http_too(tmp_path):
     printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert printed.startswith("SIMULATION: 2 studies, 4 raters x 6 votes on 8 images, preference 99.9 %")
     rows = {row["interval"]: row for row in json.loads((tmp_path / "coverage.json").read_text())["rows"]}
-    assert rows["two-way clustered (headline)"]["coverage"] == "100.0"
+    assert rows["two-way clustered"]["coverage"] == "100.0"
     assert float(rows["Wilson"]["width"]) > 0

@@ -93,7 +93,7 @@ class Variant:
         options: decoding settings.
         proposer: the proposer; None for one token per step.
         seconds: wall-clock time of all batches so far.
-        proposing: share of `seconds` that the proposer took, in seconds.
+        proposing: part of `seconds` that the proposer took.
         decoded: results, one per batch.
     """
 

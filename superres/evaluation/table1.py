@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from superres.config import BeamConfig, DecodeConfig, require
 from superres.decoding.trace import survival_curve
 from superres.evaluation.table2 import EXACT, Series, Table
 from superres.evaluation.text import DecodedText, Variant, bleu, chrf, decode_text, identical_share, text_scores
-from superres.system.output import figure_png, markdown_table, number_text, write_results
+from superres.system.output import figure_png, markdown_table, number_text, short_digest, write_results
 from superres.tasks.translation import TextPairs
 
 if TYPE_CHECKING:
@@ -75,13 +74,6 @@ TABLE_4: tuple[tuple[str, str, float, float | None], ...] = (
 """The paper's Table 4: model, source, BLEU on newstest2014, and wall-clock speed-up or None."""
 
 
-def text_digest(pairs: TextPairs | None) -> str | None:
-    """Return the first 12 hexadecimal digits of the SHA-256 of the text; None without text."""
-    if pairs is None:
-        return None
-    return hashlib.sha256("\n".join([*pairs.source, *pairs.target]).encode()).hexdigest()[:12]
-
-
 class Table1(Table):
     """Measurements of translation in `table1.json`, the source of the Markdown tables and the scatter plot."""
 
@@ -104,8 +96,10 @@ class Table1(Table):
         """
         require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
         self.dev, self.test, self.batch_size = dev, test, batch_size
-        run = {"dev": text_digest(dev), "dev_sentences": len(dev), "batch_size": batch_size, "device": device,
-               "test": text_digest(test), "test_sentences": 0 if test is None else len(test),
+        digests = [None if pairs is None else short_digest("\n".join([*pairs.source, *pairs.target]).encode())
+                   for pairs in (dev, test)]
+        run = {"dev": digests[0], "dev_sentences": len(dev), "batch_size": batch_size, "device": device,
+               "test": digests[1], "test_sentences": 0 if test is None else len(test),
                "bleu": bleu(["a"], ["a"])["signature"], "chrf": chrf(["a"], ["a"])["signature"]}
         super().__init__(folder, run, [*SERIES, *(TEST + role for role in CHECKPOINTS)])
 
@@ -192,7 +186,11 @@ def table1_markdown(document: dict[str, Any]) -> str:
         if series.paper:
             printed = (series.paper.get(k) for k in BLOCK_SIZES)
             rows.append([f"{title}, paper", *(f"{p[0]:.2f} / {p[1]:.2f}" if p else "-" for p in printed)])
-        details += [[title, str(k), *_detail(cell)] for k, cell in shown.items() if cell is not None]
+        for k, cell in shown.items():
+            if cell is not None:
+                scaled = {**cell, "seconds_per_sentence": 1000 * cell["seconds_per_sentence"]}
+                figures = (number_text(scaled[key], digits) for key, digits in COLUMNS.values())
+                details.append([title, str(k), *figures])
     networks = {SERIES[name].checkpoint: f"{entry['checkpoint']}@{entry['revision']}"
                 for name, entry in entries.items()}
     missing = [role for role in CHECKPOINTS if role not in networks]
@@ -210,11 +208,6 @@ def table1_markdown(document: dict[str, Any]) -> str:
         f"Speed-up and agreement are relative to greedy decoding of the same network in the same run. {run['chrf']}.",
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _detail(cell: dict[str, Any]) -> list[str]:
-    scaled = {**cell, "seconds_per_sentence": 1000 * cell["seconds_per_sentence"]}
-    return [number_text(scaled[key], digits) for key, digits in COLUMNS.values()]
 
 
 def table4_markdown(document: dict[str, Any]) -> str:

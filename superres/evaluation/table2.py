@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from superres.config import DecodeConfig, require
 from superres.decoding.trace import survival_curve
 from superres.errors import ConfigError
-from superres.evaluation.pictures import Decoded, agreement, decode_interleaved, mean_bits_per_dim, picture_scores
-from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_results
+from superres.evaluation.pictures import agreement, decode_interleaved, mean_bits_per_dim, picture_scores
+from superres.system.output import (
+    figure_png,
+    markdown_table,
+    number_text,
+    prepare_folder,
+    short_digest,
+    write_results,
+)
 from superres.system.progress import say
 from superres.tasks.faces import FacePairs
 
@@ -75,11 +81,6 @@ CHECKPOINTS = tuple(dict.fromkeys(series.checkpoint for series in SERIES.values(
 """Roles of the networks."""
 
 
-def data_digest(pairs: FacePairs) -> str:
-    """Return the first 12 hexadecimal digits of the SHA-256 of the pictures."""
-    return hashlib.sha256(pairs.hr.tobytes() + pairs.lr.tobytes()).hexdigest()[:12]
-
-
 def measure(series: Series, pairs: FacePairs, upscaler: Upscaler, batch_size: int) -> list[dict[str, Any]]:
     """Decode with all block sizes of `series` in alternation, and return one cell per block size, serialisable as JSON.
 
@@ -89,27 +90,22 @@ def measure(series: Series, pairs: FacePairs, upscaler: Upscaler, batch_size: in
     variants = series.variants(upscaler.model_config.prediction_heads)
     decoded = decode_interleaved(pairs.lr, upscaler, {str(k): variant for k, variant in variants.items()}, batch_size)
     truth = mean_bits_per_dim(pairs.lr, pairs.hr, upscaler, batch_size)
-    return [
-        {
+    greedy, cells = decoded["1"], []
+    for k, variant in variants.items():
+        result = decoded[str(k)]
+        cells.append({
             "block_size": k,
             "config": variant.to_dict(),
-            **_scores(decoded[str(k)], decoded["1"], pairs),
+            **result.statistics(),
+            "speed_up": greedy.seconds_per_image / max(result.seconds_per_image, 1e-9),
+            **picture_scores(result.images, pairs),
+            **agreement(result.images, greedy.images, pairs.hr),
             "bits_per_dim_truth": truth,
-            "bits_per_dim_decoded": mean_bits_per_dim(pairs.lr, decoded[str(k)].images, upscaler, batch_size),
-            "survival": survival_curve(decoded[str(k)].traces, k),
+            "bits_per_dim_decoded": mean_bits_per_dim(pairs.lr, result.images, upscaler, batch_size),
+            "survival": survival_curve(result.traces, k),
             "paper_mean_accepted_block_size": series.paper.get(k),
-        }
-        for k, variant in variants.items()
-    ]
-
-
-def _scores(result: Decoded, greedy: Decoded, pairs: FacePairs) -> dict[str, float | None]:
-    return {
-        **result.statistics(),
-        "speed_up": greedy.seconds_per_image / max(result.seconds_per_image, 1e-9),
-        **picture_scores(result.images, pairs),
-        **agreement(result.images, greedy.images, pairs.hr),
-    }
+        })
+    return cells
 
 
 class Table:
@@ -200,7 +196,8 @@ class Table2(Table):
         """
         require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
         self.pairs, self.batch_size = pairs, batch_size
-        run = {"data": data_digest(pairs), "images": len(pairs), "batch_size": batch_size, "device": device}
+        digest = short_digest(pairs.hr.tobytes() + pairs.lr.tobytes())
+        run = {"data": digest, "images": len(pairs), "batch_size": batch_size, "device": device}
         super().__init__(folder, run, list(SERIES))
 
     def add(self, name: str, upscaler: Upscaler) -> None:

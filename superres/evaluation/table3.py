@@ -49,9 +49,8 @@ ROWS = tuple(PaperRow(criterion, k, *figures) for criterion, entries in {
 def match_rows(report: Report) -> dict[str, dict[str, Any]]:
     """Return the comparisons of a survey's report that measure rows of the table, by the name of the row.
 
-    A comparison measures a row if its method b was decoded at block size 1, and its method a at the row's block size,
-    exactly or within epsilon 2. Finished pictures measure the row with the name of their method, such as
-    "approximate-k6".
+    Method b of such a comparison was decoded at block size 1, and method a at the row's block size, exactly or within
+    epsilon 2. Finished pictures measure the row with the name of their method, such as "approximate-k6".
 
     Raises:
         ConfigError: two comparisons measure the same row.

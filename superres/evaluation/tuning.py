@@ -42,8 +42,8 @@ def tighter(bound: QualityBound) -> QualityBound:
 def shortlist(rows: dict[DecodeConfig, Scores], bound: QualityBound) -> list[DecodeConfig]:
     """Return the settings for the next pass, given scores by settings sorted by time.
 
-    These are the fastest settings within the bound, the fastest settings within a tighter bound (few images may
-    overrate a setting), and the fastest exact setting, which is always within the bound.
+    These are the fastest settings within the bound and within a tighter bound, since few images may overrate a setting.
+    The fastest exact setting is added; it is always within the bound.
     """
     kept = [options for b in (bound, tighter(bound)) for options in
             [options for options, scores in rows.items() if within(b, scores)][:KEPT]]

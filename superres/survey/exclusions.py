@@ -30,7 +30,7 @@ MEASURES: dict[str, str] = {
 """Measures of rater quality, by their names in exclusion rules."""
 
 COMPARE = {"<": operator.lt, ">": operator.gt}
-RULE = re.compile(rf"({'|'.join(MEASURES)})\s*([<>])\s*([0-9.]+)")
+RULE = re.compile(rf"({'|'.join(MEASURES)})\s*([<>])\s*(\d+\.?\d*|\.\d+)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ def check_rule(rule: str) -> str:
         ConfigError: `rule` is not an exclusion rule.
     """
     text = re.sub(r"\s", "", rule)
-    match = RULE.fullmatch(text)
-    valid = re.fullmatch(r"rater=[0-9a-f]{32}", text) or (match and re.fullmatch(r"\d+(\.\d*)?|\.\d+", match[3]))
+    valid = re.fullmatch(r"rater=[0-9a-f]{32}", text) or RULE.fullmatch(text)
     require(bool(valid), f"a rule is one of {', '.join(MEASURES)}, then < or >, then a number (gold<0.8), or "
                          f"rater=PSEUDONYM; not {rule!r}")
     return text

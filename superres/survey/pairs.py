@@ -157,7 +157,7 @@ def make_pairs(compared: Sequence[ComparedMethods], settings: StudySettings) -> 
     Gold and practice pairs show photographs if a comparison has photographs, else pictures of the first method b.
 
     Raises:
-        InvalidInputError: a method lacks an image, pictures differ in size, or a picture has the same tiles everywhere.
+        InvalidInputError: a method lacks an image, pictures differ in size, or the tiles of a picture are all equal.
     """
     methods = [method for _, a, b in compared for method in (a, b)]
     check_same_images({method.name: method.pictures.keys() for method in methods})

@@ -45,9 +45,8 @@ def plan_votes(
 ) -> Plan:
     """Return the votes for a confidence interval of the preference plus or minus `precision`.
 
-    The variance of independent votes is multiplied by the design effect of two crossed clusters (after Kish, "Survey
-    Sampling", 1965): 1 + (m - 1) r + (n / I - 1) i for m votes per rater with correlation r, and n votes on I images
-    with correlation i.
+    The variance of independent votes is multiplied by the design effect of two crossed clusters, after Kish, "Survey
+    Sampling" (1965). It is 1 + (m - 1) r + (n / I - 1) i for m votes per rater and n votes on I images.
 
     Args:
         precision: half of the interval's width, as a share (0.02 for 2 percentage points).

@@ -91,16 +91,13 @@ class Store:
 
     def _migrate(self) -> tuple[int, int]:
         """Create or upgrade the schema atomically; return the versions before and after."""
-        with self._translate_errors():
-            if self._file:
-                with self._engine.connect() as connection:
-                    # In WAL mode, readers do not wait for writers. It must be set outside a transaction, and is saved
-                    # in the file.
-                    connection.connection.cursor().execute("PRAGMA journal_mode=WAL")
-            with self._engine.connect().execution_options(writes=True) as connection, connection.begin():
-                found = schema.version_of(connection)
-                self._refuse_newer(found)
-                return schema.migrate(connection)
+        if self._file:
+            with self._translate_errors(), self._engine.connect() as connection:
+                # Readers do not wait for writers in WAL mode, which is set outside a transaction and saved in the file.
+                connection.connection.cursor().execute("PRAGMA journal_mode=WAL")
+        with self.writing() as connection:
+            self._refuse_newer(schema.version_of(connection))
+            return schema.migrate(connection)
 
     def _check_version(self) -> None:
         with self.reading() as connection:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
 from superres.config import Config, require
+from superres.system.output import short_digest
 
 CAMERA = "camera"
 """Method name of the real photographs; the preference for another method over them is its fool rate."""
@@ -84,7 +84,7 @@ class StudySettings(Config):
     @property
     def consent_version(self) -> str:
         """First 12 hexadecimal digits of the SHA-256 of the consent text."""
-        return hashlib.sha256(self.consent.encode()).hexdigest()[:12]
+        return short_digest(self.consent.encode())
 
     def fitted(self, width: int, height: int) -> StudySettings:
         """Return the settings with a minimum viewport that fits two pictures of `width` x `height` pixels."""

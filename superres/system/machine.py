@@ -225,8 +225,9 @@ def free_bytes(device: torch.device) -> int:
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> float:
     """Run `work` and return its peak memory in bytes, beyond the memory in use before.
 
-    On a GPU, this is the memory of tensors. On a CPU, it is the resident size, whose peak is that of the whole life of
-    the process, so work with less memory must run first. Memory that the process used and freed before is not counted.
+    On a GPU, this is the memory of tensors. On a CPU, it is the resident size. Its peak is over the life of the
+    process, so work that needs less memory must run first. Memory that the process used and freed before is not
+    counted.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

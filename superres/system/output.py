@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -166,6 +167,11 @@ def prepare_folder(folder: Path, option: str = "--output") -> None:
     except OSError as error:
         reason = "there is a file of that name" if folder.is_file() else error.strerror
         raise OutputError(f"cannot write to the folder {folder}: {reason}; choose another with {option}") from error
+
+
+def short_digest(data: bytes) -> str:
+    """Return the first 12 hexadecimal digits of the SHA-256 of `data`."""
+    return hashlib.sha256(data).hexdigest()[:12]
 
 
 def number_text(value: float | None, digits: int) -> str:

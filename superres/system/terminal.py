@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters other than the line feed, bidirectional controls, line separators, and surrogates, by which Python
-represents bytes that are not UTF-8 in file names and arguments."""
+"""Control characters other than the line feed, bidirectional controls, line separators, and surrogates. Python uses
+surrogates for bytes of file names and arguments that are not UTF-8."""
 
 
 class StandardOutputError(OutputError):

@@ -1,4 +1,4 @@
-"""What a token means: one module a task, which gives something with the shape of `Task`."""
+"""Tasks: the meaning of tokens. Each task is a module that provides an implementation of `Task`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ Outputs = TypeVar("Outputs", covariant=True)
 
 
 class Task(Protocol[Inputs, Outputs]):
-    """Turns what people have into tokens for the network, and the network's tokens into what people want.
+    """Converts batches of inputs to tokens, and tokens to outputs.
 
-    The module `superres.tasks.faces` is one, a `superres.tasks.translation.Codec` another. A whole batch is passed at
-    once.
+    The module `superres.tasks.faces` and the class `superres.tasks.translation.Codec` implement this protocol.
     """
 
     @property
     def name(self) -> str:
-        """The name that `ModelConfig.task` and the command line use."""
+        """Name of the task in `ModelConfig.task` and on the command line."""
 
     def encode(self, inputs: Inputs, /) -> npt.NDArray[np.int64]:
-        """Turn a batch of N inputs into source tokens, int64 [N, S] in [0, vocabulary).
+        """Return the source tokens of N inputs, int64 [N, S] in [0, vocabulary).
 
         Raises:
-            InvalidInputError: an input cannot be used.
+            InvalidInputError: an input is not valid.
         """
 
     def decode(self, tokens: npt.ArrayLike, /) -> Outputs:
-        """Turn target tokens, whole numbers [N, T], into a batch of N outputs.
+        """Return the N outputs of target tokens, integers [N, T].
 
         Raises:
             InvalidInputError: the tokens have the wrong length or are out of range.
@@ -44,7 +43,7 @@ class Task(Protocol[Inputs, Outputs]):
 TASKS: dict[str, Callable[[Path], Task[Any, Any]]] = {
     faces.name: lambda _: faces, translation.name: translation.Codec.read,
 }
-"""What makes a task from a checkpoint's folder, by the task's name: choices and contract tests derive from it."""
+"""Functions that create a task from a checkpoint's folder, by the name of the task."""
 
 TASK_FILES: dict[str, tuple[str, ...]] = {faces.name: (), translation.name: (translation.VOCABULARY_FILE,)}
-"""Files of a checkpoint's folder that belong to its task."""
+"""Names of the task's files in a checkpoint's folder, by the name of the task."""

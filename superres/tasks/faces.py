@@ -1,8 +1,8 @@
-"""Faces: pictures as tokens, the reduction that makes 8x8 inputs of photographs, and readers of data sets.
+"""Faces: pictures as tokens, the reduction of photographs to 8x8 inputs, and readers of data sets.
 
-A token is one intensity in 0..255; a picture is its intensities in raster order, the red, green and blue of a pixel
-together.
-Photographs are reduced as in the published Img2imgCeleba recipe: crop, then exact area averaging with truncation.
+A token is one intensity in 0..255. A picture is the sequence of its intensities in raster order, with red, green and
+blue of each pixel in turn. Photographs are cropped and reduced as in the Img2imgCeleba problem of tensor2tensor, by
+exact area averages with truncation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import os
 import zipfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -22,7 +21,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from superres.errors import InvalidInputError, OutputError
-from superres.tasks.pictures import IMAGE_SUFFIXES as IMAGE_SUFFIXES  # these three can be had from here, too
+from superres.system.output import scratch_file
+from superres.tasks.pictures import IMAGE_SUFFIXES as IMAGE_SUFFIXES  # re-exported, like the next two names
 from superres.tasks.pictures import MAX_PIXELS as MAX_PIXELS
 from superres.tasks.pictures import read_image as read_image
 
@@ -42,7 +42,7 @@ _CELEBA_ALIGNED = (218, 178)
 
 
 def area_reduce(images: UInt8, rows: int, columns: int) -> UInt8:
-    """Average boxes of fractional size exactly and truncate, as the published recipe does.
+    """Reduce images by exact averages over boxes of fractional size, truncated to integers.
 
     Args:
         images: uint8 [..., H, W, C] with H >= `rows` and W >= `columns`.
@@ -53,7 +53,7 @@ def area_reduce(images: UInt8, rows: int, columns: int) -> UInt8:
         uint8 [..., rows, columns, C].
 
     Raises:
-        InvalidInputError: the images are not uint8, or the result would be larger than they are.
+        InvalidInputError: the images are not uint8, or are smaller than the result.
     """
     if images.dtype != np.uint8 or images.ndim < 3:
         raise InvalidInputError(f"area_reduce needs uint8 [..., H, W, C], not {_describe(images)}; convert it first")
@@ -69,31 +69,31 @@ def _describe(array: npt.NDArray[Any]) -> str:
 
 
 def _box_sums(values: npt.NDArray[Any], size: int, axis: int) -> Int64:
-    """Sum `size` equal boxes along `axis`, in units of 1/size of an element, so that all stays in whole numbers."""
+    """Sum `size` equal boxes along `axis`, multiplied by `size`, so that all sums are integers."""
     length = values.shape[axis]
     edge, rest = np.divmod(np.arange(size + 1, dtype=np.int64) * length, size)
-    # Slice by slice: np.add.reduceat would first copy the whole picture to int64, over 1 GB for a large photograph.
+    # np.add.reduceat would copy the whole picture to int64, over 1 GB for a large photograph.
     boxes = np.split(values, edge[1:-1], axis=axis)
     whole = np.stack([box.sum(axis=axis, dtype=np.int64) for box in boxes], axis=axis)
-    # A box edge inside an element: what lies before the edge belongs to the box on its left. The last edge has rest 0.
+    # An element across an edge contributes its part before the edge to the box on the left. The last edge has rest 0.
     at_edge = np.take(values, np.minimum(edge, length - 1), axis=axis).astype(np.int64)
     before = at_edge * np.expand_dims(rest, tuple(range(1, -axis)))
     return cast(Int64, size * whole + np.diff(before, axis=axis))
 
 
 def crop_celeba(image: UInt8) -> UInt8:
-    """Cut the recipe's 138x138 face out of an aligned CelebA picture, uint8 [218, 178, 3].
+    """Crop an aligned CelebA picture, uint8 [218, 178, 3], to the 138x138 pixels that Img2imgCeleba uses.
 
     Raises:
         InvalidInputError: the picture has another shape.
     """
     if image.shape != (*_CELEBA_ALIGNED, 3):
-        raise InvalidInputError(f"the CelebA crop needs [218, 178, 3], not {list(image.shape)}; use aligned ones")
+        raise InvalidInputError(f"the CelebA crop needs [218, 178, 3], not {list(image.shape)}; use aligned pictures")
     return image[40:178, 20:158]
 
 
 def crop_square(image: UInt8) -> UInt8:
-    """Cut a square out of uint8 [H, W, 3]: the CelebA crop if it is 178 wide and 218 high, else the centre."""
+    """Crop uint8 [H, W, 3] to a square: the CelebA crop for 178x218 pictures, the centre for other sizes."""
     height, width = image.shape[:2]
     if (height, width) == _CELEBA_ALIGNED:
         return crop_celeba(image)
@@ -103,17 +103,17 @@ def crop_square(image: UInt8) -> UInt8:
 
 
 def to_source(image: UInt8, source: Source = "auto") -> UInt8:
-    """Make the network's 8x8 input of a picture.
+    """Return the network's 8x8 input for a picture.
 
     Args:
         image: uint8 [H, W, 3], at least 8x8.
-        source: "auto" takes 8x8 as it is and reduces anything larger; "lowres" demands 8x8; "photo" crops and reduces.
+        source: "auto" and "photo" crop and reduce larger pictures; "lowres" accepts only 8x8 pictures.
 
     Returns:
         uint8 [8, 8, 3].
 
     Raises:
-        InvalidInputError: `source` is unknown, the picture is too small, or it is not 8x8 although "lowres" says so.
+        InvalidInputError: `source` is unknown, the picture is too small, or `source` is "lowres" and it is not 8x8.
     """
     if source not in SOURCES:
         raise InvalidInputError(f"unknown source {source!r}; known: {', '.join(SOURCES)}")
@@ -128,10 +128,10 @@ def to_source(image: UInt8, source: Source = "auto") -> UInt8:
 
 
 def encode(images: UInt8) -> Int64:
-    """Turn uint8 [N, h, w, 3] into tokens, int64 [N, h * w * 3] in 0..255: raster order, R G B.
+    """Return the tokens of uint8 [N, h, w, 3], int64 [N, h * w * 3] in 0..255, in raster order (R, G, B).
 
     Raises:
-        InvalidInputError: another type or shape.
+        InvalidInputError: the array has another type or shape.
     """
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
         raise InvalidInputError(f"images must be uint8 [N, h, w, 3], not {_describe(images)}; convert to RGB")
@@ -139,37 +139,31 @@ def encode(images: UInt8) -> Int64:
 
 
 def decode(tokens: npt.ArrayLike) -> UInt8:
-    """Turn tokens, whole numbers [N, 3072] in 0..255, into uint8 [N, 32, 32, 3].
+    """Return the pictures, uint8 [N, 32, 32, 3], of tokens, integers [N, 3072] in 0..255.
 
     Raises:
-        InvalidInputError: another length, not whole numbers, or a value out of range.
+        InvalidInputError: the tokens have another type or shape, or a token is out of range.
     """
     array = np.asarray(tokens)
     length = HIGH_SIZE * HIGH_SIZE * 3
     if not np.issubdtype(array.dtype, np.integer) or array.ndim != 2 or array.shape[1] != length:
-        raise InvalidInputError(
-            f"tokens must be whole numbers [N, {length}], not {_describe(array)}; pass one row a face"
-        )
+        raise InvalidInputError(f"tokens must be integers [N, {length}], not {_describe(array)}; pass one row per face")
     low, high = (array.min(), array.max()) if array.size else (0, 0)
     if low < 0 or high > 255:
-        raise InvalidInputError(
-            f"tokens must be in 0..255, not {low}..{high}; decode them with the task that made them"
-        )
+        raise InvalidInputError(f"tokens must be in 0..255, not {low}..{high}; decode them with their own task")
     return array.astype(np.uint8).reshape(-1, HIGH_SIZE, HIGH_SIZE, 3)
 
 
 def enlarge(images: UInt8, method: str, size: int = HIGH_SIZE) -> UInt8:
-    """Enlarge uint8 [N, h, w, 3] to [N, size, size, 3] with Pillow's "nearest" or "bicubic", for comparison.
+    """Enlarge uint8 [N, h, w, 3] to [N, size, size, 3] with Pillow's method "nearest" or "bicubic".
 
     Raises:
         InvalidInputError: the method is unknown.
     """
     if method not in ENLARGEMENTS:
         raise InvalidInputError(f"unknown enlargement {method!r}; known: {', '.join(ENLARGEMENTS)}")
-    result = np.empty((len(images), size, size, 3), np.uint8)
-    for row, image in zip(result, images, strict=True):
-        row[:] = np.asarray(Image.fromarray(image).resize((size, size), ENLARGEMENTS[method]))
-    return result
+    enlarged = [np.asarray(Image.fromarray(image).resize((size, size), ENLARGEMENTS[method])) for image in images]
+    return np.array(enlarged, np.uint8).reshape(-1, size, size, 3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +173,7 @@ class FacePairs:
     Attributes:
         hr: uint8 [N, 32, 32, 3], RGB.
         lr: uint8 [N, 8, 8, 3], RGB, reduced from the same crop as `hr` (not from `hr`).
-        ids: int32 [N], the picture's own number.
+        ids: number of each picture, int32 [N].
 
     Raises:
         InvalidInputError: an array has the wrong type or shape, or the arrays' lengths differ.
@@ -199,18 +193,16 @@ class FacePairs:
         for key, (dtype, shape) in expected.items():
             array = getattr(self, key)
             if array.dtype != dtype or array.shape != shape:
-                raise InvalidInputError(
-                    f"{key} must be {dtype} {list(shape)}, not {_describe(array)}; "
-                    "prepare the data again with scripts/prepare_celeba.py"
-                )
+                raise InvalidInputError(f"{key} must be {dtype} {list(shape)}, not {_describe(array)}; prepare the "
+                                        "data again with scripts/prepare_celeba.py")
 
     def __len__(self) -> int:
-        """Return N, the number of pictures."""
+        """Return the number of pictures N."""
         return len(self.ids)
 
 
 def is_celeba(path: Path) -> bool:
-    """Tell whether a folder is a CelebA root as torchvision has it; only such a one has splits."""
+    """Return whether a folder is a CelebA root in the layout of torchvision; other data sets have no splits."""
     return (path / "celeba" / "img_align_celeba").is_dir()
 
 
@@ -220,12 +212,11 @@ def read_faces(path: str | os.PathLike[str], split: Split = "train", limit: int 
     Args:
         path: a prepared `.npz` (keys `hr`, `lr`, `ids`), a folder of pictures, or a torchvision CelebA root (a folder
             that contains `celeba/img_align_celeba`).
-        split: "train", "valid" or "test", CelebA's official partition; only a CelebA root has splits, a file or
-            a folder of pictures is taken whole.
-        limit: read at most this many, from the start.
+        split: "train", "valid" or "test" of CelebA's official partition; ignored except for a CelebA root.
+        limit: number of pictures to read, from the start; None for all.
 
     Raises:
-        InvalidInputError: the path or an argument cannot be used, a picture is unreadable, or there is none.
+        InvalidInputError: an argument is not valid, a picture cannot be read, or the data set is empty.
     """
     path = Path(path)
     if split not in SPLITS:
@@ -237,7 +228,7 @@ def read_faces(path: str | os.PathLike[str], split: Split = "train", limit: int 
     if path.is_dir():
         files = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in IMAGE_SUFFIXES and entry.is_file())
         if not files:
-            raise InvalidInputError(f"{path} holds no images ({' '.join(sorted(IMAGE_SUFFIXES))}); choose another")
+            raise InvalidInputError(f"{path} has no images ({' '.join(sorted(IMAGE_SUFFIXES))}); choose another folder")
         return _read_pictures(files[:limit])
     return _read_npz(path, limit)
 
@@ -249,8 +240,7 @@ def _read_npz(path: Path, limit: int | None) -> FacePairs:
             missing = [key for key in keys if key not in archive]
             if missing:
                 raise InvalidInputError(f"{path} lacks {', '.join(missing)}; prepare it with scripts/prepare_celeba.py")
-            hr, lr, ids = (np.asarray(archive[key]) for key in keys)
-        pairs = FacePairs(hr, lr, ids)
+            pairs = FacePairs(*(np.asarray(archive[key]) for key in keys))
     except FileNotFoundError as error:
         raise InvalidInputError(f"{path} does not exist; give an .npz, a folder of images or a CelebA root") from error
     except InvalidInputError as error:
@@ -263,30 +253,29 @@ def _read_npz(path: Path, limit: int | None) -> FacePairs:
 
 
 def _celeba_files(root: Path, split: Split) -> list[Path]:
-    """List a split's files in torchvision's order; torchvision also checks the annotation files' checksums."""
+    """Return the files of a split in torchvision's order; torchvision checks the checksums of the annotation files."""
     images = root / "celeba" / "img_align_celeba"
     try:
         from torchvision.datasets import CelebA
-    except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: a torchvision built for another torch
+    except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: torchvision was built for another torch
         remedy = f"install the torchvision of torch's release, or read the folder {images}"
         raise InvalidInputError(f"torchvision cannot be imported ({' '.join(str(error).split())}); {remedy}") from error
     try:
         dataset = CelebA(str(root), split=split, target_type=[], download=False)
     except RuntimeError as error:
-        raise InvalidInputError(
-            f"{root} lacks CelebA's annotation files or has damaged ones; complete them, or read the folder {images}"
-        ) from error
+        raise InvalidInputError(f"{root} has missing or damaged annotation files of CelebA; complete them, or read "
+                                f"the folder {images}") from error
     return [images / file for file in dataset.filename]
 
 
 def _read_pictures(files: Sequence[Path]) -> FacePairs:
-    """Crop each picture and reduce the crop to both sizes; numbered file names become the ids, else the order does."""
+    """Crop each picture and reduce it to both sizes; ids are the file names if all are numbers, else the positions."""
     hr = np.empty((len(files), HIGH_SIZE, HIGH_SIZE, 3), np.uint8)
     lr = np.empty((len(files), LOW_SIZE, LOW_SIZE, 3), np.uint8)
     for index, file in enumerate(tqdm(files, "reading images", disable=None)):
         square = crop_square(read_image(file))
         if len(square) < HIGH_SIZE:
-            raise InvalidInputError(f"{file} is too small: {len(square)} wide; pairs need at least 32x32")
+            raise InvalidInputError(f"{file} is too small: {len(square)} pixels wide; pairs need at least 32x32")
         hr[index] = area_reduce(square, HIGH_SIZE, HIGH_SIZE)
         lr[index] = area_reduce(square, LOW_SIZE, LOW_SIZE)
     numbered = all(file.stem.isdecimal() and len(file.stem) <= 9 for file in files)
@@ -294,31 +283,27 @@ def _read_pictures(files: Sequence[Path]) -> FacePairs:
 
 
 def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:
-    """Write `pairs` as an `.npz` that `read_faces` reads; the file appears complete or not at all.
+    """Write `pairs` atomically as an `.npz` that `read_faces` reads.
 
     Raises:
         OutputError: the file cannot be written.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with scratch_file(path.parent, path) as file:
             np.savez_compressed(file, hr=pairs.hr, lr=pairs.lr, ids=pairs.ids)
-        temporary.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise OutputError(f"cannot write {path}: {error.strerror}; choose a writable folder with space") from error
 
 
 def image_key(source: UInt8, sample: int) -> int:
     """Return the 63-bit number that keys the sampling noise of an image.
 
-    It depends on the pixels and the number of the sample only, so that a picture does not change with the file's name,
-    the order of the inputs, the batch or the shard.
+    It depends only on the pixels and the number of the sample. The name of the file, the order of the inputs, the batch
+    and the shard do not change a sample.
 
     Args:
-        source: uint8 [8,8,3].
+        source: uint8 [8, 8, 3].
         sample: number of the sample, from 1.
     """
     digest = hashlib.sha256(np.ascontiguousarray(source).tobytes() + sample.to_bytes(8, "big")).digest()

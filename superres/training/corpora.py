@@ -52,7 +52,7 @@ class Stage:
         prediction_heads: K if heads are trained; None keeps the heads of `start`, or makes PREDICTION_HEADS heads.
         head_layer: kind of new heads, a name in HEAD_LAYERS; as in `start` if None.
         limit: number of examples of `data` to use, from the first on; all if None.
-        own: faces, stage "distil": images that `start` decoded itself (`decode_own_faces`).
+        own: faces, stage "distil": images that `start` decoded (`decode_own_faces`).
         languages: text: source and target language; as in the preset or `start` if None.
         vocabulary: text: file of a SentencePiece model; None uses the vocabulary of `start` or of the teacher, or
             trains one on `data`.
@@ -146,7 +146,7 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     settings = stage.settings
     require((settings.stage == "distil") == (stage.own is not None), "the stage distil, and no other, needs the "
             "model's own pictures (--own); make them with 'superres train decode'")
-    require(stage.more is None, f"further text is of no use for faces; leave out --more {stage.more}")
+    require(stage.more is None, f"faces do not use further text; leave out --more {stage.more}")
     evaluate = None if stage.dev is None else face_score(stage.dev)
     pairs = faces.read_faces(stage.data, "train", stage.limit)
     if stage.own is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -162,14 +163,7 @@ class TextBatches:
         return result, lengths
 
 
-_permutations: dict[tuple[int, int, int], np.ndarray] = {}
-
-
+@functools.lru_cache(maxsize=2)  # a batch can contain the end of an epoch and the start of the next one
 def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
-    """Return the order of `count` images in `epoch`; the latest two epochs are cached."""
-    key = (seed, epoch, count)
-    if key not in _permutations:
-        while len(_permutations) > 1:
-            _permutations.pop(next(iter(_permutations)))
-        _permutations[key] = np.random.default_rng((seed, epoch)).permutation(count)
-    return _permutations[key]
+    """Return the order of `count` examples in `epoch`."""
+    return np.random.default_rng((seed, epoch)).permutation(count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from superres.config import BeamConfig, DecodeConfig, require
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
-from superres.system.output import prepare_folder, write_result
+from superres.system.output import prepare_folder, short_digest, write_result
 from superres.tasks import faces
 from superres.tasks.faces import FacePairs, image_key
 from superres.tasks.translation import TextPairs, read_lines
@@ -41,28 +40,26 @@ def decode_own_faces(
         report: called with the number of images done.
 
     Returns:
-        Whether all are decoded; then `output / "faces.npz"` holds them.
+        Whether all images are decoded; then `output / "faces.npz"` holds them.
 
     Raises:
         ConfigError: `output` holds images of another model, other data or other settings.
         OutputError: the folder cannot be written.
     """
-    digest = hashlib.sha256(pairs.lr.tobytes()).hexdigest()[:12]
-    settings = {"checkpoint": f"{upscaler.name}@{upscaler.revision}", "data": digest, "decode": decode.to_dict(),
-                "batch_size": batch_size}
-    _claim(output, settings)
-    parts = [output / f"part-{start:08d}.npz" for start in range(0, len(pairs), batch_size)]
+    _check_settings(output, {
+        "checkpoint": f"{upscaler.name}@{upscaler.revision}", "data": short_digest(pairs.lr.tobytes()),
+        "decode": decode.to_dict(), "batch_size": batch_size})
     if (output / "faces.npz").exists():
         return True
-    for number, part in enumerate(parts):
-        if stop():
-            return False
-        rows = slice(number * batch_size, (number + 1) * batch_size)
+
+    def write(rows: slice, part: Path) -> None:
         sources, ids = pairs.lr[rows], pairs.ids[rows]
-        if not part.exists():
-            keys = [image_key(source, 1) for source in sources]
-            faces.write_npz(FacePairs(upscaler(sources, decode, keys=keys).images, sources, ids), part)
-        report({"images": min((number + 1) * batch_size, len(pairs))})
+        keys = [image_key(source, 1) for source in sources]
+        faces.write_npz(FacePairs(upscaler(sources, decode, keys=keys).images, sources, ids), part)
+
+    parts = [output / f"part-{start:08d}.npz" for start in range(0, len(pairs), batch_size)]
+    if not _write_parts(parts, len(pairs), batch_size, write, stop, lambda done: report({"images": done})):
+        return False
     decoded = [faces.read_faces(part).hr for part in parts]
     faces.write_npz(FacePairs(np.concatenate(decoded), pairs.lr, pairs.ids), output / "faces.npz")
     for part in parts:
@@ -70,7 +67,22 @@ def decode_own_faces(
     return True
 
 
-def _claim(folder: Path, settings: dict[str, Any]) -> None:
+def _write_parts(
+    parts: list[Path], count: int, size: int, write: Callable[[slice, Path], None], stop: Stop,
+    report: Callable[[int], None],
+) -> bool:
+    """Write the missing parts of `size` rows each; return False if `stop()` became true before the last part."""
+    for number, part in enumerate(parts):
+        if stop():
+            return False
+        end = min((number + 1) * size, count)
+        if not part.exists():
+            write(slice(number * size, end), part)
+        report(end)
+    return True
+
+
+def _check_settings(folder: Path, settings: dict[str, Any]) -> None:
     """Write `settings` into `folder`, or check that an earlier call wrote the same settings."""
     prepare_folder(folder)
     path = folder / "settings.json"
@@ -98,28 +110,26 @@ def translate_pairs(
         report: called with the number of pairs done.
 
     Returns:
-        Whether all are translated; then `output / "pairs"` can be read as a parallel text.
+        Whether all sources are translated; then `output / "pairs"` can be read as a parallel text.
 
     Raises:
         ConfigError: `output` holds the translations of another teacher, other data or other settings.
         InvalidInputError: a line holds a word that is too long for the teacher.
         OutputError: the folder cannot be written.
     """
-    digest = hashlib.sha256("\n".join(pairs.source).encode()).hexdigest()[:12]
-    settings = {"checkpoint": f"{translator.name}@{translator.revision}", "data": digest, "beam": beam.to_dict(),
-                "batch_size": batch_size}
-    _claim(output, settings)
+    _check_settings(output, {
+        "checkpoint": f"{translator.name}@{translator.revision}",
+        "data": short_digest("\n".join(pairs.source).encode()), "beam": beam.to_dict(), "batch_size": batch_size})
     files = [output / f"pairs.{language}" for language in translator.languages]
     if files[1].exists():
         return True
+
+    def write(rows: slice, part: Path) -> None:
+        write_result(part, _text(translator(pairs.source[rows], beam, batch_size=batch_size).texts))
+
     parts = [output / f"part-{start:08d}.txt" for start in range(0, len(pairs), CHUNK)]
-    for number, part in enumerate(parts):
-        if stop():
-            return False
-        sources = pairs.source[number * CHUNK : (number + 1) * CHUNK]
-        if not part.exists():
-            write_result(part, _text(translator(sources, beam, batch_size=batch_size).texts))
-        report({"pairs": min((number + 1) * CHUNK, len(pairs))})
+    if not _write_parts(parts, len(pairs), CHUNK, write, stop, lambda done: report({"pairs": done})):
+        return False
     write_result(files[0], _text(pairs.source))
     write_result(files[1], b"".join(part.read_bytes() for part in parts))
     for part in parts:

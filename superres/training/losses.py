@@ -27,7 +27,7 @@ class TeacherForcingLoss(nn.Module):
         self.teachers = (teacher,)  # in a tuple, so that the teacher is not a submodule
 
     def train(self, mode: bool = True) -> TeacherForcingLoss:
-        """Set the mode. A frozen base stays without dropout, so that heads train on the states they see in decoding."""
+        """Set the mode. A frozen base has no dropout, so that heads train on the states that decoding computes."""
         super().train(mode)
         self.model.train(mode and self.settings.trains_base)
         return self
@@ -95,15 +95,14 @@ class TeacherForcingLoss(nn.Module):
     ) -> Tensor:
         """Return p1's loss: the cross-entropy, or the divergence from the teacher's distributions."""
         teacher = self.teachers[0]
+        position = torch.arange(target.shape[1], device=target.device).expand(len(target), -1)
+        inside = is_inside(position, target.shape[1], lengths)
         if teacher is not None:
             with torch.no_grad():
                 wanted = teacher.scores(teacher(source, target, padding))
-            position = torch.arange(target.shape[1], device=target.device).expand(len(target), -1)
-            inside = is_inside(position, target.shape[1], lengths)
             return mean_loss(scores[inside], position, inside, wanted)
-        wanted = target if lengths is None else mark_padding(target, lengths)
-        return F.cross_entropy(scores.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED,
-                               label_smoothing=self.settings.label_smoothing)
+        return F.cross_entropy(scores.flatten(0, 1), target.masked_fill(~inside, IGNORED).flatten(),
+                               ignore_index=IGNORED, label_smoothing=self.settings.label_smoothing)
 
     def _all_heads(self, decoded: Decoded, wanted: Tensor, draw: int, lengths: Tensor | None) -> Tensor:
         """Return the mean loss of all proposal heads at a random subset of positions; `wanted` as in `mean_loss`."""
@@ -138,11 +137,6 @@ class TeacherForcingLoss(nn.Module):
         distance = torch.arange(self._first_head - 1, self.model.config.prediction_heads - 1, device=device)
         weights = self.settings.head_decay ** distance.clamp(min=0)
         return weights / weights.mean()
-
-
-def mark_padding(target: Tensor, lengths: Tensor) -> Tensor:
-    """Return `target` [B, T] with IGNORED past the `lengths` [B]."""
-    return target.masked_fill(torch.arange(target.shape[1], device=target.device) >= lengths.unsqueeze(1), IGNORED)
 
 
 def is_inside(position: Tensor, length: int, lengths: Tensor | None = None) -> Tensor:

@@ -22,12 +22,9 @@ from superres.pipeline.upscaler import Upscaler
 from superres.system.output import write_result
 from superres.tasks import faces, translation
 from superres.training.corpora import CORPORA, Corpus, Stage
-from superres.training.distillation import decode_own_faces, translate_pairs
+from superres.training.distillation import Report, Stop, decode_own_faces, translate_pairs
 from superres.training.settings import TrainConfig
 from superres.training.trainer import Trainer, build_model
-
-Stop = Callable[[], bool]
-Report = Callable[[dict[str, float]], None]
 
 
 def train_stage(stage: Stage, stop: Stop, report: Report) -> bool:
@@ -68,7 +65,7 @@ def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:
                                "--teacher or --preset")
     for name, content in read_task_files(folder, teacher.config.task).items():
         require(content == corpus.files.get(name), f"the teacher {folder} has another {name} than the network to "
-                                                   "train, so its tokens mean other things; leave --vocabulary out")
+                                                   "train, so their tokens differ; leave --vocabulary out")
     return teacher
 
 
@@ -156,7 +153,7 @@ def train_recipe(
     With several processes (`accelerate launch`), the first decodes the training data while the others wait.
 
     Args:
-        recipe: the stages.
+        recipe: the recipe.
         data: training data.
         output: folder of the stages' runs; `training.jsonl` there gets one row per finished stage.
         dev: development data for scores during training, or None.

@@ -21,10 +21,10 @@ class TrainConfig(Config):
             half of each batch are images that the model decoded itself, on which p1 is not trained).
         batch_size: examples (images, sentence pairs) per step over all processes; even in the stage "distil". For text,
             it is the mean, since batches have similar numbers of tokens.
-        optimizer: "adamw" or "adam" (betas 0.9, 0.98, as published).
-        learning_rate: peak rate.
+        optimizer: "adamw" or "adam" (betas 0.9, 0.98, as in the paper).
+        learning_rate: peak learning rate.
         warmup_steps: steps of linear warm-up before the cosine decay.
-        weight_decay: of AdamW.
+        weight_decay: weight decay of AdamW.
         clip: largest gradient norm.
         ema_decay: decay of the averaged weights, in [0, 1); the checkpoint holds the averaged weights.
         steps: length of the schedule in steps; None if `minutes` is given.
@@ -41,8 +41,8 @@ class TrainConfig(Config):
         head_target: what heads learn at a position: "p1", the distribution of p1 given all tokens before that position,
             which verification uses; or "tokens", the true token, as in the paper.
         head_weight: weight of the proposal heads' loss relative to p1's.
-        head_decay: in (0, 1]; head i has the weight head_decay**(i - 2) in the mean of the heads, since a proposal only
-            counts if all proposals before it are accepted. 1 weighs all heads equally.
+        head_decay: in (0, 1]; head i has the weight head_decay**(i - 2) in the mean of the heads. Later heads weigh
+            less because a proposal only counts if all earlier proposals are accepted. 1 weighs all heads equally.
         precision: "bf16" autocast or "no".
         gradient_checkpointing: recompute decoder layers in the backward pass, which saves memory.
         seed: seed of the weights, the order of examples and every random choice.
@@ -82,7 +82,7 @@ class TrainConfig(Config):
             require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)!r}")
         require(self.stage in STAGES, f"stage must be one of {', '.join(STAGES)}, not {self.stage!r}")
         require(self.stage != "distil" or self.batch_size % 2 == 0,
-                f"batch_size must be even in stage distil, half of it own pictures; not {self.batch_size}")
+                f"batch_size must be even in stage distil, which halves it; not {self.batch_size}")
         require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1), not {self.ema_decay!r}")
         require(0 <= self.label_smoothing < 1, f"label_smoothing must be in [0, 1), not {self.label_smoothing!r}")
         require(0 < self.head_decay <= 1, f"head_decay must be in (0, 1], not {self.head_decay!r}")

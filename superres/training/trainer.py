@@ -1,4 +1,4 @@
-"""Train a stage: the base by teacher forcing, or heads on a warm start. Resumable, on a CPU or several GPUs."""
+"""Train a stage: the base by teacher forcing, or heads from a warm start. Training runs on a CPU or several GPUs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ SAVE_SECONDS = 45.0
 REPORT_STEPS = 50
 """Number of steps between two records of the losses."""
 
-
 DEV_SCORES = ("bits_per_dim", "dev_images", "bits_per_token", "bleu", "dev_pairs")
 """Names of the scores on development data in the history."""
 
@@ -66,14 +65,14 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
     """Build the network to train, warm-started from a checkpoint folder if one is given.
 
     Args:
-        config: the network. Of its weights, the warm start may lack only the head layer. A head layer that the warm
-            start has for p1 alone becomes p1's part of the new layer.
-        settings: the stage and seed.
+        config: the network. The warm start may lack only the weights of the head layer. If its head layer is for p1
+            alone, that layer becomes p1's part of the new layer.
+        settings: settings of the stage, and the seed.
         start: checkpoint folder.
 
     Raises:
         CheckpointError: the warm start belongs to another network.
-        ConfigError: the stage trains heads and the network has none, or a frozen p1 has nothing to learn from.
+        ConfigError: the stage trains heads that the network lacks, or a frozen p1 has no target to learn.
     """
     if settings.trains_heads and config.prediction_heads < 2:
         raise ConfigError(f"stage {settings.stage} needs at least 2 prediction heads, not {config.prediction_heads}")
@@ -244,7 +243,9 @@ class Trainer:
         with replaced_folder(self.folder / "state") as fresh:
             save_file(_detached(self.model.state_dict()), fresh / "model.safetensors")
             save_file(_detached(self.averaged.state_dict()), fresh / "averaged.safetensors")
-            save_file(self._moments(), fresh / "optimizer.safetensors")
+            moments = {f"{index}.{name}": value for index, values in self.optimizer.state_dict()["state"].items()
+                       for name, value in values.items()}
+            save_file(_detached(moments), fresh / "optimizer.safetensors")
             document = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(),
                         **dataclasses.asdict(self.progress)}
             (fresh / "state.json").write_text(json.dumps(document))
@@ -299,17 +300,11 @@ class Trainer:
         with torch.inference_mode():
             return self.evaluate(model) if self.evaluate is not None else {}
 
-    def _moments(self) -> dict[str, Tensor]:
-        """Flatten the optimiser's state to named tensors."""
-        state = self.optimizer.state_dict()["state"]
-        named = {f"{index}.{name}": value for index, values in state.items() for name, value in values.items()}
-        return _detached(named)
-
     def _resume(self) -> None:
         folder = self.folder / "state"
         try:
             document = json.loads((folder / "state.json").read_text())
-            # from_dict gives settings that are newer than the run their defaults.
+            # from_dict gives their default to settings that are newer than the run.
             there = ModelConfig.from_dict(document["model"]), TrainConfig.from_dict(document["settings"])
             position = document["step"], document["seconds"], document["history"]
         except (OSError, ValueError, KeyError, ConfigError) as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from superres.batch.inputs import find_jobs, open_jobs
 from superres.batch.manifest import Manifest, Row, merge, read_rows
 from superres.errors import CheckpointError, InvalidInputError, ScoresError
-from superres.tasks.pictures import SMALLEST, read_picture
+from superres.tasks.pictures import MIN_SIZE, read_picture
 
 if TYPE_CHECKING:
     from superres.nn.model import EncoderDecoder
@@ -35,7 +35,7 @@ def image(data: bytes) -> None:
         return
     height, width, channels = picture.rgb.shape
     assert channels == 3
-    assert min(height, width) >= SMALLEST
+    assert min(height, width) >= MIN_SIZE
     assert picture.alpha is None or picture.alpha.shape == (height, width)
 
 

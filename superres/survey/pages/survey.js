@@ -64,7 +64,7 @@ async function ask(path, body) {
         return {status: answer.status, value, retryAfter: Number(answer.headers.get("Retry-After"))};
       }
     } catch (error) { /* tried again below */ }
-    say("The server does not answer. Nothing is lost; trying again…");
+    say("The server does not respond. No vote is lost; trying again…");
     await wait(RETRY_MS[Math.min(attempt, RETRY_MS.length - 1)]);
   }
 }
@@ -133,7 +133,7 @@ async function next(text) {
       break;
     } catch (error) {
       if (attempt === 3) return next("");  // the pair may have been opened in another window
-      say("The pictures do not load. Trying again…");
+      say("The pictures cannot be loaded. Trying again…");
       await wait(RETRY_MS[attempt]);
       say(text);
     }
@@ -166,7 +166,7 @@ async function vote(choice, input) {
   const {status, value} = await ask("api/votes", ballot);
   if (status === 401) return startOver(value.error);
   if (status === 200 && practice) {
-    return next(value.correct ? "Practice: that was right." : "Practice: that was the wrong one.");
+    return next(value.correct ? "Practice: your choice was correct." : "Practice: your choice was wrong.");
   }
   return next(status === 200 || status === 409 ? "" : value.error);
 }
@@ -200,7 +200,7 @@ async function main() {
   byId("consent").textContent = study.consent;
   byId("question").textContent = study.question;
   byId("unsure").hidden = !study.allow_unsure;
-  byId("size").textContent = `The survey needs ${study.minimum_viewport.join(" × ")} pixels. Enlarge the window, zoom out, or use a bigger screen.`;
+  byId("size").textContent = `The survey needs ${study.minimum_viewport.join(" × ")} pixels. Enlarge the window, zoom out, or use a larger screen.`;
   const parameters = new URLSearchParams(window.location.search);
   raterFromUrl = study.id_params.map((name) => parameters.get(name)).find(Boolean) || null;
   key = parameters.get("link_key") || "";

@@ -50,15 +50,15 @@ class RaterClient:
         Raises:
             OSError, http.client.HTTPException: no complete response was received; the server may have got the request.
         """
-        place = urlsplit(self.address)
+        url = urlsplit(self.address)
         if self._connection is None:
-            self._connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
+            self._connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=60)
         if body is not None:
             data = json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "X-Session": self.session if session is None else session}
         started = time.perf_counter()
         try:
-            target = f"{place.path.rstrip('/')}/{path}"
+            target = f"{url.path.rstrip('/')}/{path}"
             self._connection.request("GET" if data is None else "POST", target, data, headers)
             answer = self._connection.getresponse()
             received = answer.read()
