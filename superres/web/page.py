@@ -117,7 +117,7 @@ def build_page(
 
 
 def survey_tabs(root_path: str) -> None:
-    """Lay out both tabs; a frame loads when its tab is first opened.
+    """Lay out the tabs Survey and Results; each loads its page when it is first opened.
 
     Args:
         root_path: path under which a proxy serves the page, or "".
