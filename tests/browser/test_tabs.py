@@ -257,4 +257,4 @@ def test_the_survey_fits_a_narrow_screen_which_it_says_is_too_small(visit, theme
     page.frame_locator("iframe[title=Survey]").locator("#rater").wait_for()
     page.screenshot(path=screenshots / f"survey-narrow-{theme}.png")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert page.get_by_role("link", name="Open in a window of its own").get_attribute("href") == "/survey/"
+    assert page.get_by_role("link", name="Open in a separate window").get_attribute("href") == "/survey/"
