@@ -39,8 +39,8 @@ RootPath = Annotated[str, typer.Option(metavar="/PATH", help="Path under which a
 MaxQueue = Annotated[int, typer.Option(min=1, help="Requests that may wait; further requests are refused.")]
 TimeLimit = Annotated[float, typer.Option(min=1, help="Largest duration of a request in seconds.")]
 TranslationCheckpoint = Annotated[str | None, typer.Option(
-    metavar="NAME|DIR", help="Checkpoint of the tab Translate; without one, the page has no such tab. "
-    f"[default: {DEFAULT_TRANSLATOR}]")]
+    metavar="NAME|DIR", help="Checkpoint of the tab Translate. The page has no such tab if the default is not "
+    f"available. [default: {DEFAULT_TRANSLATOR}]")]
 Survey = Annotated[str | None, typer.Option(
     metavar="STUDY", help="Show this study of superres survey in the tabs Survey and Results. Raters can also use "
     "/survey/, which needs no password.")]
@@ -114,7 +114,7 @@ def parse_auth(pairs: list[str]) -> list[tuple[str, str]] | None:
     return parsed or None
 
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})

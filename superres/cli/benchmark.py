@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from superres.cli import options as opt
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, FACES, TRANSLATION, require
@@ -15,19 +16,18 @@ from superres.system.terminal import echo, echo_json
 if TYPE_CHECKING:
     from superres.evaluation.benchmark import Workload
 
-Batches = Annotated[str | None, typer.Option(metavar="B,B,...", help="Batch sizes (rows decoded together), separated "
-                                             "by commas. [default: 1,8,64; with --proposers 1]")]
-Repeats = Annotated[int, typer.Option(metavar="N", help="Rounds of measurement; the report holds their medians.")]
-Busy = Annotated[bool, typer.Option("--busy", help="Measure even while other programs use the processor.")]
-Folder = Annotated[Path | None, typer.Option("--output", metavar="DIR", help="Folder for benchmark.json, benchmark.md "
-                                             "and two plots.")]
-Data = Annotated[Path | None, typer.Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA "
-                                           "root. [default: crops of scikit-image's astronaut]")]
-Pairs = Annotated[Path | None, typer.Option("--data", metavar="PATH", help="Parallel text PATH.en and PATH.de, or the "
-                                            "name of a test set of sacrebleu. [default: English sentences of our own]")]
-Proposers = Annotated[str | None, typer.Option(metavar="all|NAME,NAME...", help="Compare proposers instead: the time "
-                                               "that the cost model predicts beside the measured time.")]
-Temperature = Annotated[float, typer.Option(metavar="T", help="Temperature of sampling with --proposers, above 0.")]
+Batches = Annotated[str | None, Option(metavar="B,B,...", help="Batch sizes (rows decoded together), separated by "
+                                       "commas. [default: 1,8,64; with --proposers 1]")]
+Repeats = Annotated[int, Option(metavar="N", help="Rounds of measurement; the report holds their medians.")]
+Busy = Annotated[bool, Option("--busy", help="Measure even while other programs use the processor.")]
+Folder = Annotated[Path | None, Option(metavar="DIR", help="Folder for benchmark.json, benchmark.md and two plots.")]
+Data = Annotated[Path | None, Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA root. "
+                                     "[default: crops of scikit-image's astronaut]")]
+Pairs = Annotated[Path | None, Option(metavar="PATH", help="Parallel text PATH.en and PATH.de, or the name of a test "
+                                      "set of sacrebleu. [default: English sentences of our own]")]
+Proposers = Annotated[str | None, Option(metavar="all|NAME,NAME...", help="Compare proposers instead: the time that "
+                                         "the cost model predicts beside the measured time.")]
+Temperature = Annotated[float, Option(metavar="T", help="Temperature of sampling with --proposers, above 0.")]
 
 COMPARISON_SETTINGS = ("block_size", "draft", "ngrams")
 """Decoding settings that the comparison of proposers uses."""

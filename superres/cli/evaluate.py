@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, cast
 
 import typer
+from typer import Option
 
 from superres.cli import options as opt
 from superres.cli.translate import Languages, Sentences
@@ -27,22 +28,22 @@ from superres.tasks.faces import Split as SplitName
 
 BEAM = BeamConfig()
 
-Data = Annotated[Path, typer.Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA root.")]
-Pairs = Annotated[Path, typer.Option("--data", metavar="PATH", help="Parallel text PATH.en and PATH.de, or the name of "
-                                     "a test set of sacrebleu.")]
-Split = Annotated[str, typer.Option(metavar=opt.choices(SPLITS), help="Part of a CelebA root.")]
-Limit = Annotated[int | None, typer.Option(metavar="N", help="Score the first N inputs only. [default: all]")]
-Samples = Annotated[int, typer.Option(min=1, metavar="N", help="Samples per input; samples of the same input are "
-                                      "scored together.")]
-Greedy = Annotated[bool, typer.Option("--greedy/--no-greedy", help="Compare with greedy decoding, block size 1.")]
-Sheet = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet of the first images.")]
-Beam = Annotated[int, typer.Option(metavar="N", rich_help_panel=DECODING, help="Compare with beam search of N "
-                                   "hypotheses per sentence; 0 leaves it out.")]
-MinPsnr = Annotated[float | None, typer.Option(metavar="DB", help="Bound: smallest PSNR to the greedy images, in dB "
-                                               "(try 40).")]
-MaxBits = Annotated[float | None, typer.Option(metavar="BITS", help="Bound: largest increase in bits/dim under p1 over "
-                                               "the greedy images.")]
-Save = Annotated[bool, typer.Option("--save/--no-save", help="Save the fastest settings as the checkpoint's default.")]
+Data = Annotated[Path, Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA root.")]
+Pairs = Annotated[Path, Option(metavar="PATH", help="Parallel text PATH.en and PATH.de, or the name of a test set of "
+                               "sacrebleu.")]
+Split = Annotated[str, Option(metavar=opt.choices(SPLITS), help="Part of a CelebA root.")]
+Limit = Annotated[int | None, Option(metavar="N", help="Score the first N inputs only. [default: all]")]
+Samples = Annotated[int, Option(min=1, metavar="N", help="Samples per input; samples of the same input are scored "
+                                "together.")]
+Greedy = Annotated[bool, Option("--greedy/--no-greedy", help="Compare with greedy decoding, block size 1.")]
+Sheet = Annotated[Path | None, Option(metavar="FILE.png", help="Draw a contact sheet of the first images.")]
+Beam = Annotated[int, Option(metavar="N", rich_help_panel=DECODING, help="Compare with beam search of N hypotheses per "
+                             "sentence; 0 leaves it out.")]
+MinPsnr = Annotated[float | None, Option(metavar="DB", help="Bound: smallest PSNR to the greedy images, in dB (try "
+                                         "40).")]
+MaxBits = Annotated[float | None, Option(metavar="BITS", help="Bound: largest increase in bits/dim under p1 over the "
+                                         "greedy images.")]
+Save = Annotated[bool, Option("--save/--no-save", help="Save the fastest settings as the checkpoint's default.")]
 
 evaluate_app = typer.Typer(help="Score a checkpoint.", rich_markup_mode=None)
 

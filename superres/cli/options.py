@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
 
 import typer
+from typer import Option
 from typer.core import TyperCommand
 
 from superres.config import (
@@ -106,23 +107,21 @@ def option_of(name: str, about: Setting) -> inspect.Parameter:
     unset = f" [default: {about.unset}]" if about.unset else ""
     if about.parse is not None:
         kind, default = str, str(default)
-    option = typer.Option(default, as_option(name, ""), metavar=about.metavar, help=about.help + unset,
+    option = Option(default, as_option(name, ""), metavar=about.metavar, help=about.help + unset,
                           show_default=kind is not bool, rich_help_panel=about.panel)
     annotation = kind if default is not None else kind | None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
 
 
-Checkpoint = Annotated[str, typer.Option(metavar="NAME|DIR", help="Bundled checkpoint, folder or hub id.")]
-Device = Annotated[str, typer.Option(metavar=choices(DEVICES), help="Device to compute on; auto uses a GPU if there is "
-                                     "one.")]
-Engine = Annotated[str, typer.Option(metavar=choices(ENGINE_NAMES), rich_help_panel=EXPERTS, help="How the decoding "
-                                     "step is computed: plain by torch, native by code compiled for this CPU on first "
-                                     "use, graph by CUDA graphs; bf16 rounds the weights.")]
-BatchSize = Annotated[int, typer.Option(metavar="N", help="Images decoded together, 1 or more.")]
-LengthPenalty = Annotated[float, typer.Option(metavar="A", rich_help_panel=DECODING, help="Exponent of beam search's "
-                                              "length penalty: hypotheses are ranked by log p / ((5 + length) / "
-                                              "6)**A.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")]
+Checkpoint = Annotated[str, Option(metavar="NAME|DIR", help="Bundled checkpoint, folder or hub id.")]
+Device = Annotated[str, Option(metavar=choices(DEVICES), help="Device to compute on; auto uses a GPU if there is one.")]
+Engine = Annotated[str, Option(metavar=choices(ENGINE_NAMES), rich_help_panel=EXPERTS, help="How the decoding step is "
+                               "computed: plain by torch, native by code compiled for this CPU on first use, graph by "
+                               "CUDA graphs; bf16 rounds the weights.")]
+BatchSize = Annotated[int, Option(metavar="N", help="Images decoded together, 1 or more.")]
+LengthPenalty = Annotated[float, Option(metavar="A", rich_help_panel=DECODING, help="Exponent of beam search's length "
+                                        "penalty: hypotheses are ranked by log p / ((5 + length) / 6)**A.")]
+AsJson = Annotated[bool, Option("--json", help="Print the report as JSON on standard output.")]
 
 
 def decode_config(context: typer.Context) -> DecodeConfig:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from superres.cli import options as opt
 from superres.config import require, require_choice
@@ -25,63 +26,61 @@ SETTINGS = StudySettings()
 DEFAULT_STORE = "survey.db"
 FORMAT_NAMES = ("csv", "jsonl", "parquet")
 
-StudyName = Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study.")]
-StoreLocation = Annotated[str, typer.Option("--store", metavar="FILE|URL", envvar="SUPERRES_SURVEY_STORE",
-                                            help="SQLite file, or a database URL such as postgresql://user@host/name.")]
-MethodA = Annotated[list[str], typer.Option(
-    metavar="SPEC", help="Method a: a folder of finished pictures, camera, bicubic, nearest, or settings such as "
-    "name=k6,accept=distance,epsilon=2,block_size=6 (also checkpoint=DIR). Repeat the option for several comparisons.")]
-MethodB = Annotated[list[str], typer.Option(metavar="SPEC", help="Method b: one per --method-a, or one for all.")]
-ImagesPath = Annotated[Path | None, typer.Option("--images", metavar="PATH", help="Images to decode, and photographs "
-                                                 "for the method camera: .npz, folder of images or CelebA root.")]
-Pairs = Annotated[int | None, typer.Option(metavar="N", help="Images per comparison, chosen by --seed. [default: all]")]
-Scale = Annotated[int, typer.Option(metavar="N", help="Enlargement: CSS pixels per pixel of a picture.")]
-Interpolation = Annotated[str, typer.Option(metavar=opt.choices(INTERPOLATIONS), help="How pictures are enlarged.")]
-Trials = Annotated[int, typer.Option(metavar="N", help="Pairs per rater, at most the pairs of the study.")]
-Gold = Annotated[int, typer.Option(metavar="N", help="Number of these pairs that have an obvious answer.")]
-Repeats = Annotated[int, typer.Option(metavar="N", help="Number of these pairs shown twice, sides swapped.")]
-Practice = Annotated[int, typer.Option(metavar="N", help="Practice pairs with feedback, shown first.")]
-Unsure = Annotated[bool, typer.Option("--allow-unsure", help="Offer the answer \"can't tell\".")]
-Question = Annotated[str, typer.Option(metavar="TEXT", help="Question above every pair.")]
-Title = Annotated[str, typer.Option(metavar="TEXT", help="Heading of the page.")]
-Thanks = Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Text of the last page.")]
-Consent = Annotated[Path | None, typer.Option(metavar="FILE", help="File with the text that raters agree to.")]
-Viewport = Annotated[str, typer.Option(metavar="W,H", help="Smallest browser window, in CSS pixels.")]
-IdParams = Annotated[list[str], typer.Option("--id-param", metavar="NAME", help="URL parameter that holds the rater's "
-                                             "id; repeat the option for several names.")]
-CompletionCode = Annotated[str, typer.Option(metavar="CODE", help="Code shown on the last page.")]
-CompletionUrl = Annotated[str, typer.Option(metavar="URL", help="Link on the last page.")]
-StudySeed = Annotated[int, typer.Option("--seed", metavar="S", help="Seed for pictures, sides, order and resampling.")]
-Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 accepts other machines.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 chooses a free port.")]
-RootPath = Annotated[str, typer.Option(metavar="PATH", help="Path under which a proxy serves the pages.")]
-PerAddress = Annotated[int, typer.Option(min=0, metavar="N", help="Raters per client address who may enrol in 10 "
-                                         "minutes; 0 means no limit. Raise it for a large group behind one address. "
-                                         "For a proxy on another machine, set FORWARDED_ALLOW_IPS to its address.")]
-InAll = Annotated[int, typer.Option(min=0, metavar="N", help="Same limit for all addresses together.")]
-LinkIds = Annotated[list[str], typer.Argument(metavar="ID", help="Participant ids.")]
-PageAddress = Annotated[str, typer.Option(metavar="URL", help="Address of the voting page as raters reach it.")]
-ReportFolder = Annotated[Path | None, typer.Option("--output", metavar="DIR", help="Folder for report.json, report.md "
-                                                   "and report.png.")]
-Level = Annotated[float, typer.Option(metavar="L", help="Confidence level of the intervals, between 0 and 1.")]
-FileFormat = Annotated[str, typer.Option("--format", metavar=opt.choices(FORMAT_NAMES), help="Format of the file.")]
-ExportFile = Annotated[Path, typer.Option("--output", metavar="FILE", help="File for the votes. Files beside it "
-                                          "describe the study and the columns.")]
-Exported = Annotated[Path, typer.Argument(metavar="FILE", help="Votes written by superres survey export.")]
-NewName = Annotated[str | None, typer.Option("--name", metavar="STUDY", help="Name of the study. [default: the old "
-                                             "name]")]
-Rule = Annotated[str | None, typer.Argument(metavar="RULE", help="gold<0.8, repeats<0.6, median-ms<500, "
-                                            "same-side>0.9, votes<10, or rater=PSEUDONYM.")]
-Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, stored with the rule.")]
-Revoke = Annotated[int | None, typer.Option(metavar="N", help="Revoke rule N.")]
-RaterId = Annotated[str | None, typer.Option(metavar="ID", help="Exclude the rater with this participant id.")]
-Precision = Annotated[float, typer.Option(metavar="POINTS", help="Half the interval's width, percentage points.")]
-PlanImages = Annotated[int, typer.Option("--images", min=1, metavar="N", help="Images in the comparison.")]
-PerRater = Annotated[int, typer.Option("--votes-per-rater", min=1, metavar="N", help="Votes per rater.")]
-Expected = Annotated[float, typer.Option(metavar="PERCENT", help="Expected preference; 50 needs the most votes.")]
-Pilot = Annotated[str | None, typer.Option(metavar="STUDY", help="Study from which to estimate the correlations.")]
-RaterCorrelation = Annotated[float | None, typer.Option(metavar="R", help="Correlation between the votes of a rater.")]
-ImageCorrelation = Annotated[float | None, typer.Option(metavar="R", help="Correlation between the votes on an image.")]
+StudyName = Annotated[str, Argument(metavar="STUDY", help="Name of the study.")]
+StoreLocation = Annotated[str, Option(metavar="FILE|URL", envvar="SUPERRES_SURVEY_STORE", help="SQLite file, or a "
+                                      "database URL such as postgresql://user@host/name.")]
+MethodA = Annotated[list[str], Option(metavar="SPEC", help="Method a: a folder of finished pictures, camera, bicubic, "
+                                      "nearest, or settings such as name=k6,accept=distance,epsilon=2,block_size=6 "
+                                      "(also checkpoint=DIR). Repeat the option for several comparisons.")]
+MethodB = Annotated[list[str], Option(metavar="SPEC", help="Method b: one per --method-a, or one for all.")]
+ImagesPath = Annotated[Path | None, Option(metavar="PATH", help="Images to decode, and photographs for the method "
+                                           "camera: .npz, folder of images or CelebA root.")]
+Pairs = Annotated[int | None, Option(metavar="N", help="Images per comparison, chosen by --seed. [default: all]")]
+Scale = Annotated[int, Option(metavar="N", help="Enlargement: CSS pixels per pixel of a picture.")]
+Interpolation = Annotated[str, Option(metavar=opt.choices(INTERPOLATIONS), help="How pictures are enlarged.")]
+Trials = Annotated[int, Option(metavar="N", help="Pairs per rater, at most the pairs of the study.")]
+Gold = Annotated[int, Option(metavar="N", help="Number of these pairs that have an obvious answer.")]
+Repeats = Annotated[int, Option(metavar="N", help="Number of these pairs shown twice, sides swapped.")]
+Practice = Annotated[int, Option(metavar="N", help="Practice pairs with feedback, shown first.")]
+Unsure = Annotated[bool, Option("--allow-unsure", help="Offer the answer \"can't tell\".")]
+Question = Annotated[str, Option(metavar="TEXT", help="Question above every pair.")]
+Title = Annotated[str, Option(metavar="TEXT", help="Heading of the page.")]
+Thanks = Annotated[str, Option(metavar="TEXT", show_default=False, help="Text of the last page.")]
+Consent = Annotated[Path | None, Option(metavar="FILE", help="File with the text that raters agree to.")]
+Viewport = Annotated[str, Option(metavar="W,H", help="Smallest browser window, in CSS pixels.")]
+IdParams = Annotated[list[str], Option("--id-param", metavar="NAME", help="URL parameter that holds the rater's id; "
+                                       "repeat the option for several names.")]
+CompletionCode = Annotated[str, Option(metavar="CODE", help="Code shown on the last page.")]
+CompletionUrl = Annotated[str, Option(metavar="URL", help="Link on the last page.")]
+StudySeed = Annotated[int, Option(metavar="S", help="Seed for pictures, sides, order and resampling.")]
+Host = Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 accepts other machines.")]
+Port = Annotated[int, Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 chooses a free port.")]
+RootPath = Annotated[str, Option(metavar="PATH", help="Path under which a proxy serves the pages.")]
+PerAddress = Annotated[int, Option(min=0, metavar="N", help="Raters per client address who may enrol in 10 minutes; 0 "
+                                   "means no limit. Raise it for a large group behind one address. For a proxy on "
+                                   "another machine, set FORWARDED_ALLOW_IPS to its address.")]
+InAll = Annotated[int, Option(min=0, metavar="N", help="Same limit for all addresses together.")]
+LinkIds = Annotated[list[str], Argument(metavar="ID", help="Participant ids.")]
+PageAddress = Annotated[str, Option(metavar="URL", help="Address of the voting page as raters reach it.")]
+ReportFolder = Annotated[Path | None, Option(metavar="DIR", help="Folder for report.json, .md and .png.")]
+Level = Annotated[float, Option(metavar="L", help="Confidence level of the intervals, between 0 and 1.")]
+FileFormat = Annotated[str, Option("--format", metavar=opt.choices(FORMAT_NAMES), help="Format of the file.")]
+ExportFile = Annotated[Path, Option(metavar="FILE", help="File for the votes. Files beside it describe the study and "
+                                    "the columns.")]
+Exported = Annotated[Path, Argument(metavar="FILE", help="Votes written by superres survey export.")]
+NewName = Annotated[str | None, Option(metavar="STUDY", help="Name of the study. [default: the old name]")]
+Rule = Annotated[str | None, Argument(metavar="RULE", help="gold<0.8, repeats<0.6, median-ms<500, same-side>0.9, "
+                                      "votes<10, or rater=PSEUDONYM.")]
+Reason = Annotated[str, Option(metavar="TEXT", help="Reason, stored with the rule.")]
+Revoke = Annotated[int | None, Option(metavar="N", help="Revoke rule N.")]
+RaterId = Annotated[str | None, Option(metavar="ID", help="Exclude the rater with this participant id.")]
+Precision = Annotated[float, Option(metavar="POINTS", help="Half the interval's width, percentage points.")]
+PlanImages = Annotated[int, Option(min=1, metavar="N", help="Images in the comparison.")]
+PerRater = Annotated[int, Option(min=1, metavar="N", help="Votes per rater.")]
+Expected = Annotated[float, Option(metavar="PERCENT", help="Expected preference; 50 needs the most votes.")]
+Pilot = Annotated[str | None, Option(metavar="STUDY", help="Study from which to estimate the correlations.")]
+RaterCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation between the votes of a rater.")]
+ImageCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation between the votes on an image.")]
 
 survey_app = typer.Typer(help="Ask people which picture was more likely taken by a camera.", rich_markup_mode=None)
 

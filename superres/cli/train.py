@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from tqdm import tqdm
+from typer import Argument, Option
 
 from superres.cli import options as opt
 from superres.config import DECODING, DEFAULT_CHECKPOINT, FACES, HEAD_LAYERS, PRESETS, BeamConfig
@@ -23,59 +24,54 @@ from superres.training.settings import HEAD_LOSSES, HEAD_TARGETS, TrainConfig
 TRAINING = TrainConfig(steps=1)
 BEAM = BeamConfig()
 
-TrainData = Annotated[Path, typer.Option("--data", metavar="PATH", help="Training faces (.npz, folder or CelebA root), "
-                                         "or parallel text PATH.en and PATH.de.")]
-RunFolder = Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run; a run in it is resumed.")]
-Dev = Annotated[Path | None, typer.Option(metavar="PATH", help="Faces or text to score during training.")]
-Start = Annotated[Path | None, typer.Option(metavar="DIR", help="Checkpoint folder to start from.")]
-Preset = Annotated[str, typer.Option(metavar=opt.choices(list(PRESETS)), help="Network to train without --start.")]
-Heads = Annotated[int | None, typer.Option(metavar="K", help="Number of prediction heads p1..pk. [default: as in "
-                                           "--start, or 10]")]
-Own = Annotated[Path, typer.Option(metavar="PATH", help="Pictures decoded by the model itself, from 'train decode'.")]
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="JSON file of stages; see scripts/recipes.")]
-More = Annotated[Path | None, typer.Option(metavar="PATH", help="Text: more pairs PATH.en and PATH.de, for the stages "
-                                           "that use them.")]
-PieceMinutes = Annotated[float | None, typer.Option(metavar="M", help="Save and stop after M minutes; the same command "
-                                                    "continues.")]
-Freeze = Annotated[bool, typer.Option("--freeze-base", help="Train the head layer only. p1 stays the base's p1, except "
-                                      "in the preset paper, where p1 passes through the head layer.")]
-HeadLoss = Annotated[str, typer.Option(metavar=opt.choices(HEAD_LOSSES), help="Loss of a minibatch: p1's plus the mean "
-                                       "of all heads at some positions; that of one random head of p1..pk, as in the "
-                                       "paper; or p1's plus that of one random head of p2..pk.")]
-HeadTarget = Annotated[str, typer.Option(metavar=opt.choices(HEAD_TARGETS), help="Target of a head: p1's distribution "
-                                         "at the head's position, or the true token as in the paper.")]
-HeadDecay = Annotated[float, typer.Option(metavar="D", help="Weight D**(i - 2) of head i in the loss of the heads.")]
-HeadLayer = Annotated[str | None, typer.Option(metavar=opt.choices(HEAD_LAYERS), help="Layer of the prediction heads. "
-                                               "[default: as in --start]")]
-Minutes = Annotated[float | None, typer.Option(metavar="M", help="Minutes of training in all, over all resumed runs.")]
-Steps = Annotated[int | None, typer.Option(metavar="N", help="Steps of training in all.")]
-TrainBatch = Annotated[int, typer.Option("--batch-size", metavar="N", help="Images or sentence pairs per step, over "
-                                         "all processes.")]
-Rate = Annotated[float, typer.Option("--learning-rate", metavar="R", help="Peak learning rate.")]
-Recompute = Annotated[bool, typer.Option("--gradient-checkpointing", help="Use less memory and more computation.")]
-TrainLimit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Use only the first N images or sentence "
-                                                "pairs of --data.")]
-TrainSeed = Annotated[int, typer.Option("--seed", metavar="S", help="Seed for the weights and the order of the data.")]
-Smoothing = Annotated[float, typer.Option("--label-smoothing", metavar="S", help="Share of p1's target that is spread "
-                                          "over all tokens; try 0.1 for text.")]
-Warmup = Annotated[int, typer.Option("--warmup-steps", metavar="N", help="Steps of linear warm-up.")]
-Positions = Annotated[int, typer.Option("--head-positions", metavar="N", help="Target positions per step at which the "
-                                        "heads are trained.")]
-Vocabulary = Annotated[Path | None, typer.Option(metavar="FILE", help="Text: SentencePiece model to use instead of "
-                                                 "training one.")]
-TrainLanguages = Annotated[str | None, typer.Option("--languages", metavar="SOURCE-TARGET", help="Text: languages, "
-                                                    "such as en-de. [default: those of the preset]")]
-Teacher = Annotated[str | None, typer.Option(metavar="NAME|DIR", help="Checkpoint whose p1 gives the target "
-                                             "distributions instead of the true tokens, for example to train a draft "
-                                             "model.")]
-TeacherBeam = Annotated[int, typer.Option("--beam", metavar="N", rich_help_panel=DECODING, help="Text: hypotheses of "
-                                          "beam search per sentence.")]
-Precision = Annotated[str, typer.Option(metavar="[bf16|no]", help="Autocast to bf16, or no autocast.")]
-NgramFile = Annotated[Path, typer.Option("--output", metavar="FILE", help="File for the counts. ngrams.safetensors in "
-                                         "the checkpoint's folder is found automatically.")]
-Order = Annotated[int, typer.Option(metavar="N", help="Largest number of tokens in an n-gram.")]
-Least = Annotated[int, typer.Option(metavar="N", help="Leave out contexts with fewer occurrences.")]
-Most = Annotated[int, typer.Option(metavar="N", help="Keep the N most frequent contexts.")]
+TrainData = Annotated[Path, Option(metavar="PATH", help="Training faces (.npz, folder or CelebA root), or parallel "
+                                   "text PATH.en and PATH.de.")]
+RunFolder = Annotated[Path, Option(metavar="DIR", help="Folder of the run; a run in it is resumed.")]
+Dev = Annotated[Path | None, Option(metavar="PATH", help="Faces or text to score during training.")]
+Start = Annotated[Path | None, Option(metavar="DIR", help="Checkpoint folder to start from.")]
+Preset = Annotated[str, Option(metavar=opt.choices(list(PRESETS)), help="Network to train without --start.")]
+Heads = Annotated[int | None, Option(metavar="K", help="Prediction heads p1..pk. [default: as in --start, or 10]")]
+Own = Annotated[Path, Option(metavar="PATH", help="Pictures decoded by the model itself, from 'train decode'.")]
+RecipeFile = Annotated[Path, Argument(metavar="RECIPE", help="JSON file of stages; see scripts/recipes.")]
+More = Annotated[Path | None, Option(metavar="PATH", help="Text: more pairs PATH.en and PATH.de, for the stages that "
+                                     "use them.")]
+PieceMinutes = Annotated[float | None, Option(metavar="M", help="Save and stop after M minutes; the same command "
+                                              "continues.")]
+Freeze = Annotated[bool, Option("--freeze-base", help="Train the head layer only. p1 stays the base's p1, except in "
+                                "the preset paper, where p1 passes through the head layer.")]
+HeadLoss = Annotated[str, Option(metavar=opt.choices(HEAD_LOSSES), help="Loss of a minibatch: p1's plus the mean of "
+                                 "all heads at some positions; that of one random head of p1..pk, as in the paper; or "
+                                 "p1's plus that of one random head of p2..pk.")]
+HeadTarget = Annotated[str, Option(metavar=opt.choices(HEAD_TARGETS), help="Target of a head: p1's distribution at the "
+                                   "head's position, or the true token as in the paper.")]
+HeadDecay = Annotated[float, Option(metavar="D", help="Weight D**(i - 2) of head i in the loss of the heads.")]
+HeadLayer = Annotated[str | None, Option(metavar=opt.choices(HEAD_LAYERS), help="Layer of the prediction heads. "
+                                         "[default: as in --start]")]
+Minutes = Annotated[float | None, Option(metavar="M", help="Minutes of training in all, over all resumed runs.")]
+Steps = Annotated[int | None, Option(metavar="N", help="Steps of training in all.")]
+TrainBatchSize = Annotated[int, Option(metavar="N", help="Images or sentence pairs per step, over all processes.")]
+Rate = Annotated[float, Option(metavar="R", help="Peak learning rate.")]
+Recompute = Annotated[bool, Option("--gradient-checkpointing", help="Use less memory and more computation.")]
+Limit = Annotated[int | None, Option(metavar="N", help="Use only the first N images or sentence pairs of --data.")]
+Seed = Annotated[int, Option(metavar="S", help="Seed for the weights and the order of the data.")]
+Smoothing = Annotated[float, Option(metavar="S", help="Share of p1's target that is spread over all tokens; try 0.1 "
+                                    "for text.")]
+Warmup = Annotated[int, Option(metavar="N", help="Steps of linear warm-up.")]
+Positions = Annotated[int, Option(metavar="N", help="Target positions per step at which the heads are trained.")]
+Vocabulary = Annotated[Path | None, Option(metavar="FILE", help="Text: SentencePiece model to use instead of training "
+                                           "one.")]
+Languages = Annotated[str | None, Option(metavar="SOURCE-TARGET", help="Text: languages, such as en-de. [default: "
+                                         "those of the preset]")]
+Teacher = Annotated[str | None, Option(metavar="NAME|DIR", help="Checkpoint whose p1 gives the target distributions "
+                                       "instead of the true tokens, for example to train a draft model.")]
+TeacherBeam = Annotated[int, Option(metavar="N", rich_help_panel=DECODING, help="Text: hypotheses of beam search per "
+                                    "sentence.")]
+Precision = Annotated[str, Option(metavar="[bf16|no]", help="Autocast to bf16, or no autocast.")]
+NgramFile = Annotated[Path, Option(metavar="FILE", help="File for the counts. ngrams.safetensors in the checkpoint's "
+                                   "folder is found automatically.")]
+Order = Annotated[int, Option(metavar="N", help="Largest number of tokens in an n-gram.")]
+Least = Annotated[int, Option(metavar="N", help="Leave out contexts with fewer occurrences.")]
+Most = Annotated[int, Option(metavar="N", help="Keep the N most frequent contexts.")]
 
 train_app = typer.Typer(help="Train checkpoints in stages, each of which can be resumed.", rich_markup_mode=None)
 
@@ -84,10 +80,10 @@ train_app = typer.Typer(help="Train checkpoints in stages, each of which can be 
 def base(
     context: typer.Context, data: TrainData, output: RunFolder, dev: Dev = None, start: Start = None,
     preset: Preset = "base", minutes: Minutes = None, steps: Steps = None,
-    batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
-    precision: Precision = TRAINING.precision, seed: TrainSeed = 0, limit: TrainLimit = None,
+    batch_size: TrainBatchSize = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
+    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
     gradient_checkpointing: Recompute = False, label_smoothing: Smoothing = TRAINING.label_smoothing,
-    warmup_steps: Warmup = TRAINING.warmup_steps, languages: TrainLanguages = None, vocabulary: Vocabulary = None,
+    warmup_steps: Warmup = TRAINING.warmup_steps, languages: Languages = None, vocabulary: Vocabulary = None,
     teacher: Teacher = None,
 ) -> None:
     """Train the base model p1 by teacher forcing.
@@ -102,9 +98,9 @@ def base(
 def heads(
     context: typer.Context, data: TrainData, output: RunFolder, start: Start = None, dev: Dev = None,
     prediction_heads: Heads = None, freeze_base: Freeze = False, head_loss: HeadLoss = TRAINING.head_loss,
-    minutes: Minutes = None, steps: Steps = None, batch_size: TrainBatch = TRAINING.batch_size,
-    learning_rate: Rate = TRAINING.learning_rate, precision: Precision = TRAINING.precision, seed: TrainSeed = 0,
-    limit: TrainLimit = None, gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
+    minutes: Minutes = None, steps: Steps = None, batch_size: TrainBatchSize = TRAINING.batch_size,
+    learning_rate: Rate = TRAINING.learning_rate, precision: Precision = TRAINING.precision, seed: Seed = 0,
+    limit: Limit = None, gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
     head_layer: HeadLayer = None, head_target: HeadTarget = TRAINING.head_target,
     label_smoothing: Smoothing = TRAINING.label_smoothing, warmup_steps: Warmup = TRAINING.warmup_steps,
     head_positions: Positions = TRAINING.head_positions,
@@ -120,7 +116,7 @@ def heads(
 @opt.decoding_command(train_app, FACES, "block_size")
 def decode(
     context: typer.Context, data: TrainData, output: RunFolder, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT,
-    limit: TrainLimit = None, batch_size: opt.BatchSize = 64, device: opt.Device = "auto",
+    limit: Limit = None, batch_size: opt.BatchSize = 64, device: opt.Device = "auto",
     beam: TeacherBeam = BEAM.size, length_penalty: opt.LengthPenalty = BEAM.length_penalty,
 ) -> None:
     """Decode training inputs with a checkpoint, for distillation.
@@ -154,8 +150,8 @@ def decode(
 def distil(
     context: typer.Context, data: TrainData, own: Own, output: RunFolder, start: Start = None, dev: Dev = None,
     freeze_base: Freeze = False, minutes: Minutes = None, steps: Steps = None,
-    batch_size: TrainBatch = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
-    precision: Precision = TRAINING.precision, seed: TrainSeed = 0, limit: TrainLimit = None,
+    batch_size: TrainBatchSize = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
+    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
     gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
     head_target: HeadTarget = TRAINING.head_target,
 ) -> None:
@@ -170,7 +166,7 @@ def distil(
 @train_app.command()
 def ngrams(
     data: TrainData, output: NgramFile, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, order: Order = 3,
-    limit: TrainLimit = None, least: Least = 2, most: Most = 200_000,
+    limit: Limit = None, least: Least = 2, most: Most = 200_000,
 ) -> None:
     """Count n-grams of training targets, for the proposer ngram.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from superres.cli import options as opt
 from superres.config import DECODING, DEFAULT_TRANSLATOR, BeamConfig, require
@@ -13,18 +14,17 @@ from superres.pipeline.options import as_option, combined
 from superres.system.progress import say
 from superres.system.terminal import echo
 
-Languages = Annotated[str | None, typer.Option(metavar="SOURCE-TARGET", help="Languages of the text, such as en-de. "
-                                               "[default: those of the checkpoint]")]
-Sentences = Annotated[int, typer.Option("--batch-size", metavar="N", help="Sentences decoded together, 1 or more.")]
-Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Lines to translate; without TEXT and "
-                                                   "--input, standard input is read.")]
-Input = Annotated[Path | None, typer.Option(metavar="FILE", help="Text file, one sentence per line; '-' reads standard "
-                                            "input.")]
-Output = Annotated[Path | None, typer.Option(metavar="FILE", help="File for the translations, one per input line. "
-                                             "[default: standard output]")]
-Trace = Annotated[bool, typer.Option("--trace", help="Print each step with its accepted tokens on standard error.")]
-Beam = Annotated[int | None, typer.Option("--beam", metavar="N", rich_help_panel=DECODING, help="Decode by beam search "
-                                          "with N hypotheses per sentence instead of in blocks.")]
+Languages = Annotated[str | None, Option(metavar="SOURCE-TARGET", help="Languages of the text, such as en-de. "
+                                         "[default: the checkpoint's]")]
+Sentences = Annotated[int, Option(metavar="N", help="Sentences decoded together, 1 or more.")]
+Texts = Annotated[list[str] | None, Argument(metavar="TEXT", help="Lines to translate; without TEXT and --input, "
+                                             "standard input is read.")]
+Input = Annotated[Path | None, Option(metavar="FILE", help="Text file, one sentence per line; '-' reads standard "
+                                      "input.")]
+Output = Annotated[Path | None, Option(metavar="FILE", help="File for the translations. [default: standard output]")]
+Trace = Annotated[bool, Option("--trace", help="Print each step with its accepted tokens on standard error.")]
+Beam = Annotated[int | None, Option(metavar="N", rich_help_panel=DECODING, help="Decode by beam search with N "
+                                    "hypotheses per sentence instead of in blocks.")]
 
 
 def translate(
@@ -38,8 +38,14 @@ def translate(
     A line that exceeds the model's input length is translated in parts, cut between sentences where possible.
     """
     decode = opt.decode_config(context)
-    search = beam_config(context, beam, length_penalty)
-    if search is not None:
+    search = None
+    if beam is None:
+        opt.refuse_ineffective(context, "without beam search; leave it out, or give --beam 4", "length_penalty")
+    else:
+        blockwise = [as_option(name, str(context.params[name])) for name in opt.given_options(context, decode)
+                     if name != "seed"]
+        require(not blockwise, f"--beam searches without blocks; leave out {', '.join(blockwise)}")
+        search = BeamConfig(beam, length_penalty)
         opt.refuse_ineffective(context, f"with --beam {beam}, which has no blocks to show; leave out one of the two",
                                "trace")
 
@@ -56,18 +62,3 @@ def translate(
         echo("\n".join([*trace_lines(translator, traces), ""]), err=True)
     if output is not None:
         say(summary_line(result))
-
-
-def beam_config(context: typer.Context, beam: int | None, length_penalty: float) -> BeamConfig | None:
-    """Return the settings of beam search, or None without --beam.
-
-    Raises:
-        ConfigError: a setting is out of range, or --beam is combined with options of blockwise decoding.
-    """
-    if beam is None:
-        opt.refuse_ineffective(context, "without beam search; leave it out, or give --beam 4", "length_penalty")
-        return None
-    given = [as_option(name, str(context.params[name])) for name in opt.given_options(context, opt.DEFAULTS)
-             if name != "seed"]
-    require(not given, f"--beam searches without blocks; leave out {', '.join(given)}")
-    return BeamConfig(beam, length_penalty)

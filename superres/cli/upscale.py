@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from superres.batch.image_files import FORMATS
 from superres.batch.inputs import read_list
@@ -16,41 +17,40 @@ from superres.pipeline.options import combined
 from superres.system.progress import say
 from superres.tasks.faces import SOURCES
 
-Inputs = Annotated[list[str], typer.Argument(metavar="INPUT", help="Images, folders of images, archives (.zip, "
-                                             ".tar, .tar.gz, .npz ...), and patterns such as 'photos/**/*.jpg'.")]
-InputList = Annotated[str | None, typer.Option("--list", metavar="FILE", rich_help_panel=opt.FILES, help="Read more "
-                                               "inputs from FILE, one per line; '-' reads standard input.")]
-Output = Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results, DIR/<name of the input>.png.")]
-Format = Annotated[str, typer.Option("--format", metavar=opt.choices(list(FORMATS)), help="Format of the results.")]
-Suffix = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel=opt.FILES, help="Text added to the name of each "
-                                     "result, before its file extension.")]
-KeepTree = Annotated[bool, typer.Option("--keep-tree", rich_help_panel=opt.FILES, help="Write results into sub-folders "
-                                        "with the names of the inputs' sub-folders.")]
-Alpha = Annotated[str, typer.Option(metavar="keep|COLOUR", help="Keep transparency, or put COLOUR behind it.")]
-Metadata = Annotated[str, typer.Option(metavar=opt.choices(METADATA), help="Remove or keep EXIF, XMP and the colour "
-                                       "profile; colours are converted to sRGB in both cases.")]
-Images = Annotated[str, typer.Option("--batch-size", metavar="N", rich_help_panel=opt.FILES, help="Images decoded "
-                                     "together, 1 or more; auto chooses a useful number that fits into memory.")]
-RayAddress = Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", rich_help_panel=opt.FILES, help="Decode on "
-                                                "a Ray cluster (extra ray): its address, auto for a cluster that runs "
-                                                "on this machine, or local to start one here.")]
-Workers = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=opt.FILES, help="Ray actors, each with a "
-                                             "copy of the model. [default: one per GPU, or one per two CPUs]")]
-Samples = Annotated[int, typer.Option(metavar="N", help="Pictures per input, named <name>-1.png and so on if N is "
-                                      "above 1; N above 1 needs a temperature above 0.")]
-Recursive = Annotated[bool, typer.Option("--recursive", rich_help_panel=opt.FILES, help="Include the sub-folders of "
-                                         "input folders.")]
-Source = Annotated[str, typer.Option(metavar=opt.choices(SOURCES), help="lowres uses inputs as 8x8 images; photo crops "
-                                     "and reduces them; auto decides by their size.")]
-OnExisting = Annotated[str, typer.Option(metavar=opt.choices(ON_EXISTING), rich_help_panel=opt.FILES, help="What to do "
-                                         "with an output that exists.")]
-Shard = Annotated[str, typer.Option(metavar="I/N", rich_help_panel=opt.FILES, help="Decode only part I of N equal "
-                                    "parts of the inputs, I from 0 to N-1.")]
-Manifest = Annotated[Path | None, typer.Option(metavar="FILE", rich_help_panel=opt.FILES, help="Manifest, one JSON "
-                                               "line per output; a later run continues from it. [default: "
-                                               "DIR/manifest.jsonl]")]
-Manifests = Annotated[list[Path], typer.Argument(metavar="MANIFEST", help="Manifests in the order of their shards.")]
-Merged = Annotated[Path, typer.Option("--output", metavar="FILE", help="File for the merged manifest.")]
+Inputs = Annotated[list[str], Argument(metavar="INPUT", help="Images, folders of images, archives (.zip, .tar, "
+                                       ".tar.gz, .npz ...), and patterns such as 'photos/**/*.jpg'.")]
+InputList = Annotated[str | None, Option("--list", metavar="FILE", rich_help_panel=opt.FILES, help="Read more inputs "
+                                         "from FILE, one per line; '-' reads standard input.")]
+Output = Annotated[Path, Option(metavar="DIR", help="Folder for the results, DIR/<name of the input>.png.")]
+Format = Annotated[str, Option("--format", metavar=opt.choices(list(FORMATS)), help="Format of the results.")]
+Suffix = Annotated[str, Option(metavar="TEXT", rich_help_panel=opt.FILES, help="Text added to the name of each result, "
+                               "before its file extension.")]
+KeepTree = Annotated[bool, Option("--keep-tree", rich_help_panel=opt.FILES, help="Repeat the inputs' sub-folders in "
+                                  "the output folder.")]
+Alpha = Annotated[str, Option(metavar="keep|COLOUR", help="Keep transparency, or put COLOUR behind it.")]
+Metadata = Annotated[str, Option(metavar=opt.choices(METADATA), help="Remove or keep EXIF, XMP and the colour profile; "
+                                 "colours are converted to sRGB in both cases.")]
+Images = Annotated[str, Option(metavar="N", rich_help_panel=opt.FILES, help="Images decoded together, 1 or more; auto "
+                               "chooses a useful number that fits into memory.")]
+RayAddress = Annotated[str | None, Option(metavar="ADDRESS", rich_help_panel=opt.FILES, help="Decode on a Ray cluster "
+                                          "(extra ray): its address, auto for a cluster that runs on this machine, or "
+                                          "local to start one here.")]
+Workers = Annotated[int | None, Option(metavar="N", rich_help_panel=opt.FILES, help="Ray actors, each with a copy of "
+                                       "the model. [default: one per GPU, or one per two CPUs]")]
+Samples = Annotated[int, Option(metavar="N", help="Pictures per input, named <name>-1.png and so on if N is above 1; N "
+                                "above 1 needs a temperature above 0.")]
+Recursive = Annotated[bool, Option("--recursive", rich_help_panel=opt.FILES, help="Include the sub-folders of input "
+                                   "folders.")]
+Source = Annotated[str, Option(metavar=opt.choices(SOURCES), help="lowres uses inputs as 8x8 images; photo crops and "
+                               "reduces them; auto decides by their size.")]
+OnExisting = Annotated[str, Option(metavar=opt.choices(ON_EXISTING), rich_help_panel=opt.FILES, help="What to do with "
+                                   "an output that exists.")]
+Shard = Annotated[str, Option(metavar="I/N", rich_help_panel=opt.FILES, help="Decode only part I of N equal parts of "
+                              "the inputs, I from 0 to N-1.")]
+Manifest = Annotated[Path | None, Option(metavar="FILE", rich_help_panel=opt.FILES, help="Manifest, one JSON line per "
+                                         "output; a later run continues from it. [default: DIR/manifest.jsonl]")]
+Manifests = Annotated[list[Path], Argument(metavar="MANIFEST", help="Manifests in the order of their shards.")]
+Merged = Annotated[Path, Option(metavar="FILE", help="File for the merged manifest.")]
 
 manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich_markup_mode=None)
 

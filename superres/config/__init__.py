@@ -6,30 +6,15 @@ from superres.config.decoding import (
     DEFAULT_CHECKPOINT,
     DEFAULT_TRANSLATOR,
     ENGINE_NAMES,
-    LARGEST_BEAM,
-    LARGEST_BRANCHING,
-    LARGEST_PENALTY,
     LEAST_TEMPERATURE,
     NOISE_NAMES,
     PROPOSER_NAMES,
-    SAMPLINGS,
     BeamConfig,
     DecodeConfig,
     QualityBound,
-    parse_epsilon,
     parse_temperature,
 )
-from superres.config.network import (
-    FORMAT_VERSION,
-    HEAD_LAYERS,
-    MOST_CHANNELS,
-    MOST_SOURCE,
-    MOST_TABLE,
-    MOST_TARGET,
-    PRESETS,
-    SIZES,
-    ModelConfig,
-)
+from superres.config.network import FORMAT_VERSION, HEAD_LAYERS, PRESETS, SIZES, ModelConfig
 from superres.config.settings import (
     DECODING,
     EXPERTS,
@@ -45,9 +30,8 @@ from superres.config.settings import (
 
 __all__ = [
     "CRITERION_NAMES", "DECODING", "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR", "ENGINE_NAMES", "EXPERTS", "FACES",
-    "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LARGEST_BEAM", "LARGEST_BRANCHING", "LARGEST_PENALTY",
-    "LEAST_TEMPERATURE", "MOST_CHANNELS", "MOST_SOURCE", "MOST_TABLE", "MOST_TARGET", "NOISE_NAMES", "PRESETS",
-    "PROPOSER_NAMES", "SAMPLING", "SAMPLINGS", "SIZES", "TRANSLATION", "BeamConfig", "Config", "Control",
-    "DecodeConfig", "ModelConfig", "QualityBound", "Registry", "Setting", "is_number", "is_whole", "parse_epsilon",
-    "parse_temperature", "require", "require_choice", "require_whole", "setting", "settings_of",
+    "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LEAST_TEMPERATURE", "NOISE_NAMES", "PRESETS", "PROPOSER_NAMES",
+    "SAMPLING", "SIZES", "TRANSLATION", "BeamConfig", "Config", "Control", "DecodeConfig", "ModelConfig",
+    "QualityBound", "Registry", "Setting", "is_number", "is_whole", "parse_temperature", "require",
+    "require_choice", "require_whole", "setting", "settings_of",
 ]

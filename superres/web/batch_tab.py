@@ -12,7 +12,7 @@ import gradio as gr
 from superres.config import FACES, DecodeConfig
 from superres.web import drawing
 from superres.web.batches import MAX_FILES, Progress, manifest, upscale_batch
-from superres.web.controls import RAW, Uploaded, Value, decoding_controls, named, offered, options_of, path_of
+from superres.web.controls import Uploaded, Value, decoding_controls, named, offered, options_of, path_of
 from superres.web.decoding import Decoder
 from superres.web.files import Workspace
 
@@ -26,7 +26,7 @@ def batch_tab(decoder: Decoder, workspace: Workspace, default: DecodeConfig, que
         decoder: decodes for the tab.
         workspace: folder for unpacked and written zip files.
         default: initial settings.
-        queue: options of the queue for events that decode.
+        queue: options of events that decode.
     """
     heads = decoder.upscaler.model_config.prediction_heads
     with gr.Row(elem_classes="sr-columns"):
@@ -44,7 +44,7 @@ def batch_tab(decoder: Decoder, workspace: Workspace, default: DecodeConfig, que
             archive = gr.File(label="Results and manifest, as a zip file", interactive=False, elem_id="archive")
             gallery = gr.HTML(elem_id="gallery")
     started = run.click(functools.partial(batch_for_page, decoder, workspace), [files, *settings],
-                        [state, gallery, archive], show_progress="minimal", api_visibility="private", **RAW, **queue)
+                        [state, gallery, archive], show_progress="minimal", api_visibility="private", **queue)
     stop.click(None, None, None, cancels=[started], queue=False)
     endpoint(decoder, workspace, settings, queue)
 
@@ -107,4 +107,4 @@ def endpoint(
         archive, report = gr.File(label="zip"), gr.JSON(label="report")
         handler = named(upscale_files, *offered(decoder.upscaler.default, FACES))
         gr.Button("upscale_batch").click(handler, [files, *settings], [archive, report], api_name="upscale_batch",
-                                         **RAW, **queue)
+                                         **queue)

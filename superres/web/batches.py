@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import shutil
 import zipfile
@@ -174,26 +173,12 @@ def find_files(uploads: Sequence[str]) -> list[_File]:
     return files
 
 
-@contextlib.contextmanager
-def _opened(file: _File, workspace: Workspace, budget: _Budget) -> Iterator[Path]:
-    """Yield the path of a file; a file inside a zip file is unpacked for the duration of the context.
+def _unpack(file: _File, member: zipfile.ZipInfo, folder: Path, budget: _Budget) -> Path:
+    """Unpack a file of a zip file into `folder`, and return its path.
 
     Raises:
         InvalidInputError: the file cannot be unpacked, or is too large.
     """
-    if file.member is None:
-        yield file.upload
-        return
-    folder = workspace.new_folder()
-    try:
-        path = folder / "member"  # not the name inside the zip file, which may contain folders
-        path.write_bytes(_content(file, file.member, budget))
-        yield path
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _content(file: _File, member: zipfile.ZipInfo, budget: _Budget) -> bytes:
     most = budget.limits.member_bytes
     try:
         with zipfile.ZipFile(file.upload) as archive, archive.open(member) as opened:
@@ -205,7 +190,9 @@ def _content(file: _File, member: zipfile.ZipInfo, budget: _Budget) -> bytes:
     budget.member_bytes -= len(content)
     if len(content) > most:
         raise InvalidInputError(f"{file.name} has over {most / 1e6:g} MB unpacked; reduce it first")
-    return content
+    path = folder / "member"  # not the name inside the zip file, which may contain folders
+    path.write_bytes(content)
+    return path
 
 
 def _is_zip(path: Path) -> bool:
@@ -236,11 +223,14 @@ def _read(file: _File, workspace: Workspace, budget: _Budget, taken: set[str]) -
         return _failed(file.name, f"{file.name} is too much for one batch; upload at most {limits.pixels / 1e6:g} "
                                   "megapixels at once, and in zip files at most "
                                   f"{limits.all_member_bytes / 1e6:g} MB", taken)
+    folder = workspace.new_folder()
     try:
-        with _opened(file, workspace, budget) as path:
-            source = reduce_upload(path, lambda image: _reduced(image, budget), file.name)
+        path = file.upload if file.member is None else _unpack(file, file.member, folder, budget)
+        source = reduce_upload(path, lambda image: _reduced(image, budget), file.name)
     except InvalidInputError as error:
         return _failed(file.name, str(error), taken)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return _Item(file.name, _output_name(file.name, taken), source)
 
 

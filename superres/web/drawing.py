@@ -138,10 +138,10 @@ def legend(block_size: int) -> str:
     return f"<br>1 {ramp} {block_size}" if steps else ""
 
 
-def statistics(facts: Sequence[tuple[str, str]]) -> str:
+def statistics(values: Sequence[tuple[str, str]]) -> str:
     """Return names and values as a list."""
-    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
-    return f'<dl class="sr-facts">{rows}</dl>'
+    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in values)
+    return f'<dl class="sr-statistics">{rows}</dl>'
 
 
 def comparison(before: Sequence[tuple[str, Pixels]], after: Pixels) -> str:

@@ -13,7 +13,7 @@ import gradio as gr
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
 from superres.web.batch_tab import batch_tab
-from superres.web.controls import SUGGESTED, shown_to_visitor
+from superres.web.controls import RAW, SUGGESTED, shown_to_visitor
 from superres.web.decoding import Decoder
 from superres.web.files import NOT_UPLOADED, Workspace
 from superres.web.logs import log
@@ -97,7 +97,7 @@ def build_page(
     """
     upscaler = decoder.upscaler
     default = SUGGESTED if upscaler.default == DecodeConfig() else upscaler.default
-    queue: dict[str, Any] = {"concurrency_id": "decoding", "concurrency_limit": 1}
+    queue: dict[str, Any] = {"concurrency_id": "decoding", "concurrency_limit": 1, **RAW}
     page = Page(workspace, title=TITLE, analytics_enabled=False, fill_width=True)
     with page:
         gr.Markdown(HEAD, elem_id="head")
@@ -117,7 +117,7 @@ def build_page(
 
 
 def survey_tabs(root_path: str) -> None:
-    """Lay out both tabs; a frame loads when its tab is first opened.
+    """Lay out the tabs Survey and Results; each loads its page when it is first opened.
 
     Args:
         root_path: path under which a proxy serves the page, or "".

@@ -61,9 +61,12 @@ def build_server(
 
     @server.get("/health")
     def health(request: Request) -> JSONResponse:
-        report = {"status": "stopping" if decoder.is_closing else "ok"}
+        report: dict[str, Any] = {"status": "stopping" if decoder.is_closing else "ok"}
         if login is None or login.is_logged_in(request.scope):
-            report |= _health_of(page, decoder)
+            report |= {
+                "busy": decoder.is_busy, "waiting": len(page._queue), "max_queue": page._queue.max_size,
+                "checkpoint": decoder.upscaler.name, "revision": decoder.upscaler.revision,
+                "device": str(decoder.upscaler.device)}
         return JSONResponse(report, 503 if decoder.is_closing else 200)
 
     if survey is not None:
@@ -85,13 +88,6 @@ def build_server(
     login = Login(mounted, root_path, (SURVEY_PATH,) if survey is not None else ()) if auth else None
     server.add_middleware(Guard, workspace=workspace, login=login)
     return server
-
-
-def _health_of(page: gr.Blocks, decoder: Decoder) -> dict[str, Any]:
-    """Return the server's load, checkpoint and device."""
-    return {"busy": decoder.is_busy, "waiting": len(page._queue), "max_queue": page._queue.max_size,
-            "checkpoint": decoder.upscaler.name, "revision": decoder.upscaler.revision,
-            "device": str(decoder.upscaler.device)}
 
 
 async def _refuse_download(url: str, cache_dir: str) -> str:

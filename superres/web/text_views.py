@@ -76,11 +76,11 @@ def translations_html(
     slower = 0.0 if clocks is None else slow_motion(clocks)
     parts = []
     for name, result in frames.items():
-        at = clocks[name] if clocks is not None else None
+        clock = clocks[name] if clocks is not None else None
         heading = f"<h3>{escape(name)}</h3>" if name else ""
-        facts = drawing.statistics(facts_of(result))
-        parts.append(f'<section class="sr-variant">{heading}{lines_html(translator, lines, result, at, slower)}{facts}'
-                     f"{steps_html(translator, result)}</section>")
+        statistics = drawing.statistics(statistics_of(result))
+        parts.append(f'<section class="sr-variant">{heading}{lines_html(translator, lines, result, clock, slower)}'
+                     f"{statistics}{steps_html(translator, result)}</section>")
     return (f'<div class="sr-variants">{"".join(parts)}</div>{hints_html(translator, frames, slower)}'
             f"{plain_html(translator, list(frames.values())[-1])}")
 
@@ -141,14 +141,14 @@ def language_name(tag: str) -> str:
     return LANGUAGES.get(tag, tag)
 
 
-def facts_of(result: Translated) -> list[tuple[str, str]]:
+def statistics_of(result: Translated) -> list[tuple[str, str]]:
     """Return the statistics of a decoding as names and values; the lines share the model calls."""
     traces = [trace for line in result.traces for trace in line]
-    facts = [("tokens", f"{sum(result.tokens):,}")]
+    values = [("tokens", f"{sum(result.tokens):,}")]
     if traces:
-        facts += [("iterations", f"{sum(trace.iterations for trace in traces):,}"),
-                  ("tokens per step", f"{mean_accepted_block_size(traces):.2f}")]
-    return [*facts, ("model calls", f"{result.model_calls:,}"), ("seconds", f"{result.seconds:.3f}")]
+        values += [("iterations", f"{sum(trace.iterations for trace in traces):,}"),
+                   ("tokens per step", f"{mean_accepted_block_size(traces):.2f}")]
+    return [*values, ("model calls", f"{result.model_calls:,}"), ("seconds", f"{result.seconds:.3f}")]
 
 
 def steps_html(translator: Translator, result: Translated) -> str:

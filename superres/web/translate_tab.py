@@ -12,17 +12,7 @@ import gradio as gr
 from superres.config import TRANSLATION, BeamConfig, DecodeConfig, require_whole
 from superres.errors import InvalidInputError
 from superres.pipeline.translator import Translated, Translator
-from superres.web.controls import (
-    INSTANT,
-    RAW,
-    Value,
-    decoding_controls,
-    greedy_like,
-    named,
-    offered,
-    options_of,
-    whole_number,
-)
+from superres.web import controls
 from superres.web.decoding import Decoder, is_complete
 from superres.web.text_views import Clock, language_name, report_of, translations_html
 
@@ -42,7 +32,7 @@ def translate_tab(decoder: Decoder, translator: Translator, queue: dict[str, Any
     Args:
         decoder: decodes for the tab.
         translator: the decoder's checkpoint for text.
-        queue: options of the queue for events that decode.
+        queue: options of events that decode.
     """
     source = translator.languages[0]
     examples = EXAMPLES.get(source, ())
@@ -62,9 +52,9 @@ def translate_tab(decoder: Decoder, translator: Translator, queue: dict[str, Any
             race = gr.Checkbox(label="Race against greedy decoding", elem_id="race-text")
             live = gr.HTML(HINT, elem_id="translation")
     for button, example in zip(buttons, examples, strict=True):
-        button.click(functools.partial(str, example), None, text, **INSTANT)
+        button.click(functools.partial(str, example), None, text, **controls.INSTANT)
     started = gr.on([run.click, text.submit], functools.partial(translate_for_page, decoder, translator),
-                    [text, race, *settings], live, show_progress="minimal", api_visibility="private", **RAW, **queue)
+                    [text, race, *settings], live, show_progress="minimal", api_visibility="private", **queue)
     stop.click(None, None, None, cancels=[started], queue=False)
     endpoint(decoder, translator, settings, queue)
 
@@ -73,10 +63,11 @@ def text_controls(translator: Translator) -> list[gr.components.Component]:
     """Lay out the controls of the decoding settings and of beam search, in the order of `variant_of`."""
     beam = gr.Slider(0, MAX_BEAM, 0, step=1, label="Beam search",
                      info="0 decodes in blocks with these settings; above 0: number of hypotheses, without blocks.")
-    return [*decoding_controls(translator.default, translator.model_config.prediction_heads, TRANSLATION), beam]
+    heads = translator.model_config.prediction_heads
+    return [*controls.decoding_controls(translator.default, heads, TRANSLATION), beam]
 
 
-def variant_of(default: DecodeConfig, *values: Value) -> DecodeConfig | BeamConfig:
+def variant_of(default: DecodeConfig, *values: controls.Value) -> DecodeConfig | BeamConfig:
     """Return the settings for the values of the controls, which may be any JSON values.
 
     Args:
@@ -87,12 +78,12 @@ def variant_of(default: DecodeConfig, *values: Value) -> DecodeConfig | BeamConf
         ConfigError: a value is missing or out of range.
     """
     *settings, beam = values
-    hypotheses = whole_number("beam", beam)
+    hypotheses = controls.whole_number("beam", beam)
     require_whole("beam", hypotheses, 0, MAX_BEAM)
-    return BeamConfig(hypotheses) if hypotheses else options_of(default, settings, TRANSLATION)
+    return BeamConfig(hypotheses) if hypotheses else controls.options_of(default, settings, TRANSLATION)
 
 
-def lines_of(text: Value) -> list[str]:
+def lines_of(text: controls.Value) -> list[str]:
     """Return the lines in a visitor's text or list of lines.
 
     Raises:
@@ -115,14 +106,14 @@ def lines_of(text: Value) -> list[str]:
 
 
 def translate_for_page(
-    decoder: Decoder, translator: Translator, text: Value, race: bool, *settings: Value,
+    decoder: Decoder, translator: Translator, text: controls.Value, race: bool, *settings: controls.Value,
 ) -> Iterator[str]:
     """Translate, and yield the HTML of the page."""
     lines, variant = lines_of(text), variant_of(translator.default, *settings)
     variants = {"": variant}
     if race:
         name = f"Beam {variant.size}" if isinstance(variant, BeamConfig) else "Blockwise"
-        variants = {"Greedy": greedy_like(translator.default), name: variant}
+        variants = {"Greedy": controls.greedy_like(translator.default), name: variant}
     clocks = {name: Clock() for name in variants}
     is_first = True
     for frames, is_due in with_due(decoder.translate("translate", lines, variants), decoder.frame_seconds):
@@ -152,7 +143,7 @@ def endpoint(
 ) -> None:
     """Add the endpoint `/translate`, which streams translations and a report to programs."""
 
-    def translate(lines: Value, *values: Value) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    def translate(lines: controls.Value, *values: controls.Value) -> Iterator[tuple[list[str], dict[str, Any]]]:
         variant = variant_of(translator.default, *values)
         steps = decoder.translate("translate", lines_of(lines), {"": variant})
         for frames, is_due in with_due(steps, decoder.frame_seconds):
@@ -162,6 +153,5 @@ def endpoint(
     with gr.Row(visible=False):
         lines = gr.JSON(label="lines")
         translations, report = gr.JSON(label="translations"), gr.JSON(label="report")
-        handler = named(translate, *offered(translator.default, TRANSLATION), "beam")
-        gr.Button("translate").click(handler, [lines, *settings], [translations, report], api_name="translate",
-                                     **RAW, **queue)
+        handler = controls.named(translate, *controls.offered(translator.default, TRANSLATION), "beam")
+        gr.Button("translate").click(handler, [lines, *settings], [translations, report], api_name="translate", **queue)

@@ -12,21 +12,7 @@ import gradio as gr
 from superres.batch.image_files import Pixels
 from superres.config import FACES, DecodeConfig
 from superres.errors import SuperresError
-from superres.web import drawing
-from superres.web.controls import (
-    INSTANT,
-    MAX_SAMPLES,
-    RAW,
-    Uploaded,
-    Value,
-    decoding_controls,
-    greedy_like,
-    named,
-    offered,
-    options_of,
-    path_of,
-    samples_of,
-)
+from superres.web import controls, drawing
 from superres.web.decoding import Decoder, is_complete
 from superres.web.files import Workspace
 from superres.web.photos import Crop, Subject, default_crop, is_photo, reduce_upload, take
@@ -46,7 +32,7 @@ def upscale_tab(
         workspace: folder for the files that programs get.
         default: initial settings.
         examples: example pictures inside the workspace; the first one is chosen initially.
-        queue: options of the queue for events that decode.
+        queue: options of events that decode.
     """
     heads = decoder.upscaler.model_config.prediction_heads
     with gr.Row(elem_classes="sr-columns"):
@@ -56,8 +42,8 @@ def upscale_tab(
             buttons = example_buttons(examples)
             crop_group, crop, preview = crop_controls(examples[0])
             with gr.Accordion("Decoding settings", open=False):
-                settings = decoding_controls(default, heads)
-                samples = gr.Slider(1, MAX_SAMPLES, 1, step=1, label="Samples",
+                settings = controls.decoding_controls(default, heads)
+                samples = gr.Slider(1, controls.MAX_SAMPLES, 1, step=1, label="Samples",
                                     info="Number of pictures; more than 1 needs a temperature above 0.")
         with gr.Column(scale=3, min_width=300):
             with gr.Row():
@@ -67,13 +53,14 @@ def upscale_tab(
             live = gr.HTML(HINT, elem_id="live")
             results = gr.HTML(elem_id="results")
     for button, path in zip(buttons, examples, strict=True):
-        button.click(functools.partial(str, path), None, upload, **INSTANT)
-    upload.change(offer_crop, upload, [crop_group, preview, *crop], **INSTANT, **RAW)
+        button.click(functools.partial(str, path), None, upload, **controls.INSTANT)
+    upload.change(offer_crop, upload, [crop_group, preview, *crop], **controls.INSTANT, **controls.RAW)
     for slider in crop:
-        slider.input(show_crop, [upload, *crop], preview, trigger_mode="always_last", **INSTANT, **RAW)
+        slider.input(show_crop, [upload, *crop], preview, trigger_mode="always_last", **controls.INSTANT,
+                     **controls.RAW)
     started = run.click(functools.partial(upscale_for_page, decoder),
                         [upload, *crop, race, samples, *settings], [live, results], show_progress="minimal",
-                        api_visibility="private", **RAW, **queue)
+                        api_visibility="private", **queue)
     stop.click(None, None, None, cancels=[started], queue=False)
     endpoint(decoder, workspace, samples, settings, queue)
 
@@ -105,33 +92,35 @@ def crop_of(path: str) -> tuple[bool, str, float, float, float]:
     return reduce_upload(path, offer)
 
 
-def offer_crop(upload: Uploaded | None) -> list[Any]:
+def offer_crop(upload: controls.Uploaded | None) -> list[Any]:
     """Return the visibility of the crop, the view and the sliders' values for a new upload."""
     try:
-        visible, html, *values = (False, "", 50.0, 50.0, 100.0) if upload is None else crop_of(path_of(upload))
+        visible, html, *values = (False, "", 50.0, 50.0, 100.0) if upload is None else crop_of(controls.path_of(upload))
     except SuperresError as error:
         visible, html, values = False, drawing.message(str(error)), [50.0, 50.0, 100.0]
     return [gr.update(visible=visible), html, *values]
 
 
-def show_crop(upload: Uploaded | None, x: float, y: float, size: float) -> str:
+def show_crop(upload: controls.Uploaded | None, x: float, y: float, size: float) -> str:
     """Return the view of an upload with another crop."""
     try:
         crop = Crop(x, y, size)
-        return "" if upload is None else reduce_upload(path_of(upload), lambda image: preview_html(image, crop))
+        if upload is None:
+            return ""
+        return reduce_upload(controls.path_of(upload), lambda image: preview_html(image, crop))
     except SuperresError as error:
         return drawing.message(str(error))
 
 
 def upscale_for_page(
-    decoder: Decoder, upload: Uploaded | None, x: float, y: float, size: float, race: bool, samples: float,
-    *settings: Value,
+    decoder: Decoder, upload: controls.Uploaded | None, x: float, y: float, size: float, race: bool, samples: float,
+    *settings: controls.Value,
 ) -> Iterator[tuple[str, str]]:
     """Upscale, and yield the HTML of the page: the live view, and at the end the results."""
-    options = options_of(decoder.upscaler.default, settings)
+    options = controls.options_of(decoder.upscaler.default, settings)
     subject = subject_of(upload, x, y, size)
-    variants = {"Greedy": greedy_like(options), "Blockwise": options} if race else {"": options}
-    count = 1 if race else samples_of(samples)
+    variants = {"Greedy": controls.greedy_like(options), "Blockwise": options} if race else {"": options}
+    count = 1 if race else controls.samples_of(samples)
     for frames in decoder.upscale("race" if race else "upscale", subject.source[None], variants, count):
         results = ""
         if is_complete(frames):
@@ -139,10 +128,10 @@ def upscale_for_page(
         yield live_html(frames), results
 
 
-def subject_of(upload: Uploaded | None, x: float, y: float, size: float) -> Subject:
+def subject_of(upload: controls.Uploaded | None, x: float, y: float, size: float) -> Subject:
     """Return the input of a decoding for an upload and its crop."""
     crop = Crop(x, y, size)
-    return reduce_upload(path_of(upload), lambda image: take(image, crop))
+    return reduce_upload(controls.path_of(upload), lambda image: take(image, crop))
 
 
 def endpoint(
@@ -152,11 +141,12 @@ def endpoint(
     """Add the endpoint `/upscale`, which streams pictures and a report to programs."""
 
     def upscale(
-        image: Uploaded | None, crop_x: float, crop_y: float, crop_size: float, samples: float, *values: Value,
+        image: controls.Uploaded | None, crop_x: float, crop_y: float, crop_size: float, samples: float,
+        *values: controls.Value,
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        options = options_of(decoder.upscaler.default, values)
+        options = controls.options_of(decoder.upscaler.default, values)
         subject = subject_of(image, crop_x, crop_y, crop_size)
-        for frames in decoder.upscale("upscale", subject.source[None], {"": options}, samples_of(samples)):
+        for frames in decoder.upscale("upscale", subject.source[None], {"": options}, controls.samples_of(samples)):
             result = frames[""]
             pictures = [(f"face-{row + 1}.png", drawing.unfinished(result, row),
                          record_of(decoder.upscaler, options, row + 1)) for row in range(len(result.images))]
@@ -166,6 +156,6 @@ def endpoint(
         image = gr.Image(type="filepath", format="png", label="image")
         crop = [gr.Number(getattr(Crop(), name), label=f"crop {name}, %") for name in ("x", "y", "size")]
         files, report = gr.File(file_count="multiple", label="pictures"), gr.JSON(label="report")
-        handler = named(upscale, *offered(decoder.upscaler.default, FACES))
+        handler = controls.named(upscale, *controls.offered(decoder.upscaler.default, FACES))
         gr.Button("upscale").click(handler, [image, *crop, samples, *settings], [files, report],
-                                   api_name="upscale", **RAW, **queue)
+                                   api_name="upscale", **queue)

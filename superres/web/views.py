@@ -42,7 +42,7 @@ def live_html(frames: dict[str, Upscaled]) -> str:
             overlay = "" if result.is_complete else drawing.block_overlay(trace)
             number = f" {row + 1}" if len(result.traces) > 1 else ""
             caption = f"{name or 'Decoding'}{number}: {math.floor(100 * result.filled[row].mean())} %"
-            below = drawing.statistics(facts_of(trace, result.seconds))
+            below = drawing.statistics(statistics_of(trace, result.seconds))
             parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption, overlay, below))
     note = f'<p class="sr-hint">{race_note(frames)}</p>' if len(frames) > 1 else ""
     return drawing.figures(parts, "Live decoding") + note
@@ -58,7 +58,7 @@ def race_note(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> str:
     return f"{note} <b>{f'{fast} was {ratio:.1f} times as fast' if ratio >= 1.05 else 'Both took the same time'}.</b>"
 
 
-def facts_of(trace: RowTrace, seconds: float) -> list[tuple[str, str]]:
+def statistics_of(trace: RowTrace, seconds: float) -> list[tuple[str, str]]:
     """Return the statistics of a decoding as names and values."""
     return [("iterations", f"{trace.iterations:,}"), ("model calls", f"{trace.model_calls:,}"),
             ("tokens per step", f"{trace.mean_accepted_block_size:.2f}"), ("seconds", f"{seconds:.2f}")]

@@ -16,7 +16,7 @@ from web_demo import FACES, Blocked, running
 from superres.config import DecodeConfig
 from superres.tasks.faces import image_key, read_image
 
-FACTS = "#live .sr-facts"
+FACTS = "#live .sr-statistics"
 PREVIEW = "[...document.querySelectorAll('#preview img, #preview [role=alert]')].map(e => e.src || e.innerText).join()"
 
 
