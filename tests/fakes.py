@@ -241,10 +241,14 @@ def draft_of(model, noise=0.1, **changes):
     return StepModel(draft, model.end_token)
 
 
+def ngram_rows(model):
+    """Return random targets of a model to count n-grams in."""
+    return torch.randint(model.vocabulary, (20, model.length), generator=torch.Generator().manual_seed(3))
+
+
 def ngrams_of(model, order=3):
-    """Return counts of random targets for a model."""
-    rows = torch.randint(model.vocabulary, (20, model.length), generator=torch.Generator().manual_seed(3)).numpy()
-    return count_ngrams(rows, Numbering(order, model.vocabulary, 3 if model.length % 3 == 0 else 1), least=1)
+    """Return counts of `ngram_rows`, by three channels."""
+    return count_ngrams(ngram_rows(model).numpy(), Numbering(order, model.vocabulary, 3), least=1)
 
 
 def proposer_for(name, model):

@@ -83,7 +83,7 @@ def _claim(folder: Path, settings: dict[str, Any]) -> None:
 
 def translate_pairs(
     translator: Translator, pairs: TextPairs, output: Path, beam: BeamConfig, batch_size: int, stop: Stop,
-    report: Report,
+    report: Report, chunk: int = CHUNK,
 ) -> bool:
     """Let a teacher translate the sources of training text by beam search (sequence-level distillation).
 
@@ -94,8 +94,9 @@ def translate_pairs(
             earlier call saved there are not translated again.
         beam: settings of the search.
         batch_size: sentences translated together.
-        stop: called after every CHUNK sentences; translation ends if it returns true.
+        stop: called before every chunk; translation ends if it returns true.
         report: called with the number of pairs done.
+        chunk: sentences translated between two calls of `stop`.
 
     Returns:
         Whether all are translated; then `output / "pairs"` can be read as a parallel text.
@@ -112,14 +113,14 @@ def translate_pairs(
     files = [output / f"pairs.{language}" for language in translator.languages]
     if files[1].exists():
         return True
-    parts = [output / f"part-{start:08d}.txt" for start in range(0, len(pairs), CHUNK)]
+    parts = [output / f"part-{start:08d}.txt" for start in range(0, len(pairs), chunk)]
     for number, part in enumerate(parts):
         if stop():
             return False
-        sources = pairs.source[number * CHUNK : (number + 1) * CHUNK]
+        sources = pairs.source[number * chunk : (number + 1) * chunk]
         if not part.exists():
             write_result(part, _text(translator(sources, beam, batch_size=batch_size).texts))
-        report({"pairs": min((number + 1) * CHUNK, len(pairs))})
+        report({"pairs": min((number + 1) * chunk, len(pairs))})
     write_result(files[0], _text(pairs.source))
     write_result(files[1], b"".join(part.read_bytes() for part in parts))
     for part in parts:
