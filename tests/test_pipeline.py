@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fakes import BAD_KEYS, TINY, random_model
+from fakes import BAD_KEYS, NATIVE, TINY, random_model
 
 import superres
 from superres.checkpoint import bundled_checkpoints, bundled_folder, find_checkpoint, save_checkpoint, weights_digest
@@ -21,6 +21,7 @@ from superres.pipeline.auto import load
 from superres.pipeline.base import paced, pick_device
 from superres.pipeline.upscaler import Upscaler
 
+FAST = replace(TINY, **NATIVE)
 WIDE_STEPS = DecodeConfig(accept="distance", epsilon=255)  # accepts everything: few calls
 SAMPLED = replace(WIDE_STEPS, temperature=0.9)
 
@@ -28,7 +29,7 @@ SAMPLED = replace(WIDE_STEPS, temperature=0.9)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("checkpoints") / "random"
-    save_checkpoint(random_model(TINY, dtype=torch.float32), path)
+    save_checkpoint(random_model(FAST, dtype=torch.float32), path)
     return path
 
 
@@ -200,7 +201,7 @@ def test_folder_is_loaded_with_name_and_revision(folder):
     loaded = superres.load(str(folder), device="cpu")
     assert isinstance(loaded, superres.Upscaler)
     assert (loaded.name, loaded.revision) == ("random", weights_digest(folder))
-    assert loaded.model_config == TINY
+    assert loaded.model_config == FAST
 
 
 @pytest.mark.parametrize("name", ["no-such-model", "/none/of/this", "./none", "a/b/c"])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import TINY, LossyUpscaler, random_model
+from fakes import NATIVE, TINY, LossyUpscaler, random_model
 from PIL import Image
 
 from superres import load
@@ -35,9 +35,8 @@ def scores(psnr, bits=0.0):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
-    # Of sizes that the native engine knows.
-    network = replace(TINY, width=32, filter_size=32, head_filter_size=32)
-    save_checkpoint(random_model(network, dtype=torch.float32), folder, {"training": [{"stage": "base"}]})
+    model = random_model(replace(TINY, **NATIVE), dtype=torch.float32)
+    save_checkpoint(model, folder, {"training": [{"stage": "base"}]})
     return folder
 
 
