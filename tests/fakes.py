@@ -185,7 +185,10 @@ TINY = ModelConfig(
     width=8, filter_size=8, attention_heads=2, decoder_layers=1, attention_block_length=16, prediction_heads=8,
     head_filter_size=8, conditioning_blocks=1, conditioning_width=4, cross_attention=False,
 )
-"""A network for faces that decodes in no time."""
+"""A network for faces."""
+
+NATIVE = {"width": 32, "filter_size": 64, "attention_heads": 2, "head_filter_size": 32}
+"""Sizes that the native engine knows."""
 
 PLAIN = {
     "aligned_conditioning": False, "numeric_neighbourhood": False, "cell_remainder": False, "ordinal_output": False,
@@ -249,10 +252,14 @@ def draft_of(model, noise=0.1, **changes):
     return StepModel(draft, model.end_token)
 
 
+def ngram_rows(model):
+    """Return random targets of a model to count n-grams in."""
+    return torch.randint(model.vocabulary, (20, model.length), generator=torch.Generator().manual_seed(3))
+
+
 def ngrams_of(model, order=3):
-    """Return counts of random targets for a model."""
-    rows = torch.randint(model.vocabulary, (20, model.length), generator=torch.Generator().manual_seed(3)).numpy()
-    return count_ngrams(rows, Numbering(order, model.vocabulary, 3 if model.length % 3 == 0 else 1), least=1)
+    """Return counts of `ngram_rows`, by three channels."""
+    return count_ngrams(ngram_rows(model).numpy(), Numbering(order, model.vocabulary, 3), least=1)
 
 
 def proposer_for(name, model):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, Restless, random_model, random_tokens
+from fakes import NATIVE, SMALL, VARIANTS, Restless, random_model, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 from stepping import check_steps
@@ -38,7 +38,7 @@ def test_steps_of_changing_width_equal_the_uncached_network(variant, seed):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["sequential heads", "adaptive heads", "causal attention", "text", "recurrent heads"])
 def test_native_steps_of_changing_width_equal_the_uncached_network(name, seed):
-    config = replace(VARIANTS[name], width=32, filter_size=64, attention_heads=2, head_filter_size=32)
+    config = replace(VARIANTS[name], **NATIVE)
     session = NativeModel(random_model(config, dtype=torch.float32)).session(random_tokens(config, 2, seed)[0], 6)
 
     def close(actual, expected):

@@ -164,15 +164,13 @@ def test_only_missing_samples_are_drawn(faces, tmp_path):
     assert [row["status"] for row in rows] == ["ok", "skipped", "ok"]
 
 
-def test_greedy_samples_are_refused_with_the_remedy(faces, tmp_path):
-    with pytest.raises(ConfigError, match="add --temperature"):
-        upscale([faces], tmp_path / "out", samples=2)
-    assert not (tmp_path / "out").exists()
-
-
-def test_block_size_above_the_heads_is_refused_before_anything_is_made(faces, tmp_path):
-    with pytest.raises(ConfigError, match="block size 11 is more than the 10 prediction heads"):
-        upscale([faces], tmp_path / "out", decode=DecodeConfig(block_size=11))
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"samples": 2}, "add --temperature"),
+    ({"decode": DecodeConfig(block_size=11)}, "block size 11 is more than the 10 prediction heads"),
+])
+def test_settings_that_cannot_serve_are_refused_before_anything_is_made(faces, tmp_path, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        upscale([faces], tmp_path / "out", **settings)
     assert not (tmp_path / "out").exists()
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import CHAINS, SMALL, VARIANTS, criterion_options, proposer_for, random_model, random_tokens
+from fakes import CHAINS, NATIVE, SMALL, VARIANTS, criterion_options, proposer_for, random_model, random_tokens
 from textual import vocabulary
 
 from superres.config import DecodeConfig
@@ -118,7 +118,7 @@ def test_proposer_leaves_exact_decoding_as_it_is(proposer, k, variant, temperatu
     build.compiler() is None, reason="no C++ compiler on this machine"))])
 @pytest.mark.parametrize("proposer", CHAINS)
 def test_proposer_leaves_float32_decoding_of_the_same_width_as_it_is_bit_for_bit(proposer, engine):
-    config = replace(VARIANTS["sequential heads"], width=32, filter_size=64, attention_heads=2, head_filter_size=32)
+    config = replace(VARIANTS["sequential heads"], **NATIVE)
     model = step_model(random_model(config, dtype=torch.float32), None, engine)
     source, made = random_tokens(config, 3)[0], proposer_for(proposer, model)
     for temperature in (0.0, 0.9):

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, criterion_options, random_model, random_tokens
+from fakes import NATIVE, SMALL, VARIANTS, criterion_options, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual import CONFIG, wordy, write_checkpoint
@@ -311,7 +311,7 @@ def test_lookahead_needs_no_heads():
 
 @pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 def test_the_native_engine_leaves_lookahead_to_the_plain_step_and_says_so_once(caplog):
-    config = replace(VARIANTS["text"], width=32, filter_size=64, attention_heads=2, head_filter_size=32)
+    config = replace(VARIANTS["text"], **NATIVE)
     model, source = NativeModel(random_model(config, dtype=torch.float32)), random_tokens(config, 2)[0]
     for _ in range(2):
         tokens = decode(model, source, LOOKAHEAD).tokens

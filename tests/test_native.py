@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, Restless, random_model, random_tokens, small_source
+from fakes import NATIVE, SMALL, VARIANTS, Restless, random_model, random_tokens, small_source
 from stepping import check_steps
 
 from superres.config import DecodeConfig
@@ -21,11 +21,8 @@ from superres.nn.engines.native.build import NativeUnavailable
 from superres.nn.engines.native.session import NativeModel, ThreadTrials
 from superres.nn.engines.torch_model import StepModel
 
-SIZES = {"width": 32, "filter_size": 64, "attention_heads": 2, "head_filter_size": 32}
-"""Sizes that vectors divide."""
-
 KNOWN = {
-    name: replace(config, **SIZES) for name, config in VARIANTS.items()
+    name: replace(config, **NATIVE) for name, config in VARIANTS.items()
     if config.identity_p1 and config.head_layer != "dense"
 }
 BLOCKS = replace(KNOWN["sequential heads"], attention_block_length=20, target_shape=(8, 8, 3), source_shape=(4, 4, 3))
@@ -306,7 +303,7 @@ def test_sessions_of_one_shape_share_their_timings():
     ({"width": 24}, "multiples of 32"), ({"attention_heads": 4}, "multiple of 16"),
 ])
 def test_a_network_that_the_code_does_not_know_gets_the_plain_step_and_one_line(change, message, caplog):
-    model = random_model(replace(SMALL, **{**SIZES, **change}))
+    model = random_model(replace(SMALL, **{**NATIVE, **change}))
     with pytest.raises(NativeUnavailable, match=message):
         NativeModel(model)
     with caplog.at_level(logging.INFO):
@@ -319,7 +316,7 @@ def test_without_a_compiler_the_plain_step_serves(monkeypatch, caplog):
     build.library.cache_clear()
     monkeypatch.setenv("PATH", "")
     with caplog.at_level(logging.INFO):
-        assert type(step_model(random_model(replace(SMALL, **SIZES)))) is StepModel
+        assert type(step_model(random_model(replace(SMALL, **NATIVE)))) is StepModel
     assert "no C++ compiler" in caplog.text
     build.library.cache_clear()
 

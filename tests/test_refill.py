@@ -7,7 +7,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, Restless, ScriptedModel, Waiting, proposer_for, random_model, random_tokens, stacked
+from fakes import (
+    NATIVE,
+    SMALL,
+    VARIANTS,
+    Restless,
+    ScriptedModel,
+    Waiting,
+    proposer_for,
+    random_model,
+    random_tokens,
+    stacked,
+)
 
 from superres.config import DecodeConfig
 from superres.decoding.batching import RefilledDecoder
@@ -24,7 +35,6 @@ WAYS = {
     "lookup": {"proposer": "lookup", "block_size": 7}, "jacobi": {"proposer": "jacobi", "temperature": 0.8},
     "ngram": {"proposer": "ngram", "block_size": 4},
 }
-NATIVE = {"width": 32, "filter_size": 64, "attention_heads": 2, "head_filter_size": 32}
 
 
 @dataclass

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, draft_of, ngrams_of, random_model, random_tokens
+from fakes import NATIVE, SMALL, VARIANTS, draft_of, ngram_rows, ngrams_of, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_proposal import lookup_by_hand, ngram_by_hand
@@ -106,11 +106,11 @@ def test_lookup_and_ngrams_go_on_from_the_committed_tokens(variant, block_size, 
     decoding = Decoding(model, LookupProposer(), block_size, seed)
     for row, tokens, first, proposals in decoding.steps(12):
         assert proposals == lookup_by_hand(decoding.source[row].tolist(), [*tokens, first], len(proposals))
-    table = ngrams_of(model)
-    for _, tokens, first, proposals in Decoding(model, NgramProposer(table), block_size, seed).steps(12):
+    rows = ngram_rows(model).tolist()
+    for _, tokens, first, proposals in Decoding(model, NgramProposer(ngrams_of(model)), block_size, seed).steps(12):
         so_far = [*tokens, first]
         for proposal in proposals:
-            assert proposal == ngram_by_hand(table, so_far)
+            assert proposal == ngram_by_hand(rows, so_far)
             so_far.append(proposal)
 
 
@@ -126,7 +126,7 @@ def test_the_verifier_goes_on_from_the_committed_tokens_beside_a_proposer_that_k
 @pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_native_draft_goes_on_from_the_committed_tokens(seed):
-    config = replace(VARIANTS["sequential heads"], width=32, filter_size=64, attention_heads=2, head_filter_size=32)
+    config = replace(VARIANTS["sequential heads"], **NATIVE)
     model = NativeModel(random_model(config, dtype=torch.float32))
     draft = NativeModel(draft_of(model, 0.3).model)
     plain = StepModel(draft.model)

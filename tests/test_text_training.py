@@ -231,19 +231,18 @@ def test_stages_that_cannot_be_are_refused(preset, text, tmp_path, change, error
         train_stage(Stage(**values), never, ignore)
 
 
-def test_a_teacher_translates_the_training_text_once(tmp_path, text, monkeypatch):
-    monkeypatch.setattr("superres.training.distillation.CHUNK", 25)
+def test_a_teacher_translates_the_training_text_once(tmp_path, text):
     teacher, pairs = Translator.load(write_checkpoint(tmp_path / "teacher"), "cpu"), read_pairs(text)
     looks, done = iter([False, True]), []
     arguments = (teacher, pairs, tmp_path / "own", BeamConfig(2), 8)
-    assert not translate_pairs(*arguments, lambda: next(looks), ignore)
+    assert not translate_pairs(*arguments, lambda: next(looks), ignore, 25)
     first = (tmp_path / "own" / "part-00000000.txt").stat().st_mtime_ns
 
     def report(record):
         done.append(record["pairs"])
         assert (tmp_path / "own" / "part-00000000.txt").stat().st_mtime_ns == first
 
-    assert translate_pairs(*arguments, never, report)
+    assert translate_pairs(*arguments, never, report, 25)
     assert done == [25, 50, 60]
     assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["pairs.de", "pairs.en", "settings.json"]
     assert read_lines(tmp_path / "own" / "pairs.en") == pairs.source

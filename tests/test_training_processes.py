@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from train_together import ONE_HEAD, REPORT_STEPS, train
+from train_together import ONE_HEAD, train
 
 from superres.checkpoint import load_checkpoint
 from superres.errors import ConfigError
-from superres.training import trainer
 from superres.training.data import ImageBatches
 
 HERE = Path(__file__).parent
@@ -26,14 +25,12 @@ HERE = Path(__file__).parent
 def runs(tmp_path_factory):
     """Runs of one process, of two, begun by one and ended by two, and begun by two and ended by one."""
     folder = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "REPORT_STEPS", REPORT_STEPS)
-        train(folder / "alone")
-        train(folder / "begun alone", stop_at=15)
-        train(folder / "one head alone", settings=ONE_HEAD)
-        train_on_two(folder)
-        assert json.loads((folder / "facts.json").read_text()) == {"processes": 2, "step": 15}
-        assert train(folder / "begun together").progress.step == 40
+    train(folder / "alone")
+    train(folder / "begun alone", stop_at=15)
+    train(folder / "one head alone", settings=ONE_HEAD)
+    train_on_two(folder)
+    assert json.loads((folder / "facts.json").read_text()) == {"processes": 2, "step": 15}
+    assert train(folder / "begun together").progress.step == 40
     return folder
 
 

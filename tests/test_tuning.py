@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import LossyUpscaler, random_model
+from fakes import NATIVE, TINY, LossyUpscaler, random_model
 from PIL import Image
-from test_comparison import TINY
 
 from superres import load
 from superres.checkpoint import CONFIG, save_checkpoint
@@ -36,7 +35,8 @@ def scores(psnr, bits=0.0):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
-    save_checkpoint(random_model(TINY, dtype=torch.float32), folder, {"training": [{"stage": "base"}]})
+    model = random_model(replace(TINY, **NATIVE), dtype=torch.float32)
+    save_checkpoint(model, folder, {"training": [{"stage": "base"}]})
     return folder
 
 

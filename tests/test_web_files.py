@@ -11,11 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-import torch
-from fakes import random_model
-from web_demo import FACES, FAST, HTTP, TINY, events, running, stress_demo
+from web_demo import FACES, FAST, HTTP, events, running, stress_demo
 
-from superres.pipeline.upscaler import Upscaler
 from superres.web.files import NOT_UPLOADED
 
 FILE_DATA = {"_type": "gradio.FileData"}
@@ -23,8 +20,8 @@ REFUSAL = f"the file {NOT_UPLOADED}"
 
 
 @pytest.fixture(scope="module")
-def demo():
-    with running(Upscaler(random_model(TINY, dtype=torch.float32), "tiny", device="cpu")) as served:
+def demo(upscaler):
+    with running(upscaler) as served:
         yield served
 
 

@@ -13,7 +13,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from fakes import SMALL
 
-from superres.training import trainer
 from superres.training.data import ImageBatches
 from superres.training.settings import TrainConfig
 from superres.training.trainer import Trainer, build_model
@@ -24,14 +23,11 @@ SETTINGS = TrainConfig(stage="heads", steps=40, batch_size=4, warmup_steps=2, pr
 ONE_HEAD = replace(SETTINGS, head_loss="random-head")
 
 
-REPORT_STEPS = 5
-
-
 def train(folder: Path, stop_at: int | None = None, settings: TrainConfig = SETTINGS) -> Trainer:
     """Train in `folder`, or go on there, up to a step."""
     low = np.random.default_rng(0).integers(0, 16, (10, 2, 2, 3), np.uint8)
     batches = ImageBatches(low, low.repeat(2, 1).repeat(2, 2), settings.batch_size, settings.seed)
-    trainer = Trainer(build_model(TINY, settings), settings, batches, folder)
+    trainer = Trainer(build_model(TINY, settings), settings, batches, folder, report_steps=5)
     trainer.run(stop=lambda: stop_at is not None and trainer.progress.step >= stop_at)
     return trainer
 
@@ -48,5 +44,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    trainer.REPORT_STEPS = REPORT_STEPS
     main(Path(sys.argv[1]))

@@ -95,7 +95,7 @@ def _check_settings(folder: Path, settings: dict[str, Any]) -> None:
 
 def translate_pairs(
     translator: Translator, pairs: TextPairs, output: Path, beam: BeamConfig, batch_size: int, stop: Stop,
-    report: Report,
+    report: Report, chunk: int = CHUNK,
 ) -> bool:
     """Let a teacher translate the sources of training text by beam search (sequence-level distillation).
 
@@ -106,8 +106,9 @@ def translate_pairs(
             earlier call saved there are not translated again.
         beam: settings of the search.
         batch_size: sentences translated together.
-        stop: called after every CHUNK sentences; translation ends if it returns true.
+        stop: called before every chunk; translation ends if it returns true.
         report: called with the number of pairs done.
+        chunk: sentences translated between two calls of `stop`.
 
     Returns:
         Whether all sources are translated; then `output / "pairs"` can be read as a parallel text.
@@ -127,8 +128,8 @@ def translate_pairs(
     def write(rows: slice, part: Path) -> None:
         write_result(part, _text(translator(pairs.source[rows], beam, batch_size=batch_size).texts))
 
-    parts = [output / f"part-{start:08d}.txt" for start in range(0, len(pairs), CHUNK)]
-    if not _write_parts(parts, len(pairs), CHUNK, write, stop, lambda done: report({"pairs": done})):
+    parts = [output / f"part-{start:08d}.txt" for start in range(0, len(pairs), chunk)]
+    if not _write_parts(parts, len(pairs), chunk, write, stop, lambda done: report({"pairs": done})):
         return False
     write_result(files[0], _text(pairs.source))
     write_result(files[1], b"".join(part.read_bytes() for part in parts))

@@ -142,7 +142,7 @@ class Trainer:
         self, model: EncoderDecoder, settings: TrainConfig, batches: Batches, folder: str | Path,
         evaluate: Callable[[EncoderDecoder], dict[str, float]] | None = None, evaluate_seconds: float = 600.0,
         earlier: Sequence[dict[str, Any]] = (), files: Mapping[str, bytes] | None = None,
-        teacher: EncoderDecoder | None = None,
+        teacher: EncoderDecoder | None = None, report_steps: int = REPORT_STEPS,
     ) -> None:
         """Prepare the run and resume it if `folder` holds a state.
 
@@ -156,12 +156,13 @@ class Trainer:
             earlier: summaries of the stages that led to the weights of `model`.
             files: contents of the task's files in the checkpoint, by name.
             teacher: the network that `settings.teacher` names, or None.
+            report_steps: steps between two records of the history.
 
         Raises:
             CheckpointError: the state in `folder` belongs to another network or other settings.
         """
         self.settings, self.batches, self.folder = settings, batches, Path(folder)
-        self.evaluate, self.evaluate_seconds = evaluate, evaluate_seconds
+        self.evaluate, self.evaluate_seconds, self.report_steps = evaluate, evaluate_seconds, report_steps
         self.earlier, self.files = earlier, files or {}
         # Accelerate's mixed precision is a setting of the process, which may train several stages; `_step` sets it.
         parallel = DistributedDataParallelKwargs(find_unused_parameters=settings.head_loss == "random-head")
@@ -201,7 +202,7 @@ class Trainer:
             losses = self._step()
             now = time.monotonic()
             self.progress.seconds, stopped = self._agree(before + now - started, stop())
-            if self.progress.step % REPORT_STEPS == 0:
+            if self.progress.step % self.report_steps == 0:
                 report(self._record(losses))
             if self.evaluate is not None and now - evaluated > self.evaluate_seconds:
                 report(self._record(self._evaluation()))
@@ -275,7 +276,7 @@ class Trainer:
         self.prepared.zero_grad()
         self.progress.step += 1
         self._average()
-        return self._mean(losses) if self.progress.step % REPORT_STEPS == 0 else {}
+        return self._mean(losses) if self.progress.step % self.report_steps == 0 else {}
 
     def _mean(self, losses: dict[str, Tensor]) -> dict[str, float]:
         """Return the means over all processes, which have equal shares of a batch."""
