@@ -156,7 +156,7 @@ def test_nothing_moves_from_one_iteration_to_the_next(way):
     loop = next(loops)
     loop.iterate()
     before = addresses(loop)
-    assert len(before) > 40
+    assert len(before) > 30
     for _ in range(3):
         loop.iterate()
         assert addresses(loop) == before

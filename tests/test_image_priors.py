@@ -67,7 +67,8 @@ def test_the_last_pixel_of_a_cell_is_known_from_its_source():
     neighbourhood = NumericNeighbourhood(config).double()
     deviation = torch.nn.functional.pad((target - estimate) / RESIDUAL_SCALE, (0, 1))
     every = torch.arange(config.target_length).expand(2, -1)
-    features = neighbourhood.gather(deviation, every, neighbourhood.residual_sum(source, estimate))
+    buffer = neighbourhood.buffer(deviation, neighbourhood.residual_sum(source, estimate))
+    features = neighbourhood.features(buffer, every)
     pixels = positions.shape[1]
     assert features.shape[-1] == feature_count(config)
     remainder = features[..., -pixels:]
@@ -88,8 +89,9 @@ def test_what_is_not_decoded_yet_changes_no_number():
     deviation[:, -1] = 0
     changed = deviation.clone()
     changed[:, 20:-1] += 1
-    before = neighbourhood.gather(deviation, position, residual_sum)
-    assert torch.equal(before, neighbourhood.gather(changed, position, residual_sum))
+    before, after = (
+        neighbourhood.features(neighbourhood.buffer(part, residual_sum), position) for part in (deviation, changed))
+    assert torch.equal(before, after)
 
 
 def test_the_remainder_needs_the_neighbourhood():

@@ -121,9 +121,9 @@ def test_mask_shows_the_slots_that_local_visible_says(block_length, width, start
         key = torch.tensor([holds.get(slot, -1) for slot in range(cache.slots)])
         visible = local_visible(place[row].unsqueeze(1), key, block_length)
         inside = place[row] < 50
-        assert torch.equal((mask[row] == 0)[inside], visible[inside])
-        assert bool(torch.isin(mask[row], torch.tensor([0.0, float("-inf")])).all())
-        assert bool((mask[row] == 0).any(1).all())
+        assert torch.equal((mask[row, 0] == 0)[inside], visible[inside])
+        assert bool(torch.isin(mask[row, 0], torch.tensor([0.0, float("-inf")])).all())
+        assert bool((mask[row, 0] == 0).any(1).all())
     written = index.view(2, len(starts), config.attention_heads, width)
     assert torch.equal(written % cache.slots, (place % cache.slots)[None, :, None].expand_as(written))
     assert written.unique().numel() >= min(width, cache.slots) * 2 * len(starts) * config.attention_heads
@@ -138,10 +138,10 @@ class StaleCache(KeyValueCache):
         self.high = torch.maximum(high, position[:, -1:])
         return super().locate(position, reach)
 
-    def write(self, layer, key_value, index):
+    def write(self, layer, key, value, index):
         flat = self.store[layer].view(-1, self.size)
         before = flat[index]
-        ring = super().write(layer, key_value, index)
+        ring = super().write(layer, key, value, index)
         flat[index[self.keep]] = before[self.keep]
         return ring
 
@@ -152,9 +152,9 @@ class HighWaterCache(KeyValueCache):
     def locate(self, position, reach):
         self.high = torch.maximum(getattr(self, "high", position[:, -1:]), position[:, -1:])
         index, _ = super().locate(position, reach)
-        key = self.high - (self.high - self.slot) % self.slots + self.width
+        key = self.high - (self.high - self.slot) % self.slots + position.shape[1]
         visible = local_visible(position.unsqueeze(-1), key.unsqueeze(1), WIDE.attention_block_length)
-        return index, torch.where(visible, self.zero, self.hidden)
+        return index, torch.where(visible, self.zero, self.hidden).unsqueeze(1)
 
 
 class AdvancingSession:
@@ -200,14 +200,14 @@ def test_neighbours_that_keep_rejected_tokens_are_noticed(monkeypatch):
     model = random_model(replace(WIDE, aligned_conditioning=False))
     source, _ = random_tokens(WIDE, 3)
     session = StepModel(model).session(source, 5)
-    plain_input = session._input
+    plain = session._features
 
-    def without_rewriting(tokens, place, inside, *others):
+    def without_rewriting(*arguments):
         before = session.deviation.clone()
-        result = plain_input(tokens, place, inside, *others)
+        result = plain(*arguments)
         session.deviation.copy_(torch.where(before != 0, before, session.deviation))
         return result
 
-    monkeypatch.setattr(session, "_input", without_rewriting)
+    monkeypatch.setattr(session, "_features", without_rewriting)
     with pytest.raises(AssertionError):
         check_steps(model, 5, session=session)

@@ -1,13 +1,20 @@
-"""Attention over whole sequences, for training and scoring; `superres.nn.engines` has the attention of a cached step.
+"""Multi-head attention and the functions that weigh values: over whole sequences here, over a cache in `engines`.
 
-It is written as separate products, since on a CPU the backward pass of torch's fused kernel dominates a training step.
+Attention is written as separate products, since on a CPU the backward pass of torch's fused kernel dominates a training
+step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+AttentionFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Maps query [B, H, T, size], key [B, H, S, size] and value [B, H, S, size] to [B, H, T, size]."""
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -112,31 +119,13 @@ class Attention(nn.Module):
         self.key_value = nn.Linear(width, 2 * width)
         self.output = nn.Linear(width, width)
 
-    @property
-    def scale(self) -> float:
-        """Factor on queries: one over the square root of an attention head's width."""
-        return float((self.query.in_features // self.heads) ** -0.5)
-
     def keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values [B, H, S, size] of `source` [B, S, D]."""
         key, value = self.key_value(source).chunk(2, dim=-1)
         return split_heads(key, self.heads), split_heads(value, self.heads)
 
-    def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query [B, H, T, size] of `x` and key, value [B, H, S, size] of `source`."""
-        return split_heads(self.query(x), self.heads), *self.keys_and_values(source)
-
-    def full(self, x: Tensor, source: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend from `x` [B, T, D] to all of `source` [B, S, D] under `mask` [B, 1, 1, S]."""
-        result: Tensor = self.output(merge_heads(attend(*self.project(x, source), mask)))
-        return result
-
-    def local(self, x: Tensor, block_length: int) -> Tensor:
-        """Compute blocked local self-attention over `x` [B, T, D]."""
-        result: Tensor = self.output(merge_heads(local_attention(*self.project(x, x), block_length)))
-        return result
-
-    def causal(self, x: Tensor) -> Tensor:
-        """Compute full causal self-attention over `x` [B, T, D]."""
-        result: Tensor = self.output(merge_heads(causal_attention(*self.project(x, x))))
+    def forward(self, x: Tensor, keys_and_values: tuple[Tensor, Tensor], function: AttentionFunction) -> Tensor:
+        """Map `x` [B, T, D] to [B, T, D] by attention to keys and values [B, H, S, size], computed by `function`."""
+        query = split_heads(self.query(x), self.heads)  # [B, H, T, size]
+        result: Tensor = self.output(merge_heads(function(query, *keys_and_values)))
         return result

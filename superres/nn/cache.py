@@ -35,17 +35,14 @@ class KeyValueCache:
 
         The length of a ring is `slot_count` rounded up to a multiple of `multiple`; `beside` extra slots follow it.
         """
-        self.batch, self.width, self.heads = batch, width, config.attention_heads
+        self.batch, self.heads = batch, config.attention_heads
         self.size = config.width // config.attention_heads
         slots = slot_count(config, width)
         self.slots = slots + -slots % multiple
         # Zeros instead of uninitialised memory: a hidden slot has weight 0, and 0 times NaN would be NaN.
-        self.store = like.new_zeros(config.decoder_layers, 2, batch * self.heads, self.slots + beside, self.size)
-        rings = self.store[:, :, :, : self.slots]
-        self.rings = [(store.view(-1, self.size), ring[0].transpose(1, 2), ring[1])
-                      for store, ring in zip(self.store, rings, strict=True)]
+        self.store = like.new_zeros(config.decoder_layers, 2, batch, self.heads, self.slots + beside, self.size)
         self.slot = torch.arange(self.slots, device=like.device)
-        rows = torch.arange(2 * batch * self.heads, device=like.device) * self.store.shape[3]
+        rows = torch.arange(2 * batch * self.heads, device=like.device) * self.store.shape[4]
         self.row_starts = rows.view(2, batch, self.heads, 1)
         self.zero = like.new_zeros(())
         self.hidden = like.new_full((), float("-inf"))
@@ -63,35 +60,28 @@ class KeyValueCache:
                 positions.
 
         Returns:
-            Write index [2 * B * H * W] for `write`, and the mask to add to scores, [B, W, R].
+            Write index [2 * B * H * W] for `write`, and the mask to add to scores, [B, 1, W, R].
         """
         place = position % self.slots
-        index = self.row_starts + place[None, :, None, :]
-        distance = (place.unsqueeze(-1) - self.slot).remainder_(self.slots)
-        return index.flatten(), torch.where(distance <= reach.unsqueeze(-1), self.zero, self.hidden)
+        index = self.row_starts + place[None, :, None, :]  # [2, B, H, W]
+        distance = (place.unsqueeze(-1) - self.slot).remainder_(self.slots)  # [B, W, R]
+        return index.flatten(), torch.where(distance <= reach.unsqueeze(-1), self.zero, self.hidden).unsqueeze(1)
 
-    def write(self, layer: int, key_value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Store a step's keys and values and return the keys and values of the layer's rings.
-
-        Args:
-            layer: number of the decoder layer.
-            key_value: [B * W, 2 * D], keys before values.
-            index: from `locate`.
+    def write(self, layer: int, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Store a step's keys and values [B, H, W, D / H] of a layer at `index`, from `locate`.
 
         Returns:
-            Keys [B * H, D / H, R] and values [B * H, R, D / H]: views of the store.
+            Keys and values of the layer's ring [B, H, R, D / H]: views of the store.
         """
-        flat, key, value = self.rings[layer]
-        shaped = key_value.view(self.batch, self.width, 2, self.heads, self.size).permute(2, 0, 3, 1, 4)
-        flat.index_copy_(0, index, shaped.reshape(-1, self.size))
-        return key, value
+        store = self.store[layer]
+        store.view(-1, self.size).index_copy_(0, index, torch.stack([key, value]).view(-1, self.size))
+        return store[0, :, :, : self.slots], store[1, :, :, : self.slots]
 
     def select(self, rows: Tensor, length: int) -> None:
         """Copy positions 0 .. `length` - 1 of row `rows[i]` to row i; `rows` is int64 [B]."""
         used = min(length, self.slots)
-        heads = (rows.unsqueeze(1) * self.heads + torch.arange(self.heads, device=rows.device)).flatten()
-        self.store[:, :, :, :used] = self.store[:, :, heads, :used]
+        self.store[..., :used, :] = self.store[:, :, rows, :, :used]
 
     def by_row(self) -> Tensor:
         """Return a view of the whole cache [B, layers, 2, H, R, D / H]."""
-        return self.store.view(len(self.store), 2, self.batch, self.heads, -1, self.size).movedim(2, 0)
+        return self.store.movedim(2, 0)

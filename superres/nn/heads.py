@@ -77,52 +77,33 @@ class PredictionHeads(nn.Module):
             size, width = single.contract.shape
             self.contract[size:, :width] = 0
 
-    def forward(self, hidden: Tensor, vectors: Tensor | None = None) -> Tensor:
-        """Map decoder outputs to the states of the layer's heads.
+    def forward(self, hidden: Tensor, head: int, count: int, vectors: Tensor | None = None) -> Tensor:
+        """Map decoder outputs to the states of consecutive heads.
 
         Args:
             hidden: [N, D].
+            head: 0-based index of the first head, at least `first`.
+            count: number of heads.
             vectors: `self.conditioning` of the vector of each head's target [N, count, D]; None without conditioning.
 
         Returns:
-            [N, count, D]; the first is head `first + 1` (1-based).
+            [N, count, D].
         """
-        inner = F.relu(self.expand(hidden))
+        width, size = hidden.shape[-1], self.expand.out_features // self.count
+        first, end = head - self.first, head - self.first + count
         if self.dense:
-            states = (inner @ self.contract).view(len(hidden), self.count, -1) + self.bias
+            inner = F.relu(self.expand(hidden))  # [N, K * filter]
+            states = (inner @ self.contract[:, first * width : end * width]).view(-1, count, width)
+            states = states + self.bias[first:end]
         else:
-            grouped = inner.view(len(hidden), self.count, -1).transpose(0, 1)
-            states = torch.baddbmm(self.bias.unsqueeze(1), grouped, self.contract).transpose(0, 1)
-        return self._finish(hidden, states, vectors)
-
-    def _finish(self, hidden: Tensor, states: Tensor, vectors: Tensor | None) -> Tensor:
-        """Add the residual [N, D] and the conditioning to states [N, heads, D] and normalise."""
+            rows = slice(first * size, end * size)
+            inner = F.relu(F.linear(hidden, self.expand.weight[rows], self.expand.bias[rows]))  # [N, count * filter]
+            grouped = inner.view(-1, count, size).transpose(0, 1)  # [count, N, filter]
+            states = torch.baddbmm(self.bias[first:end].unsqueeze(1), grouped, self.contract[first:end])
+            states = states.transpose(0, 1)  # [N, count, D]
         states = hidden.unsqueeze(1) + states
         result: Tensor = self.norm(states if vectors is None else states + vectors)
         return result
-
-    def one(self, hidden: Tensor, head: int, vectors: Tensor | None = None) -> Tensor:
-        """Map decoder outputs to the state of one head.
-
-        Args:
-            hidden: [N, D].
-            head: 0-based index, at least `first`.
-            vectors: `self.conditioning` of the vector of the head's target [N, D]; None without conditioning.
-
-        Returns:
-            [N, D].
-        """
-        index = head - self.first
-        vectors = None if vectors is None else vectors.unsqueeze(1)
-        if self.dense:
-            inner = F.relu(self.expand(hidden)) @ self.contract
-            states = inner.view(len(hidden), self.count, -1)[:, index : index + 1] + self.bias[index]
-            return self._finish(hidden, states, vectors)[:, 0]
-        size = self.contract.shape[1]
-        rows = slice(index * size, (index + 1) * size)
-        inner = F.linear(hidden, self.expand.weight[rows], self.expand.bias[rows])
-        states = torch.addmm(self.bias[index], F.relu(inner), self.contract[index]).unsqueeze(1)
-        return self._finish(hidden, states, vectors)[:, 0]
 
     def linear_part(
         self, states: Tensor, features: Tensor, position: Tensor, head: int

@@ -159,11 +159,15 @@ class NumericNeighbourhood(nn.Module):
     With `cell_remainder`, the network also reads the mean deviation that the undecoded pixels of the source cell must
     have. It is known from the residual sum, since a source intensity is the mean of the target intensities that it
     covers. Without it, nothing tells the decoder that an image has drifted away from its source.
+
+    The features of a target are gathered from one buffer per row by one index table: see `buffer`.
     """
 
     table: Tensor
     cell: Tensor
     cell_positions: Tensor
+    places: Tensor
+    divisors: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         """Build from the network's settings."""
@@ -174,6 +178,7 @@ class NumericNeighbourhood(nn.Module):
         cell, positions = cell_tables(config)
         self.register_buffer("cell", cell, persistent=False)
         self.register_buffer("cell_positions", positions, persistent=False)
+        self._index_tables(config.source_length)
         count = feature_count(config)
         self.first = nn.Linear(count, config.filter_size)
         self.channel = nn.Embedding(config.channels, config.filter_size)
@@ -196,29 +201,54 @@ class NumericNeighbourhood(nn.Module):
         estimates = estimate.gather(1, covered.flatten().expand(len(source), -1)).view(*source.shape, -1)
         return (source.unsqueeze(-1) - estimates).sum(-1) / RESIDUAL_SCALE
 
-    def gather(self, deviation: Tensor, position: Tensor, residual_sum: Tensor) -> Tensor:
-        """Collect the neighbour features of target positions.
+    def _index_tables(self, cells: int) -> None:
+        """Register the tables of `features`, for sources of `cells` positions.
+
+        `places` [T, N'] holds the places in the buffer of all neighbours and, with `cell_remainder`, of the decoded
+        pixels of the cell and of its residual sum. `divisors` [T, P] holds minus the number of undecoded pixels of the
+        cell, in the column of that number; all other columns are infinite.
+        """
+        first, position = 2 + cells, torch.arange(len(self.table)).unsqueeze(1)  # `first`: place of token 0
+        places = [torch.where(self.table < len(position), self.table + first, 0)]
+        decoded = self.cell_positions < position  # [T, P]
+        if self.remainder:
+            places += [torch.where(decoded, self.cell_positions + first, 0), 1 + self.cell.unsqueeze(1)]
+        left = decoded.shape[1] - decoded.sum(1, keepdim=True)
+        divisors = torch.full(decoded.shape, math.inf).scatter_(1, left - 1, -left.float())
+        self.register_buffer("places", torch.cat(places, dim=1), persistent=False)
+        self.register_buffer("divisors", divisors, persistent=False)
+
+    def buffer(self, deviation: Tensor, residual_sum: Tensor) -> Tensor:
+        """Return the buffer of each row that `features` gathers from.
 
         Args:
-            deviation: [B, T + 1], decoded intensity minus estimate over RESIDUAL_SCALE; entry T is 0.
-            position: target positions [B, W] in [0, T).
+            deviation: intensity minus estimate of the tokens in raster order [B, N], in units of RESIDUAL_SCALE.
             residual_sum: from the method `residual_sum`, [B, S].
+
+        Returns:
+            [B, 2 + S + N]: 0, for absent neighbours; minus the residual sum of each cell; one unused place, for the
+            token that decoder position 0 reads; the deviations.
+        """
+        return torch.cat([F.pad(-residual_sum, (1, 1)), deviation], dim=1)
+
+    def features(self, buffer: Tensor, position: Tensor, places: Tensor | None = None) -> Tensor:
+        """Gather the neighbour features of target positions.
+
+        Args:
+            buffer: from the method `buffer`.
+            position: target positions [B, W] in [0, T).
+            places: the places of the buffer to read [B, W, N']; those of `position` if None.
 
         Returns:
             [B, W, N]: the deviations of the neighbours; with `cell_remainder` then one entry per possible number of
             undecoded pixels in the cell. The entry of the actual number holds their mean deviation; the others are 0.
         """
-        index = self.table[position]  # [B, W, neighbours]
-        features = deviation.gather(1, index.flatten(1)).view(index.shape)
+        places = self.places[position] if places is None else places
+        found = buffer.gather(1, places.flatten(1)).view(places.shape)  # [B, W, N']
         if not self.remainder:
-            return features
-        inside = self.cell_positions[position]  # [B, W, P]
-        decoded = inside < position.unsqueeze(-1)
-        spent = deviation.gather(1, inside.flatten(1)).view(inside.shape) * decoded
-        left = inside.shape[-1] - decoded.sum(-1, keepdim=True)
-        mean = (residual_sum.gather(1, self.cell[position]).unsqueeze(-1) - spent.sum(-1, keepdim=True)) / left
-        places = torch.zeros_like(spent).scatter_(-1, left - 1, mean)
-        return torch.cat([features, places], dim=-1)
+            return found
+        near, cell = found.tensor_split((self.table.shape[1],), dim=-1)
+        return torch.cat([near, cell.sum(-1, keepdim=True) / self.divisors[position]], dim=-1)
 
     def forward(self, neighbours: Tensor, position: Tensor) -> Tensor:
         """Map neighbour features [B, W, N] of `position` (broadcastable to [B, W]) to vectors [B, W, D]."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
-from superres.nn.attention import Attention
+from superres.nn.attention import Attention, AttentionFunction, attend, causal_attention, local_attention
 
 
 def sinusoid(positions: Tensor, width: int) -> Tensor:
@@ -48,6 +49,11 @@ class TokenEmbedding(nn.Module):
     def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Embed `tokens` [..., T] at raster positions `position` (broadcastable to them) as [..., T, width]."""
         result: Tensor = self.table(tokens + position % self.channels * self.vocabulary) * self.scale
+        return result
+
+    def read(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Embed the tokens [..., T] read at decoder positions: position p reads token p - 1, position 0 reads zeros."""
+        result: Tensor = self(tokens, position - 1) * (position > 0).unsqueeze(-1)
         return result
 
 
@@ -109,7 +115,8 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map states [B, S, D] to states [B, S, D]; `mask` [B, 1, 1, S] hides padding."""
-        x = self.attention_residual(x, lambda y: self.attention.full(y, y, mask))
+        attention, function = self.attention, partial(attend, mask=mask)
+        x = self.attention_residual(x, lambda y: attention(y, attention.keys_and_values(y), function))
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result
 
@@ -120,7 +127,9 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         """Build from the network's settings."""
         super().__init__()
-        self.block_length = config.attention_block_length if config.attention == "local_1d" else None
+        self.function: AttentionFunction = causal_attention
+        if config.attention == "local_1d":
+            self.function = partial(local_attention, block_length=config.attention_block_length)
         self.attention = Attention(config.width, config.attention_heads)
         self.attention_residual = Residual(config)
         self.cross_attention = Attention(config.width, config.attention_heads) if config.cross_attention else None
@@ -128,16 +137,35 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config.width, config.filter_size)
         self.feed_forward_residual = Residual(config)
 
-    def _self_attention(self, x: Tensor) -> Tensor:
-        if self.block_length is None:
-            return self.attention.causal(x)
-        return self.attention.local(x, self.block_length)
+    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the keys and values [B, H, S, size] of `memory` [B, S, D]; None without cross-attention."""
+        return None if self.cross_attention is None else self.cross_attention.keys_and_values(memory)
 
-    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map states `x` [B, T, D] given `memory` [B, S, D] and its padding `mask` [B, 1, 1, S]."""
-        x = self.attention_residual(x, self._self_attention)
-        cross = self.cross_attention
-        if cross is not None and self.cross_residual is not None:
-            x = self.cross_residual(x, lambda y: cross.full(y, memory, mask))
+    def attend(
+        self, x: Tensor, function: AttentionFunction, source: tuple[Tensor, Tensor] | None, mask: Tensor | None = None,
+    ) -> Tensor:
+        """Map states by the attention sub-layers.
+
+        Args:
+            x: [B, T, D].
+            function: computes self-attention.
+            source: from `keys_and_values`.
+            mask: added to cross-attention scores [B, 1, 1, S]; None if no source is padded.
+
+        Returns:
+            [B, T, D].
+        """
+        attention, cross = self.attention, self.cross_attention
+        x = self.attention_residual(x, lambda y: attention(y, attention.keys_and_values(y), function))
+        if cross is not None and self.cross_residual is not None and source is not None:
+            x = self.cross_residual(x, lambda y: cross(y, source, partial(attend, mask=mask)))
+        return x
+
+    def transform(self, x: Tensor) -> Tensor:
+        """Map states [B, T, D] by the feed-forward sub-layer."""
         result: Tensor = self.feed_forward_residual(x, self.feed_forward)
         return result
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map states `x` [B, T, D] of whole sequences given `memory` [B, S, D] and its padding `mask` [B, 1, 1, S]."""
+        return self.transform(self.attend(x, self.function, self.keys_and_values(memory), mask))

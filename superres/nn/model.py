@@ -45,9 +45,9 @@ class Memory:
     residual_sum: Tensor | None = None
 
     def hidden(self, dtype: torch.dtype) -> Tensor:
-        """Return the mask added to cross-attention scores [B, 1, S] as `dtype`; zeros if no source is padded."""
-        added = self.states.new_zeros(len(self.states), 1, self.states.shape[1], dtype=dtype)
-        return added if self.mask is None else added.copy_(self.mask.squeeze(1))
+        """Return the mask added to cross-attention scores [B, 1, 1, S] as `dtype`; zeros if no source is padded."""
+        added = self.states.new_zeros(len(self.states), 1, 1, self.states.shape[1], dtype=dtype)
+        return added if self.mask is None else added.copy_(self.mask)
 
     def __getitem__(self, rows: Tensor) -> Memory:
         """Return a memory of the rows `rows`, int64 [R]; a row may occur several times."""
@@ -175,14 +175,14 @@ class EncoderDecoder(nn.Module):
         memory = self.encode(source, padding)
         length = target.shape[1]
         position = torch.arange(length, device=target.device)
-        embedded = self.target_embedding(target[:, :-1], position[:-1])
-        x = F.pad(embedded, (0, 0, 1, 0)) + self.signal[:length]
+        x = self.target_embedding.read(F.pad(target[:, :-1], (1, 0)), position) + self.signal[:length]  # [B, T, D]
         neighbours = deviation = None
         if memory.conditioning is not None:
             x = x + memory.conditioning[:, :length]
         if self.neighbourhood is not None and memory.estimate is not None and memory.residual_sum is not None:
             deviation = F.pad((target - memory.estimate) / RESIDUAL_SCALE, (0, 1))
-            neighbours = self.neighbourhood.gather(deviation, position.expand(len(target), -1), memory.residual_sum)
+            buffer = self.neighbourhood.buffer(deviation, memory.residual_sum)
+            neighbours = self.neighbourhood.features(buffer, position.expand(len(target), -1))
             x = x + self.neighbourhood(neighbours, position)
         x = self.dropout(x)
         for layer in self.decoder:
@@ -209,19 +209,41 @@ class EncoderDecoder(nn.Module):
         Returns:
             Scores [B, P, V] in at least float32. Scores of targets past the end are meaningless; mask them.
         """
-        hidden = take(decoded.hidden, position)
-        if self.heads is not None and head >= self.heads.first:
-            if isinstance(self.heads, RecurrentHeads):
-                return self._recurrent_scores(self.heads, decoded, position, head)[:, :, -1]
-            vectors = self._head_conditioning(decoded.memory, position + head)
-            vectors = None if vectors is None else vectors.flatten(0, 1)
-            states = self.heads.one(hidden.flatten(0, 1), head, vectors).view(hidden.shape)
-            return self._layer_scores(self.heads, states.unsqueeze(2), decoded, position, head).squeeze(2)
-        deviation = None
-        if self.neighbourhood is not None and decoded.neighbours is not None:
+        if head and isinstance(self.heads, RecurrentHeads):
+            return self._recurrent_scores(self.heads, decoded, position, head)[:, :, -1]
+        if head and isinstance(self.heads, PredictionHeads):
+            return self._layer_scores(self.heads, decoded, position, head, 1).squeeze(2)
+        hidden, near, vectors = take(decoded.hidden, position), None, None
+        if decoded.neighbours is not None:
             near = take(decoded.neighbours, position)
-            deviation = extrapolate(self.neighbourhood.direct, near, position)
-        return self._finish(hidden, decoded.memory, position, deviation)
+        if self.heads is not None and self.heads.first == 0:
+            vectors = self._head_conditioning(decoded.memory, position.unsqueeze(-1))
+        return self.verify(hidden, position, near, decoded.memory.estimate, vectors)
+
+    def verify(
+        self, hidden: Tensor, position: Tensor, neighbours: Tensor | None, estimate: Tensor | None,
+        vectors: Tensor | None = None,
+    ) -> Tensor:
+        """Return p1's scores [B, P, V] in at least float32.
+
+        Args:
+            hidden: decoder outputs [B, P, D].
+            position: their targets [B, P].
+            neighbours: neighbour features of the targets [B, P, N], or None.
+            estimate: as `Memory.estimate`.
+            vectors: the head layer's conditioning vectors of the targets [B, P, 1, D], or None; only read if the head
+                layer holds p1.
+        """
+        deviation, heads = None, self.heads
+        if isinstance(heads, PredictionHeads) and heads.first == 0:
+            vectors = None if vectors is None else vectors.flatten(0, 1)
+            hidden = heads(hidden.flatten(0, 1), 0, 1, vectors).view(*position.shape, 1, -1)
+            if neighbours is not None:
+                deviation = heads.linear_part(hidden, neighbours, position, 0)[0].squeeze(2)
+            hidden = hidden.squeeze(2)
+        elif self.neighbourhood is not None and neighbours is not None:
+            deviation = extrapolate(self.neighbourhood.direct, neighbours, position)
+        return self._finish(hidden, estimate, position, deviation)
 
     def block_scores(self, decoded: Decoded, position: Tensor, chosen: Tensor | None = None) -> Tensor:
         """Return the scores of all heads in the head layer: p2..pk, and p1 where it is not the identity.
@@ -241,13 +263,7 @@ class EncoderDecoder(nn.Module):
             raise ValueError("a model of one prediction head has no head layer")
         if isinstance(self.heads, RecurrentHeads):
             return self._recurrent_scores(self.heads, decoded, position, self.heads.count, chosen)
-        hidden = take(decoded.hidden, position)
-        offset = torch.arange(self.heads.first, self.config.prediction_heads, device=position.device)
-        target = position.unsqueeze(-1) + offset
-        vectors = self._head_conditioning(decoded.memory, target)
-        vectors = None if vectors is None else vectors.flatten(0, 1)
-        states = self.heads(hidden.flatten(0, 1), vectors).view(*target.shape, -1)
-        return self._layer_scores(self.heads, states, decoded, position, self.heads.first, chosen)
+        return self._layer_scores(self.heads, decoded, position, self.heads.first, self.heads.count, chosen)
 
     def _recurrent_scores(
         self, heads: RecurrentHeads, decoded: Decoded, position: Tensor, count: int, chosen: Tensor | None = None,
@@ -258,14 +274,17 @@ class EncoderDecoder(nn.Module):
         tokens = decoded.tokens.gather(1, place.flatten(1)).view(place.shape)
         hidden, memory = take(decoded.hidden, position), decoded.memory
         states = heads(hidden, self.target_embedding(tokens, place), memory.states, memory.mask)
-        return self._finish(states, memory, place, None, chosen)
+        return self._finish(states, memory.estimate, place, None, chosen)
 
     def _layer_scores(
-        self, heads: PredictionHeads, states: Tensor, decoded: Decoded, position: Tensor, head: int,
+        self, heads: PredictionHeads, decoded: Decoded, position: Tensor, head: int, count: int,
         chosen: Tensor | None = None,
     ) -> Tensor:
-        """Return scores [B, P, n, V] from the states [B, P, n, D] of n heads from `head` on; or [N, V] of `chosen`."""
-        target = position.unsqueeze(-1) + torch.arange(head, head + states.shape[2], device=position.device)
+        """Return the scores [B, P, count, V] of `count` heads from `head` on, or [N, V] of the chosen targets."""
+        target = position.unsqueeze(-1) + torch.arange(head, head + count, device=position.device)  # [B, P, count]
+        vectors = self._head_conditioning(decoded.memory, target)
+        vectors = None if vectors is None else vectors.flatten(0, 1)
+        states = heads(take(decoded.hidden, position).flatten(0, 1), head, count, vectors).view(*target.shape, -1)
         deviation: Tensor | None = None
         if decoded.neighbours is not None and decoded.deviation is not None:
             near = take(decoded.neighbours, position)
@@ -275,7 +294,7 @@ class EncoderDecoder(nn.Module):
                 place = place.clamp(max=self.config.target_length)
                 earlier = decoded.deviation.gather(1, place.flatten(1)).view(place.shape)
                 deviation = deviation + (weights * earlier.unsqueeze(2)).sum(-1)
-        return self._finish(states, decoded.memory, target, deviation, chosen)
+        return self._finish(states, decoded.memory.estimate, target, deviation, chosen)
 
     def _head_conditioning(self, memory: Memory, target: Tensor) -> Tensor | None:
         """Return the head layer's conditioning vectors [B, ..., D] of positions `target` [B, ...], or None."""
@@ -286,13 +305,14 @@ class EncoderDecoder(nn.Module):
         return vectors.view(*target.shape, -1)
 
     def _finish(
-        self, states: Tensor, memory: Memory, target: Tensor, deviation: Tensor | None, chosen: Tensor | None = None,
+        self, states: Tensor, estimate: Tensor | None, target: Tensor, deviation: Tensor | None,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         """Return the scores of states.
 
         Args:
             states: [B, ..., D].
-            memory: the encoder's output.
+            estimate: as `Memory.estimate`.
             target: positions that the states score [B, ...].
             deviation: shift of the ordinal term from the estimate [B, ...], in units of RESIDUAL_SCALE; or None.
             chosen: the states to score, bool [B, ...]; all if None.
@@ -302,10 +322,10 @@ class EncoderDecoder(nn.Module):
         """
         projected: Tensor = self.project(states if chosen is None else states[chosen])
         projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
-        if not self.config.ordinal_output or memory.estimate is None:
+        if not self.config.ordinal_output or estimate is None:
             return projected
         target = target.clamp(max=self.config.target_length - 1)
-        centre = memory.estimate.gather(1, target.flatten(1)).view(target.shape)
+        centre = estimate.gather(1, target.flatten(1)).view(target.shape)
         if deviation is not None:
             centre = centre + deviation * RESIDUAL_SCALE
         centre = centre if chosen is None else centre[chosen]

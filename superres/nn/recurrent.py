@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
-from superres.nn.attention import Attention, attend, merge_heads, split_heads
+from superres.nn.attention import Attention, attend
 
 
 class RecurrentHeads(nn.Module):
@@ -43,6 +45,21 @@ class RecurrentHeads(nn.Module):
         """Number of weights that a proposal is computed with, which is all of them."""
         return float(sum(weight.numel() for weight in self.parameters()))
 
+    def advance(
+        self, state: Tensor, token: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return the state of the next head before its norm [B, P, D].
+
+        Args:
+            state: of the last head, before its norm [B, P, D].
+            token: embedding of the last head's token [B, P, D].
+            memory: keys and values of the encoder states [B, H, S, D / H], from `attention.keys_and_values`.
+            mask: as `superres.nn.model.Memory.mask`.
+        """
+        state = state + self.contract(F.relu(self.read(token) + self.expand(self.state_norm(state))))
+        result: Tensor = state + self.attention(self.attention_norm(state), memory, partial(attend, mask=mask))
+        return result
+
     def forward(self, hidden: Tensor, tokens: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map decoder outputs to the states of the first n heads p2..p(n+1).
 
@@ -55,12 +72,9 @@ class RecurrentHeads(nn.Module):
         Returns:
             [B, P, n, D].
         """
-        attention = self.attention
-        key, value = attention.keys_and_values(memory)
+        keys_and_values = self.attention.keys_and_values(memory)
         state, states = hidden, []
-        for read in self.read(tokens).unbind(2):
-            state = state + self.contract(F.relu(read + self.expand(self.state_norm(state))))
-            query = split_heads(attention.query(self.attention_norm(state)), attention.heads)
-            state = state + attention.output(merge_heads(attend(query, key, value, mask)))
+        for token in tokens.unbind(2):
+            state = self.advance(state, token, keys_and_values, mask)
             states.append(self.norm(state))
         return torch.stack(states, dim=2)

@@ -7,15 +7,15 @@ tokens are those of the plain engine. Only the capture needs a GPU; with another
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from superres.errors import ConfigError
 from superres.interfaces import Replaying
-from superres.nn.engines.fused_weights import FusedWeights
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.engines.torch_step import StepSession
 from superres.nn.model import EncoderDecoder
@@ -67,6 +67,15 @@ class Captured:
             self.graph = graph
 
 
+def half_precision(layers: nn.ModuleList) -> nn.ModuleList:
+    """Return a copy of `layers` whose linear layers compute in bfloat16; norms and residual sums keep their type."""
+    copied = copy.deepcopy(layers)
+    for linear in copied.modules():
+        if isinstance(linear, nn.Linear):
+            linear.bfloat16().register_forward_pre_hook(lambda _, inputs: inputs[0].bfloat16())
+    return copied
+
+
 class GraphModel(StepModel):
     """`EncoderDecoder` as a `superres.interfaces.ScoringModel` whose iterations are captured and replayed."""
 
@@ -96,12 +105,14 @@ class GraphModel(StepModel):
         super().__init__(model, end_token)
         self.engine, self.half = "graph-bf16" if half else "graph", half
         self.fused_attention, self.compiled = fused_attention, compiled
-        self.fused = FusedWeights(model, half)
+        if half:
+            self.layers = half_precision(model.decoder)
         self.replaying = Replaying(capture or Captured)
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.interfaces.ScoringModel.session`."""
-        session = StepSession(self.fused, self.encode(source, padding, copies), width, self.fused_attention)
+        memory = self.encode(source, padding, copies)
+        session = StepSession(self.model, self.layers, memory, width, self.fused_attention)
         if self.compiled:
             session.compute = torch.compile(session.compute, dynamic=False)  # type: ignore[method-assign]
         return session

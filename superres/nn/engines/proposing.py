@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from superres.config import ModelConfig
 from superres.interfaces import Choose, StepOutput
-from superres.nn.engines.fused_weights import FusedRecurrence, FusedWeights
-from superres.nn.model import Memory
+from superres.nn.heads import PredictionHeads
+from superres.nn.image_priors import RESIDUAL_SCALE, ordinal_term, scores_around
+from superres.nn.model import EncoderDecoder, Memory
+from superres.nn.recurrent import RecurrentHeads
 
 
 @dataclass
@@ -39,68 +39,34 @@ class StepState:
         return StepState(hidden, self.position.flatten().index_select(0, place), neighbours)
 
 
-class Recurrence:
-    """The layer of recurrent heads, with the keys and values of the memory projected once per source."""
-
-    def __init__(self, fused: FusedRecurrence, memory: Memory) -> None:
-        """Project the keys and values of `memory`."""
-        self.fused, self.batch = fused, len(memory.states)
-        key, value = fused.attention.keys_and_values(memory.states)
-        self.key = key.flatten(0, 1).transpose(1, 2).contiguous()
-        self.value = value.flatten(0, 1).contiguous()
-        self.mask = memory.hidden(key.dtype).repeat_interleave(fused.attention.heads, dim=0)
-
-    def row_state(self) -> list[Tensor]:
-        """See `ProposingSession.row_state`."""
-        return [tensor.view(self.batch, -1, *tensor.shape[1:]) for tensor in (self.key, self.value, self.mask)]
-
-    def advance(self, state: Tensor, token: Tensor) -> Tensor:
-        """Return the state of the next head [B, D].
-
-        Args:
-            state: of the last head [B, D].
-            token: embedding of the last head's token [B, D].
-        """
-        fused = self.fused
-        read = torch.cat([F.layer_norm(state, state.shape[1:]), token], dim=1)
-        state = fused.contract.add_to(state, fused.expand(read).relu_())
-        query = fused.query(F.layer_norm(state, state.shape[1:])).view(len(self.key), 1, -1)
-        weights = torch.baddbmm(self.mask, query, self.key).softmax(-1)
-        return fused.output.add_to(state, torch.bmm(weights, self.value).view(state.shape))
-
-
 class ProposingSession:
     """The base of all sessions."""
 
-    def __init__(self, fused: FusedWeights, memory: Memory, width: int) -> None:
+    def __init__(self, model: EncoderDecoder, memory: Memory, width: int) -> None:
         """Prepare for the sources of `memory` and steps of `width`."""
-        model = fused.model
-        self.fused = fused
-        self.config: ModelConfig = model.config
+        self.model, self.config, self.heads = model, model.config, model.heads
         self.width, self.batch = width, len(memory.states)
-        self.heads = model.heads
         self.shape = self.config.target_shape
         self.estimate, self.residual_sum = memory.estimate, memory.residual_sum
-        self.position_table = model.signal.unsqueeze(0)
+        self.position_table = model.signal.unsqueeze(0)  # [1, T, D]
         self.conditioned = memory.conditioning is not None
         if memory.conditioning is not None:
-            self.position_table = self.position_table + memory.conditioning
+            self.position_table = self.position_table + memory.conditioning  # [B, T, D]
         rows = torch.arange(self.batch, device=memory.states.device).unsqueeze(1)
         # Start of each row's own position table; None if all rows share one table.
         self.row_start = rows * self.config.target_length if self.conditioned and self.batch > 1 else None
-        self.position_table = self.position_table.flatten(0, 1)
-        self.head_table: Tensor | None = None
+        self.head_table: Tensor | None = None  # [B, T, D]
         if memory.conditioning is not None and self.heads is not None and self.heads.conditioning is not None:
-            self.head_table = self.heads.conditioning(memory.conditioning).flatten(0, 1)
-        self.recurrence = None if fused.recurrence is None else Recurrence(fused.recurrence, memory)
+            self.head_table = self.heads.conditioning(memory.conditioning)
+        self.source: tuple[Tensor, Tensor, Tensor] | None = None  # keys, values and mask of recurrent heads
+        if isinstance(self.heads, RecurrentHeads):
+            self.source = *self.heads.attention.keys_and_values(memory.states), memory.hidden(memory.states.dtype)
         self.ahead = torch.arange(self.config.prediction_heads, device=memory.states.device)
 
     def row_state(self) -> list[Tensor]:
         """Return views [B, ...] of all tensors that hold the state of rows, in a fixed order per class."""
-        tables = [self.position_table if self.conditioned else None, self.head_table]
-        views = [table.view(self.batch, self.config.target_length, -1) for table in tables if table is not None]
-        views += [tensor for tensor in (self.estimate, self.residual_sum) if tensor is not None]
-        return views if self.recurrence is None else [*views, *self.recurrence.row_state()]
+        tables = [self.position_table if self.conditioned else None, self.head_table, self.estimate, self.residual_sum]
+        return [table for table in (*tables, *(self.source or ())) if table is not None]
 
     def adopt(self, rows: Tensor, other: ProposingSession, chosen: Tensor) -> None:
         """See `superres.interfaces.Session.adopt`."""
@@ -108,69 +74,64 @@ class ProposingSession:
             mine.index_copy_(0, rows, theirs.index_select(0, chosen))
 
     def look_up(self, table: Tensor, target: Tensor) -> Tensor:
-        """Return the entries [B * N, D] of a position table for targets [B, N]."""
+        """Return the entries [B, N, D] of a position table [B or 1, T, D] for targets [B, N]."""
         place = target if self.row_start is None else target + self.row_start
-        return table.index_select(0, place.flatten())
+        return table.flatten(0, 1).index_select(0, place.flatten()).view(*target.shape, -1)
 
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
         """See `superres.interfaces.Session.propose`."""
         count, here = len(offsets), output.state.at(index)
-        if self.recurrence is not None:
-            return self._recur(self.recurrence, here.hidden, first, offsets, choose)
-        heads = self.fused.heads
-        if heads is None:
+        if isinstance(self.heads, RecurrentHeads):
+            return self._recur(self.heads, here.hidden, first, offsets, choose)
+        if self.heads is None:
             raise ValueError("a model of one prediction head makes no proposals")
-        # [B, 1 + count]: p1's target, then the heads' targets.
+        # p1's target, then the heads' targets.
         target = (here.position.unsqueeze(1) + self.ahead[: count + 1]).clamp_(max=self.config.target_length - 1)
-        vectors = None
-        if self.head_table is not None:
-            vectors = self.look_up(self.head_table, target[:, 1:]).view(self.batch, count, -1)
-        states = heads.states(here.hidden, vectors, count)
-        outputs = heads.outputs(states.flatten(0, 1)).view(self.batch, count, -1)
-        projected = outputs[..., : self.config.outputs]
+        vectors = None if self.head_table is None else self.look_up(self.head_table, target[:, 1:])
+        states = self.heads(here.hidden, 1, count, vectors)  # [B, count, D]
+        projected = self.model.project(states)
         if not self.config.ordinal_output or self.estimate is None:
             return choose(projected, offsets)
-        known = self.estimate.gather(1, target)
-        mu, weights = known[:, 1:] + projected[..., -2], None
+        estimate = self.estimate.gather(1, target)
+        return self._around(self.heads, here, states, projected, estimate, first, offsets, choose)
+
+    def _around(
+        self, heads: PredictionHeads, here: StepState, states: Tensor, projected: Tensor, estimate: Tensor,
+        first: Tensor, offsets: Tensor, choose: Choose,
+    ) -> Tensor:
+        """Propose intensities from the heads' states [B, N, D] and outputs `projected` around `estimate` [B, 1 + N]."""
+        count, weights = len(offsets), None
+        mu, slope = ordinal_term(projected, estimate[:, 1:])  # [B, N]
         if here.neighbours is not None:
-            features = here.neighbours
-            weights = heads.weights(outputs[..., self.config.outputs :], here.position % self.config.channels)
-            if heads.earlier:
-                features = torch.cat([features, -known[:, :count]], dim=1)
-            used = weights[..., : features.shape[1]]
-            mu = torch.baddbmm(mu.unsqueeze(2), used, features.unsqueeze(2)).squeeze(2)
-            weights = used[..., here.neighbours.shape[1] :] if heads.earlier else None
+            deviation, weights = heads.linear_part(states, here.neighbours, here.position, 1)
+            mu = torch.add(mu, deviation, alpha=RESIDUAL_SCALE)
+        if weights is not None:
+            # The weights multiply deviations from the estimates; the tokens' part is added as they are chosen.
+            weights = weights[..., :count]
+            mu = torch.baddbmm(mu.unsqueeze(2), weights, estimate[:, :count].unsqueeze(2), alpha=-1).squeeze(2)
         if projected.shape[-1] == 2 and choose.additive(offsets) == (None, None):
             return nearest(mu, weights, first, self.config.vocabulary - 1)
+        vocabulary = self.config.vocabulary
         if weights is None:
-            return choose(self.scores_around(mu, projected), offsets)
+            return choose(scores_around(mu, slope, projected, vocabulary), offsets)
         tokens = [first.unsqueeze(1)]
         for head in range(count):
             # A head reads the tokens of the heads before it, so the heads choose in order.
             mu = torch.addcmul(mu, weights[:, :, head], tokens[head].to(mu.dtype))
             own = slice(head, head + 1)
-            tokens.append(choose(self.scores_around(mu[:, own], projected[:, own]), offsets[own]))
+            tokens.append(choose(scores_around(mu[:, own], slope[:, own], projected[:, own], vocabulary), offsets[own]))
         return torch.cat(tokens[1:], dim=1)
 
-    def _recur(self, recurrence: Recurrence, state: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
+    def _recur(self, heads: RecurrentHeads, state: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
         """Propose with recurrent heads from decoder outputs `state` [B, D]; other arguments as for `propose`."""
-        tokens = [first.unsqueeze(1)]
+        assert self.source is not None  # noqa: S101
+        key, value, mask = self.source
+        state, tokens = state.unsqueeze(1), [first.unsqueeze(1)]  # [B, 1, D]
         for head in range(len(offsets)):
-            state = recurrence.advance(state, self.fused.token_table.index_select(0, tokens[head][:, 0]))
-            scores = self.fused.project(recurrence.fused.norm(state))
-            tokens.append(choose(scores.unsqueeze(1), offsets[head : head + 1]))
+            token = self.model.target_embedding(tokens[head], self.ahead[:1])
+            state = heads.advance(state, token, (key, value), mask)
+            tokens.append(choose(self.model.project(heads.norm(state)), offsets[head : head + 1]))
         return torch.cat(tokens[1:], dim=1)
-
-    def scores_around(self, mu: Tensor, projected: Tensor) -> Tensor:
-        """Return the scores [..., V] of intensities.
-
-        Args:
-            mu: centre [...] of the ordinal term, grey levels.
-            projected: outputs of the fused projection [..., V + 2], or [..., 2] without free scores.
-        """
-        slope = projected[..., -1:].clamp(-7.0, 3.0).exp_().neg_()
-        scores = (self.fused.values - mu.unsqueeze(-1)).abs_().mul_(slope)
-        return scores.add_(projected[..., :-2]) if projected.shape[-1] > 2 else scores
 
 
 def nearest(mu: Tensor, weights: Tensor | None, first: Tensor, most: int) -> Tensor:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from superres.interfaces import Peers, Replaying, Sources, Tree
-from superres.nn.engines.fused_weights import FusedWeights
 from superres.nn.engines.torch_step import StepSession
 from superres.nn.engines.tree_attention import TreeSession
 from superres.nn.model import EncoderDecoder, Memory
@@ -40,7 +39,7 @@ class StepModel:
         self.end_token = end_token
         self.peers: Peers | None = None
         self.held_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-        self.fused = FusedWeights(model)
+        self.layers: nn.ModuleList = model.decoder
         self.warned = False
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
@@ -50,7 +49,7 @@ class StepModel:
 
     def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.interfaces.ScoringModel.session`."""
-        return StepSession(self.fused, self.encode(source, padding, copies), width)
+        return StepSession(self.model, self.layers, self.encode(source, padding, copies), width)
 
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
         """See `superres.interfaces.ScoringModel.tree_session`; engines other than plain warn and use the plain step."""
@@ -58,7 +57,7 @@ class StepModel:
             LOG.warning("decoding with the plain step, which is slower: the %s step knows no visibility mask",
                         self.engine)
             self.warned = True
-        return TreeSession(self.fused, self.encode(source, padding), tree, kept)
+        return TreeSession(self.model, self.layers, self.encode(source, padding), tree, kept)
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
         """See `superres.interfaces.ScoringModel.uncached_scores`."""

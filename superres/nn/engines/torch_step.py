@@ -1,172 +1,72 @@
-"""The cached decoding step in torch: the function of `EncoderDecoder.forward` at W new positions per row.
-
-A step of a small model is a chain of tiny operations, whose dispatch costs as much as their arithmetic. The step
-therefore uses few operations:
-
-- Weights are stored [in, out], so that `addmm` also adds the residual.
-- A norm's affine part and the softmax scale are fused into the next weight.
-- Values that depend on the position alone come from tables; position signal and conditioning are one table per source.
-- Prediction heads run at one position per row.
-"""
+"""The cached decoding step in torch: the network's own modules at W new positions per row, over a key-value cache."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from superres.interfaces import StepOutput
-from superres.nn.attention import Attention
+from superres.nn.attention import attend, reach
 from superres.nn.cache import KeyValueCache
-from superres.nn.engines.fused_weights import FusedLayer, FusedNeighbourhood, FusedWeights
 from superres.nn.engines.proposing import ProposingSession, StepState
-from superres.nn.heads import PredictionHeads
-from superres.nn.image_priors import RESIDUAL_SCALE
-from superres.nn.model import Memory
+from superres.nn.image_priors import RESIDUAL_SCALE, NumericNeighbourhood
+from superres.nn.layers import DecoderLayer
+from superres.nn.model import EncoderDecoder, Memory
 
 PARTS = ("input", "attention", "feed-forward", "scores")
 """Parts of a step that are timed separately."""
 
 
-class LayerStep:
-    """One decoder layer of the step."""
-
-    def __init__(self, fused: FusedLayer, memory: Memory, batch: int, width: int, fused_attention: bool) -> None:
-        """Prepare for `batch` rows and steps of `width`; project `memory` if the layer has cross-attention.
-
-        With `fused_attention`, torch's fused kernel, which pays on a GPU, replaces three operations.
-        """
-        self.fused, self.batch, self.width, self.fused_attention = fused, batch, width, fused_attention
-        self.cross: CrossStep | None = None
-        if fused.cross_attention is not None:
-            self.cross = CrossStep(fused, fused.cross_attention, memory, self)
-
-    def attend(self, x: Tensor, cache: KeyValueCache, layer: int, index: Tensor, mask: Tensor) -> Tensor:
-        """Map states [B * W, D] by the attention sub-layers; `index` is from `cache.locate`, `mask` from `shaped`."""
-        width = x.shape[1]
-        projected = self.fused.projection(self._before(x))
-        key, value = cache.write(layer, projected[:, width:], index)
-        attended = self.attention(projected[:, :width], key, value, mask)
-        x = self._after(self.fused.output.add_to(x, attended), 0)
-        return x if self.cross is None else self.cross(x)
-
-    def shaped(self, mask: Tensor) -> Tensor:
-        """Return a mask [B or 1, W or 1, R] in the shape that `attention` takes."""
-        if self.fused_attention:
-            return mask.unsqueeze(1)
-        return mask.repeat_interleave(self.fused.heads, dim=0) if len(mask) > 1 else mask
-
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """Map states [B * W, D] by the feed-forward sub-layer."""
-        return self._after(self.fused.contract.add_to(x, self.fused.expand(self._before(x)).relu_()), 1)
-
-    def _before(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[1:]) if self.fused.pre else x
-
-    def _after(self, x: Tensor, sublayer: int) -> Tensor:
-        if self.fused.pre:
-            return x
-        result: Tensor = self.fused.norms[sublayer](x)
-        return result
-
-    def attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """Return the attention output [B * W, D].
-
-        Args:
-            query: [B * W, D], scaled.
-            key: [B * H, D / H, R].
-            value: [B * H, R, D / H].
-            mask: from `shaped`, added to the scores.
-        """
-        if self.fused_attention:
-            batch, width, heads = self.batch, self.width, self.fused.heads
-            query = query.view(batch, width, heads, -1).transpose(1, 2)
-            keys, values = (part.view(batch, heads, *part.shape[1:]) for part in (key, value))
-            out = F.scaled_dot_product_attention(query, keys.transpose(2, 3), values, mask, scale=1.0)
-            return out.transpose(1, 2).reshape(batch * width, -1)
-        weights = torch.baddbmm(mask, self.split(query), key).softmax(-1)
-        return self.merge(torch.bmm(weights, value))
-
-    def split(self, x: Tensor) -> Tensor:
-        """Reshape [B * W, D] to [B * H, W, D / H]."""
-        batch, width, heads = self.batch, self.width, self.fused.heads
-        if width == 1:
-            return x.reshape(batch * heads, 1, -1)
-        return x.reshape(batch, width, heads, -1).transpose(1, 2).reshape(batch * heads, width, -1)
-
-    def merge(self, x: Tensor) -> Tensor:
-        """Reshape [B * H, W, D / H] to [B * W, D]."""
-        batch, width = self.batch, self.width
-        if width == 1:
-            return x.view(batch, -1)
-        return x.view(batch, self.fused.heads, width, -1).transpose(1, 2).reshape(batch * width, -1)
-
-
-class CrossStep:
-    """Cross-attention of one decoder layer, whose keys and values are projected once per source."""
-
-    def __init__(self, fused: FusedLayer, attention: Attention, memory: Memory, layer: LayerStep) -> None:
-        """Project the keys and values of `memory`; attention is computed by `layer`."""
-        self.fused, self.layer = fused, layer
-        dtype = fused.cross_query.weight.dtype
-        key, value = attention.keys_and_values(memory.states)
-        self.key = key.flatten(0, 1).transpose(1, 2).to(dtype).contiguous()
-        self.value = value.flatten(0, 1).to(dtype).contiguous()
-        mask = memory.hidden(dtype)
-        # The same form for any number of rows, since rows may be copied from another session.
-        self.mask = mask.unsqueeze(1) if layer.fused_attention else mask.repeat_interleave(fused.heads, dim=0)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map states [B * W, D]."""
-        normed = F.layer_norm(x, x.shape[1:]) if self.fused.pre else x
-        attended = self.layer.attention(self.fused.cross_query(normed), self.key, self.value, self.mask)
-        x = self.fused.cross_output.add_to(x, attended)
-        result: Tensor = x if self.fused.pre or self.fused.cross_norm is None else self.fused.cross_norm(x)
-        return result
-
-
 class StepSession(ProposingSession):
     """A batch being decoded: `superres.interfaces.Session` for `EncoderDecoder`. For one decode at a time."""
 
-    layer_step = LayerStep
+    def __init__(
+        self, model: EncoderDecoder, layers: nn.ModuleList, memory: Memory, width: int, fused_attention: bool = False,
+    ) -> None:
+        """Allocate the cache for the sources of `memory` and steps of `width`.
 
-    def __init__(self, fused: FusedWeights, memory: Memory, width: int, fused_attention: bool = False) -> None:
-        """Allocate the cache for the sources of `memory` and steps of `width`; `fused_attention` as in `LayerStep`."""
-        super().__init__(fused, memory, width)
-        self.layers = [self.layer_step(layer, memory, self.batch, width, fused_attention) for layer in fused.layers]
-        self.final_norm = fused.model.decoder_norm
-        self.cache = self._make_cache(memory.states.to(fused.dtype), fused_attention)
-        self.widest = torch.arange(width, device=memory.states.device)
-        self.columns = self.widest
-        self.neighbourhood = fused.neighbourhood
-        if self.neighbourhood is not None and memory.estimate is not None and memory.residual_sum is not None:
-            self._allocate_features(self.neighbourhood, memory.estimate, memory.residual_sum)
+        Args:
+            model: the network.
+            layers: its decoder layers; the cache has the type of their weights.
+            memory: the encoder's output.
+            width: the largest step width.
+            fused_attention: compute self-attention by torch's fused kernel, which pays on a GPU.
+        """
+        super().__init__(model, memory, width)
+        self.layers: list[DecoderLayer] = list(layers)  # type: ignore[arg-type]
+        self.fused_attention = fused_attention
+        dtype, device = self.layers[0].attention.query.weight.dtype, memory.states.device
+        self.cache = self._make_cache(memory.states.to(dtype))
+        self.cross = [layer.keys_and_values(memory.states) for layer in self.layers]
+        self.cross_mask = memory.hidden(dtype) if self.config.cross_attention else None
+        self.widest = self.columns = torch.arange(width, device=device)
+        block = self.config.attention_block_length if self.config.attention == "local_1d" else 1 + len(model.signal)
+        self.reach = reach(torch.arange(self.config.target_length, device=device), block)  # [T]
+        self.neighbourhood = model.neighbourhood
+        if self.neighbourhood is not None and self.estimate is not None and self.residual_sum is not None:
+            # Minus the estimate of the token read at each decoder position, in units of RESIDUAL_SCALE.
+            self.expected = F.pad(self.estimate / -RESIDUAL_SCALE, (1, width))  # [B, 1 + T + W]
+            unread = self.estimate.new_zeros(self.batch, self.config.target_length + width)
+            self.deviation = self.neighbourhood.buffer(unread, self.residual_sum)
+            self.read = self.deviation[:, 1 + self.config.source_length :]  # by the decoder position of the token
 
-    def _make_cache(self, like: Tensor, fused_attention: bool) -> KeyValueCache:
+    def _make_cache(self, like: Tensor) -> KeyValueCache:
         """Allocate a cache with dtype and device of `like`."""
         # The fused kernel requires masks whose rows are aligned.
-        return KeyValueCache(self.config, self.batch, self.width, like, 16 if fused_attention else 1)
-
-    def _allocate_features(self, near: FusedNeighbourhood, estimate: Tensor, residual_sum: Tensor) -> None:
-        """Allocate the buffer that the neighbour features are gathered from: see `FusedNeighbourhood`."""
-        self.position_table = self.position_table + near.second.bias
-        # Minus the estimate of the token read at each decoder position, in units of RESIDUAL_SCALE.
-        self.expected = F.pad(estimate / -RESIDUAL_SCALE, (1, self.width))  # [B, 1 + T + W]
-        self.deviation = F.pad(-residual_sum, (1, 1 + self.config.target_length + self.width))
-        self.read = self.deviation[:, 1 + residual_sum.shape[1] :]  # deviations by the decoder position of the token
+        return KeyValueCache(self.config, self.batch, self.width, like, 16 if self.fused_attention else 1)
 
     def row_state(self) -> list[Tensor]:
         """See `ProposingSession.row_state`; adds the caches of all layers."""
         views = [*super().row_state(), self.cache.by_row()]
         if self.neighbourhood is not None:
             views += [self.expected, self.deviation]
-        for cross in (layer.cross for layer in self.layers):
-            if cross is not None:
-                rows = (cross.key, cross.value, cross.mask)
-                views += [tensor.view(self.batch, -1, *tensor.shape[1:]) for tensor in rows]
+        if self.cross_mask is not None:
+            views += [self.cross_mask, *(part for source in self.cross for part in source or ())]
         return views
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
@@ -189,22 +89,23 @@ class StepSession(ProposingSession):
         """
         place = position.unsqueeze(1) + self.columns  # [B, W]
         inside = place.clamp(0, self.config.target_length - 1)  # [B, W]
-        offset, reach, channel = self.fused.position_attributes.index_select(0, inside.flatten()).unbind(1)
-        x, neighbours = self._input(tokens, place, inside, offset, channel)
-        index, mask = self.cache.locate(place, reach.view(place.shape))
-        mask = self.layers[0].shaped(mask)
+        x = self.model.target_embedding.read(tokens, place) + self.look_up(self.position_table, inside)  # [B, W, D]
+        neighbours = None
+        if self.neighbourhood is not None:
+            neighbours = self._features(self.neighbourhood, tokens, place, inside)  # [B, W, N]
+            x = x + self.neighbourhood(neighbours, inside)
+        index, mask = self.cache.locate(place, self.reach[inside])
         lap("input")
         for number, layer in enumerate(self.layers):
-            x = layer.attend(x, self.cache, number, index, mask)
+            attention = partial(self._attend, number, index, mask)
+            x = layer.attend(x, attention, self.cross[number], self.cross_mask)
             lap("attention")
-            x = layer.feed_forward(x)
+            x = layer.transform(x)
             lap("feed-forward")
-        hidden = self.final_norm(x)
-        if neighbours is not None:
-            neighbours = neighbours.view(*place.shape, -1)
-        scores = self._verify(hidden, inside, neighbours, channel)
+        hidden = self.model.decoder_norm(x)
+        scores = self._verify(hidden, inside, neighbours)
         lap("scores")
-        return scores, hidden.view(*place.shape, -1), inside, neighbours
+        return scores, hidden, inside, neighbours
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
         """Return the mean seconds of each part of a step (PARTS) over `repeats` steps; arguments as for `step`."""
@@ -225,11 +126,8 @@ class StepSession(ProposingSession):
 
     def resize(self, width: int) -> None:
         """See `superres.interfaces.Session.resize`."""
-        self.width, self.columns = width, self.widest[:width]
-        for layer in self.layers:
-            layer.width = width
         # Slots past the end of a narrower step hold values of wider steps, which lie beyond the reach of any query.
-        self.cache.width = width
+        self.width, self.columns = width, self.widest[:width]
 
     def select(self, rows: Tensor, length: int) -> None:
         """See `superres.interfaces.Session.select`."""
@@ -237,22 +135,18 @@ class StepSession(ProposingSession):
         if self.neighbourhood is not None:
             self.deviation.copy_(self.deviation[rows])
 
-    def _input(
-        self, tokens: Tensor, place: Tensor, inside: Tensor, offset: Tensor, channel: Tensor,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the decoder's input [B * W, D] and the neighbour features [B * W, N] or None."""
-        table = self.fused.token_table
-        row = torch.add(tokens.flatten(), offset).clamp_(max=len(table) - 1)
-        x = table.index_select(0, row).add_(self.look_up(self.position_table, inside))
-        near = self.neighbourhood
-        if near is None:
-            return x, None
-        features = self._features(near, tokens, place, inside)
-        inner = torch.addmm(near.channel_bias.index_select(0, channel), features, near.first).relu_()
-        return x.addmm_(inner, near.second.weight), features
+    def _attend(self, layer: int, index: Tensor, mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Store a layer's keys and values and attend over its ring: an `AttentionFunction` of the last three arguments.
 
-    def _features(self, near: FusedNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
-        """Store the deviations of `tokens` read at `place`; return the neighbour features [B * W, N] of `inside`."""
+        `index` and `mask` are from `cache.locate`.
+        """
+        keys, values = self.cache.write(layer, key, value, index)  # [B, H, R, size]
+        if self.fused_attention:
+            return F.scaled_dot_product_attention(query, keys, values, mask)
+        return attend(query, keys, values, mask)
+
+    def _features(self, near: NumericNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
+        """Store the deviations of `tokens` read at `place`; return the neighbour features [B, W, N] of `inside`."""
         self.read.scatter_(1, place, self._deviation(tokens, place))
         return near.features(self.deviation, inside)
 
@@ -260,22 +154,9 @@ class StepSession(ProposingSession):
         """Return token minus estimate [B, N] for `tokens` read at `place`, in units of RESIDUAL_SCALE."""
         return torch.add(self.expected.gather(1, place), tokens, alpha=1 / RESIDUAL_SCALE)
 
-    def _verify(self, hidden: Tensor, inside: Tensor, neighbours: Tensor | None, channel: Tensor) -> Tensor:
-        """Return p1's scores [B, W, V] from hidden states [B * W, D]."""
-        layer = self.heads if isinstance(self.heads, PredictionHeads) and self.heads.first == 0 else None
-        if layer is not None:
-            vectors = None if self.head_table is None else self.look_up(self.head_table, inside)
-            hidden = layer.one(hidden, 0, vectors)
-        projected = self.fused.project(hidden).view(*inside.shape, -1)
-        if not self.config.ordinal_output or self.estimate is None:
-            return projected
-        mu = self.estimate.gather(1, inside).add_(projected[..., -2])
-        if self.neighbourhood is not None and neighbours is not None:
-            if layer is None:
-                deviation = torch.mm(neighbours.flatten(0, 1), self.neighbourhood.direct)
-                mu = mu + deviation.gather(1, channel.unsqueeze(1)).view(mu.shape)
-            else:
-                states = hidden.view(*inside.shape, 1, -1)
-                deviation = layer.linear_part(states, neighbours, inside, 0)[0].squeeze(-1)
-                mu = torch.add(mu, deviation, alpha=RESIDUAL_SCALE)
-        return self.scores_around(mu, projected)
+    def _verify(self, hidden: Tensor, inside: Tensor, neighbours: Tensor | None) -> Tensor:
+        """Return p1's scores [B, W, V] of targets `inside`, from decoder outputs [B, W, D]."""
+        vectors = None
+        if self.head_table is not None and self.heads is not None and self.heads.first == 0:
+            vectors = self.look_up(self.head_table, inside).unsqueeze(2)
+        return self.model.verify(hidden, inside, neighbours, self.estimate, vectors)

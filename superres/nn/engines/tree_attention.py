@@ -10,14 +10,14 @@ Shapes: M columns of the tree, L columns of its longest path, R slots of the rin
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from superres.config import ModelConfig
 from superres.interfaces import StepOutput, Tree
 from superres.nn.cache import KeyValueCache
-from superres.nn.engines.fused_weights import FusedNeighbourhood, FusedWeights
-from superres.nn.engines.torch_step import LayerStep, StepSession
-from superres.nn.model import Memory
+from superres.nn.engines.torch_step import StepSession
+from superres.nn.image_priors import NumericNeighbourhood
+from superres.nn.model import EncoderDecoder, Memory
 
 
 class TreeCache(KeyValueCache):
@@ -38,7 +38,7 @@ class TreeCache(KeyValueCache):
 
         Returns:
             The index of each column's latest L keys and values for `write`, and the mask to add to scores
-            [B, M, R + L]: the keys of the ring, then the latest keys.
+            [B, 1, M, R + L]: the keys of the ring, then the latest keys.
         """
         place, last = position.unsqueeze(-1), position[:, :1] - 1
         recent = place - self.offset
@@ -50,68 +50,50 @@ class TreeCache(KeyValueCache):
         visible = torch.cat([
             (older >= first) & (older <= place - len(self.offset)), (recent >= first) | (self.offset == 0),
         ], dim=-1)
-        return (self.row_starts.unsqueeze(-1) + slot).flatten(), torch.where(visible, self.zero, self.hidden)
+        index = (self.row_starts.unsqueeze(-1) + slot).flatten()  # [2, B, H, M, L], flat
+        return index, torch.where(visible, self.zero, self.hidden).unsqueeze(1)
 
-    def write(self, layer: int, key_value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Store a step's keys and values in the extra slots; return the ring and each column's latest keys and values.
 
         Args:
             layer: number of the decoder layer.
-            key_value: [B * M, 2 * D], keys before values.
+            key: [B, H, M, D / H].
+            value: [B, H, M, D / H].
             index: from `locate`.
 
         Returns:
-            [2, B * H, R, D / H] and [2, B * H, M, L, D / H], keys before values.
+            [2, B, H, R, D / H] and [2, B, H, M, L, D / H], keys before values.
         """
         store = self.store[layer]
-        shaped = key_value.view(self.batch, -1, 2, self.heads, self.size).permute(2, 0, 3, 1, 4)
-        store[:, :, self.slots :] = shaped.reshape(2, self.batch * self.heads, -1, self.size)
+        store[0, :, :, self.slots :], store[1, :, :, self.slots :] = key, value
         recent = store.view(-1, self.size).index_select(0, index)
-        return store[:, :, : self.slots], recent.view(*store.shape[:2], *self.ancestors.shape, self.size)
+        return store[..., : self.slots, :], recent.view(*store.shape[:3], *self.ancestors.shape, self.size)
 
     def keep(self, columns: Tensor, position: Tensor) -> None:
         """Move columns [B, P] into the ring, to decoder positions `position` [B, P]."""
-        count = 2 * len(self.store)
-        starts = torch.arange(count * self.batch * self.heads, device=columns.device) * self.store.shape[3]
-        starts = starts.view(count, self.batch, self.heads, 1)
-        source, target = (
-            (starts + slot[:, None]).flatten() for slot in (self.slots + columns, position % self.slots))
-        flat = self.store.view(-1, self.size)
-        flat.index_copy_(0, target, flat.index_select(0, source))
-
-
-class TreeLayerStep(LayerStep):
-    """One decoder layer of a step over a tree."""
-
-    def attend(self, x: Tensor, cache: KeyValueCache, layer: int, index: Tensor, mask: Tensor) -> Tensor:
-        """See `LayerStep.attend`; `cache` is a `TreeCache`."""
-        width = x.shape[1]
-        projected = self.fused.projection(self._before(x))
-        (old_key, old_value), (key, value) = cache.write(layer, projected[:, width:], index)
-        query = self.split(projected[:, :width])
-        scores = torch.cat([torch.bmm(query, old_key.transpose(1, 2)), (key * query.unsqueeze(2)).sum(-1)], dim=-1)
-        weights = (scores + mask).softmax(-1)
-        old, recent = weights[..., : old_key.shape[1]], weights[..., old_key.shape[1] :]
-        attended = torch.bmm(old, old_value) + (value * recent.unsqueeze(-1)).sum(2)
-        x = self._after(self.fused.output.add_to(x, self.merge(attended)), 0)
-        return x if self.cross is None else self.cross(x)
+        shape = *self.store.shape[:4], columns.shape[1], self.size
+        slots = self.slots + columns, position % self.slots
+        source, target = (slot[:, None, :, None].expand(shape) for slot in slots)
+        self.store.scatter_(4, target, self.store.gather(4, source))
 
 
 class TreeSession(StepSession):
     """A batch being decoded by steps over a tree: `superres.interfaces.TreeSession`. For one decode at a time."""
 
-    layer_step = TreeLayerStep
     cache: TreeCache
 
-    def __init__(self, fused: FusedWeights, memory: Memory, tree: Tree, kept: int) -> None:
-        """Prepare for the sources of `memory` and steps over `tree`; `keep` takes at most `kept` columns."""
+    def __init__(
+        self, model: EncoderDecoder, layers: nn.ModuleList, memory: Memory, tree: Tree, kept: int,
+    ) -> None:
+        """Prepare for steps over `tree`; `keep` takes at most `kept` columns. Other arguments as for `StepSession`."""
         self.tree, self.kept = tree, kept
-        super().__init__(fused, memory, tree.size)
+        super().__init__(model, layers, memory, tree.size)
         self.columns = tree.depth.to(memory.states.device)
         self.start = self.columns.new_zeros(self.batch)
         self.step_deviation = memory.states.new_zeros(self.batch, tree.size)
 
-    def _make_cache(self, like: Tensor, fused_attention: bool) -> TreeCache:
+    def _make_cache(self, like: Tensor) -> TreeCache:
         """See `StepSession._make_cache`."""
         return TreeCache(self.config, self.batch, self.tree, self.kept, like)
 
@@ -140,26 +122,32 @@ class TreeSession(StepSession):
         """Clamp decoder positions to those in the buffers; values at the first and the last position are never used."""
         return place.clamp(0, self.expected.shape[1] - 1)
 
-    def _features(self, near: FusedNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
+    def _attend(self, layer: int, index: Tensor, mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See `StepSession._attend`; a column attends to its latest keys and to the ring's older ones."""
+        (old_key, old_value), (key, value) = self.cache.write(layer, key, value, index)
+        query = query * query.shape[-1] ** -0.5
+        recent = (key * query.unsqueeze(3)).sum(-1)  # [B, H, M, L]
+        scores = torch.cat([query @ old_key.transpose(2, 3), recent], dim=-1)  # [B, H, M, R + L]
+        weights = (scores + mask).softmax(-1)
+        old, recent = weights.tensor_split((old_key.shape[2],), dim=-1)
+        result: Tensor = old @ old_value + (value * recent.unsqueeze(-1)).sum(3)
+        return result
+
+    def _features(self, near: NumericNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor) -> Tensor:
         """See `StepSession._features`; a column also reads the tokens of its ancestors in the tree."""
         self.step_deviation = self._deviation(tokens, self._inside(place))
         ancestors, beside = self.cache.ancestors, self.deviation.shape[1]
-        before_first = beside - self.read.shape[1]  # the buffer's place of the token read at position 0
+        places = near.places[inside]  # [B, M, N']
+        read = places - (beside - self.read.shape[1])  # decoder positions of the tokens at these places
+        back = place.unsqueeze(-1) - read
+        nearest = back.clamp(0, ancestors.shape[1] - 1)
+        column = ancestors.expand(self.batch, -1, -1).gather(2, nearest)
+        own = (read > 0) & (back == nearest) & (column >= 0)
+        buffer = torch.cat([self.deviation, self.step_deviation], dim=1)
+        return near.features(buffer, inside, torch.where(own, beside + column, places))
 
-        def find(places: Tensor) -> Tensor:
-            read = places.view(*place.shape, -1) - before_first
-            back = place.unsqueeze(-1) - read
-            near = back.clamp(0, ancestors.shape[1] - 1)
-            column = ancestors.expand(self.batch, -1, -1).gather(2, near)
-            own = (read > 0) & (back == near) & (column >= 0)
-            return torch.where(own, beside + column, places.view(own.shape)).view(places.shape)
-
-        return near.features(torch.cat([self.deviation, self.step_deviation], dim=1), inside, find)
-
-    def _verify(self, hidden: Tensor, inside: Tensor, neighbours: Tensor | None, channel: Tensor) -> Tensor:
+    def _verify(self, hidden: Tensor, inside: Tensor, neighbours: Tensor | None) -> Tensor:
         """Return p1's scores of the tree's scored columns [B, tree.scored, V]."""
         scored = slice(self.tree.scored)
-        channel = channel.view(inside.shape)[:, scored].flatten()
-        hidden = hidden.view(*inside.shape, -1)[:, scored].flatten(0, 1)
-        return super()._verify(
-            hidden, inside[:, scored], None if neighbours is None else neighbours[:, scored], channel)
+        neighbours = None if neighbours is None else neighbours[:, scored]
+        return super()._verify(hidden[:, scored], inside[:, scored], neighbours)

@@ -59,7 +59,7 @@ class NativeSession(ProposingSession):
     def __init__(self, packed: PackedWeights, memory: Memory, width: int, threads: int) -> None:
         """Allocate cache and scratch for the sources of `memory` and steps of `width` on `threads` threads."""
         config = packed.model.config
-        super().__init__(packed.fused, memory, width)
+        super().__init__(packed.model, memory, width)
         self.packed, self.tensors = packed, list[Any]()
         self.flawed = torch.zeros(1, dtype=torch.int64)
         self.by_row: list[Tensor] = []
@@ -83,10 +83,8 @@ class NativeSession(ProposingSession):
         )
         if self.head_table is not None:
             self.session.heads.conditioning = self._keep(self.head_table, *self._table_shape(), by_row=True)
-        if self.recurrence is not None:
-            size = self.batch, memory.states.shape[1], config.width
-            self.session.heads.cross = CCache(*(self._keep(part, *size) for part in (
-                self.recurrence.key, self.recurrence.value)))
+        if self.source is not None:
+            self.session.heads.cross = self._cross_cache(*self.source[:2])
         if self.estimate is not None:
             self.session.estimate = self._keep(self.estimate, self.batch, config.target_length, by_row=True)
         self._neighbourhood()
@@ -258,14 +256,17 @@ class NativeSession(ProposingSession):
             layer.self = CCache(*(self._keep(part, *part.shape, by_row=True) for part in self.caches[number]))
             cross = self.packed.model.decoder[number].cross_attention
             if isinstance(cross, Attention):
-                parts = _cross_cache(cross, memory.states)
-                whole = self.batch, memory.states.shape[1], config.width
-                layer.cross = CCache(*(self._keep(part, *whole, by_row=True) for part in parts))
+                layer.cross = self._cross_cache(*cross.keys_and_values(memory.states))
         if config.cross_attention:
             session.cross_slots = memory.states.shape[1]
             mask = torch.zeros(self.batch, session.cross_slots) if memory.mask is None else memory.mask[:, 0, 0]
             session.cross_mask = self._keep(mask, self.batch, session.cross_slots, by_row=True)
         self.layers = session.layer = layers
+
+    def _cross_cache(self, key: Tensor, value: Tensor) -> CCache:
+        """Keep the keys and values [B, H, S, D / H] of the memory in the layout of native.cpp."""
+        shape = self.batch, key.shape[2], self.config.width
+        return CCache(*(self._keep(part, *shape, by_row=True) for part in (key.transpose(2, 3), value)))
 
     def _scratch(self) -> None:
         """Allocate the scratch buffers of native.cpp."""
@@ -343,12 +344,6 @@ def _address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> c_void_p
     return c_void_p(tensor.data_ptr())
 
 
-def _cross_cache(attention: Attention, states: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the keys [B, H, D / H, S] and values [B, H, S, D / H] of encoder states [B, S, D]."""
-    key, value = attention.keys_and_values(states)
-    return key.transpose(2, 3), value
-
-
 class NativeModel(StepModel):
     """`EncoderDecoder` as a `superres.interfaces.ScoringModel` whose steps run in native.cpp."""
 
@@ -386,7 +381,7 @@ class NativeModel(StepModel):
         self.threads = threads
         self.trials: dict[tuple[int, int, int], ThreadTrials] = {}
         with torch.inference_mode():
-            self.packed = PackedWeights(self.fused, half)
+            self.packed = PackedWeights(model, half)
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `StepModel.encode`."""

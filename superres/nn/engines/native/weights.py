@@ -3,15 +3,47 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.nn.engines.fused_weights import Affine, FusedLayer, FusedRecurrence, FusedWeights, fuse
-from superres.nn.engines.native.build import LANES, LINEARS, PANEL, CHeads, CInt8Filter, CLayer, CLinear, library
+from superres.nn.engines.native.build import LANES, PANEL, CHeads, CInt8Filter, CLayer, CLinear, library
 from superres.nn.heads import PredictionHeads
+from superres.nn.layers import DecoderLayer, TiedProjection
+from superres.nn.model import EncoderDecoder
+from superres.nn.recurrent import RecurrentHeads
+
+
+@dataclass
+class Affine:
+    """x @ weight + bias, the weight stored [in, out]."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+def fuse(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | None = None, scale: float = 1.0) -> Affine:
+    """Concatenate linear layers of the same input into one product.
+
+    Args:
+        linears: layers in the order of their outputs.
+        norm: a layer norm before them, whose affine part is fused into the product.
+        scale: factor on the first layer's output.
+
+    Returns:
+        The product, for inputs that are normalised without an affine part if there is a norm.
+    """
+    weights: list[Tensor] = [linear.weight.t() for linear in linears]
+    biases: list[Tensor] = [linear.bias for linear in linears]
+    weights[0], biases[0] = weights[0] * scale, biases[0] * scale
+    weight, bias = torch.cat(weights, dim=1), torch.cat(biases)
+    if norm is not None:
+        weight, bias = norm.weight.unsqueeze(1) * weight, bias + norm.bias @ weight
+    return Affine(weight.detach().contiguous(), bias.detach().contiguous())
 
 
 def pack(affine: Affine, half: bool = False) -> tuple[CLinear, list[Tensor]]:
@@ -48,13 +80,13 @@ class PackedWeights:
         heads: prediction heads.
     """
 
-    def __init__(self, fused: FusedWeights, half: bool) -> None:
-        """Pack `fused`; products are stored as bfloat16 if `half`."""
-        model = fused.model
-        self.model, self.half, self.fused = model, half, fused
+    def __init__(self, model: EncoderDecoder, half: bool) -> None:
+        """Pack the weights of `model`; products are stored as bfloat16 if `half`."""
+        self.model, self.half = model, half
         self.tensors: list[Any] = []
         self.bytes = 0
         self.pre = model.config.norm == "pre"
+        self.scale = (model.config.width // model.config.attention_heads) ** -0.5  # of queries
         project = fuse([model.project])
         self.project = self.pack(project)
         # Ordinal scores are not a product, and there are too few intensities for a filter to pay.
@@ -62,8 +94,10 @@ class PackedWeights:
         self.final: tuple[int | None, int | None] = (None, None)
         if isinstance(model.decoder_norm, nn.LayerNorm):
             self.final = self.keep(model.decoder_norm.weight), self.keep(model.decoder_norm.bias)
-        self.layers = [self._layer(FusedLayer(layer)) for layer in model.decoder]  # type: ignore[arg-type]
-        self.token_table = self.keep(fused.token_table)
+        self.layers = [self._layer(layer) for layer in model.decoder]  # type: ignore[arg-type]
+        embedding = model.target_embedding
+        # The last row is zero and stands for the start of the sequence.
+        self.token_table = self.keep(F.pad(embedding.table.weight.detach() * embedding.scale, (0, 0, 0, 1)))
         near = model.neighbourhood
         if near is not None:
             self.first = self.pack(Affine(near.first.weight.detach().t(), torch.zeros(near.first.out_features)))
@@ -72,8 +106,8 @@ class PackedWeights:
             self.direct = self.keep(near.direct.detach())
             self.tables = [self.keep(table) for table in (near.table, near.cell, near.cell_positions)]
         self.heads = CHeads()
-        if fused.recurrence is not None:
-            self.heads = self._recurrence(fused.recurrence, model.config.prediction_heads - 1)
+        if isinstance(model.heads, RecurrentHeads):
+            self.heads = self._recurrence(model.heads)
         elif isinstance(model.heads, PredictionHeads):
             self.heads = self._heads(model.heads)
 
@@ -110,9 +144,21 @@ class PackedWeights:
             rounding=0.51 + 0.25 * self.half,
         )
 
-    def _layer(self, layer: FusedLayer) -> CLayer:
-        result = CLayer(**{name: self.pack(getattr(layer, name)) for name in LINEARS if hasattr(layer, name)})
-        for place, norm in enumerate([layer.norms[0], layer.cross_norm, layer.norms[1]]):
+    def _layer(self, layer: DecoderLayer) -> CLayer:
+        attention, cross, transform = layer.attention, layer.cross_attention, layer.feed_forward
+        residuals = layer.attention_residual, layer.cross_residual, layer.feed_forward_residual
+        norms = [None if residual is None else residual.norm for residual in residuals]
+        before = norms if self.pre else [None] * 3
+        result = CLayer(
+            projection=self.pack(fuse([attention.query, attention.key_value], before[0], self.scale)),
+            output=self.pack(fuse([attention.output])),
+            expand=self.pack(fuse([transform[0]], before[2])),  # type: ignore[list-item]
+            contract=self.pack(fuse([transform[2]])),  # type: ignore[list-item]
+        )
+        if cross is not None:
+            result.cross_query = self.pack(fuse([cross.query], before[1], self.scale))
+            result.cross_output = self.pack(fuse([cross.output]))
+        for place, norm in enumerate(norms):
             if norm is not None:
                 result.norm_weight[place], result.norm_bias[place] = self.keep(norm.weight), self.keep(norm.bias)
         return result
@@ -135,11 +181,15 @@ class PackedWeights:
             result.adapt = self.pack(_transposed(heads.adapt.weight, heads.adapt.bias))
         return result
 
-    def _recurrence(self, layer: FusedRecurrence, count: int) -> CHeads:
-        contract = (CLinear * 1)(self.pack(layer.contract))
+    def _recurrence(self, heads: RecurrentHeads) -> CHeads:
+        expand = fuse([heads.expand], heads.state_norm)
+        # One product reads the normalised state and the token's embedding, concatenated.
+        expand = Affine(torch.cat([expand.weight, heads.read.weight.detach().t()]), expand.bias)
+        contract = (CLinear * 1)(self.pack(fuse([heads.contract])))
         self.tensors.append(contract)
         return CHeads(
-            count=count, size=layer.contract.weight.shape[0], recurrent=1, expand=self.pack(layer.expand),
-            contract=contract, norm_weight=self.keep(layer.norm.weight), norm_bias=self.keep(layer.norm.bias),
-            cross_query=self.pack(layer.query), cross_output=self.pack(layer.output),
+            count=heads.count, size=heads.contract.in_features, recurrent=1, expand=self.pack(expand),
+            contract=contract, norm_weight=self.keep(heads.norm.weight), norm_bias=self.keep(heads.norm.bias),
+            cross_query=self.pack(fuse([heads.attention.query], heads.attention_norm, self.scale)),
+            cross_output=self.pack(fuse([heads.attention.output])),
         )
