@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import logging
 from dataclasses import replace
@@ -13,7 +14,9 @@ from stepping import check_steps
 
 from superres.config import DecodeConfig
 from superres.decoding.decode import decode
+from superres.decoding.sampling import GREEDY
 from superres.errors import ScoresError
+from superres.interfaces import LoopState
 from superres.nn.engines import step_model
 from superres.nn.engines.native import build
 from superres.nn.engines.native import session as native
@@ -347,6 +350,72 @@ def test_what_the_compiled_code_would_read_past_is_refused(change):
     session.step(**given)
     with pytest.raises(ValueError, match="the native step wants"):
         session.step(**given | change)
+
+
+@pytest.mark.parametrize("width", [0, 4])
+def test_a_width_without_memory_is_refused(width):
+    config = KNOWN["sequential heads"]
+    session = model_of(config).session(random_tokens(config, 2)[0], 3)
+    session.resize(1)
+    with pytest.raises(ValueError, match=f"up to 3 tokens cannot read {width}"):
+        session.resize(width)
+
+
+def loop_state(width=3, **change):
+    config, rows = KNOWN["sequential heads"], 2
+    tensors = {
+        "position": torch.full((rows,), -1), "limit": torch.full((rows,), config.target_length),
+        "store": torch.zeros(rows, 1 + config.target_length + width, dtype=torch.int64),
+        "proposals": torch.zeros(rows, width, dtype=torch.int64),
+    }
+    options = {"block_size": width, "min_block": 1, "rule": ("distance", 0), "end_token": None}
+    return LoopState(**tensors | options | change)
+
+
+@pytest.mark.parametrize("change", [
+    {"block_size": 0}, {"block_size": 4}, {"min_block": 4}, {"min_block": -1}, {"position": torch.zeros(3)},
+    {"limit": torch.zeros(2)}, {"store": torch.zeros(2, 3, dtype=torch.int64)},
+    {"proposals": torch.zeros(2, 2, dtype=torch.int64)}, {"proposals": torch.zeros(3, 3, dtype=torch.int64)},
+])
+def test_iterations_that_would_write_past_their_memory_are_refused(change):
+    config = KNOWN["sequential heads"]
+    session = model_of(config).session(random_tokens(config, 2)[0], 3)
+    assert session.iterations(loop_state())(2, 3).shape == (2, 2, 5)
+    with pytest.raises(ValueError, match=r"cannot verify|too few|the native step wants"):
+        session.iterations(loop_state(**change))
+
+
+def test_iterations_refuse_blocks_and_widths_that_they_have_no_memory_for():
+    config = KNOWN["sequential heads"]
+    session = model_of(config).session(random_tokens(config, 2)[0], 3)
+    session.resize(2)
+    iterate = session.iterations(loop_state(block_size=2))
+    for following in (0, 4):
+        with pytest.raises(ValueError, match=f"steps of 2 that propose blocks of {following}"):
+            iterate(1, following)
+    for width in (1, 3):
+        session.resize(width)
+        with pytest.raises(ValueError, match=f"no memory for steps of {width}"):
+            iterate(1, 2)
+
+
+def test_more_proposals_than_heads_are_refused():
+    config = KNOWN["sequential heads"]
+    session = model_of(config).session(random_tokens(config, 2)[0], 3)
+    zeros = torch.zeros(2, dtype=torch.int64)
+    output = session.step(torch.zeros(2, 3, dtype=torch.int64), zeros)
+    offsets = torch.arange(1, config.prediction_heads + 1)
+    with pytest.raises(ValueError, match=f"{config.prediction_heads} proposals were requested"):
+        session.propose(output, zeros, zeros, offsets, GREEDY)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, arguments) in build.SIGNATURES.items() if arguments])
+def test_the_compiled_functions_refuse_other_arguments(name):
+    arguments = build.SIGNATURES[name][1]
+    with pytest.raises(TypeError, match="arguments"):
+        getattr(build.library(), name)(*[None] * (len(arguments) - 1))
+    with pytest.raises(ctypes.ArgumentError):
+        getattr(build.library(), name)("session", *[None] * (len(arguments) - 1))
 
 
 @pytest.mark.parametrize("rows", [1, 5])

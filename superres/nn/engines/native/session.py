@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from ctypes import byref, c_int64, c_void_p
+from ctypes import byref
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ class NativeSession(ProposingSession):
         """Allocate cache and scratch for the sources of `memory` and steps of `width` on `threads` threads."""
         config = packed.model.config
         super().__init__(packed.model, memory, width)
-        self.packed, self.tensors = packed, list[Any]()
+        self.packed, self.tensors, self.widest = packed, list[Any](), width
         self.flawed = torch.zeros(1, dtype=torch.int64)
         self.by_row: list[Tensor] = []
         # Attention reads aligned groups of LANES keys; no two groups of one step may share slots of the ring.
@@ -98,7 +98,7 @@ class NativeSession(ProposingSession):
         hidden = torch.empty(self.batch, self.width, self.config.width)
         library().superres_step(
             byref(self.session), _address(tokens, torch.int64, self.batch, self.width),
-            _address(position, torch.int64, self.batch), c_void_p(hidden.data_ptr()), c_void_p(scores.data_ptr()),
+            _address(position, torch.int64, self.batch), hidden.data_ptr(), scores.data_ptr(),
         )
         return StepOutput(scores, NativeState(hidden, position))
 
@@ -115,11 +115,11 @@ class NativeSession(ProposingSession):
         tokens = torch.empty(self.batch, count, dtype=torch.int64)
         rows = (_address(tensor, torch.int64, self.batch) for tensor in (state.position, index, first))
         library().superres_propose(
-            byref(self.session), *rows, c_int64(count),
+            byref(self.session), *rows, count,
             _address(state.hidden, torch.float32, self.batch, self.width, self.config.width),
             _address(temperature, torch.float32, self.batch * count),
             _address(noise, torch.float32, self.batch * count * self.config.vocabulary),
-            c_void_p(self.room.data_ptr()), c_void_p(tokens.data_ptr()),
+            self.room.data_ptr(), tokens.data_ptr(),
         )
         return tokens
 
@@ -127,14 +127,18 @@ class NativeSession(ProposingSession):
         """See `superres.interfaces.IteratingSession.iterations`.
 
         Raises:
-            ValueError: the tensors of `state` are too small for the session's step width.
+            ValueError: the tensors of `state` are too small for the session's step width, or the session's step width
+                is too small for its block size or minimum block size.
         """
         width, room = self.width, state.proposals.shape[1]
+        most = 1 if self.heads is None else min(room, 1 + self.heads.count)  # tokens of a block
         kind, bound = state.rule
         integers = torch.empty(2 * width + room + 3, self.batch, dtype=torch.int64)
         stride = state.store.shape[1]
         if room < width or stride < 1 + self.config.target_length + width:
             raise ValueError(f"{room} proposals and {stride} tokens of memory are too few for steps of {width}")
+        if not 1 <= state.block_size <= min(width, most) or not 0 <= state.min_block <= width:
+            raise ValueError(f"steps of {width} cannot verify blocks of {state.block_size}, at least {state.min_block}")
         shared = {
             "position": _address(state.position, torch.int64, self.batch),
             "limit": _address(state.limit, torch.int64, self.batch),
@@ -158,10 +162,12 @@ class NativeSession(ProposingSession):
         loop.tensors = buffers, state  # keep the tensors alive as long as their addresses are in use
 
         def iterate(count: int, following: int) -> Tensor:
+            if not 1 <= following <= most or not max(state.block_size, state.min_block) <= self.width <= width:
+                raise ValueError(f"iterations in blocks of {state.block_size} have no memory for steps of {self.width} "
+                                 f"that propose blocks of {following}")
             record = integers.new_empty(count, self.batch, room + 2)
-            counts = c_int64(count), c_int64(following)
-            address = c_void_p(record.data_ptr())
-            made: int = library().superres_iterate(byref(self.session), byref(loop), *counts, address)
+            pointers = byref(self.session), byref(loop)
+            made: int = library().superres_iterate(*pointers, count, following, record.data_ptr())
             if self.flawed:
                 self.flawed.zero_()  # the session may decode other rows later
                 raise ScoresError
@@ -181,7 +187,13 @@ class NativeSession(ProposingSession):
         return dict(zip(PARTS, (seconds / repeats).tolist(), strict=True))
 
     def resize(self, width: int) -> None:
-        """See `superres.interfaces.Session.resize`."""
+        """See `superres.interfaces.Session.resize`.
+
+        Raises:
+            ValueError: the session has no memory for steps of `width`.
+        """
+        if not 1 <= width <= self.widest:
+            raise ValueError(f"a session for steps of up to {self.widest} tokens cannot read {width}")
         self.width = self.session.width = width
 
     def select(self, rows: Tensor, length: int) -> None:
@@ -280,7 +292,7 @@ class NativeSession(ProposingSession):
         self.gathered = torch.zeros(self.batch, self.width, session.features)
         session.gathered = self.gathered.data_ptr()
         if self.heads is not None:
-            count = library().superres_propose_room(byref(session), c_int64(self.heads.count))
+            count = library().superres_propose_room(byref(session), self.heads.count)
             self.room = torch.empty(self.batch * count)
 
 
@@ -330,18 +342,18 @@ class ThreadTrials:
         return best
 
 
-def _address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> c_void_p:
-    """Return the address of a tensor; null for None.
+def _address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
+    """Return the address of a tensor; None for None, which is null in C++.
 
     Raises:
         ValueError: the tensor is not contiguous, not on the CPU, or not of the given type and shape.
     """
     if tensor is None:
-        return c_void_p(None)
+        return None
     if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError(f"the native step wants contiguous {dtype} {list(shape)} on the CPU, not {tensor.dtype} "
                          f"{list(tensor.shape)} on {tensor.device.type}")
-    return c_void_p(tensor.data_ptr())
+    return tensor.data_ptr()
 
 
 class NativeModel(StepModel):
