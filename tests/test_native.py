@@ -18,7 +18,7 @@ from superres.decoding.sampling import GREEDY
 from superres.errors import ScoresError
 from superres.interfaces import LoopState
 from superres.nn.engines import step_model
-from superres.nn.engines.native import build
+from superres.nn.engines.native import build, thread_trials
 from superres.nn.engines.native import session as native
 from superres.nn.engines.native.build import NativeUnavailable
 from superres.nn.engines.native.session import NativeModel
@@ -236,7 +236,7 @@ def test_as_many_threads_are_taken_as_were_seen_to_pay(monkeypatch, costs, threa
     monkeypatch.setattr(native, "usable_cores", lambda: 6)
     clock = itertools.count()
     seconds = dict(zip((1, 2, 4, 6), costs, strict=True))
-    monkeypatch.setattr(native.time, "perf_counter", lambda: spent[0])
+    monkeypatch.setattr(thread_trials.time, "perf_counter", lambda: spent[0])
     spent = [0.0]
     step = native.NativeSession.step
 
@@ -250,7 +250,7 @@ def test_as_many_threads_are_taken_as_were_seen_to_pay(monkeypatch, costs, threa
     model = model_of(config)
     sessions = [model.session(random_tokens(config, 1)[0], 3) for _ in range(2)]
     assert [session.session.threads for session in sessions] == [threads, threads]
-    assert next(clock) == 4 * (native.FIRST_ROUNDS + 1) * native.IN_A_ROW
+    assert next(clock) == 4 * (thread_trials.FIRST_ROUNDS + 1) * thread_trials.IN_A_ROW
 
 
 def test_threads_that_were_slow_while_the_machine_was_busy_are_taken_later(monkeypatch):
@@ -258,7 +258,7 @@ def test_threads_that_were_slow_while_the_machine_was_busy_are_taken_later(monke
     monkeypatch.setattr(native, "usable_cores", lambda: 2)
     seconds = {1: 1.0, 2: 3.0}
     spent = [0.0]
-    monkeypatch.setattr(native.time, "perf_counter", lambda: spent[0])
+    monkeypatch.setattr(thread_trials.time, "perf_counter", lambda: spent[0])
 
     def counted(self, tokens, position):
         spent[0] += seconds[self.session.threads]
@@ -270,9 +270,9 @@ def test_threads_that_were_slow_while_the_machine_was_busy_are_taken_later(monke
     seconds[2] = 0.5
     assert model.session(source, 3).session.threads == 2
     seconds[2] = 3.0
-    for _ in range(2 * native.ROUNDS):
+    for _ in range(2 * thread_trials.ROUNDS):
         assert model.session(source, 3).session.threads == 2
-    assert model.trials[1, 3, 2].rounds == native.ROUNDS
+    assert model.trials[1, 3, 2].rounds == thread_trials.ROUNDS
 
 
 @pytest.mark.parametrize(("change", "message"), [
