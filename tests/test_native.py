@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,12 +13,14 @@ from stepping import check_steps
 
 from superres.config import DecodeConfig
 from superres.decoding.decode import decode, iterations
+from superres.decoding.sampling import GREEDY
 from superres.errors import ScoresError
+from superres.interfaces import LoopState
 from superres.nn.engines import step_model
-from superres.nn.engines.native import build
-from superres.nn.engines.native import session as native
+from superres.nn.engines.native import build, thread_trials
 from superres.nn.engines.native.build import NativeUnavailable
-from superres.nn.engines.native.session import NativeModel, ThreadTrials
+from superres.nn.engines.native.session import NativeModel
+from superres.nn.engines.native.thread_trials import ThreadTrials
 from superres.nn.engines.torch_model import StepModel
 
 KNOWN = {
@@ -251,42 +253,37 @@ def test_bfloat16_blocks_of_any_width_are_bfloat16_greedy_tokens(variant):
 
 
 class Timed:
-    """A session whose step takes `seconds[threads]`; `clock` shows the time."""
-
-    batch, width = 1, 3
+    """Steps that take `seconds[threads]`; `clock` shows the time."""
 
     def __init__(self, seconds):
         self.seconds, self.now, self.steps = seconds, 0.0, 0
-        self.session = SimpleNamespace(threads=1, patient=False)
 
     def clock(self):
         return self.now
 
-    def step(self, tokens, position):
-        assert self.session.patient
+    def step(self, threads):
         self.steps += 1
-        self.now += self.seconds[self.session.threads]
+        self.now += self.seconds[threads]
 
 
 @pytest.mark.parametrize(("costs", "threads"), [((4, 2, 1, 3), 4), ((1, 2, 3, 4), 1), ((4, 2, 1.95, 1.94), 2)])
 def test_as_many_threads_are_taken_as_were_seen_to_pay(costs, threads):
-    session = Timed(dict(zip((1, 2, 4, 6), costs, strict=True)))
-    trials = ThreadTrials(6, session.clock)
-    assert [trials.fastest(session) for _ in range(2)] == [threads, threads]
-    assert session.steps == 4 * (native.FIRST_ROUNDS + 1) * native.IN_A_ROW
-    assert not session.session.patient
+    timed = Timed(dict(zip((1, 2, 4, 6), costs, strict=True)))
+    trials = ThreadTrials(6, timed.clock)
+    assert [trials.fastest(timed.step) for _ in range(2)] == [threads, threads]
+    assert timed.steps == 4 * (thread_trials.FIRST_ROUNDS + 1) * thread_trials.IN_A_ROW
 
 
 def test_threads_that_were_slow_while_the_machine_was_busy_are_taken_later():
-    session = Timed({1: 1.0, 2: 3.0})
-    trials = ThreadTrials(2, session.clock)
-    assert trials.fastest(session) == 1
-    session.seconds[2] = 0.5
-    assert trials.fastest(session) == 2
-    session.seconds[2] = 3.0
-    for _ in range(2 * native.ROUNDS):
-        assert trials.fastest(session) == 2
-    assert trials.rounds == native.ROUNDS
+    timed = Timed({1: 1.0, 2: 3.0})
+    trials = ThreadTrials(2, timed.clock)
+    assert trials.fastest(timed.step) == 1
+    timed.seconds[2] = 0.5
+    assert trials.fastest(timed.step) == 2
+    timed.seconds[2] = 3.0
+    for _ in range(2 * thread_trials.ROUNDS):
+        assert trials.fastest(timed.step) == 2
+    assert trials.rounds == thread_trials.ROUNDS
 
 
 def test_sessions_of_one_shape_share_their_timings():
@@ -294,7 +291,7 @@ def test_sessions_of_one_shape_share_their_timings():
     model = model_of(config)
     sessions = [model.session(random_tokens(config, 1)[0], 3) for _ in range(2)]
     (trials,) = model.trials.values()
-    assert trials.rounds == native.FIRST_ROUNDS + 1
+    assert trials.rounds == thread_trials.FIRST_ROUNDS + 1
     assert {session.session.threads for session in sessions} <= trials.least.keys()
 
 
@@ -375,6 +372,72 @@ def test_what_the_compiled_code_would_read_past_is_refused(change):
     session.step(**given)
     with pytest.raises(ValueError, match="the native step wants"):
         session.step(**given | change)
+
+
+@pytest.mark.parametrize("width", [0, 4])
+def test_a_width_without_memory_is_refused(width):
+    config = KNOWN["sequential heads"]
+    session = model_of(config).session(random_tokens(config, 2)[0], 3)
+    session.resize(1)
+    with pytest.raises(ValueError, match=f"up to 3 tokens cannot read {width}"):
+        session.resize(width)
+
+
+def loop_state(width=3, **change):
+    config, rows = KNOWN["sequential heads"], 2
+    tensors = {
+        "position": torch.full((rows,), -1), "limit": torch.full((rows,), config.target_length),
+        "store": torch.zeros(rows, 1 + config.target_length + width, dtype=torch.int64),
+        "proposals": torch.zeros(rows, width, dtype=torch.int64),
+    }
+    options = {"block_size": width, "min_block": 1, "rule": ("distance", 0), "end_token": None}
+    return LoopState(**tensors | options | change)
+
+
+@pytest.mark.parametrize("change", [
+    {"block_size": 0}, {"block_size": 4}, {"min_block": 4}, {"min_block": -1}, {"position": torch.zeros(3)},
+    {"limit": torch.zeros(2)}, {"store": torch.zeros(2, 3, dtype=torch.int64)},
+    {"proposals": torch.zeros(2, 2, dtype=torch.int64)}, {"proposals": torch.zeros(3, 3, dtype=torch.int64)},
+])
+def test_iterations_that_would_write_past_their_memory_are_refused(change):
+    config = KNOWN["sequential heads"]
+    session = model_of(config).session(random_tokens(config, 2)[0], 3)
+    assert session.iterations(loop_state())(2, 3).shape == (2, 2, 5)
+    with pytest.raises(ValueError, match=r"cannot verify|too few|the native step wants"):
+        session.iterations(loop_state(**change))
+
+
+def test_iterations_refuse_blocks_and_widths_that_they_have_no_memory_for():
+    config = KNOWN["sequential heads"]
+    session = model_of(config).session(random_tokens(config, 2)[0], 3)
+    session.resize(2)
+    iterate = session.iterations(loop_state(block_size=2))
+    for following in (0, 4):
+        with pytest.raises(ValueError, match=f"steps of 2 that propose blocks of {following}"):
+            iterate(1, following)
+    for width in (1, 3):
+        session.resize(width)
+        with pytest.raises(ValueError, match=f"no memory for steps of {width}"):
+            iterate(1, 2)
+
+
+def test_more_proposals_than_heads_are_refused():
+    config = KNOWN["sequential heads"]
+    session = model_of(config).session(random_tokens(config, 2)[0], 3)
+    zeros = torch.zeros(2, dtype=torch.int64)
+    output = session.step(torch.zeros(2, 3, dtype=torch.int64), zeros)
+    offsets = torch.arange(1, config.prediction_heads + 1)
+    with pytest.raises(ValueError, match=f"{config.prediction_heads} proposals were requested"):
+        session.propose(output, zeros, zeros, offsets, GREEDY)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, arguments) in build.SIGNATURES.items() if arguments])
+def test_the_compiled_functions_refuse_other_arguments(name):
+    arguments = build.SIGNATURES[name][1]
+    with pytest.raises(TypeError, match="arguments"):
+        getattr(build.library(), name)(*[None] * (len(arguments) - 1))
+    with pytest.raises(ctypes.ArgumentError):
+        getattr(build.library(), name)("session", *[None] * (len(arguments) - 1))
 
 
 @pytest.mark.parametrize("rows", [1, 5])

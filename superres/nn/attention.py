@@ -45,7 +45,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)  # [..., Q, N]
     if mask is not None:
         scores = scores + mask.to(scores.dtype)
-    return torch.matmul(scores.softmax(-1), value)
+    return torch.matmul(scores.softmax(-1), value)  # [..., Q, size]
 
 
 def hidden_mask(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -91,14 +91,13 @@ def local_attention(query: Tensor, key: Tensor, value: Tensor, block_length: int
     if padding:
         query, key, value = (F.pad(x, (0, 0, 0, padding)) for x in (query, key, value))
     blocks = query.shape[2] // block_length
+    # [B, H, blocks, L, size], where L is `block_length`; keys and values then hold the previous block and the own one.
     query, key, value = (x.view(*x.shape[:2], blocks, block_length, -1) for x in (query, key, value))
     key, value = (torch.cat([F.pad(x[:, :, :-1], (0, 0, 0, 0, 1, 0)), x], dim=3) for x in (key, value))
-    # key, value: [B, H, blocks, 2 * block_length, size], the previous block and the own one
     position = torch.arange(blocks * block_length, device=query.device).view(blocks, block_length)
-    offset = torch.arange(-block_length, block_length, device=query.device)
-    key_position = position[:, :1] + offset
-    visible = local_visible(position[:, :, None], key_position[:, None, :], block_length)
-    out = attend(query, key, value, hidden_mask(visible, query.dtype))
+    key_position = position[:, :1] + torch.arange(-block_length, block_length, device=query.device)  # [blocks, 2 * L]
+    visible = local_visible(position[:, :, None], key_position[:, None, :], block_length)  # [blocks, L, 2 * L]
+    out = attend(query, key, value, hidden_mask(visible, query.dtype))  # [B, H, blocks, L, size]
     return out.flatten(2, 3)[:, :, :length]
 
 

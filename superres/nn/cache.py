@@ -74,7 +74,8 @@ class KeyValueCache:
             Keys and values of the layer's ring [B, H, R, D / H]: views of the store.
         """
         store = self.store[layer]
-        store.view(-1, self.size).index_copy_(0, index, torch.stack([key, value]).view(-1, self.size))
+        stacked = torch.stack([key, value])  # [2, B, H, W, D / H]
+        store.view(-1, self.size).index_copy_(0, index, stacked.view(-1, self.size))
         return store[0, :, :, : self.slots], store[1, :, :, : self.slots]
 
     def select(self, rows: Tensor, length: int) -> None:

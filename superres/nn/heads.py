@@ -130,7 +130,7 @@ class PredictionHeads(nn.Module):
         deviation = extrapolate(self.direct[:, heads], features, position)
         if self.adapt is None:
             return deviation, None
-        weights = self.adapt(states).to(features.dtype)
+        weights = self.adapt(states).to(features.dtype)  # [..., n, N + K - 1]
         count = features.shape[-1]
         # An elementwise product and a sum, since autocast would run a matrix product in half precision.
         deviation = deviation + (weights[..., :count] * features.unsqueeze(-2)).sum(-1)

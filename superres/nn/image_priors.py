@@ -30,7 +30,7 @@ NEIGHBOUR_PIXELS = (
 
 def enlarge_source(source: Tensor, config: ModelConfig) -> Tensor:
     """Return the bicubic enlargement of source tokens [B, S] as float [B, channels, rows, columns] in [0, 255]."""
-    image = source.view(-1, *config.source_shape).permute(0, 3, 1, 2).float()
+    image = source.view(-1, *config.source_shape).permute(0, 3, 1, 2).float()  # [B, channels, rows, columns]
     large = F.interpolate(image, size=config.target_shape[:2], mode="bicubic", align_corners=False)
     return large.clamp(0, config.vocabulary - 1)
 
@@ -98,11 +98,11 @@ class AlignedConditioning(nn.Module):
         batch, (rows, columns, channels) = memory.shape[0], self.config.source_shape
         cells = self.shuffle(memory.view(batch, rows, columns, channels * self.config.width))
         maps = cells.view(batch, rows, columns, *self.factors, -1).transpose(2, 3)
-        maps = maps.reshape(batch, *self.config.target_shape[:2], -1)
+        maps = maps.reshape(batch, *self.config.target_shape[:2], -1)  # [B, rows, columns, maps] of the target
         known = (large / 128 - 1).permute(0, 2, 3, 1).to(maps.dtype)
-        x = self.blocks(self.mix(torch.cat([maps, known], dim=3).permute(0, 3, 1, 2)))
-        vectors = self.vectors(F.relu(x)).permute(0, 2, 3, 1).reshape(batch, self.config.target_length, -1)
-        estimate = large + self.refinement(x).float() * RESIDUAL_SCALE
+        x = self.blocks(self.mix(torch.cat([maps, known], dim=3).permute(0, 3, 1, 2)))  # [B, maps, rows, columns]
+        vectors = self.vectors(F.relu(x)).permute(0, 2, 3, 1).reshape(batch, self.config.target_length, -1)  # [B, T, D]
+        estimate = large + self.refinement(x).float() * RESIDUAL_SCALE  # [B, channels, rows, columns]
         return vectors, to_raster(estimate)
 
 
@@ -198,7 +198,8 @@ class NumericNeighbourhood(nn.Module):
         """
         covered = torch.empty_like(self.cell_positions[: source.shape[1]])
         covered[self.cell] = self.cell_positions
-        estimates = estimate.gather(1, covered.flatten().expand(len(source), -1)).view(*source.shape, -1)
+        covered = covered.flatten().expand(len(source), -1)
+        estimates = estimate.gather(1, covered).view(*source.shape, -1)  # [B, S, P]
         return (source.unsqueeze(-1) - estimates).sum(-1) / RESIDUAL_SCALE
 
     def _index_tables(self, cells: int) -> None:
@@ -252,7 +253,7 @@ class NumericNeighbourhood(nn.Module):
 
     def forward(self, neighbours: Tensor, position: Tensor) -> Tensor:
         """Map neighbour features [B, W, N] of `position` (broadcastable to [B, W]) to vectors [B, W, D]."""
-        hidden = F.relu(self.first(neighbours) + self.channel(position % self.channels))
+        hidden = F.relu(self.first(neighbours) + self.channel(position % self.channels))  # [B, W, filter]
         result: Tensor = self.second(hidden)
         return result
 
@@ -268,7 +269,7 @@ def extrapolate(weights: Tensor, neighbours: Tensor, position: Tensor) -> Tensor
     Returns:
         [...] for one head, [..., heads] for several, in units of RESIDUAL_SCALE.
     """
-    chosen = weights[..., : neighbours.shape[-1]][position % len(weights)].to(neighbours.dtype)
+    chosen = weights[..., : neighbours.shape[-1]][position % len(weights)].to(neighbours.dtype)  # [..., M]
     if weights.dim() == 3:
         return (chosen @ neighbours.unsqueeze(-1)).squeeze(-1)
     return (neighbours * chosen).sum(-1)
@@ -292,7 +293,7 @@ def scores_around(mu: Tensor, slope: Tensor, projected: Tensor, vocabulary: int)
     `mu` and `slope` [...] come from `ordinal_term`; `projected` is its argument.
     """
     value = torch.arange(vocabulary, device=mu.device, dtype=mu.dtype)
-    ordinal = (value - mu.unsqueeze(-1)).abs() * -slope.unsqueeze(-1)
+    ordinal = (value - mu.unsqueeze(-1)).abs() * -slope.unsqueeze(-1)  # [..., V]
     return ordinal + projected[..., :-2] if projected.shape[-1] > 2 else ordinal
 
 

@@ -17,7 +17,7 @@ from superres.nn.attention import Attention, AttentionFunction, attend, causal_a
 def sinusoid(positions: Tensor, width: int) -> Tensor:
     """Return the sinusoidal signal [N, width] of `positions` [N]: half sines, half cosines."""
     rates = torch.exp(torch.arange(width // 2) * (-math.log(10_000.0) / max(width // 2 - 1, 1)))
-    angles = positions[:, None].float() * rates
+    angles = positions[:, None].float() * rates  # [N, width / 2]
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 

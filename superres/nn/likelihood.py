@@ -28,7 +28,7 @@ def bits_per_dim(model: EncoderDecoder, source: Tensor, target: Tensor, batch_si
     for first in range(0, len(source), batch_size):
         part = target[first : first + batch_size].to(device)
         decoded = model(source[first : first + batch_size].to(device), part)
-        log_p = model.scores(decoded).log_softmax(-1).gather(-1, part.unsqueeze(-1)).squeeze(-1)
+        log_p = model.scores(decoded).log_softmax(-1).gather(-1, part.unsqueeze(-1)).squeeze(-1)  # [B, T]
         values.append(-log_p.double().mean(-1) / math.log(2))
     return torch.cat(values).cpu()
 
@@ -52,7 +52,7 @@ def bits_per_token(
             rows = slice(first, first + batch_size)
             source, target = (_padded(part[rows], padding).to(model.signal.device) for part in (sources, targets))
             inside = target != padding
-            log_p = model.scores(model(source, target, source == padding)).log_softmax(-1)
+            log_p = model.scores(model(source, target, source == padding)).log_softmax(-1)  # [B, T, V]
             bits -= float(log_p.gather(-1, target.unsqueeze(-1)).squeeze(-1)[inside].double().sum()) / math.log(2)
             tokens += int(inside.sum())
     return bits / max(tokens, 1)

@@ -144,12 +144,12 @@ class EncoderDecoder(nn.Module):
         position = torch.arange(source.shape[1], device=source.device)
         mask = None if padding is None else hidden_mask(~padding)[:, None, None, :]
         embed = self.source_embedding or self.target_embedding
-        x = self.dropout(embed(source, position) + self.source_signal[: source.shape[1]])
+        x = self.dropout(embed(source, position) + self.source_signal[: source.shape[1]])  # [B, S, D]
         for layer in self.encoder:
             x = layer(x, mask)
         memory = Memory(self.encoder_norm(x), mask)
         if self.has_estimate:
-            large = enlarge_source(source, self.config).to(self.signal.dtype)
+            large = enlarge_source(source, self.config).to(self.signal.dtype)  # [B, channels, rows, columns]
             memory.estimate = to_raster(large)
             if self.conditioning is not None:
                 # Without `half`, autocast is left as it is, since training may have enabled it.
@@ -182,7 +182,7 @@ class EncoderDecoder(nn.Module):
         if self.neighbourhood is not None and memory.estimate is not None and memory.residual_sum is not None:
             deviation = F.pad((target - memory.estimate) / RESIDUAL_SCALE, (0, 1))
             buffer = self.neighbourhood.buffer(deviation, memory.residual_sum)
-            neighbours = self.neighbourhood.features(buffer, position.expand(len(target), -1))
+            neighbours = self.neighbourhood.features(buffer, position.expand(len(target), -1))  # [B, T, N]
             x = x + self.neighbourhood(neighbours, position)
         x = self.dropout(x)
         for layer in self.decoder:
@@ -270,7 +270,7 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         """Return the scores [B, P, count, V] of the first `count` recurrent heads, or [N, V] of the chosen targets."""
         place = position.unsqueeze(-1) + torch.arange(count, device=position.device)
-        place = place.clamp(max=decoded.tokens.shape[1] - 1)
+        place = place.clamp(max=decoded.tokens.shape[1] - 1)  # [B, P, count]
         tokens = decoded.tokens.gather(1, place.flatten(1)).view(place.shape)
         hidden, memory = take(decoded.hidden, position), decoded.memory
         states = heads(hidden, self.target_embedding(tokens, place), memory.states, memory.mask)
@@ -292,7 +292,7 @@ class EncoderDecoder(nn.Module):
             if weights is not None:
                 place = position.unsqueeze(-1) + torch.arange(weights.shape[-1], device=position.device)
                 place = place.clamp(max=self.config.target_length)
-                earlier = decoded.deviation.gather(1, place.flatten(1)).view(place.shape)
+                earlier = decoded.deviation.gather(1, place.flatten(1)).view(place.shape)  # [B, P, K - 1]
                 deviation = deviation + (weights * earlier.unsqueeze(2)).sum(-1)
         return self._finish(states, decoded.memory.estimate, target, deviation, chosen)
 
@@ -325,7 +325,7 @@ class EncoderDecoder(nn.Module):
         if not self.config.ordinal_output or estimate is None:
             return projected
         target = target.clamp(max=self.config.target_length - 1)
-        centre = estimate.gather(1, target.flatten(1)).view(target.shape)
+        centre = estimate.gather(1, target.flatten(1)).view(target.shape)  # [B, ...]
         if deviation is not None:
             centre = centre + deviation * RESIDUAL_SCALE
         centre = centre if chosen is None else centre[chosen]

@@ -1,8 +1,8 @@
-"""The engine for GPUs: iterations of decoding are captured as CUDA graphs and replayed without the host.
+"""The engine for GPUs: decoding iterations are captured as CUDA graphs and replayed without the host.
 
 A step of a small model is about a hundred kernels of a few microseconds each; launched one by one, they wait for the
-host. The captured work is the decoder's iteration (`superres.decoding.loop`) on the code of the plain step, so the
-tokens are those of the plain engine. Only the capture needs a GPU; with another `capture`, the rest runs anywhere.
+host. The captured work is an iteration of `superres.decoding.loop` with the plain step, so the tokens are those of the
+plain engine. Only the capture needs a GPU; with another `capture`, the rest runs anywhere.
 """
 
 from __future__ import annotations

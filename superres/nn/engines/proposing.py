@@ -81,9 +81,9 @@ class ProposingSession:
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
         """See `superres.interfaces.Session.propose`."""
         count, here = len(offsets), output.state.at(index)
-        if isinstance(self.heads, RecurrentHeads):
-            return self._recur(self.heads, here.hidden, first, offsets, choose)
-        if self.heads is None:
+        if isinstance(self.heads, RecurrentHeads) and self.source is not None:
+            return self._recur(self.heads, self.source, here.hidden, first, offsets, choose)
+        if not isinstance(self.heads, PredictionHeads):
             raise ValueError("a model of one prediction head makes no proposals")
         # p1's target, then the heads' targets.
         target = (here.position.unsqueeze(1) + self.ahead[: count + 1]).clamp_(max=self.config.target_length - 1)
@@ -122,10 +122,12 @@ class ProposingSession:
             tokens.append(choose(scores_around(mu[:, own], slope[:, own], projected[:, own], vocabulary), offsets[own]))
         return torch.cat(tokens[1:], dim=1)
 
-    def _recur(self, heads: RecurrentHeads, state: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
+    def _recur(
+        self, heads: RecurrentHeads, source: tuple[Tensor, Tensor, Tensor], state: Tensor, first: Tensor,
+        offsets: Tensor, choose: Choose,
+    ) -> Tensor:
         """Propose with recurrent heads from decoder outputs `state` [B, D]; other arguments as for `propose`."""
-        assert self.source is not None  # noqa: S101
-        key, value, mask = self.source
+        key, value, mask = source
         state, tokens = state.unsqueeze(1), [first.unsqueeze(1)]  # [B, 1, D]
         for head in range(len(offsets)):
             token = self.model.target_embedding(tokens[head], self.ahead[:1])

@@ -14,7 +14,7 @@ from superres.nn.model import EncoderDecoder, Memory
 
 LOG = logging.getLogger(__name__)
 
-PLACES = 16
+SOURCE_MULTIPLE = 16
 """Sessions pad their sources to a multiple of this many positions, for three reasons.
 
 MKL's products of 5 to 11 columns have results that depend on the row, but a token must get the same score in every
@@ -45,7 +45,7 @@ class StepModel:
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `superres.interfaces.ScoringModel.encode`; `copies` as for its method `session`."""
         memory = source if isinstance(source, Memory) else self.model.encode(source, padding, self.half)
-        return memory.repeat(copies).rounded_up(PLACES)
+        return memory.repeat(copies).rounded_up(SOURCE_MULTIPLE)
 
     def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.interfaces.ScoringModel.session`."""

@@ -40,11 +40,11 @@ class TreeCache(KeyValueCache):
             The index of each column's latest L keys and values for `write`, and the mask to add to scores
             [B, 1, M, R + L]: the keys of the ring, then the latest keys.
         """
-        place, last = position.unsqueeze(-1), position[:, :1] - 1
-        recent = place - self.offset
+        place, last = position.unsqueeze(-1), position[:, :1] - 1  # [B, M, 1], [B, 1]
+        recent = place - self.offset  # [B, M, L]
         own = self.ancestors >= 0
         slot = torch.where(own, self.slots + self.ancestors, recent % self.slots).unsqueeze(1)
-        older = (last - (last - self.slot) % self.slots).unsqueeze(1)
+        older = (last - (last - self.slot) % self.slots).unsqueeze(1)  # [B, 1, R]
         first = (place - reach.unsqueeze(-1)).clamp(min=0)
         # Columns before the start of the sequence are unused. They see themselves, since a softmax over no key is NaN.
         visible = torch.cat([

@@ -1,4 +1,8 @@
-"""Build the C++ of the folder cpp on first use, cache the library, and declare its structures for ctypes."""
+"""Build the C++ of the folder cpp on first use, cache the library, and declare its structures and functions for ctypes.
+
+ctypes needs only a C++ compiler, where nanobind and pybind11 also need their own headers and Python's. One shared
+library, built at first use, then serves every version of Python and of torch.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 from superres.errors import ConfigError
 from superres.system.machine import cache_folder
@@ -60,15 +65,13 @@ class CLoop(Structure):
     ]
 
 
-LINEARS = ("projection", "output", "expand", "contract", "cross_query", "cross_output")
-
-
 class CLayer(Structure):
     """`Layer` of cpp/abi.h."""
 
     _fields_ = [
-        *((name, CLinear) for name in LINEARS), ("norm_weight", c_void_p * 3), ("norm_bias", c_void_p * 3),
-        ("self", CCache), ("cross", CCache),
+        *((name, CLinear) for name in (
+            "projection", "output", "expand", "contract", "cross_query", "cross_output")),
+        ("norm_weight", c_void_p * 3), ("norm_bias", c_void_p * 3), ("self", CCache), ("cross", CCache),
     ]
 
 
@@ -97,17 +100,28 @@ class CSession(Structure):
         *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "residual_sum")),
         ("source_length", c_int64), ("deviation", c_void_p), ("first", CLinear), ("second", CLinear),
         ("channel_bias", c_void_p), ("direct", c_void_p), ("residual_scale", c_float), ("initial_sharpness", c_float),
-        ("heads", CHeads), ("flawed", c_void_p), ("seconds", c_void_p),
+        ("heads", CHeads), ("not_finite", c_void_p), ("seconds", c_void_p),
         *((name, c_void_p) for name in ("x", "wide", "attended", "weights", "gathered", "projected")),
     ]
 
 
 STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CLoop, CSession)
 
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "superres_layout": (c_char_p, []),
+    "superres_has_int8": (c_int64, []),
+    "superres_busy": (c_int64, []),
+    "superres_step": (None, [POINTER(CSession), *[c_void_p] * 4]),
+    "superres_propose_room": (c_int64, [POINTER(CSession), c_int64]),
+    "superres_propose": (None, [POINTER(CSession), *[c_void_p] * 3, c_int64, *[c_void_p] * 5]),
+    "superres_iterate": (c_int64, [POINTER(CSession), POINTER(CLoop), c_int64, c_int64, c_void_p]),
+}
+"""Result and arguments of every function in native.cpp."""
+
 
 def layout() -> str:
-    """Return the sizes of the structures and the offsets of their fields, in the format of `superres_layout`."""
-    lines = []
+    """Return the constants, the sizes of the structures and the offsets of their fields, as `superres_layout` does."""
+    lines = [f"LANES={LANES} PANEL={PANEL}\n"]
     for kind in STRUCTURES:
         fields = [f"{name}={getattr(kind, name).offset}" for name, *_ in kind._fields_]
         lines.append(" ".join([f"{kind.__name__[1:]}:{ctypes.sizeof(kind)}", *fields]) + "\n")
@@ -186,11 +200,11 @@ def library(source: Path = SOURCE) -> ctypes.CDLL:
         code = ctypes.CDLL(str(_cached(stem) or _compile(found, flags, source, stem)))
     except OSError as error:
         raise NativeUnavailable(f"cannot build or load {stem}: {error}") from error
-    code.superres_layout.restype = ctypes.c_char_p
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(code, name)
+        function.restype, function.argtypes = result, arguments
     if code.superres_layout().decode() != layout():
         raise NativeUnavailable(f"{source.name} has other structures than this release; install it again")
-    code.superres_propose_room.restype = code.superres_iterate.restype = code.superres_has_int8.restype = c_int64
-    code.superres_busy.restype = c_int64
     return code
 
 

@@ -7,9 +7,8 @@ the network. Otherwise `superres.nn.engines` logs a warning and uses the plain s
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
-from ctypes import byref, c_int64, c_void_p
+from ctypes import byref
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from superres.interfaces import Choose, LoopState, Sources, StepOutput
 from superres.nn.attention import Attention
 from superres.nn.cache import slot_count
 from superres.nn.engines.native.build import LANES, PANEL, CCache, CLayer, CLoop, CSession, NativeUnavailable, library
+from superres.nn.engines.native.thread_trials import ThreadTrials
 from superres.nn.engines.native.weights import PackedWeights
 from superres.nn.engines.proposing import ProposingSession, StepState
 from superres.nn.engines.torch_model import StepModel
@@ -32,13 +32,6 @@ from superres.system.machine import TorchThreads, usable_cores
 SOURCES_FOR_THREADS = 8
 """Smallest number of sources that torch encodes with several threads. For fewer sources, threads save 5 ms but can cost
 a second beside a busy process, since torch's threads wait for one another after every operation."""
-
-FIRST_ROUNDS, ROUNDS, IN_A_ROW = 4, 16, 4
-"""Timed steps per number of threads, of which the fastest counts. The first session does FIRST_ROUNDS rounds over all
-numbers of threads, so that a load peak slows all numbers alike. Each later session does one round, up to ROUNDS rounds,
-since the machine may have been busy throughout the first session. A round times IN_A_ROW steps in succession, since
-threads that were asleep are slow at first."""
-
 
 @dataclass
 class NativeState:
@@ -60,8 +53,8 @@ class NativeSession(ProposingSession):
         """Allocate cache and scratch for the sources of `memory` and steps of `width` on `threads` threads."""
         config = packed.model.config
         super().__init__(packed.model, memory, width)
-        self.packed, self.tensors = packed, list[Any]()
-        self.flawed = torch.zeros(1, dtype=torch.int64)
+        self.packed, self.tensors, self.widest = packed, list[Any](), width
+        self.not_finite = torch.zeros(1, dtype=torch.int64)
         self.by_row: list[Tensor] = []
         # Attention reads aligned groups of LANES keys; no two groups of one step may share slots of the ring.
         slots = slot_count(config, width) + 2 * LANES - 1
@@ -76,7 +69,7 @@ class NativeSession(ProposingSession):
             together=rows_together(packed, slots),
             final_weight=packed.final[0], final_bias=packed.final[1], project=packed.project,
             int8_filter=packed.int8_filter,
-            token_table=packed.token_table, flawed=self.flawed.data_ptr(),
+            token_table=packed.token_table, not_finite=self.not_finite.data_ptr(),
             position_table=self._keep(self.position_table, *self._table_shape(), by_row=self.conditioned),
             conditioned=memory.conditioning is not None, ordinal=config.ordinal_output,
             residual_scale=RESIDUAL_SCALE, initial_sharpness=INITIAL_SHARPNESS, heads=packed.heads,
@@ -98,7 +91,7 @@ class NativeSession(ProposingSession):
         hidden = torch.empty(self.batch, self.width, self.config.width)
         library().superres_step(
             byref(self.session), _address(tokens, torch.int64, self.batch, self.width),
-            _address(position, torch.int64, self.batch), c_void_p(hidden.data_ptr()), c_void_p(scores.data_ptr()),
+            _address(position, torch.int64, self.batch), hidden.data_ptr(), scores.data_ptr(),
         )
         return StepOutput(scores, NativeState(hidden, position))
 
@@ -115,11 +108,11 @@ class NativeSession(ProposingSession):
         tokens = torch.empty(self.batch, count, dtype=torch.int64)
         rows = (_address(tensor, torch.int64, self.batch) for tensor in (state.position, index, first))
         library().superres_propose(
-            byref(self.session), *rows, c_int64(count),
+            byref(self.session), *rows, count,
             _address(state.hidden, torch.float32, self.batch, self.width, self.config.width),
             _address(temperature, torch.float32, self.batch * count),
             _address(noise, torch.float32, self.batch * count * self.config.vocabulary),
-            c_void_p(self.room.data_ptr()), c_void_p(tokens.data_ptr()),
+            self.room.data_ptr(), tokens.data_ptr(),
         )
         return tokens
 
@@ -127,14 +120,37 @@ class NativeSession(ProposingSession):
         """See `superres.interfaces.IteratingSession.iterations`.
 
         Raises:
-            ValueError: the tensors of `state` are too small for the session's step width.
+            ValueError: the tensors of `state` are too small for the session's step width, or the session's step width
+                is too small for its block size or minimum block size.
         """
         width, room = self.width, state.proposals.shape[1]
+        most = 1 if self.heads is None else min(room, 1 + self.heads.count)  # tokens of a block
+        if room < width or state.store.shape[1] < 1 + self.config.target_length + width:
+            raise ValueError(f"{room} proposals and {state.store.shape[1]} tokens of memory are too few "
+                             f"for steps of {width}")
+        if not 1 <= state.block_size <= min(width, most) or not 0 <= state.min_block <= width:
+            raise ValueError(f"steps of {width} cannot verify blocks of {state.block_size}, at least {state.min_block}")
+        loop = self._loop(state)
+
+        def iterate(count: int, following: int) -> Tensor:
+            if not 1 <= following <= most or not max(state.block_size, state.min_block) <= self.width <= width:
+                raise ValueError(f"iterations in blocks of {state.block_size} have no memory for steps of {self.width} "
+                                 f"that propose blocks of {following}")
+            record = torch.empty(count, self.batch, room + 2, dtype=torch.int64)
+            pointers = byref(self.session), byref(loop)
+            made: int = library().superres_iterate(*pointers, count, following, record.data_ptr())
+            if self.not_finite:
+                self.not_finite.zero_()  # the session may decode other rows later
+                raise ScoresError
+            return record[:made]
+
+        return iterate
+
+    def _loop(self, state: LoopState) -> CLoop:
+        """Return the form in which native.cpp reads `state`; the result keeps all its tensors alive."""
+        width, room, stride = self.width, state.proposals.shape[1], state.store.shape[1]
         kind, bound = state.rule
         integers = torch.empty(2 * width + room + 3, self.batch, dtype=torch.int64)
-        stride = state.store.shape[1]
-        if room < width or stride < 1 + self.config.target_length + width:
-            raise ValueError(f"{room} proposals and {stride} tokens of memory are too few for steps of {width}")
         shared = {
             "position": _address(state.position, torch.int64, self.batch),
             "limit": _address(state.limit, torch.int64, self.batch),
@@ -149,25 +165,13 @@ class NativeSession(ProposingSession):
             "scratch": self.room if self.heads is not None else None,
         }
         loop = CLoop(
-            block_size=state.block_size, room=room, stride=stride,
-            minimum=state.min_block, best=kind == "rank",
+            block_size=state.block_size, room=room, stride=stride, minimum=state.min_block, best=kind == "rank",
             bound=min(bound, self.config.vocabulary) if kind == "rank" else bound,
             end_token=-1 if state.end_token is None else state.end_token,
             **shared, **{name: None if tensor is None else tensor.data_ptr() for name, tensor in buffers.items()},
         )
-        loop.tensors = buffers, state  # keep the tensors alive as long as their addresses are in use
-
-        def iterate(count: int, following: int) -> Tensor:
-            record = integers.new_empty(count, self.batch, room + 2)
-            counts = c_int64(count), c_int64(following)
-            address = c_void_p(record.data_ptr())
-            made: int = library().superres_iterate(byref(self.session), byref(loop), *counts, address)
-            if self.flawed:
-                self.flawed.zero_()  # the session may decode other rows later
-                raise ScoresError
-            return record[:made]
-
-        return iterate
+        loop.tensors = buffers, state
+        return loop
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
         """See `superres.nn.engines.torch_step.StepSession.part_seconds`."""
@@ -181,8 +185,28 @@ class NativeSession(ProposingSession):
         return dict(zip(PARTS, (seconds / repeats).tolist(), strict=True))
 
     def resize(self, width: int) -> None:
-        """See `superres.interfaces.Session.resize`."""
+        """See `superres.interfaces.Session.resize`.
+
+        Raises:
+            ValueError: the session has no memory for steps of `width`.
+        """
+        if not 1 <= width <= self.widest:
+            raise ValueError(f"a session for steps of up to {self.widest} tokens cannot read {width}")
         self.width = self.session.width = width
+
+    def choose_threads(self, trials: ThreadTrials) -> None:
+        """Use the number of threads that `trials` finds fastest; call it before the first real step."""
+        tokens = torch.zeros(self.batch, self.width, dtype=torch.int64)
+        position = torch.zeros(self.batch, dtype=torch.int64)
+
+        def step(threads: int) -> None:
+            self.session.threads = threads
+            self.step(tokens, position)
+
+        # A patient session uses exactly the number of threads that is timed, even on a busy machine.
+        self.session.patient = True
+        self.session.threads = trials.fastest(step)
+        self.session.patient = False
 
     def select(self, rows: Tensor, length: int) -> None:
         """See `superres.interfaces.Session.select`."""
@@ -281,7 +305,7 @@ class NativeSession(ProposingSession):
         self.gathered = torch.zeros(self.batch, self.width, session.features)
         session.gathered = self.gathered.data_ptr()
         if self.heads is not None:
-            count = library().superres_propose_room(byref(session), c_int64(self.heads.count))
+            count = library().superres_propose_room(byref(session), self.heads.count)
             self.room = torch.empty(self.batch * count)
 
 
@@ -296,53 +320,18 @@ def rows_together(packed: PackedWeights, slots: int) -> int:
     return max(2, packed.bytes // (2 * cache))
 
 
-class ThreadTrials:
-    """Timings of a step with each number of threads.
-
-    Attributes:
-        rounds: rounds of timings done so far.
-        least: shortest seconds of a step for each number of threads.
-    """
-
-    def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Compare the powers of two below `most`, and `most` itself; `clock` returns seconds."""
-        self.rounds, self.clock = 0, clock
-        self.least = {2**power: math.inf for power in range((most - 1).bit_length())} | {most: math.inf}
-
-    def fastest(self, session: NativeSession) -> int:
-        """Return the number of threads with the fastest step, after timing `session` before its first real step."""
-        tokens = torch.zeros(session.batch, session.width, dtype=torch.int64)
-        position = torch.zeros(session.batch, dtype=torch.int64)
-        more = FIRST_ROUNDS if not self.rounds else int(self.rounds < ROUNDS)
-        self.rounds += more
-        # A patient session uses exactly the number of threads that is timed, even on a busy machine.
-        session.session.patient = True
-        for threads in (*self.least,) * more:
-            session.session.threads = threads
-            for _ in range(IN_A_ROW):
-                started = self.clock()
-                session.step(tokens, position)
-                self.least[threads] = min(self.least[threads], self.clock() - started)
-        session.session.patient = False
-        best = 1
-        for threads, seconds in self.least.items():
-            if seconds < 0.95 * self.least[best]:  # more threads must save at least 5 %
-                best = threads
-        return best
-
-
-def _address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> c_void_p:
-    """Return the address of a tensor; null for None.
+def _address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
+    """Return the address of a tensor; None for None, which is null in C++.
 
     Raises:
         ValueError: the tensor is not contiguous, not on the CPU, or not of the given type and shape.
     """
     if tensor is None:
-        return c_void_p(None)
+        return None
     if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError(f"the native step wants contiguous {dtype} {list(shape)} on the CPU, not {tensor.dtype} "
                          f"{list(tensor.shape)} on {tensor.device.type}")
-    return c_void_p(tensor.data_ptr())
+    return tensor.data_ptr()
 
 
 class NativeModel(StepModel):
@@ -400,7 +389,7 @@ class NativeModel(StepModel):
         if self.threads is None:
             # With at least one row per thread, threads do not wait for one another: such batches share their timings.
             trials = self.trials.setdefault((min(session.batch, most), width, most), ThreadTrials(most))
-            session.session.threads = trials.fastest(session)
+            session.choose_threads(trials)
         return session
 
 

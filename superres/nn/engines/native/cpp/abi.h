@@ -84,7 +84,7 @@ struct Session {
   const float *channel_bias, *direct;                 // [channels, filter], [channels, features]
   float residual_scale, initial_sharpness;
   Heads heads;
-  int64_t* flawed;  // [1], set to 1 if any score is not finite
+  int64_t* not_finite;  // [1], set to 1 if any score is not finite
   double* seconds;  // [PARTS], accumulates the seconds of each part of a step; or null
   // Scratch, one slice per row of the batch
   float *x, *wide, *attended, *weights, *gathered, *projected;

@@ -1,5 +1,5 @@
-// The compiler's sizes and offsets of the structures in abi.h. superres/nn/engines/native/build.py checks its own against
-// them.
+// The constants, and the compiler's sizes and offsets of the structures in abi.h. superres/nn/engines/native/build.py
+// checks its own against them.
 
 #pragma once
 
@@ -21,7 +21,7 @@ void describe(std::string& text, const char* name, size_t size, std::initializer
 }
 
 std::string layout() {
-  std::string text;
+  std::string text = "LANES=" + std::to_string(LANES) + " PANEL=" + std::to_string(PANEL) + "\n";
   describe(text, "Linear", sizeof(Linear), {AT(Linear, inputs), AT(Linear, panels), AT(Linear, half),
       AT(Linear, weight), AT(Linear, bias)});
   describe(text, "Int8Filter", sizeof(Int8Filter), {AT(Int8Filter, weight), AT(Int8Filter, bias), AT(Int8Filter, scale),
@@ -49,7 +49,7 @@ std::string layout() {
       AT(Session, cell), AT(Session, cell_positions), AT(Session, estimate), AT(Session, residual_sum),
       AT(Session, source_length), AT(Session, deviation), AT(Session, first), AT(Session, second),
       AT(Session, channel_bias), AT(Session, direct), AT(Session, residual_scale), AT(Session, initial_sharpness),
-      AT(Session, heads), AT(Session, flawed), AT(Session, seconds), AT(Session, x), AT(Session, wide),
+      AT(Session, heads), AT(Session, not_finite), AT(Session, seconds), AT(Session, x), AT(Session, wide),
       AT(Session, attended), AT(Session, weights), AT(Session, gathered), AT(Session, projected)});
   return text;
 }

@@ -1,4 +1,4 @@
-// Proposals of recurrent heads, one after another: the computation of `Recurrence` in superres/nn/engines/proposing.py.
+// Proposals of recurrent heads, one after another: the computation of `advance` in superres/nn/recurrent.py.
 
 #pragma once
 

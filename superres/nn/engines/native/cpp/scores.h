@@ -14,7 +14,7 @@ ALWAYS_INLINE float dot(const float* a, const float* b, int64_t count) {
 
 // Sets the session's flag unless the scores are finite. Any thread may call it.
 ALWAYS_INLINE void refuse_unless(const Session& s, bool finite) {
-  if (!finite) __atomic_store_n(s.flawed, 1, __ATOMIC_RELAXED);
+  if (!finite) __atomic_store_n(s.not_finite, 1, __ATOMIC_RELAXED);
 }
 
 ALWAYS_INLINE bool all_finite(const float* scores, int64_t count) {
