@@ -11,6 +11,7 @@ from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.ngrams import Numbering, count_ngrams
 from superres.interfaces import StepOutput
+from superres.nn.engines.native.build import SIGNATURES
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
 from superres.tasks.faces import encode, enlarge
@@ -380,6 +381,6 @@ class ScriptedModel:
 def small_source(layout):
     """Return C++ that compiles in no time and says of its structures what `layout` says."""
     text = layout.replace("\n", "\\n")
-    names = ("propose_room", "iterate", "has_int8", "busy")
-    functions = " ".join(f"long long superres_{name}() {{ return 0; }}" for name in names)
+    names = SIGNATURES.keys() - {"superres_layout"}
+    functions = " ".join(f"long long {name}() {{ return 0; }}" for name in sorted(names))
     return f'extern "C" {{ const char* superres_layout() {{ return "{text}"; }} {functions} }}'
