@@ -38,6 +38,7 @@ from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FacePairs, write_npz
 from superres.tasks.translation import END, VOCABULARY_FILE, train_vocabulary
 from superres.training.settings import TrainConfig
+from superres.training.trainer import REPORT_STEPS
 
 LINES = sentences(6).source
 TINY = replace(PRESETS["tiny"], width=32, filter_size=64, head_filter_size=32, attention_heads=2, prediction_heads=4)
@@ -271,13 +272,13 @@ def test_the_command_counts_text_and_faces(folder, tmp_path, capsys):
 # Draft models
 
 
-def test_a_draft_learns_from_its_teacher(folder, tmp_path, capsys, monkeypatch):
+def test_a_draft_learns_from_its_teacher(folder, tmp_path, monkeypatch):
     data = write_pairs(sentences(60), tmp_path / "pairs")
     small = replace(CONFIG, width=16, filter_size=16, decoder_layers=1, prediction_heads=1)
     monkeypatch.setitem(PRESETS, "text-draft", small)
-    monkeypatch.setattr("superres.training.trainer.REPORT_STEPS", 10)
-    words = ["train", "base", "--preset", "text-draft", "--data", data, "--teacher", folder, "--steps", "60",
-             "--precision", "no", "--learning-rate", "0.02", "--warmup-steps", "5", "--output", tmp_path / "draft"]
+    words = ["train", "base", "--preset", "text-draft", "--data", data, "--teacher", folder,
+             "--steps", str(2 * REPORT_STEPS), "--precision", "no", "--learning-rate", "0.02", "--warmup-steps", "5",
+             "--output", tmp_path / "draft"]
     assert command(*words) == 0
     history = [record["p1"] for record in json.loads((tmp_path / "draft" / "history.json").read_text())
                if "p1" in record]

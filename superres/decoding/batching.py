@@ -190,8 +190,8 @@ class RefilledDecoder(Generic[ItemT]):
         return min(interval, max(1, self.model.length // LONG)) if device.type == "cpu" else interval
 
     def _take(self, most: int, wait: bool) -> None:
-        """Take up to `most` sequences from the feed and encode their sources in groups."""
-        items = self._feed.take(most, wait)
+        """Take up to `most` sequences from the feed, or up to a whole group, and encode their sources in groups."""
+        items = self._feed.take(max(most, self.group or 0), wait)
         self._more = items is not None
         if not items:
             return
@@ -280,7 +280,10 @@ class RefilledDecoder(Generic[ItemT]):
             rows = torch.tensor(numbers, dtype=torch.int64, device=self._device)
             loop.restart(rows, part[0].session, self._numbers(part), self._keys(part))
         busy = [number for number, row in enumerate(self._rows) if row is not None]
-        if not self._more and loop.pays_for_complete_rows and 0 < len(busy) <= len(self._rows) // 2:
+        waits = self._more or bool(self._waiting)
+        # Captured iterations have a fixed number of rows. Text ends after fewer iterations than a new session costs.
+        can_shrink = loop.replays is None and self.model.end_token is None
+        if can_shrink and not waits and 0 < len(busy) <= len(self._rows) // 2:
             kept = torch.tensor(busy, dtype=torch.int64, device=self._device)
             loop.shrink(self._empty(kept), kept)
             self._rows = [self._rows[number] for number in busy]

@@ -119,11 +119,6 @@ class BlockwiseLoop:
         """The rows' cache."""
         return self.decoding.session
 
-    @property
-    def pays_for_complete_rows(self) -> bool:
-        """Whether `shrink` makes iterations cheaper. Native ones skip complete rows; captured ones have fixed rows."""
-        return self.replays is None and self._whole(self.state.block_size) is None
-
     def run(self, count: int) -> None:
         """Do `count` iterations; none is done once all rows are complete in native iterations."""
         started = time.perf_counter()

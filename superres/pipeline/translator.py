@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, repeat
+from itertools import count, groupby, repeat
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,11 @@ from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.noise import noise_keys, part_keys
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError
+from superres.nn.engines.torch_model import SOURCE_MULTIPLE
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline, paced
 from superres.pipeline.options import choices_for
 from superres.tasks import translation
-
-STREAM = 16
-"""Lines are sorted by length and decoded in streams of at most `STREAM` batches. All sources of a stream are padded to
-its longest line, and a row that is complete takes the next line of the stream."""
 
 
 @dataclass(frozen=True)
@@ -149,10 +146,8 @@ class Translator(Pipeline):
         segments = self._segments(lines, keys)
         made = dict[int, _Made]()
         calls = 0
-        order = sorted(segments, key=lambda segment: len(segment.tokens))
-        size = batch_size * (1 if isinstance(options, BeamConfig) else STREAM)
-        for start in range(0, len(order), size):
-            for done, steps in self._in_rows(order[start : start + size], options, batch_size, width):
+        for group in _by_length(segments, batch_size if isinstance(options, BeamConfig) else len(segments)):
+            for done, steps in self._in_rows(group, options, batch_size, width):
                 made.update(done)
                 calls += steps
                 if done and progress is not None:
@@ -273,6 +268,14 @@ class Translator(Pipeline):
         full = (lengths == self.model_config.target_length) & (tokens != translation.END).all(1)
         made = map(_Made, self.codec.decode(tokens.cpu().numpy()), traces, full.tolist(), lengths.tolist())
         return {segment.number: one for segment, one in zip(segments, made, strict=True)}
+
+
+def _by_length(segments: Sequence[_Segment], most: int) -> Iterator[list[_Segment]]:
+    """Yield groups of at most `most` segments, whose sources have the same length once engines have padded them."""
+    ordered = sorted(segments, key=lambda segment: len(segment.tokens))
+    for _, group in groupby(ordered, key=lambda segment: -(-len(segment.tokens) // SOURCE_MULTIPLE)):
+        similar = list(group)
+        yield from (similar[start : start + most] for start in range(0, len(similar), most))
 
 
 def _joined(
