@@ -255,7 +255,7 @@ def proposer_for(name, model):
     return PROPOSERS[name](*make[PROPOSERS[name].resource](model))
 
 
-CHAINS = [name for name, kind in PROPOSERS.items() if not kind.branching]
+CHAINS = [name for name, kind in PROPOSERS.items() if not kind.proposes_tree]
 """Proposers of one continuation a step."""
 
 
