@@ -240,7 +240,7 @@ def test_a_checkpoint_without_its_vocabulary_or_with_another_is_refused(folder):
 
 @pytest.mark.parametrize(("options", "message"), [
     (DecodeConfig(accept="distance"), "distance compares grey levels, .*; choose one of exact, top-k"),
-    (DecodeConfig(temperature=(0.9, 0.7, 0.7)), "text has no colours"),
+    (DecodeConfig(temperature=(0.9, 0.7, 0.7)), "text has no colour channels"),
     (DecodeConfig(temperature=0.9, noise="quantile"), "noise gumbel"),
     (DecodeConfig(block_size=5), "block size 5 is more than the 4 prediction heads"),
 ])

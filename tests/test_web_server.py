@@ -21,7 +21,8 @@ import app
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.pipeline.upscaler import Upscaler
-from superres.tasks.faces import image_key, read_image
+from superres.tasks.faces import image_key
+from superres.tasks.pictures import read_image
 from superres.web.photos import Crop, take
 
 ROOT = Path(__file__).parents[1]

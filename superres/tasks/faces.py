@@ -22,11 +22,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from superres.errors import InvalidInputError, OutputError
-from superres.tasks.pictures import IMAGE_SUFFIXES as IMAGE_SUFFIXES  # these three can be had from here, too
-from superres.tasks.pictures import MAX_PIXELS as MAX_PIXELS
-from superres.tasks.pictures import read_image as read_image
+from superres.tasks.pictures import IMAGE_SUFFIXES, Pixels, read_image
 
-UInt8 = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 Source = Literal["auto", "lowres", "photo"]
 Split = Literal["train", "valid", "test"]
@@ -41,7 +38,7 @@ ENLARGEMENTS = {"nearest": Image.Resampling.NEAREST, "bicubic": Image.Resampling
 _CELEBA_ALIGNED = (218, 178)
 
 
-def area_reduce(images: UInt8, rows: int, columns: int) -> UInt8:
+def area_reduce(images: Pixels, rows: int, columns: int) -> Pixels:
     """Average boxes of fractional size exactly and truncate, as the published recipe does.
 
     Args:
@@ -81,7 +78,7 @@ def _box_sums(values: npt.NDArray[Any], size: int, axis: int) -> Int64:
     return cast(Int64, size * whole + np.diff(before, axis=axis))
 
 
-def crop_celeba(image: UInt8) -> UInt8:
+def crop_celeba(image: Pixels) -> Pixels:
     """Cut the recipe's 138x138 face out of an aligned CelebA picture, uint8 [218, 178, 3].
 
     Raises:
@@ -92,7 +89,7 @@ def crop_celeba(image: UInt8) -> UInt8:
     return image[40:178, 20:158]
 
 
-def crop_square(image: UInt8) -> UInt8:
+def crop_square(image: Pixels) -> Pixels:
     """Cut a square out of uint8 [H, W, 3]: the CelebA crop if it is 178 wide and 218 high, else the centre."""
     height, width = image.shape[:2]
     if (height, width) == _CELEBA_ALIGNED:
@@ -102,7 +99,7 @@ def crop_square(image: UInt8) -> UInt8:
     return image[top : top + side, left : left + side]
 
 
-def to_source(image: UInt8, source: Source = "auto") -> UInt8:
+def to_source(image: Pixels, source: Source = "auto") -> Pixels:
     """Make the network's 8x8 input of a picture.
 
     Args:
@@ -127,7 +124,7 @@ def to_source(image: UInt8, source: Source = "auto") -> UInt8:
     return area_reduce(crop_square(image), LOW_SIZE, LOW_SIZE)
 
 
-def encode(images: UInt8) -> Int64:
+def encode(images: Pixels) -> Int64:
     """Turn uint8 [N, h, w, 3] into tokens, int64 [N, h * w * 3] in 0..255: raster order, R G B.
 
     Raises:
@@ -138,7 +135,7 @@ def encode(images: UInt8) -> Int64:
     return images.reshape(len(images), int(np.prod(images.shape[1:]))).astype(np.int64)
 
 
-def decode(tokens: npt.ArrayLike) -> UInt8:
+def decode(tokens: npt.ArrayLike) -> Pixels:
     """Turn tokens, whole numbers [N, 3072] in 0..255, into uint8 [N, 32, 32, 3].
 
     Raises:
@@ -158,7 +155,7 @@ def decode(tokens: npt.ArrayLike) -> UInt8:
     return array.astype(np.uint8).reshape(-1, HIGH_SIZE, HIGH_SIZE, 3)
 
 
-def enlarge(images: UInt8, method: str, size: int = HIGH_SIZE) -> UInt8:
+def enlarge(images: Pixels, method: str, size: int = HIGH_SIZE) -> Pixels:
     """Enlarge uint8 [N, h, w, 3] to [N, size, size, 3] with Pillow's "nearest" or "bicubic", for comparison.
 
     Raises:
@@ -185,8 +182,8 @@ class FacePairs:
         InvalidInputError: an array has the wrong type or shape, or the arrays' lengths differ.
     """
 
-    hr: UInt8
-    lr: UInt8
+    hr: Pixels
+    lr: Pixels
     ids: npt.NDArray[np.int32]
 
     def __post_init__(self) -> None:
@@ -311,7 +308,7 @@ def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose a writable folder with space") from error
 
 
-def image_key(source: UInt8, sample: int) -> int:
+def image_key(source: Pixels, sample: int) -> int:
     """Return the 63-bit number that keys the sampling noise of an image.
 
     It depends on the pixels and the number of the sample only, so that a picture does not change with the file's name,

@@ -17,7 +17,7 @@ from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from superres.errors import InvalidInputError
 
-UInt8 = npt.NDArray[np.uint8]
+Pixels = npt.NDArray[np.uint8]
 
 HEIF_SUFFIXES = frozenset({".heic", ".heif"})
 IMAGE_SUFFIXES = HEIF_SUFFIXES | {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -44,14 +44,14 @@ class Picture:
         has_profile: whether the file came with a colour profile, from which `rgb` was converted.
     """
 
-    rgb: UInt8
-    alpha: UInt8 | None = None
+    rgb: Pixels
+    alpha: Pixels | None = None
     exif: bytes | None = None
     xmp: bytes | None = None
     has_profile: bool = False
 
 
-def read_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> UInt8:
+def read_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Pixels:
     """Read the pixels of a picture file, uint8 [H, W, 3]; see `read_picture`."""
     return read_picture(path, max_pixels=max_pixels).rgb
 
