@@ -1,4 +1,4 @@
-"""What a token means: one module a task, which gives something with the shape of `Task`."""
+"""The meaning of tokens: one module per task, which provides a `Task`."""
 
 from __future__ import annotations
 
@@ -16,35 +16,34 @@ Outputs = TypeVar("Outputs", covariant=True)
 
 
 class Task(Protocol[Inputs, Outputs]):
-    """Turns what people have into tokens for the network, and the network's tokens into what people want.
+    """Converts a batch of inputs to source tokens, and target tokens to a batch of outputs.
 
-    The module `superres.tasks.faces` is one, a `superres.tasks.translation.Codec` another. A whole batch is passed at
-    once.
+    The module `superres.tasks.faces` is a task, and so is an object of `superres.tasks.translation.Codec`.
     """
 
     @property
     def name(self) -> str:
-        """The name that `ModelConfig.task` and the command line use."""
+        """The task's name in `ModelConfig.task` and on the command line."""
 
     def encode(self, inputs: Inputs, /) -> npt.NDArray[np.int64]:
-        """Turn a batch of N inputs into source tokens, int64 [N, S] in [0, vocabulary).
+        """Convert a batch of N inputs to source tokens, int64 [N, S] in [0, vocabulary).
 
         Raises:
-            InvalidInputError: an input cannot be used.
+            InvalidInputError: an input is invalid.
         """
 
     def decode(self, tokens: npt.ArrayLike, /) -> Outputs:
-        """Turn target tokens, whole numbers [N, T], into a batch of N outputs.
+        """Convert target tokens, whole numbers [N, T], to a batch of N outputs.
 
         Raises:
-            InvalidInputError: the tokens have the wrong length or are out of range.
+            InvalidInputError: a row has the wrong length, or a token is out of range.
         """
 
 
 TASKS: dict[str, Callable[[Path], Task[Any, Any]]] = {
     faces.name: lambda _: faces, translation.name: translation.Codec.read,
 }
-"""What makes a task from a checkpoint's folder, by the task's name: choices and contract tests derive from it."""
+"""Constructors of the tasks, which take a checkpoint's folder, by name."""
 
 TASK_FILES: dict[str, tuple[str, ...]] = {faces.name: (), translation.name: (translation.VOCABULARY_FILE,)}
-"""Files of a checkpoint's folder that belong to its task."""
+"""Names of the task's files in a checkpoint's folder, by task."""

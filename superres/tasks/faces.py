@@ -1,8 +1,8 @@
-"""Faces: pictures as tokens, the reduction that makes 8x8 inputs of photographs, and readers of data sets.
+"""Faces: conversion between pictures and tokens, reduction of photographs to 8x8, and readers of data sets.
 
-A token is one intensity in 0..255; a picture is its intensities in raster order, the red, green and blue of a pixel
-together.
-Photographs are reduced as in the published Img2imgCeleba recipe: crop, then exact area averaging with truncation.
+A token is one intensity in 0..255. A picture is the sequence of its intensities in raster order; the red, green and
+blue of a pixel are consecutive. Photographs are reduced as in Tensor2Tensor's Img2imgCeleba: crop, then exact area
+averaging with truncation.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ _CELEBA_ALIGNED = (218, 178)
 
 
 def area_reduce(images: Pixels, rows: int, columns: int) -> Pixels:
-    """Average boxes of fractional size exactly and truncate, as the published recipe does.
+    """Average boxes of fractional size exactly and truncate, as Tensor2Tensor's Img2imgCeleba does.
 
     Args:
-        images: uint8 [..., H, W, C] with H >= `rows` and W >= `columns`.
-        rows: rows of the result, at least 1.
-        columns: columns of the result, at least 1.
+        images: uint8 [..., H, W, C]; H is at least `rows`, and W is at least `columns`.
+        rows: number of rows of the result, at least 1.
+        columns: number of columns of the result, at least 1.
 
     Returns:
         uint8 [..., rows, columns, C].
 
     Raises:
-        InvalidInputError: the images are not uint8, or the result would be larger than they are.
+        InvalidInputError: the images are not uint8, or the result would be larger.
     """
     if images.dtype != np.uint8 or images.ndim < 3:
         raise InvalidInputError(f"area_reduce needs uint8 [..., H, W, C], not {_describe(images)}; convert it first")
     height, width = images.shape[-3:-1]
     if not (1 <= rows <= height and 1 <= columns <= width):
-        raise InvalidInputError(f"cannot reduce {height}x{width} to {rows}x{columns}; it can only shrink")
+        raise InvalidInputError(f"cannot reduce {height}x{width} to {rows}x{columns}; choose a smaller size")
     total = _box_sums(_box_sums(images, rows, -3), columns, -2)
     return np.asarray(total // (height * width), np.uint8)
 
@@ -66,31 +66,31 @@ def _describe(array: npt.NDArray[Any]) -> str:
 
 
 def _box_sums(values: npt.NDArray[Any], size: int, axis: int) -> Int64:
-    """Sum `size` equal boxes along `axis`, in units of 1/size of an element, so that all stays in whole numbers."""
+    """Sum `size` equal boxes along `axis`, in units of 1/`size` of an element, so that all sums are whole numbers."""
     length = values.shape[axis]
     edge, rest = np.divmod(np.arange(size + 1, dtype=np.int64) * length, size)
-    # Slice by slice: np.add.reduceat would first copy the whole picture to int64, over 1 GB for a large photograph.
+    # Sum box by box; np.add.reduceat would copy the whole picture to int64, over 1 GB for a large photograph.
     boxes = np.split(values, edge[1:-1], axis=axis)
     whole = np.stack([box.sum(axis=axis, dtype=np.int64) for box in boxes], axis=axis)
-    # A box edge inside an element: what lies before the edge belongs to the box on its left. The last edge has rest 0.
+    # An element that a box edge divides belongs to both boxes in proportion. The last edge has rest 0.
     at_edge = np.take(values, np.minimum(edge, length - 1), axis=axis).astype(np.int64)
     before = at_edge * np.expand_dims(rest, tuple(range(1, -axis)))
     return cast(Int64, size * whole + np.diff(before, axis=axis))
 
 
 def crop_celeba(image: Pixels) -> Pixels:
-    """Cut the recipe's 138x138 face out of an aligned CelebA picture, uint8 [218, 178, 3].
+    """Crop Img2imgCeleba's 138x138 face from an aligned CelebA picture, uint8 [218, 178, 3].
 
     Raises:
         InvalidInputError: the picture has another shape.
     """
     if image.shape != (*_CELEBA_ALIGNED, 3):
-        raise InvalidInputError(f"the CelebA crop needs [218, 178, 3], not {list(image.shape)}; use aligned ones")
+        raise InvalidInputError(f"the CelebA crop needs [218, 178, 3], not {list(image.shape)}; use aligned pictures")
     return image[40:178, 20:158]
 
 
 def crop_square(image: Pixels) -> Pixels:
-    """Cut a square out of uint8 [H, W, 3]: the CelebA crop if it is 178 wide and 218 high, else the centre."""
+    """Crop a square from uint8 [H, W, 3]: the CelebA crop if it is 178 wide and 218 high, otherwise the centre."""
     height, width = image.shape[:2]
     if (height, width) == _CELEBA_ALIGNED:
         return crop_celeba(image)
@@ -100,17 +100,18 @@ def crop_square(image: Pixels) -> Pixels:
 
 
 def to_source(image: Pixels, source: Source = "auto") -> Pixels:
-    """Make the network's 8x8 input of a picture.
+    """Make the network's 8x8 input from a picture.
 
     Args:
         image: uint8 [H, W, 3], at least 8x8.
-        source: "auto" takes 8x8 as it is and reduces anything larger; "lowres" demands 8x8; "photo" crops and reduces.
+        source: "auto" leaves 8x8 unchanged and reduces larger pictures; "lowres" requires 8x8; "photo" crops and
+            reduces.
 
     Returns:
         uint8 [8, 8, 3].
 
     Raises:
-        InvalidInputError: `source` is unknown, the picture is too small, or it is not 8x8 although "lowres" says so.
+        InvalidInputError: `source` is unknown, the picture is too small, or `source` is "lowres" and it is not 8x8.
     """
     if source not in SOURCES:
         raise InvalidInputError(f"unknown source {source!r}; known: {', '.join(SOURCES)}")
@@ -125,10 +126,10 @@ def to_source(image: Pixels, source: Source = "auto") -> Pixels:
 
 
 def encode(images: Pixels) -> Int64:
-    """Turn uint8 [N, h, w, 3] into tokens, int64 [N, h * w * 3] in 0..255: raster order, R G B.
+    """Convert uint8 [N, h, w, 3] to tokens, int64 [N, h * w * 3] in 0..255, in raster order, R G B.
 
     Raises:
-        InvalidInputError: another type or shape.
+        InvalidInputError: `images` has another type or shape.
     """
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
         raise InvalidInputError(f"images must be uint8 [N, h, w, 3], not {_describe(images)}; convert to RGB")
@@ -136,16 +137,16 @@ def encode(images: Pixels) -> Int64:
 
 
 def decode(tokens: npt.ArrayLike) -> Pixels:
-    """Turn tokens, whole numbers [N, 3072] in 0..255, into uint8 [N, 32, 32, 3].
+    """Convert tokens, whole numbers [N, 3072] in 0..255, to uint8 [N, 32, 32, 3].
 
     Raises:
-        InvalidInputError: another length, not whole numbers, or a value out of range.
+        InvalidInputError: `tokens` has another type or shape, or a token is out of range.
     """
     array = np.asarray(tokens)
     length = HIGH_SIZE * HIGH_SIZE * 3
     if not np.issubdtype(array.dtype, np.integer) or array.ndim != 2 or array.shape[1] != length:
         raise InvalidInputError(
-            f"tokens must be whole numbers [N, {length}], not {_describe(array)}; pass one row a face"
+            f"tokens must be whole numbers [N, {length}], not {_describe(array)}; pass one row per face"
         )
     low, high = (array.min(), array.max()) if array.size else (0, 0)
     if low < 0 or high > 255:
@@ -176,7 +177,7 @@ class FacePairs:
     Attributes:
         hr: uint8 [N, 32, 32, 3], RGB.
         lr: uint8 [N, 8, 8, 3], RGB, reduced from the same crop as `hr` (not from `hr`).
-        ids: int32 [N], the picture's own number.
+        ids: int32 [N], number of each picture.
 
     Raises:
         InvalidInputError: an array has the wrong type or shape, or the arrays' lengths differ.
@@ -207,7 +208,7 @@ class FacePairs:
 
 
 def is_celeba(path: Path) -> bool:
-    """Tell whether a folder is a CelebA root as torchvision has it; only such a one has splits."""
+    """Return whether a folder is a CelebA root in torchvision's layout; only such a root has splits."""
     return (path / "celeba" / "img_align_celeba").is_dir()
 
 
@@ -217,12 +218,11 @@ def read_faces(path: str | os.PathLike[str], split: Split = "train", limit: int 
     Args:
         path: a prepared `.npz` (keys `hr`, `lr`, `ids`), a folder of pictures, or a torchvision CelebA root (a folder
             that contains `celeba/img_align_celeba`).
-        split: "train", "valid" or "test", CelebA's official partition; only a CelebA root has splits, a file or
-            a folder of pictures is taken whole.
-        limit: read at most this many, from the start.
+        split: "train", "valid" or "test", CelebA's official partition; ignored for a file or a folder of pictures.
+        limit: largest number of pictures to read, from the start; None reads all.
 
     Raises:
-        InvalidInputError: the path or an argument cannot be used, a picture is unreadable, or there is none.
+        InvalidInputError: the path or an argument is invalid, a picture is unreadable, or there are no pictures.
     """
     path = Path(path)
     if split not in SPLITS:
@@ -260,7 +260,7 @@ def _read_npz(path: Path, limit: int | None) -> FacePairs:
 
 
 def _celeba_files(root: Path, split: Split) -> list[Path]:
-    """List a split's files in torchvision's order; torchvision also checks the annotation files' checksums."""
+    """Return a split's files in torchvision's order; torchvision also verifies the annotation files' checksums."""
     images = root / "celeba" / "img_align_celeba"
     try:
         from torchvision.datasets import CelebA
@@ -277,7 +277,7 @@ def _celeba_files(root: Path, split: Split) -> list[Path]:
 
 
 def _read_pictures(files: Sequence[Path]) -> FacePairs:
-    """Crop each picture and reduce the crop to both sizes; numbered file names become the ids, else the order does."""
+    """Crop each picture and reduce the crop to both sizes; ids are the numbers in the file names, or 0, 1, 2, ..."""
     hr = np.empty((len(files), HIGH_SIZE, HIGH_SIZE, 3), np.uint8)
     lr = np.empty((len(files), LOW_SIZE, LOW_SIZE, 3), np.uint8)
     for index, file in enumerate(tqdm(files, "reading images", disable=None)):
@@ -291,7 +291,7 @@ def _read_pictures(files: Sequence[Path]) -> FacePairs:
 
 
 def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:
-    """Write `pairs` as an `.npz` that `read_faces` reads; the file appears complete or not at all.
+    """Write `pairs` atomically as an `.npz` that `read_faces` reads.
 
     Raises:
         OutputError: the file cannot be written.
@@ -309,9 +309,9 @@ def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:
 
 
 def image_key(source: Pixels, sample: int) -> int:
-    """Return the 63-bit number that keys the sampling noise of an image.
+    """Return the key of an image's sampling noise, in [0, 2**63).
 
-    It depends on the pixels and the number of the sample only, so that a picture does not change with the file's name,
+    The key depends on the pixels and the number of the sample only. So an output does not depend on the file's name,
     the order of the inputs, the batch or the shard.
 
     Args:
