@@ -84,7 +84,7 @@ class Reader:
                 else:
                     yield Item(number, sample, job.input, outputs[sample - 1], loaded)
 
-    def _load(self, job: Job, content: Any) -> Picture | str:  # noqa: ANN401 -- batch.inputs.Content
+    def _load(self, job: Job, content: Any) -> Picture | str:  # noqa: ANN401 -- Content of superres.batch.inputs, or an error
         """Return the picture reduced to 8x8, or an error message; the transparency has the output's size."""
         try:
             if isinstance(content, InvalidInputError):

@@ -1,8 +1,8 @@
 """Acceptance criteria: which proposed tokens pass verification (sections 3 and 5 of the paper).
 
-A criterion judges each token given the tokens before it in the block. The loop around it computes the longest accepted
-prefix, applies the minimum block, the end token and the target's end, and always accepts the verifier's own token
-first. No criterion accepts a token of probability 0 (score -inf), such as a token that a sampling filter excludes.
+A criterion judges each token given the tokens before it in the block. The loop computes the longest accepted prefix; it
+applies the minimum block, the end token and the target's end, and always accepts the verifier's own token first. No
+criterion accepts a token of probability 0 (score -inf), such as a token that a sampling filter excludes.
 """
 
 from __future__ import annotations

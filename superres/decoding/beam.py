@@ -39,11 +39,6 @@ class Beams:
     model_calls: int
 
 
-def length_penalty(length: int, alpha: float) -> float:
-    """Return ((5 + length) / 6)**alpha."""
-    return float(((5 + length) / 6) ** alpha)
-
-
 @dataclass
 class Hypotheses:
     """M hypotheses of each row.
@@ -121,7 +116,7 @@ class BeamLoop:
 
     def _normalised(self, scores: Tensor, length: int) -> Tensor:
         """Return `scores` (log p) divided by the length penalty of `length` tokens."""
-        return scores / length_penalty(length, self.options.length_penalty)
+        return scores / float(((5 + length) / 6) ** self.options.length_penalty)
 
     def over(self) -> Tensor:
         """Return whether the search of each row is over, bool [B]: no live hypothesis can beat the best finished one.

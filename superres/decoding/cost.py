@@ -32,8 +32,8 @@ TIMED_SECONDS = 0.05
 def expected_tokens(alpha: float, gamma: int, candidates: int = 1) -> float:
     """Return the expected number of tokens per step.
 
-    For the best of several candidate continuations it is gamma + 1 minus the sum of (1 - alpha**i)**candidates for
-    i = 1..gamma (Fu et al., equation 5). For one candidate this equals (1 - alpha**(gamma + 1)) / (1 - alpha).
+    For the best of several candidates it is gamma + 1 minus the sum of (1 - alpha**i)**candidates for i = 1..gamma
+    (Fu et al., equation 5). For one candidate this equals (1 - alpha**(gamma + 1)) / (1 - alpha).
 
     Args:
         alpha: acceptance rate in [0, 1].

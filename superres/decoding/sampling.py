@@ -155,8 +155,8 @@ class SpeculativeChoice(Choice):
     applied to p and q first. For a proposer that draws no tokens, q is 1 at its greedy proposals.
 
     The noise depends on seed, sequence and position, as in the other ways of sampling: three uniform numbers per
-    position, one per purpose, [B, k, 3]. A position may be proposed repeatedly with the same numbers, because earlier
-    proposals were discarded with the token before them, and not by their own verdict.
+    position, one per purpose, [B, k, 3]. Several proposals of one position may use the same numbers, since only the
+    last of them is verified after accepted tokens.
 
     Attributes:
         q: distributions of the proposals at offsets 1..k, float32 [B, k, V]; 0 without a proposal, as at offset k.

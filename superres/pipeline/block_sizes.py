@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -50,9 +49,12 @@ class BlockSizes:
                     **machine(self.device), "batch": len(source), "largest": largest, "choice": chosen.to_dict()}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         path = cache_folder() / f"cost-{digest[:16]}.json"
-        cached = _read_costs(path, largest)
-        if cached is not None:
-            return cached
+        try:
+            costs = [float(cost) for cost in json.loads(path.read_text(encoding="utf-8"))["costs"]]
+            if len(costs) == largest and min(costs) > 0:
+                return costs
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # the file is missing or damaged
         costs = measured_costs(self.model, source, chosen, largest, padding)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,12 +62,3 @@ class BlockSizes:
         except (OSError, OutputError):
             pass  # the cache cannot be written; the next process measures again
         return costs
-
-
-def _read_costs(path: Path, largest: int) -> list[float] | None:
-    """Return the costs in the file `path`; None if it is missing or damaged."""
-    try:
-        costs = [float(cost) for cost in json.loads(path.read_text(encoding="utf-8"))["costs"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return costs if len(costs) == largest and min(costs) > 0 else None

@@ -116,9 +116,7 @@ def resolve_options(decode: DecodeConfig, upscaler: Upscaler, samples: int = 1) 
     Raises:
         ConfigError: the checkpoint does not support the block size, or several samples are requested without sampling.
     """
-    from superres.decoding.decode import check_options  # imports torch
-
-    block_size = check_options(decode, upscaler.model_config.prediction_heads, upscaler.model_config.target_length)
+    block_size = upscaler.block_size(decode)
     check_samples(decode, samples)
     return dataclasses.replace(decode, block_size=block_size)
 

@@ -145,14 +145,11 @@ def decode(tokens: npt.ArrayLike) -> Pixels:
     array = np.asarray(tokens)
     length = HIGH_SIZE * HIGH_SIZE * 3
     if not np.issubdtype(array.dtype, np.integer) or array.ndim != 2 or array.shape[1] != length:
-        raise InvalidInputError(
-            f"tokens must be whole numbers [N, {length}], not {_describe(array)}; pass one row per face"
-        )
+        raise InvalidInputError(f"tokens must be whole numbers [N, {length}], not {_describe(array)}; pass one row per "
+                                "face")
     low, high = (array.min(), array.max()) if array.size else (0, 0)
     if low < 0 or high > 255:
-        raise InvalidInputError(
-            f"tokens must be in 0..255, not {low}..{high}; decode them with the task that made them"
-        )
+        raise InvalidInputError(f"tokens must be in 0..255, not {low}..{high}; decode them with their own task")
     return array.astype(np.uint8).reshape(-1, HIGH_SIZE, HIGH_SIZE, 3)
 
 
@@ -197,10 +194,8 @@ class FacePairs:
         for key, (dtype, shape) in expected.items():
             array = getattr(self, key)
             if array.dtype != dtype or array.shape != shape:
-                raise InvalidInputError(
-                    f"{key} must be {dtype} {list(shape)}, not {_describe(array)}; "
-                    "prepare the data again with scripts/prepare_celeba.py"
-                )
+                raise InvalidInputError(f"{key} must be {dtype} {list(shape)}, not {_describe(array)}; "
+                                        "prepare the data again with scripts/prepare_celeba.py")
 
     def __len__(self) -> int:
         """Return N, the number of pictures."""
@@ -270,9 +265,8 @@ def _celeba_files(root: Path, split: Split) -> list[Path]:
     try:
         dataset = CelebA(str(root), split=split, target_type=[], download=False)
     except RuntimeError as error:
-        raise InvalidInputError(
-            f"{root} lacks CelebA's annotation files or has damaged ones; complete them, or read the folder {images}"
-        ) from error
+        raise InvalidInputError(f"{root} lacks CelebA's annotation files or has damaged ones; complete them, or read "
+                                f"the folder {images}") from error
     return [images / file for file in dataset.filename]
 
 

@@ -184,7 +184,7 @@ def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
     return image.convert("RGB") if converted is None else converted
 
 
-@functools.lru_cache(maxsize=16)  # pictures of a folder often share a profile, and a transform takes milliseconds to build
+@functools.lru_cache(maxsize=16)  # pictures of a folder often share a profile, and building takes milliseconds
 def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
     try:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))

@@ -59,8 +59,8 @@ class StepResult:
 class Layout:
     """The meaning of each column of a step (figure 2b of Fu et al.).
 
-    Cell (s, c) of the window, at stage s and column c, holds a guess of the token s + c places after the row's last
-    token. Cell (0, 0) is that last token itself, the root. A cell attends to the cells of stage 0 up to its own column,
+    Cell (s, c) of the window, stage s and column c, is a guess of the token s + c places after the row's last token.
+    Cell (0, 0) is that last token itself, the root. A cell attends to the cells of stage 0 up to its own column,
     and to the earlier stages of its own column. The tokens of a candidate attend to the root and to one another.
 
     Attributes:
