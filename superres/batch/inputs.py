@@ -91,7 +91,8 @@ def find_jobs(
             found = sorted(glob.iglob(path, recursive=True))
             if not found:
                 raise InvalidInputError(f"nothing matches {path}; check the pattern, and quote it from the shell")
-            root = _fixed_part(path)
+            fixed = itertools.takewhile(lambda part: not glob.has_magic(part), Path(path).parts)
+            root = os.path.join(".", *fixed)  # the folder before the pattern's first wildcard
             for match in found:
                 if not os.path.isdir(match) and match.lower().endswith((*IMAGE_SUFFIXES, *ARCHIVE_SUFFIXES)):
                     yield from _file_jobs(match, os.path.relpath(match, root), keep_tree)
@@ -138,12 +139,6 @@ def distinct(jobs: Iterable[Job]) -> Iterable[Job]:
         if name not in seen:
             seen.add(name)
             yield job
-
-
-def _fixed_part(pattern: str) -> str:
-    """Return the folder before a pattern's first wildcard."""
-    parts = list(itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts))
-    return os.path.join(*parts) if parts else "."
 
 
 def _folder_jobs(

@@ -51,9 +51,9 @@ class Replays:
             self._captured[block_size] = self._capture(iteration)
         for _ in range(count):
             self._captured[block_size]()
-        self.hand_over(block_size, count, recorder)
+        self.flush(block_size, count, recorder)
 
-    def hand_over(self, block_size: int, count: int, recorder: TraceRecorder) -> None:
+    def flush(self, block_size: int, count: int, recorder: TraceRecorder) -> None:
         """Append the records of the last `count` iterations to `recorder`, and empty the buffer."""
         recorder.extend(self._record[:count].clone(), block_size)
         self._count.zero_()

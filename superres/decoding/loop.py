@@ -153,7 +153,7 @@ class BlockwiseLoop:
         elif wanted != size:
             count = 1
             self._recorded()
-            self.replays.hand_over(size, 1, self.recorder)
+            self.replays.flush(size, 1, self.recorder)
         else:
             count = min(count, BURST)
             self.replays.run(self._recorded, size, count, self.recorder)

@@ -83,19 +83,19 @@ class Choice:
     It is a `superres.interfaces.Choose`; offsets count from the first of the positions.
 
     Attributes:
-        rule: the kind of noise; None for greedy decoding.
+        noise_type: kind of noise of seed-coupled sampling, else None.
         noise: noise of the positions, [B, N, ...].
         temperature: temperature of the positions, [B, N, 1].
         sampler: computes the distribution to sample from.
     """
 
-    rule: type[Noise] | None
+    noise_type: type[Noise] | None
     noise: Tensor
     temperature: Tensor
     sampler: Sampler
 
     def load(self, other: Choice) -> Self:
-        """Copy the noise of `other` into the first positions of this buffer, and return a choice on that memory."""
+        """Copy `other` into the first positions of this buffer, and return a choice that uses this buffer's memory."""
         count = other.noise.shape[1]
         return replace(self, noise=self.noise[:, :count].copy_(other.noise),
                        temperature=self.temperature[:, :count].copy_(other.temperature))
@@ -106,15 +106,15 @@ class Choice:
 
     def adjust(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
         """Return the scores [B, N, V] whose argmax is the choice at `offsets`."""
-        if self.rule is None:
+        if self.noise_type is None:
             return scores
-        return self.rule.adjust(self.sampler(scores, self.temperature[:, offsets]), self.noise[:, offsets])
+        return self.noise_type.adjust(self.sampler(scores, self.temperature[:, offsets]), self.noise[:, offsets])
 
     def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
         """See `Choose.additive`."""
-        if self.rule is None:
+        if self.noise_type is None:
             return None, None
-        plain = self.rule.additive and not self.sampler.filters
+        plain = self.noise_type.additive and not self.sampler.filters
         return (self.temperature[:, offsets], self.noise[:, offsets]) if plain else None
 
     def first(self, scores: Tensor, before: Choice, index: Tensor) -> Tensor:
@@ -255,7 +255,6 @@ class Chooser:
             self.uniforms = Uniforms(options.seed, keys)
         elif options.is_sampling:
             self.noise = NOISES[options.noise](options.seed, keys, vocabulary)
-        self.samples = options.is_sampling
         self.buffer = None if buffer_width is None else self._make(keys.new_zeros(len(keys), buffer_width))
 
     def rekey(self, seed: int, keys: Tensor) -> None:
@@ -270,7 +269,7 @@ class Chooser:
         return choice if self.buffer is None or choice is GREEDY else self.buffer.load(choice)
 
     def _make(self, position: Tensor) -> Choice:
-        if not self.samples:
+        if self.noise is None and self.uniforms is None:
             return GREEDY
         temperature = self.sampler.temperature(position)  # [B, N, 1]
         if self.noise is not None:

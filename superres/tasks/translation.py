@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -292,11 +292,6 @@ class TextPairs:
     def __len__(self) -> int:
         """Return the number of pairs."""
         return len(self.source)
-
-    def kept(self, keep: Callable[[str, str], bool]) -> TextPairs:
-        """Return the pairs for which `keep(source, target)` is true."""
-        pairs = [pair for pair in zip(self.source, self.target, strict=True) if keep(*pair)]
-        return TextPairs([source for source, _ in pairs], [target for _, target in pairs])
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
