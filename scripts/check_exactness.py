@@ -91,7 +91,7 @@ def main(
     pipeline = load(checkpoint, device)
     names = proposers.split(",")
     for name in names:
-        if name not in PROPOSERS or PROPOSERS[name].branching:
+        if name not in PROPOSERS or PROPOSERS[name].proposes_tree:
             raise typer.BadParameter(f"{name!r} is not a proposer whose steps can have a fixed width")
     width = max(pipeline.model_config.prediction_heads, 6)
     if isinstance(pipeline, Translator):

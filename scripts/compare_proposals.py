@@ -83,7 +83,7 @@ def measure(name: str, folder: Path, pairs: FacePairs, heads: int, batch_size: i
     upscaler = Upscaler.load(folder, device)
     layer = upscaler.model.heads
     proposers = [name for name, kind in PROPOSERS.items()
-                 if kind.uses_heads == (layer is not None) and kind.resource is None and not kind.branching]
+                 if kind.uses_heads == (layer is not None) and kind.resource is None and not kind.proposes_tree]
     variants = {
         f"{proposer} {criterion}": dataclasses.replace(options, block_size=heads, proposer=proposer)
         for proposer in proposers for criterion, options in CRITERIA.items()

@@ -18,8 +18,8 @@ from superres.batch.image_files import encode_png
 from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.pictures import contact_sheet, decode_interleaved
 from superres.system.output import prepare_folder, write_result
-from superres.tasks.faces import area_reduce, enlarge, read_image, to_source
-from superres.tasks.pictures import Picture
+from superres.tasks.faces import area_reduce, enlarge, to_source
+from superres.tasks.pictures import Picture, read_image
 
 ASTRONAUT_FACE = np.s_[20:190, 140:310]
 """Rows and columns of the face in scikit-image's astronaut, cropped similarly to the training faces."""

@@ -1,4 +1,4 @@
-"""The seam between the network and the decoder: what `superres.decoding` knows of a model, and nothing more."""
+"""The interface between network and decoder: all that `superres.decoding` uses of a model."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 
 class Choose(Protocol):
-    """Turns scores of tokens past the next one into tokens, as the verifier does."""
+    """Chooses tokens after the next one from their scores, as the verifier does."""
 
     def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
-        """Return the tokens [B, N], int64, chosen by scores [B, N, V] at `offsets` [N] past the next token."""
+        """Return tokens int64 [B, N] chosen from scores [B, N, V]; `offsets` [N] count from the next token."""
         ...
 
     def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
-        """Return temperature [B, N, 1] and noise [B, N, V], if what is chosen is argmax(scores / temperature + noise).
+        """Return temperature [B, N, 1] and noise [B, N, V] if the choice is argmax(scores / temperature + noise).
 
-        Both are None for the plain argmax. None where the choice is made in another way.
+        Both are None for the plain argmax. The result is None if the choice has another form.
         """
         ...
 
@@ -31,7 +31,7 @@ class StepOutput:
 
     Attributes:
         scores: p1's scores (logits) [B, W, V].
-        state: whatever the session needs to score proposals later; opaque to the decoder.
+        state: data that the session needs for `Session.propose`; opaque to the decoder.
     """
 
     scores: Tensor
@@ -39,35 +39,34 @@ class StepOutput:
 
 
 class Tree:
-    """Columns of a step that are alternatives to one another, so that one step may verify several continuations.
+    """A tree of the columns of a step, so that one step can verify several continuations (tree attention).
 
-    A column reads its token after those of its ancestors: its position is as many places from the root's as they are
-    apart in the tree, and of the step's columns it sees its ancestors and itself alone, whatever else stands at the
-    same positions. That is the step's visibility mask, the same for all rows.
+    The position of a column is the root's position plus the column's depth. A column attends to the committed tokens,
+    to its ancestors and to itself, and to no other column of the step. This visibility mask is the same for all rows.
 
     Attributes:
-        size: M, columns.
-        root: the column whose position a step is given. Columns 0 to `root` follow one another.
-        scored: the first so many columns are scored; the others are only seen.
+        size: M, the number of columns.
+        root: the column at the position that a step is given. Columns 0 to `root` form a chain, the trunk.
+        scored: number of columns that are scored, the first ones; further columns only provide keys and values.
         ancestors: int64 [M, L]: the column itself, its parent and so on up to column 0, then -1. L is the longest path.
-        depth: places that each column stands after the root, int64 [M]; negative before it.
+        depth: number of positions from the root to each column, int64 [M]; negative before the root.
     """
 
     def __init__(self, parents: Sequence[int], root: int = 0, scored: int | None = None) -> None:
         """Build a tree.
 
         Args:
-            parents: the column that each column follows, in any order; -1 for column 0 alone.
-            root: see above.
-            scored: see above; all columns if None.
+            parents: the parent of each column, in any order; -1 for column 0 only.
+            root: see the attributes.
+            scored: see the attributes; all columns if None.
 
         Raises:
-            ValueError: that is no tree, or columns 0 to `root` do not follow one another.
+            ValueError: the parents do not form a tree, or columns 0 to `root` do not form a chain.
         """
         paths = []
         for column in range(len(parents)):
             path = [column]
-            while parents[path[-1]] >= 0 and len(path) <= len(parents):  # a circle is no tree
+            while parents[path[-1]] >= 0 and len(path) <= len(parents):  # a cycle is an error
                 path.append(parents[path[-1]])
             paths.append(path)
         if not paths or any(path[-1] != 0 for path in paths) or paths[root] != [*range(root, -1, -1)]:
@@ -79,46 +78,46 @@ class Tree:
 
     @property
     def visible(self) -> Tensor:
-        """The visibility mask: whether a column (rows) sees another one (columns), bool [M, M]."""
+        """The visibility mask: whether a column (rows) attends to another column (columns), bool [M, M]."""
         return (self.ancestors.unsqueeze(2) == torch.arange(self.size)).any(1)
 
 
 Sources: TypeAlias = Any
-"""Source tokens [B, S], or what `ScoringModel.encode` has made of them; `sources[rows]` are those of rows int64 [R]."""
+"""Source tokens [B, S], or the result of `ScoringModel.encode`; `sources[rows]` are the sources of rows int64 [R]."""
 
 
 class Session(Protocol):
-    """A batch of sequences being decoded: the memory of its sources and the cache, for one step width.
+    """A batch of sequences being decoded: the encoded sources and the cache, for one step width.
 
     Decoder position q reads token q - 1 (position 0 reads the start of the sequence) and scores token q.
     """
 
     width: int
-    """W, tokens a step."""
+    """W, the number of tokens per step."""
     shape: tuple[int, ...]
-    """Shape of the raster that the target positions run over, the last axis fastest; (T,) for text."""
+    """Shape of the raster of target positions, the last axis fastest; (T,) for text."""
     estimate: Tensor | None
-    """Tokens expected before decoding starts, one a target position, float [B, T]; None where nothing is expected."""
+    """Estimate of the target from the source, one value per target position, float [B, T]; None without an estimate."""
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         """Read `tokens` [B, W] (int64) at decoder positions `position` [B] + 0..W-1 and score the tokens there.
 
-        Overwrites what earlier steps wrote at these positions, so moving `position` back is the whole of a rollback.
-        At position 0 the first token is ignored. Positions past the end are allowed; their scores are meaningless.
+        The step overwrites the cache entries of earlier steps at these positions, so a rollback only moves `position`
+        back. At position 0 the first token is ignored. Positions past the end are allowed; their scores are undefined.
         """
         ...
 
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
         """Propose with heads p2..p(N+1) at step column `index` [B] of `output`.
 
-        Choosing happens in here because a sequential head reads the tokens chosen before its own.
+        The tokens are chosen inside this method, because a sequential head reads the tokens chosen before its own.
 
         Args:
             output: result of a step.
-            index: column whose scores chose `first`, [B].
-            first: p1's token there, [B].
-            offsets: 1..N, how far past `first` the proposals stand.
-            choose: turns the heads' scores into tokens; may be called once for all offsets or once for each, in order.
+            index: the step's column whose scores determined `first`, [B].
+            first: p1's token at that column, [B].
+            offsets: 1..N, the number of positions from `first` to each proposal.
+            choose: turns the heads' scores into tokens; called once for all offsets, or once per offset in order.
 
         Returns:
             Tokens [B, N], int64.
@@ -126,13 +125,13 @@ class Session(Protocol):
         ...
 
     def resize(self, width: int) -> None:
-        """Let the following steps read `width` tokens, at most as many as the session was made for."""
+        """Make the following steps read `width` tokens, at most the width that the session was made with."""
         ...
 
     def select(self, rows: Tensor, length: int) -> None:
-        """Let row i go on from what row `rows[i]` (int64 [B]) has read at decoder positions 0 .. `length` - 1.
+        """Copy the first `length` decoder positions of row `rows[i]` (int64 [B]) to row i.
 
-        Both must have the same source, as the hypotheses of a beam have.
+        Both rows must have the same source, as the hypotheses of a beam do.
         """
         ...
 
@@ -159,20 +158,20 @@ class Session(Protocol):
 
 
 class TreeSession(Session, Protocol):
-    """A session whose steps read the columns of a tree; `width` is their number, and does not change.
+    """A session whose steps read the columns of a tree; `width` is the fixed number of columns.
 
-    `step` takes the position of the tree's root. What it reads is forgotten by the next step, except for what is kept.
-    Only the first `tree.scored` columns of its scores are there.
+    `step` takes the position of the tree's root, and returns the scores of the first `tree.scored` columns. The next
+    step discards all columns that `keep` has not committed.
     """
 
     tree: Tree
 
     def keep(self, columns: Tensor) -> None:
-        """Commit a path of the latest step, as if its tokens had been read one after another.
+        """Commit a path of the latest step to the cache, as if its tokens had been read one after another.
 
         Args:
-            columns: the path of each row from column 0 on, int64 [B, P], P at most what the session was made for. Its
-                end may be arbitrary: moving `position` back undoes it.
+            columns: the path of each row from column 0 on, int64 [B, P], P at most `kept` of
+                `ScoringModel.tree_session`. The last columns may be rejected ones: moving `position` back undoes them.
         """
         ...
 
@@ -183,30 +182,30 @@ class Peers(Protocol):
     rank: int
     """Number of this process."""
     count: int
-    """How many there are."""
+    """Number of processes."""
 
     def gather(self, values: Tensor) -> Tensor:
-        """Tell the others `values`, of a shape that all share; return those of all, [count, ...], in order of ranks."""
+        """Return the `values` of all processes, [count, ...] in the order of ranks; they must have equal shapes."""
         ...
 
 
 Rule: TypeAlias = tuple[Literal["distance", "rank"], int]
-"""A criterion as data: which proposals pass. ("distance", e): |proposal - p1's choice| is at most e, in grey levels; e
-is 0 for exact acceptance. ("rank", n): the proposal is among the n tokens that p1 scores best."""
+"""A criterion as data. ("distance", e): |proposal - p1's choice| must be at most e grey levels, 0 for exact acceptance.
+("rank", n): the proposal must be among the n tokens that p1 scores best."""
 
 
 @dataclass(frozen=True)
 class LoopState:
-    """The memory of the decoder's loop and its settings: all that whole iterations need besides a session.
+    """Tensors and settings of the decoder's loop that native iterations need besides a session.
 
     Attributes:
-        position: tokens committed so far, int64 [B]; -1 where a row has yet to read the start of its sequence.
-        limit: where rows end, int64 [B].
+        position: number of committed tokens, int64 [B]; -1 before the start of the sequence was read.
+        limit: number of tokens at which each row is complete, int64 [B].
         store: committed tokens from column 1 on, int64 [B, 1 + T + W].
-        proposals: pending ones, int64 [B, W], of which as many count as the session's steps are wide.
+        proposals: pending proposals, int64 [B, W]; a step reads as many of them as it is wide.
         block_size: k.
-        min_block: l, tokens accepted per step whatever the rule says.
-        rule: which proposals pass.
+        min_block: l, the number of tokens that every step accepts regardless of the rule.
+        rule: the acceptance criterion.
         end_token: as in `ScoringModel`.
     """
 
@@ -222,26 +221,26 @@ class LoopState:
 
 @runtime_checkable
 class IteratingSession(Protocol):
-    """A session that may know how to do whole iterations of decoding by itself."""
+    """A session that may support native iterations."""
 
     def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
-        """Return what does n iterations, exactly as the decoder's loop would, or None where that is not known.
+        """Return a function that does native iterations, equal to those of the decoder's loop; None if unsupported.
 
-        Called with n and the block size of the proposals that the last of them makes, it changes `state` in place,
-        ends early when all rows are complete, and returns for each iteration and row position, accepted tokens and
-        proposals, int64 [<= n, B, 2 + W].
+        The function takes the number n of iterations and the block size of the proposals that the last one makes. It
+        changes `state` in place and stops early when all rows are complete. It returns position, number of accepted
+        tokens and proposals for each iteration and row, int64 [<= n, B, 2 + W].
         """
         ...
 
 
 @dataclass
 class Replaying:
-    """How iterations of decoding are captured once and replayed, on devices that can.
+    """CUDA graph capture of decoding iterations, on devices that support it.
 
     Attributes:
-        capture: turns work that always reads and writes the same memory, has no other effect and reads nothing back to
-            the host, into what does that work again and again.
-        kept: what the decoder keeps with the model from one decode to the next.
+        capture: captures a function and returns a function that replays it. The captured function must read and write
+            fixed memory only, and must not read from the device.
+        kept: the decoder's graph cache, which persists between decodes.
     """
 
     capture: Callable[[Callable[[], None]], Callable[[], None]]
@@ -256,43 +255,46 @@ class ScoringModel(Protocol):
     length: int
     """T, the largest number of target tokens."""
     prediction_heads: int
-    """K, heads p1..pk."""
+    """K, the number of heads p1..pK."""
     end_token: int | None
-    """Token that ends a sequence early, or None where sequences have a fixed length."""
+    """Token that ends a sequence early; None if all sequences have length T."""
     replaying: Replaying | None
-    """How an iteration on its sessions is captured, whose steps keep to the same memory; None where it is called."""
+    """CUDA graph capture of iterations on its sessions; None if iterations are not captured."""
     own_threads: bool
-    """Whether its steps have threads of their own, beside which torch's would only be in the way."""
+    """Whether its steps use threads of their own; torch then uses a single thread."""
 
     @property
     def peers(self) -> Peers | None:
-        """Processes among which a step's branches are spread; None where this one decodes alone."""
+        """The processes that divide the columns of a step; None for a single process."""
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of its weights."""
+        """Number of bytes of its weights."""
 
     def encode(self, source: Sources, padding: Tensor | None = None) -> Sources:
-        """Encode `source` [B, S] (padding True in `padding` [B, S]), once for any number of sessions."""
+        """Encode `source` [B, S] once for any number of sessions; `padding` is bool [B, S], True at padding."""
         ...
 
     def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
-        """Encode `source` unless it is encoded, and make an empty session of step width `width`.
+        """Make an empty session of step width `width`; `source` is encoded unless it is encoded already.
 
-        The session has `copies` rows for each source, one after another.
+        The session has `copies` consecutive rows per source.
         """
         ...
 
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
-        """Make an empty session whose steps read `tree`, and of each at most a path of `kept` columns is kept.
+        """Make an empty session whose steps read `tree`; `kept` is the largest number of columns to commit per step.
 
-        Arguments else as for `session`.
+        Other arguments are as for `session`.
         """
         ...
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
-        """Score p1..pk without a cache after the first `position` [B] tokens of `target` [B, T], as [B, K, V].
+        """Return the scores of p1..pK without a cache after the first `position` [B] tokens of `target` [B, T].
 
-        A sequential head pi reads the i - 1 tokens of `target` after those, too: what was chosen before its own.
+        A sequential head pi also reads the following i - 1 tokens of `target`, the choices of the heads before it.
+
+        Returns:
+            Scores [B, K, V].
         """
         ...

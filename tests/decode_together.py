@@ -49,13 +49,13 @@ def decode_all(peers=None):
 
 
 class Counted(Processes):
-    """Counts what is told."""
+    """Counts the numbers that each call gathers."""
 
-    told = 0
+    gathered = 0
 
     def gather(self, values):
         assert values.dtype == torch.int64
-        self.told = max(self.told, values.numel())
+        self.gathered = max(self.gathered, values.numel())
         return super().gather(values)
 
 
@@ -65,7 +65,7 @@ def main(folder):
     peers = Counted()
     made = decode_all(peers)
     torch.distributed.destroy_process_group()
-    (Path(folder) / f"{peers.rank}.json").write_text(json.dumps({"made": made, "told": peers.told}))
+    (Path(folder) / f"{peers.rank}.json").write_text(json.dumps({"made": made, "gathered": peers.gathered}))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.batching import Finished
 from superres.decoding.block_size import AdaptiveBlockSize
+from superres.decoding.decode import check_options
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.ngrams import Numbering, count_ngrams
 from superres.interfaces import StepOutput
@@ -134,6 +135,9 @@ class FakeUpscaler:
     batches: list = field(default_factory=list)
     options: list = field(default_factory=list)
     keys: list = field(default_factory=list)
+
+    def block_size(self, options):
+        return check_options(options, self.model_config.prediction_heads, self.model_config.target_length)
 
     def fitting_rows(self, options=None):
         return 16
@@ -269,7 +273,7 @@ def proposer_for(name, model):
     return PROPOSERS[name](*make[PROPOSERS[name].resource](model))
 
 
-CHAINS = [name for name, kind in PROPOSERS.items() if not kind.branching]
+CHAINS = [name for name, kind in PROPOSERS.items() if not kind.proposes_tree]
 """Proposers of one continuation a step."""
 
 

@@ -345,7 +345,7 @@ def test_a_disc_that_takes_no_more_stops_the_run_with_one_line_and_the_next_run_
     assert len(rows) == summary.done <= 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("superres: ")]
     assert os.strerror(error) in line
-    assert "the same command goes on from there" in line
+    assert "the same command resumes the run" in line
     assert names(tmp_path / "out") == [Path(row["output"]).name for row in rows]
     again, rows = upscale([faces], tmp_path / "out")
     assert (again.done + summary.done, again.skipped, again.exit_code) == (5, summary.done, 0)

@@ -152,11 +152,11 @@ def test_arrays_are_inputs(tree, save):
 
 
 @pytest.mark.parametrize(("name", "content", "says"), [
-    ("bad.zip", b"PK\x03\x04 cut", "bad.zip is damaged or no archive"),
-    ("bad.tar", b"nothing", "bad.tar is damaged or no archive"),
-    ("bad.tar.gz", b"\x1f\x8b cut", "bad.tar.gz is damaged or no archive"),
-    ("bad.npz", b"", "bad.npz is damaged or no archive"),
-    ("gone.zip", None, "gone.zip is damaged or no archive"),
+    ("bad.zip", b"PK\x03\x04 cut", "bad.zip is damaged or not an archive"),
+    ("bad.tar", b"nothing", "bad.tar is damaged or not an archive"),
+    ("bad.tar.gz", b"\x1f\x8b cut", "bad.tar.gz is damaged or not an archive"),
+    ("bad.npz", b"", "bad.npz is damaged or not an archive"),
+    ("gone.zip", None, "gone.zip is damaged or not an archive"),
 ])
 def test_an_archive_that_cannot_be_listed_costs_one_row(tree, name, content, says):
     if content is not None:

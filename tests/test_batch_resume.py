@@ -343,7 +343,7 @@ def test_a_second_run_is_refused_while_the_first_is_at_work(faces, tmp_path):
     thread = threading.Thread(target=run, args=(faces, tmp_path / "out", Held()))
     thread.start()
     holding.wait(20)
-    with pytest.raises(OutputError, match="wait for its end, choose another --output"):
+    with pytest.raises(OutputError, match="wait until it ends, choose another --output"):
         run(faces, tmp_path / "out")
     going.set()
     thread.join()
@@ -394,7 +394,7 @@ def test_a_manifest_that_takes_no_more_stops_the_run_and_loses_nothing(faces, tm
         summary = run(faces, tmp_path / "out", group=4, batch_size=2)
     assert summary.exit_code == 1
     assert summary.stopped
-    assert capsys.readouterr().err.count("the same command goes on from there") == 1
+    assert capsys.readouterr().err.count("the same command resumes the run") == 1
     run(faces, tmp_path / "out")
     run(faces, tmp_path / "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
@@ -414,7 +414,7 @@ def test_a_folder_that_turns_read_only_stops_the_run_with_one_line(faces, tmp_pa
         patch.setattr("superres.batch.commit.os.access", lambda *_: len(count) <= 6)
         summary = run(faces, tmp_path / "out", group=4, batch_size=2)
     assert (summary.done, summary.exit_code) == (6, 1)
-    assert capsys.readouterr().err.count("Permission denied; stopped, what is finished is kept") == 1
+    assert capsys.readouterr().err.count("Permission denied; stopped; finished outputs are kept") == 1
     run(faces, tmp_path / "out")
     run(faces, tmp_path / "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")

@@ -29,7 +29,7 @@ from superres.decoding.blockwise import accepted_length
 from superres.decoding.decode import check_options, decode
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.noise import NOISES
-from superres.decoding.proposers.base import accompany
+from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.reference import separate_reference, sequential_reference
 from superres.errors import ConfigError, InvalidInputError
 from superres.nn.engines.torch_model import StepModel
@@ -377,7 +377,8 @@ def test_iterating_reads_nothing_from_the_device(variant, accept, proposer, temp
     model, source = small(variant)
     model = StepModel(model.model, end_token=1)
     options, made = criterion_options(accept, temperature=temperature), proposer_for(proposer, model)
-    loop = BlockwiseLoop(model, accompany(model, made).session(source, 6), options, torch.arange(ROWS), 5, made)
+    session = with_proposer_state(model, made).session(source, 6)
+    loop = BlockwiseLoop(model, session, options, torch.arange(ROWS), 5, made)
 
     def refuse(*_, **__):
         raise AssertionError("read from the device")
@@ -401,7 +402,7 @@ def test_iterating_works_where_values_cannot_be_read(variant, proposer):
     if proposer == "draft":
         made.draft.model.to("meta")
     for options in (DecodeConfig(temperature=0.9), DecodeConfig(temperature=0.9, sampling="speculative", nucleus=0.9)):
-        session = accompany(model, made).session(source, 5)
+        session = with_proposer_state(model, made).session(source, 5)
         loop = BlockwiseLoop(model, session, options, keys, 5, made)
         loop.iterate()
     with pytest.raises((RuntimeError, NotImplementedError)):

@@ -13,7 +13,8 @@ from skimage import data
 import superres
 from superres.cli.main import run
 from superres.evaluation.pictures import consistency, psnr
-from superres.tasks.faces import area_reduce, enlarge, read_image
+from superres.tasks.faces import area_reduce, enlarge
+from superres.tasks.pictures import read_image
 
 FACES = Path(__file__).parents[1] / "scripts" / "faces"
 NAME = "celeba-8to32"

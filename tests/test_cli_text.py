@@ -160,7 +160,7 @@ def test_the_output_replaces_no_input_and_no_folder(checkpoint, tmp_path, capsys
 
 def test_a_checkpoint_of_faces_is_refused(capsys):
     line = refusal(capsys, "translate", "a dog", "--checkpoint", "celeba-8to32")
-    assert "celeba-8to32 serves the task 'faces', not translation" in line
+    assert "celeba-8to32 is for the task 'faces', not translation" in line
 
 
 def test_help_lists_only_what_suits_text(capsys):

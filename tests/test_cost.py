@@ -23,7 +23,7 @@ from superres.decoding.cost import (
 )
 from superres.decoding.decode import decode
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.proposers.base import accompany
+from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError
@@ -31,21 +31,21 @@ from superres.errors import ConfigError
 RATES, GAMMAS = st.floats(0, 1), st.integers(0, 8)
 
 
-def brute_force(alpha, gamma, branches):
-    """Go through all outcomes of `branches` sequences of `gamma` verdicts."""
+def brute_force(alpha, gamma, candidates):
+    """Go through all outcomes of `candidates` sequences of `gamma` verdicts."""
     def length(verdicts):
         return next((i for i, verdict in enumerate(verdicts) if not verdict), len(verdicts))
 
     total = 0.0
-    for outcome in itertools.product([True, False], repeat=gamma * branches):
+    for outcome in itertools.product([True, False], repeat=gamma * candidates):
         rows = [outcome[start : start + gamma] for start in range(0, len(outcome), gamma)] or [()]
         total += math.prod(alpha if verdict else 1 - alpha for verdict in outcome) * (1 + max(map(length, rows)))
     return total
 
 
 @given(RATES, st.integers(1, 3), st.integers(1, 3))
-def test_expected_tokens_are_the_mean_over_all_outcomes(alpha, gamma, branches):
-    assert expected_tokens(alpha, gamma, branches) == pytest.approx(brute_force(alpha, gamma, branches))
+def test_expected_tokens_are_the_mean_over_all_outcomes(alpha, gamma, candidates):
+    assert expected_tokens(alpha, gamma, candidates) == pytest.approx(brute_force(alpha, gamma, candidates))
 
 
 @given(st.floats(0, 0.999), GAMMAS)
@@ -54,13 +54,13 @@ def test_one_branch_is_the_published_closed_form(alpha, gamma):
 
 
 @given(RATES, st.integers(1, 3), st.integers(1, 3), st.floats(0, 2), st.integers(1, 99))
-def test_operations_of_branches_are_those_of_the_columns_that_they_read(alpha, gamma, branches, c, columns):
-    tokens = brute_force(alpha, gamma, branches)
-    assert operations_factor(alpha, gamma, c, columns, branches) == pytest.approx((gamma * c + columns) / tokens)
+def test_operations_of_branches_are_those_of_the_columns_that_they_read(alpha, gamma, candidates, c, columns):
+    tokens = brute_force(alpha, gamma, candidates)
+    assert operations_factor(alpha, gamma, c, columns, candidates) == pytest.approx((gamma * c + columns) / tokens)
 
 
 def test_more_branches_pay_for_longer_ngrams():
-    assert best_gamma(0.3, 0.0, 20, more=0.05, branches=10) > best_gamma(0.3, 0.0, 20, more=0.05)
+    assert best_gamma(0.3, 0.0, 20, more=0.05, candidates=10) > best_gamma(0.3, 0.0, 20, more=0.05)
 
 
 def test_certain_proposals_yield_the_whole_block():
@@ -107,16 +107,16 @@ def test_the_acceptance_rate_counts_verified_proposals():
     assert acceptance_rate([], 3) == 0.0
 
 
-@pytest.mark.parametrize("branches", [2, 10])
+@pytest.mark.parametrize("candidates", [2, 10])
 @pytest.mark.parametrize("alpha", [0.05, 0.3, 0.8])
-def test_the_acceptance_rate_of_one_of_several_branches_is_found_again(alpha, branches):
+def test_the_acceptance_rate_of_one_of_several_branches_is_found_again(alpha, candidates):
     k, rng = 5, np.random.default_rng(0)
-    verdicts = rng.random((4000, branches, k - 1)) < alpha
+    verdicts = rng.random((4000, candidates, k - 1)) < alpha
     accepted = 1 + verdicts.cumprod(2).sum(2).max(1)
     traces = [RowTrace(list(range(40)), row.tolist(), np.zeros((40, k))) for row in accepted.reshape(-1, 40)]
-    seen = acceptance_rate(traces, k, branches)
+    seen = acceptance_rate(traces, k, candidates)
     assert seen == pytest.approx(alpha, abs=0.02)
-    assert expected_tokens(seen, k - 1, branches) == pytest.approx(accepted.mean(), rel=0.02)
+    assert expected_tokens(seen, k - 1, candidates) == pytest.approx(accepted.mean(), rel=0.02)
     assert acceptance_rate(traces, k) > alpha + 0.03  # which takes the best of several for the only one
 
 
@@ -139,7 +139,7 @@ def test_both_measures_of_alpha_agree_with_the_distributions():
     draft, rows = MarkovModel(1), 4000
     proposer, source = DraftProposer(draft), torch.zeros(4000, 1, dtype=torch.int64)
     options = speculative(block_size=2)
-    model = accompany(VERIFIER, proposer)
+    model = with_proposer_state(VERIFIER, proposer)
     loop = BlockwiseLoop(model, model.session(source, 2), options, torch.arange(rows), 2, proposer)
     overlap = mean_overlap(loop)
     seen = acceptance_rate(decode(VERIFIER, source, options, proposer=proposer).traces, 2)
@@ -147,7 +147,7 @@ def test_both_measures_of_alpha_agree_with_the_distributions():
     values = exact_overlap(draft)[:-1]
     assert float(values.min()) < overlap < float(values.max())
     itself = DraftProposer(VERIFIER)
-    model = accompany(VERIFIER, itself)
+    model = with_proposer_state(VERIFIER, itself)
     loop = BlockwiseLoop(model, model.session(source[:50], 2), options, torch.arange(50), 2, itself)
     assert mean_overlap(loop) == pytest.approx(1)
 

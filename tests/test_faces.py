@@ -18,7 +18,8 @@ from skimage import data
 
 from superres.errors import InvalidInputError, OutputError
 from superres.tasks import faces
-from superres.tasks.faces import area_reduce, read_faces, read_image, to_source
+from superres.tasks.faces import area_reduce, read_faces, to_source
+from superres.tasks.pictures import read_image
 
 PICTURES = hnp.arrays(np.uint8, st.tuples(st.integers(8, 40), st.integers(8, 40), st.just(3)))
 

@@ -34,7 +34,7 @@ def tokens(config, rows, seed=0):
 
 def captured(model):
     """Return the graphs of all loops that were kept."""
-    works = [work for loop in model.replaying.kept.values() for work in loop.replays._works.values()]
+    works = [work for loop in model.replaying.kept.values() for work in loop.replays._captured.values()]
     return [work.graph for work in works]
 
 

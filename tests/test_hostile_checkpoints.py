@@ -411,4 +411,4 @@ def test_a_translation_has_text(folder):
 
 
 def test_a_network_for_faces_knows_all_intensities(folder):
-    assert "knows 6 intensities" in refusal(load, folder)
+    assert "has 6 intensities" in refusal(load, folder)

@@ -72,9 +72,9 @@ def test_the_cost_model_knows_the_columns_and_the_branches_of_a_step(window, can
     options, kind = DecodeConfig(proposer="lookahead", window=window, candidates=candidates), PROPOSERS["lookahead"]
     layout = Layout.of(options, size, None)
     assert kind.columns(options, size) == layout.tree.size
-    assert kind.branches(options) == len(layout.paths)
+    assert kind.candidates(options) == len(layout.paths)
     assert kind.columns(options, 1) == 1
-    assert (PROPOSERS["heads"].columns(options, size), PROPOSERS["heads"].branches(options)) == (size, 1)
+    assert (PROPOSERS["heads"].columns(options, size), PROPOSERS["heads"].candidates(options)) == (size, 1)
 
 
 def test_the_mask_of_a_step_is_that_of_the_papers_figure():
@@ -286,7 +286,7 @@ def test_block_size_1_is_greedy_decoding_by_a_loop_without_branches():
     ({"block_size": 0}, "block-size must be at least 1, not 0"),
     ({"block_size": 30}, "block size 30 is more than the 29"),
     ({"candidates": 0}, "candidates must be at least 1, not 0"), ({"candidates": 2.5}, "candidates .* not 2.5"),
-    ({"window": 20, "block_size": 12}, "window 20 and n-grams of 12 look 30 tokens ahead, further than the 29"),
+    ({"window": 20, "block_size": 12}, "window 20 and block size 12 reach 30 tokens ahead, more than the 29"),
     ({"min_block": 2}, "min-block 2"),
     ({"adaptive": True}, "adaptive block size"),
 ])
@@ -333,4 +333,4 @@ def test_the_command_line_translates_and_refuses_sizes_in_one_line(tmp_path, cap
         assert run([*words, "--proposer", "lookahead", option, "0"]) == 2
         assert capsys.readouterr().err == f"superres: {message}; give a whole number up to 128\n"
     assert run([*words, "--proposer", "lookahead", "--window", "30"]) == 2
-    assert "window 30 and n-grams of 4 look 32 tokens ahead" in capsys.readouterr().err
+    assert "window 30 and block size 4 reach 32 tokens ahead" in capsys.readouterr().err

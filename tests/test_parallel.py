@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from superres.config import DecodeConfig
 from superres.decoding.decode import decode
-from superres.decoding.proposers.lookahead.decoding import Layout, share
+from superres.decoding.proposers.lookahead.decoding import Layout, partition
 from superres.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -58,9 +58,9 @@ def test_two_processes_decode_the_same_tokens_in_the_same_blocks_as_one(members,
         assert decode(model, source, options).tokens.tolist() == tokens
 
 
-def test_only_tokens_are_told(members):
+def test_only_tokens_are_gathered(members):
     """Per row and step: how many are accepted, the next one, a block of at most 5, and 5 guesses."""
-    assert [member["told"] for member in members] == [3 * (2 + 5 + 5)] * 2
+    assert [member["gathered"] for member in members] == [3 * (2 + 5 + 5)] * 2
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Stated:
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(2, 5), st.integers(1, 4))
 def test_every_branch_is_read_by_one_process(window, candidates, size, count):
     count = min(count, window, candidates)
-    shares = [share(window, rank, count) for rank in range(count)]
+    shares = [partition(window, rank, count) for rank in range(count)]
     assert [column for part in shares for column in part] == list(range(window))
     options = DecodeConfig(proposer="lookahead", window=window, candidates=candidates)
     layouts = [Layout.of(options, size, Stated(rank, count)) for rank in range(count)]
@@ -86,9 +86,9 @@ def test_every_branch_is_read_by_one_process(window, candidates, size, count):
 
 
 @pytest.mark.parametrize(("changes", "named"), [
-    ({"window": 1}, "2 processes need a window and candidates of at least as many, not 1 and 10"),
+    ({"window": 1}, "2 processes need a window and candidates of at least 2, not 1 and 10"),
     ({"candidates": 1}, "not 10 and 1"),
-    ({"temperature": 1.0, "sampling": "speculative"}, "as 2 processes side by side cannot"),
+    ({"temperature": 1.0, "sampling": "speculative"}, "which 2 processes cannot"),
 ])
 def test_what_several_processes_cannot_do_is_refused_in_one_line(changes, named):
     model, source = model_and_source("text")

@@ -18,7 +18,7 @@ from superres.config import DecodeConfig
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, SuperresError
 from superres.nn.engines.torch_model import StepModel
 from superres.pipeline.auto import load
-from superres.pipeline.base import paced, pick_device
+from superres.pipeline.base import at_intervals, pick_device
 from superres.pipeline.upscaler import Upscaler
 
 FAST = replace(TINY, **NATIVE)
@@ -135,7 +135,7 @@ def test_time_between_two_requests_does_not_count():
             now[0] += 1
 
     shown = []
-    for _, seconds in paced(steps(), interval=0, clock=lambda: now[0]):
+    for _, seconds in at_intervals(steps(), interval=0, clock=lambda: now[0]):
         shown.append(seconds)
         now[0] += 100
     assert shown == [1, 2, 3]

@@ -232,7 +232,7 @@ def test_lookup_copies_what_followed_the_longest_match(variant):
     (lambda model: PROPOSERS["draft"](StepModel(random_model(VARIANTS["text"]))), "has 30 target tokens"),
     (lambda model: PROPOSERS["draft"](StepModel(random_model(SMALL), end_token=1)), "has 1 as its end token"),
     (lambda model: PROPOSERS["ngram"](ngrams_of(StepModel(random_model(replace(SMALL, vocabulary=7))))),
-     "the n-grams are of a vocabulary of 7 tokens"),
+     "the n-grams have a vocabulary of 7 tokens"),
 ])
 def test_what_does_not_belong_to_the_model_is_refused_in_one_line(make, message):
     model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 1)[0]

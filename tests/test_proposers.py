@@ -73,7 +73,7 @@ def refusal(capsys, *words):
 @pytest.mark.parametrize("name", [name for name, kind in PROPOSERS.items() if not kind.raster])
 def test_every_proposer_leaves_exact_translation_as_it_is(name, folder):
     translator = load(folder, "cpu")
-    width = None if PROPOSERS[name].branching else 4
+    width = None if PROPOSERS[name].proposes_tree else 4
     for batch_size in (1, 6):
         for temperature in (0.0, 0.8):
             options = DecodeConfig(block_size=4, proposer=name, temperature=temperature)
@@ -168,7 +168,7 @@ def test_a_draft_of_another_vocabulary_is_refused_though_it_has_as_many_tokens(f
     other = train_vocabulary([line.upper() for line in (*pairs.source, *pairs.target)], CONFIG.vocabulary)
     save_checkpoint(wordy(dtype=torch.float32), tmp_path / "other", files={VOCABULARY_FILE: other})
     words = ["translate", "dog", "--checkpoint", folder, "--proposer", "draft", "--draft", tmp_path / "other"]
-    assert "has another sentencepiece.model than the verifier" in refusal(capsys, *words)
+    assert "differs from the verifier's" in refusal(capsys, *words)
     save_checkpoint(random_model(TINY, dtype=torch.float32), tmp_path / "faces")
     assert "has task faces, the verifier translation" in refusal(capsys, *words[:-1], tmp_path / "faces")
 
@@ -248,7 +248,7 @@ def test_a_damaged_file_of_counts_is_one_line(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("order", "message"), [(0, "must be at least 1, not 0"), (40, "too many to number")])
+@pytest.mark.parametrize(("order", "message"), [(0, "must be at least 1, not 0"), (40, "do not fit 64-bit numbers")])
 def test_orders_that_cannot_be_counted_are_refused(order, message):
     with pytest.raises(ConfigError, match=message):
         Numbering(order, 8000, 1)
@@ -266,7 +266,7 @@ def test_the_command_counts_text_and_faces(folder, tmp_path, capsys):
     assert NgramTable.read(tmp_path / "faces").numbering == Numbering(2, 256, 3)
     assert "contexts of up to 1 tokens" in capsys.readouterr().err
     words = ["translate", "dog", "--checkpoint", folder, "--proposer", "ngram", "--ngrams", tmp_path / "faces"]
-    assert "are of 256 tokens in 3 channels, the model has 330 in 1" in refusal(capsys, *words)
+    assert "have 256 tokens in 3 channels, but the model has 330 in 1" in refusal(capsys, *words)
 
 
 # Draft models
@@ -322,8 +322,8 @@ def check_rows(report, names):
         assert 0 <= row["alpha"] <= 1
         assert 1 <= row["mean_accepted_block_size"] <= row["block_size"]
         assert 1 <= row["predicted_tokens"] <= row["block_size"]
-        branches, columns = (10, 20 * gamma) if row["proposer"] == "lookahead" else (1, gamma + 1)
-        assert row["predicted_tokens"] == pytest.approx(expected_tokens(row["alpha"], gamma, branches))
+        candidates, columns = (10, 20 * gamma) if row["proposer"] == "lookahead" else (1, gamma + 1)
+        assert row["predicted_tokens"] == pytest.approx(expected_tokens(row["alpha"], gamma, candidates))
         assert row["operations"] * row["predicted_tokens"] >= columns - 1e-9
         assert row["predicted_speed_up"] == pytest.approx(row["predicted_tokens"] / (gamma * row["c"] + 1))
         # What was measured is the tokens of a step over its cost: the prediction errs by its idea of the tokens alone.

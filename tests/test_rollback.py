@@ -14,7 +14,7 @@ from test_proposal import lookup_by_hand, ngram_by_hand
 from superres.config import DecodeConfig
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import JacobiProposer
-from superres.decoding.proposers.base import accompany
+from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.lookup import LookupProposer
 from superres.decoding.proposers.ngrams import NgramProposer
@@ -46,9 +46,9 @@ class Decoding:
         self.generator = torch.Generator().manual_seed(self.seed)
         self.sources = random_tokens(self.model.model.config, 9, self.seed)[0]
         self.source = self.sources[:3].clone()
-        self.accompanied = accompany(self.model, self.proposer)
-        session = self.accompanied.session(self.source, self.block_size)
-        self.loop = BlockwiseLoop(self.accompanied, session, DecodeConfig(), torch.arange(3), self.block_size,
+        self.stateful = with_proposer_state(self.model, self.proposer)
+        session = self.stateful.session(self.source, self.block_size)
+        self.loop = BlockwiseLoop(self.stateful, session, DecodeConfig(), torch.arange(3), self.block_size,
                                   self.proposer, Fickle(self.generator))
 
     def steps(self, count):
@@ -67,13 +67,13 @@ class Decoding:
     def restart(self):
         row, new = (int(torch.randint(size, (), generator=self.generator)) for size in (len(self.source), 9))
         self.source[row] = self.sources[new]
-        fresh = self.accompanied.session(self.sources[[0, new]], self.block_size)
+        fresh = self.stateful.session(self.sources[[0, new]], self.block_size)
         self.loop.restart(torch.tensor([row]), fresh, torch.tensor([1]), torch.tensor([new]))
 
     def shrink(self):
         kept = torch.tensor([2, 0])
         self.source = self.source[kept]
-        self.loop.shrink(self.accompanied.session(self.source, self.block_size), kept)
+        self.loop.shrink(self.stateful.session(self.source, self.block_size), kept)
 
 
 def greedy_after(model, source, tokens, count):

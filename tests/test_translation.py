@@ -163,7 +163,7 @@ def test_sacrebleus_own_test_sets_are_read(tmp_path, place, monkeypatch):
     ({"t.en": b"a\n\xffb\n", "t.de": b"x\ny\n"}, r"t\.en, line 2: byte 1 \(0xff\) is not UTF-8"),
     ({"t.en": b"", "t.de": b""}, r"t\.en is empty"),
     ({"t.en": b"a\n"}, r"t\.de cannot be read: No such file"),
-    ({}, r"no parallel text .*t\.en and .*t\.de; give what the names of both files begin with"),
+    ({}, r"no parallel text .*t\.en and .*t\.de; give the common prefix of both names"),
 ])
 def test_parallel_text_that_cannot_be_used_is_one_line(tmp_path, files, message):
     for name, content in files.items():

@@ -224,9 +224,9 @@ def test_load_picks_by_the_task(folder):
 
 
 def test_a_checkpoint_for_another_task_is_refused_by_name(folder):
-    with pytest.raises(CheckpointError, match="toy serves the task 'translation', not faces"):
+    with pytest.raises(CheckpointError, match="toy is for the task 'translation', not faces"):
         Upscaler.load(folder, "cpu")
-    with pytest.raises(CheckpointError, match="celeba-8to32 serves the task 'faces', not translation"):
+    with pytest.raises(CheckpointError, match="celeba-8to32 is for the task 'faces', not translation"):
         Translator.load("celeba-8to32", "cpu")
 
 
@@ -239,8 +239,8 @@ def test_a_checkpoint_without_its_vocabulary_or_with_another_is_refused(folder):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    (DecodeConfig(accept="distance"), "distance accepts by grey levels, .*; choose one of exact, top-k"),
-    (DecodeConfig(temperature=(0.9, 0.7, 0.7)), "text has no colours"),
+    (DecodeConfig(accept="distance"), "distance compares grey levels, .*; choose one of exact, top-k"),
+    (DecodeConfig(temperature=(0.9, 0.7, 0.7)), "text has no colour channels"),
     (DecodeConfig(temperature=0.9, noise="quantile"), "noise gumbel"),
     (DecodeConfig(block_size=5), "block size 5 is more than the 4 prediction heads"),
 ])
@@ -272,7 +272,7 @@ def test_a_stream_shows_every_step_and_ends_with_what_a_call_gives(toy, options)
 def test_a_stream_of_nothing_is_complete_at_once_and_pictures_options_are_refused(toy):
     (only,) = toy.stream(["", " "])
     assert (only.texts, only.is_complete) == (["", ""], True)
-    with pytest.raises(ConfigError, match="accepts by grey levels"):
+    with pytest.raises(ConfigError, match="compares grey levels"):
         next(toy.stream(["a"], DecodeConfig(accept="distance")))
 
 

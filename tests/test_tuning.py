@@ -20,7 +20,8 @@ from superres.evaluation import tuning
 from superres.evaluation.comparison import GREEDY, label
 from superres.evaluation.tuning import block_variants, save_default, shortlist, within
 from superres.evaluation.tuning import tune as search
-from superres.tasks.faces import FacePairs, area_reduce, read_faces, read_image
+from superres.tasks.faces import FacePairs, area_reduce, read_faces
+from superres.tasks.pictures import read_image
 
 EXACT = DecodeConfig(block_size=8)
 LOOSE = DecodeConfig(block_size=8, accept="distance", epsilon=255)

@@ -18,7 +18,8 @@ from web_demo import FACES, FAST, HTTP, Blocked, events, read_log, running, star
 import app
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
-from superres.tasks.faces import image_key, read_image
+from superres.tasks.faces import image_key
+from superres.tasks.pictures import read_image
 from superres.web.photos import Crop, take
 
 ROOT = Path(__file__).parents[1]

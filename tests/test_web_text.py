@@ -225,7 +225,7 @@ def test_the_bundled_checkpoint_is_taken_where_it_is_and_a_named_one_must_be_the
     with pytest.raises(CheckpointError, match="no checkpoint 'nowhere'"):
         app.load_translator("nowhere", "cpu")
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="serves the task 'faces', not translation"):
+    with pytest.raises(CheckpointError, match="is for the task 'faces', not translation"):
         app.load_translator("celeba-8to32", "cpu")
     assert app.load_translator(None, "cpu").name == "multi30k-en-de"
 
@@ -292,7 +292,7 @@ def test_the_documented_example_of_translation_runs(demo, capsys):
     ({"lines": ["a" * 3000]}, "the limits are 20 and 2,000; translate it in parts"),
     ({"lines": ["a", "<b>" * 200]}, "line 2: a word is longer than the 24 tokens"),
     ({"lines": ["<b>" * 200]}, "&lt;b&gt;"), ({"block_size": 5}, "more than the 4 prediction heads; use 4 or less"),
-    ({"accept": "distance"}, "distance accepts by grey levels"),
+    ({"accept": "distance"}, "distance compares grey levels"),
     ({"accept": "nothing"}, "accept must be one of exact, "), ({"beam": 99}, "beam must be at most 8, not 99"),
 ])
 def test_bad_arguments_come_back_as_one_clear_message(demo, arguments, message):

@@ -1,1 +1,1 @@
-"""Many files: inputs, plan, run, manifest, and outputs that appear whole or not at all."""
+"""Processing of many files: inputs, plan, run, manifest, and atomic outputs."""

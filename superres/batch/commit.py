@@ -28,14 +28,14 @@ HIDDEN = ".superres"
 """Name of the hidden folder inside the output folder; the last run to end removes it."""
 GROUP = 64
 """Number of outputs and rows that are committed together."""
-TRIES = 5
-"""Attempts to take a lock, 0.1 seconds apart."""
-HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
-"""Errors that would also hit the next output, so that the run stops."""
+LOCK_ATTEMPTS = 5
+"""Number of attempts to take a lock, 0.1 seconds apart."""
+FATAL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
+"""Error numbers that stop the run, since the next output would fail too."""
 
 
 class Lock:
-    """Keeps other runs out of an output folder; the shards of one run share it.
+    """Locks an output folder against other runs; the shards of one run share the lock.
 
     The operating system holds the locks, so they end with the process, even if it is killed.
     """
@@ -59,7 +59,7 @@ class Lock:
                 self._take(f"lock-{index}-of-{count}", shared=False)
         except BlockingIOError as error:
             self.release()
-            raise OutputError(f"another run writes into {folder}; wait for its end, choose another --output, or give "
+            raise OutputError(f"another run writes into {folder}; wait until it ends, choose another --output, or give "
                               "each run its own --shard I/N") from error
         except OSError as error:
             self.release()
@@ -68,28 +68,28 @@ class Lock:
 
     def _take(self, name: str, shared: bool) -> None:
         path = self.folder / name
-        tries = 0
+        attempts = 0
         while True:
             if self.folder.is_symlink():
-                raise OutputError(f"{self.folder} is a link, and a run would delete files where it points; remove the "
+                raise OutputError(f"{self.folder} is a link, and a run would delete files in its target; remove the "
                                   "link, or choose another --output")
             self.folder.mkdir(exist_ok=True)
             _remove_link(path)
             file = open(path, "ab")  # noqa: SIM115 -- open as long as the lock is held
             try:
                 lock_file(file, shared)
-                # The last process to exit removes the folder, and a lock on a deleted file keeps no other run out.
+                # The last process to exit removes the folder, and a lock on a deleted file does not exclude other runs.
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                     self.files.append(file)
                     return
             except FileNotFoundError:
                 pass
             except BlockingIOError:
-                tries += 1
-                if tries == TRIES:
+                attempts += 1
+                if attempts == LOCK_ATTEMPTS:
                     file.close()
                     raise
-                time.sleep(0.1)  # a shard that ends holds the lock exclusively for a moment
+                time.sleep(0.1)  # a shard that ends briefly holds the lock exclusively
             file.close()
 
     def release(self) -> None:
@@ -139,7 +139,7 @@ class Staging:
     group: int = GROUP
     _staged: list[_Staged] = field(default_factory=list)
     _rows: list[tuple[int, Row]] = field(default_factory=list)
-    _made: set[str] = field(default_factory=set)
+    _created: set[str] = field(default_factory=set)
     _changed: set[str] = field(default_factory=set)
     _count: int = 0
 
@@ -168,9 +168,9 @@ class Staging:
         self._count += 1
         try:
             parent = os.path.dirname(row.output)
-            if parent not in self._made:
+            if parent not in self._created:
                 os.makedirs(parent, exist_ok=True)
-                self._made.add(parent)
+                self._created.add(parent)
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         except OSError as error:
             self._refuse(number, row, error)
@@ -211,7 +211,9 @@ class Staging:
             return
         try:
             for one in staged:
-                self._sync(one)
+                os.fsync(one.file)
+                os.close(one.file)
+                one.file = -1
             self.manifest.append([*rows, *((one.number, one.row) for one in staged)])
         except BaseException as error:
             for one in staged:
@@ -224,11 +226,6 @@ class Staging:
         for one in staged:
             self._rename(one)
         self._sync_folders()
-
-    def _sync(self, one: _Staged) -> None:
-        os.fsync(one.file)
-        os.close(one.file)
-        one.file = -1
 
     def _rename(self, one: _Staged) -> None:
         try:
@@ -260,7 +257,7 @@ class Staging:
 
     def _refuse(self, number: int, row: Row, error: OSError) -> None:
         """Add a failed row for an output that cannot be written; raise if the next one could not be written either."""
-        if error.errno in HOPELESS or not os.access(self.output, os.W_OK) or not os.path.isdir(self.folder):
+        if error.errno in FATAL_ERRORS or not os.access(self.output, os.W_OK) or not os.path.isdir(self.folder):
             raise OutputError(f"cannot write to the folder {self.output}: {error.strerror}") from error
         message = f"cannot write {row.output}: {error.strerror}"
         self.add_row(number, Row(row.input, row.output, "failed", message, checkpoint=row.checkpoint,

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from superres.tasks.pictures import Picture, srgb_profile
-
-Pixels = npt.NDArray[np.uint8]
 
 _SOFTWARE, _DESCRIPTION = 0x0131, 0x010E
 

@@ -91,7 +91,8 @@ def find_jobs(
             found = sorted(glob.iglob(path, recursive=True))
             if not found:
                 raise InvalidInputError(f"nothing matches {path}; check the pattern, and quote it from the shell")
-            root = _fixed_part(path)
+            fixed = itertools.takewhile(lambda part: not glob.has_magic(part), Path(path).parts)
+            root = os.path.join(".", *fixed)  # the folder before the pattern's first wildcard
             for match in found:
                 if not os.path.isdir(match) and match.lower().endswith((*IMAGE_SUFFIXES, *ARCHIVE_SUFFIXES)):
                     yield from _file_jobs(match, os.path.relpath(match, root), keep_tree)
@@ -115,22 +116,22 @@ def list_inputs(inputs: Sequence[Path], recursive: bool, excluded: Path) -> list
         InvalidInputError: a folder cannot be listed, or there is no file.
     """
     found = find_jobs([str(path) for path in inputs], [], recursive, False, excluded)
-    files = [job for job in once(found) if job.archive is None]
+    files = [job for job in distinct(found) if job.archive is None]
     for job in files:
         if job.error is not None:
             raise InvalidInputError(job.error)
-    require_some(files, inputs, recursive)
+    require_jobs(files, inputs, recursive)
     return [Path(job.input) for job in files]
 
 
-def require_some(jobs: Sequence[Job], inputs: Sequence[object], recursive: bool) -> None:
+def require_jobs(jobs: Sequence[Job], inputs: Sequence[object], recursive: bool) -> None:
     """Raise InvalidInputError if `inputs` yielded no jobs."""
     if not jobs:
-        hint = "" if recursive else "; add --recursive to look into sub-folders"
+        hint = "" if recursive else "; add --recursive to include sub-folders"
         raise InvalidInputError(f"no image ({' '.join(sorted(IMAGE_SUFFIXES))}) in {', '.join(map(str, inputs))}{hint}")
 
 
-def once(jobs: Iterable[Job]) -> Iterable[Job]:
+def distinct(jobs: Iterable[Job]) -> Iterable[Job]:
     """Leave out repeated inputs; paths are compared in their absolute form."""
     seen = set()
     for job in jobs:
@@ -138,12 +139,6 @@ def once(jobs: Iterable[Job]) -> Iterable[Job]:
         if name not in seen:
             seen.add(name)
             yield job
-
-
-def _fixed_part(pattern: str) -> str:
-    """Return the folder before a pattern's first wildcard."""
-    parts = list(itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts))
-    return os.path.join(*parts) if parts else "."
 
 
 def _folder_jobs(
@@ -182,23 +177,23 @@ def walk(folder: str, recursive: bool, entered: set[str]) -> Iterator[Job]:
             entered.add(real)
             with os.scandir(here) as entries:
                 visible = sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
-            below = [entry.path for entry in visible if recursive and _holds(entry.is_dir)]
+            below = [entry.path for entry in visible if recursive and _succeeds(entry.is_dir)]
         except OSError as error:
             if here == folder:
                 raise InvalidInputError(f"cannot list the folder {here}: {error.strerror}") from error
             yield Job(here, "", error=f"cannot list the folder {here}: {error.strerror}; check its permissions")
             continue
         for entry in visible:
-            # Pipes and devices could block for ever. Dangling links are yielded, so that they get a failed row.
-            if entry.name.lower().endswith(_SUFFIXES) and (_holds(entry.is_file) or not os.path.exists(entry)):
+            # Pipes and devices could block forever. Dangling links are yielded, so that their rows fail.
+            if entry.name.lower().endswith(_SUFFIXES) and (_succeeds(entry.is_file) or not os.path.exists(entry)):
                 yield Job(entry.path, "")
         waiting += reversed(below)
 
 
-def _holds(question: Callable[[], bool]) -> bool:
-    """Return the answer of a check on a folder entry; False if it fails, as for a link that leads to itself."""
+def _succeeds(check: Callable[[], bool]) -> bool:
+    """Return the result of a check of a folder entry; False if it raises OSError, as for a link to itself."""
     try:
-        return question()
+        return check()
     except OSError:
         return False
 
@@ -216,27 +211,29 @@ def _file_jobs(path: str, relative: str, keep_tree: bool) -> Iterator[Job]:
         return
     base = next(relative[: -len(suffix)] for suffix in reversed(ARCHIVE_SUFFIXES) if relative.lower().endswith(suffix))
     try:
-        for number, name in _listers(path)(path):
-            if path.lower().endswith(".npz"):
+        kind = path.lower()
+        lister = _list_npz if kind.endswith(".npz") else _list_zip if kind.endswith(".zip") else _list_tar
+        for number, name in lister(path):
+            if lister is _list_npz:
                 stem = f"{base}/{number:06d}" if keep_tree else f"{os.path.basename(base)}-{number:06d}"
                 yield _job(f"{path}/{name}", f"{stem}.png", keep_tree, path, number)
             else:
                 yield _job(f"{path}/{name}", f"{base}/{name}" if keep_tree else name, keep_tree, path, number)
     except DAMAGED as error:
         reason = plain(str(error)) or type(error).__name__
-        yield Job(path, "", error=f"{path} is damaged or no archive ({reason}); pack it again")
+        yield Job(path, "", error=f"{path} is damaged or not an archive ({reason}); pack it again")
 
 
 def _job(path: str, relative: str, keep_tree: bool, archive: str | None = None, member: int = 0) -> Job:
     pure = PurePosixPath(os.path.normpath(relative.replace(os.sep, "/")).replace(os.sep, "/"))
     parts = pure.parts[1:] if pure.is_absolute() else pure.parts
     if keep_tree and (".." in parts or not parts):
-        return Job(path, "", error=f"{_shown(path, archive)} lies outside the folder that it would be written to; "
-                                   "leave out --keep-tree")
+        return Job(path, "", error=f"{_display_path(path, archive)} lies outside the folder that it would be written "
+                                   "to; leave out --keep-tree")
     return Job(path, "/".join([*parts[:-1], pure.stem]) if keep_tree else pure.stem, archive, member)
 
 
-def _shown(path: str, archive: str | None) -> str:
+def _display_path(path: str, archive: str | None) -> str:
     """Return a job's path for messages; the names of members may be long and contain any character."""
     return path if archive is None else f"{archive}/{plain(path[len(archive) + 1:])}"
 
@@ -298,11 +295,6 @@ def _list_npz(path: str) -> Iterator[tuple[int, str]]:
             yield number, f"{name}/{number:06d}"
 
 
-def _listers(path: str) -> Callable[[str], Iterator[tuple[int, str]]]:
-    kind = path.lower()
-    return _list_npz if kind.endswith(".npz") else _list_zip if kind.endswith(".zip") else _list_tar
-
-
 Content = str | IO[bytes] | np.ndarray[Any, Any]
 """An image: the path of its file, its content, or its pixels uint8 [H, W, 3]."""
 
@@ -340,7 +332,7 @@ def _open_members(archive: str, jobs: Iterator[Job]) -> Iterator[tuple[Job, Cont
         problem = plain(str(error)) or type(error).__name__
     for left in itertools.chain([job] if job is not None else [], jobs):
         yield left, InvalidInputError(
-            f"{_shown(left.input, archive)} cannot be unpacked ({problem}); pack {archive} again")
+            f"{_display_path(left.input, archive)} cannot be unpacked ({problem}); pack {archive} again")
 
 
 Members = Generator[Any, int, None]
@@ -357,7 +349,7 @@ def _read_zip(path: str) -> Members:
             try:
                 with archive.open(members[number]) as file:
                     content = _limited(file, label)
-            except DAMAGED as error:  # a damaged or encrypted member fails alone
+            except DAMAGED as error:  # other members may still be readable
                 reason = plain(str(error)) or type(error).__name__
                 content = InvalidInputError(f"{label} cannot be unpacked ({reason}); pack it again, without a password")
 
@@ -368,7 +360,7 @@ def _read_tar(path: str) -> Members:
         if here == number:
             file = archive.extractfile(info)
             if file is None:
-                raise ValueError(f"{plain(info.name)} is no file")
+                raise ValueError(f"{plain(info.name)} is not a file")
             number = yield _limited(file, f"{path}/{plain(info.name)}")
 
 

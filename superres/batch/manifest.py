@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import dataclasses
+import itertools
 import json
 import os
 import threading
@@ -216,8 +217,8 @@ class Manifest:
         try:
             _rewrite(self.path, map(self._line, order))
         except OSError as error:
-            raise OutputError(f"cannot put the manifest {self.path} in order: {error.strerror}; no row is lost, the "
-                              "same command does it when there is room") from error
+            raise OutputError(f"cannot sort the manifest {self.path}: {error.strerror}; no row is lost; repeat "
+                              "the command when there is space") from error
 
     def close(self) -> None:
         """Close the file."""
@@ -251,8 +252,8 @@ def merge(paths: Sequence[Path], output: Path) -> Counter[str]:
             try:
                 files.append(open(path, "rb"))  # noqa: SIM115 -- closed below
             except OSError as error:
-                raise InvalidInputError(f"cannot read the manifest {path}: {error.strerror}; name those that superres "
-                                        "upscale wrote") from error
+                raise InvalidInputError(f"cannot read the manifest {path}: {error.strerror}; name manifests that "
+                                        "superres upscale wrote") from error
             turns.append([])
             for place, row in read_rows(files[-1], path):
                 before = chosen.get(row.key)
@@ -260,16 +261,12 @@ def merge(paths: Sequence[Path], output: Path) -> Counter[str]:
                     turns[-1].append(row.key)
                 if before is None or row.status == "ok" or before[2] != "ok":
                     chosen[row.key] = (number, place, row.status)
-        _write_merged(_in_turns(turns), chosen, files, output)
+        interleaved = (key for keys in itertools.zip_longest(*turns) for key in keys if key is not None)
+        _write_merged(interleaved, chosen, files, output)
     finally:
         for file in files:
             file.close()
     return Counter(status for _, _, status in chosen.values())
-
-
-def _in_turns(turns: list[list[str]]) -> Iterator[str]:
-    for place in range(max(map(len, turns), default=0)):
-        yield from (names[place] for names in turns if place < len(names))
 
 
 def _write_merged(

@@ -12,15 +12,15 @@ from typing import Any
 from PIL import ImageColor
 
 from superres.batch.image_files import FORMATS
-from superres.batch.inputs import Job, find_jobs, once, require_some
+from superres.batch.inputs import Job, distinct, find_jobs, require_jobs
 from superres.config import require, require_choice, require_whole
 from superres.errors import ConfigError, InvalidInputError
 from superres.tasks.faces import SOURCES
 
 ON_EXISTING = ("skip", "redo", "overwrite", "error")
-"""What to do with an existing output. "skip" leaves complete outputs with the same settings, and refuses the run if any
-was made with other settings. "redo" is as "skip", but makes outputs with other settings again, and also files that the
-manifest does not know. "overwrite" makes all outputs again. "error" fails the row."""
+"""What to do with an existing output. "skip" keeps complete outputs with the same settings, and raises an error if any
+output has other settings. "redo" is as "skip", but makes outputs with other settings and files without a row again.
+"overwrite" makes all outputs again. "error" fails the row."""
 METADATA = ("strip", "keep")
 """Whether an output copies the input's EXIF and XMP, and names its colour space if the input does."""
 MOST_SAMPLES = 10_000
@@ -89,7 +89,7 @@ class BatchOptions:
         index, count = self.shard
         return self.output / (MANIFEST if count == 1 else f"manifest-{index}-of-{count}.jsonl")
 
-    def deciding(self) -> dict[str, Any]:
+    def content_options(self) -> dict[str, Any]:
         """Return the options that determine the content of an output, besides those of decoding."""
         return {"source": self.source, "alpha": self.alpha, "metadata": self.metadata, "format": self.format}
 
@@ -145,8 +145,8 @@ def plan(inputs: Sequence[Path | str], options: BatchOptions, listed: Sequence[s
         InvalidInputError: there are no inputs, two inputs have the same output, or an output would replace an input.
     """
     found = find_jobs([str(path) for path in inputs], listed, options.recursive, options.keep_tree, options.output)
-    jobs = list(once(found))
-    require_some(jobs, [*inputs, *(["the list"] if listed or not inputs else [])], options.recursive)
+    jobs = list(distinct(found))
+    require_jobs(jobs, [*inputs, *(["the list"] if listed or not inputs else [])], options.recursive)
     _refuse_clashes(jobs, options)
     # All jobs are checked for clashes, so that every shard of a run gives the same answer.
     index, count = options.shard

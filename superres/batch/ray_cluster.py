@@ -23,7 +23,7 @@ import numpy as np
 from superres.batch.inputs import Job
 from superres.batch.plan import BatchOptions
 from superres.batch.record import Output, RunSettings, Summary
-from superres.batch.run import BatchRun, Standing
+from superres.batch.run import BatchRun, Unchanged
 from superres.batch.upscaling import Decoding, read_ahead
 from superres.batch.work import Failure, Item
 from superres.config import DecodeConfig
@@ -43,7 +43,7 @@ Wanted = tuple[int, Job, list[int]]
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster, and the model that its actors load.
+    """The cluster, and the checkpoint that its actors load.
 
     Attributes:
         address: address of the cluster; "auto" for this machine's cluster, "local" to start one for this run.
@@ -68,11 +68,11 @@ class Collector:
     made: list[Output | Failure] = field(default_factory=list)
     error: BaseException | None = None
 
-    def put(self, result: Finished[Item] | Output | Failure | Standing) -> None:
+    def put(self, result: Finished[Item] | Output | Failure | Unchanged) -> None:
         """See `superres.batch.run.BatchRun.put`."""
         if isinstance(result, tuple | Failure):
             self.made.append(result)
-        elif not isinstance(result, Standing):
+        elif not isinstance(result, Unchanged):
             self.made.append(self.settings.output(result))
 
     def progress(self, under_way: float) -> None:
@@ -101,8 +101,8 @@ class Worker:
         self.upscaler = Upscaler.load(cluster.checkpoint, cluster.device, cluster.engine)
         here = f"{self.upscaler.name}@{self.upscaler.revision}"
         if here != settings.checkpoint:
-            raise CheckpointError(f"checkpoint {here} on {os.uname().nodename} is not {settings.checkpoint}; bring the "
-                                  "same one to every machine")
+            raise CheckpointError(f"checkpoint {here} on {os.uname().nodename} is not {settings.checkpoint}; copy "
+                                  "the same checkpoint to every machine")
         self.rows = settings.options.batch_size or self.upscaler.fitting_rows(settings.decode)
 
     def __call__(self, block: dict[str, Any]) -> dict[str, Any]:
@@ -179,8 +179,8 @@ def _connected(ray: ModuleType, cluster: Cluster) -> Iterator[None]:
     except (ray.exceptions.RayError, ConnectionError) as error:
         # The last line of an actor's traceback names the cause.
         reason = " ".join((str(error).strip().splitlines() or [type(error).__name__])[-1].split())
-        raise ClusterError(f"the Ray cluster at {cluster.address} failed ({reason}); what is finished is kept and the "
-                           "same command goes on from there") from error
+        raise ClusterError(f"the Ray cluster at {cluster.address} failed ({reason}); finished outputs are kept, and "
+                           "the same command resumes the run") from error
     finally:
         if not already:
             ray.shutdown()
@@ -198,8 +198,7 @@ def _decode(ray: ModuleType, run: BatchRun, wanted: list[bytes], cluster: Cluste
     share = {"num_gpus": gpus / workers if workers > gpus else 1.0} if gpus else {"num_cpus": max(1, cpus // workers)}
     folder = os.getcwd()
     if os.path.isdir(cluster.checkpoint):
-        cluster = Cluster(cluster.address, cluster.workers, os.path.abspath(cluster.checkpoint), cluster.device,
-                          cluster.engine)
+        cluster = replace(cluster, checkpoint=os.path.abspath(cluster.checkpoint))
     data = ray.data.from_items([{"wanted": block} for block in wanted], override_num_blocks=len(wanted))
     made = data.map_batches(
         Worker, batch_size=1, fn_constructor_args=(cluster, run.settings, folder), zero_copy_batch=False,
@@ -217,4 +216,4 @@ def _decode(ray: ModuleType, run: BatchRun, wanted: list[bytes], cluster: Cluste
         if run.error is not None:
             return
     for number in sorted(missing):
-        run.put(Failure(number, "the cluster lost it; the same command makes it"))
+        run.put(Failure(number, "the cluster lost this output; repeat the command to make it"))

@@ -1,4 +1,4 @@
-"""The summary of a batch, and the settings that determine its outputs, which manifest and outputs record."""
+"""The summary of a batch, and the settings that its manifest rows and its outputs record."""
 
 from __future__ import annotations
 
@@ -94,14 +94,9 @@ class RunSettings:
     options: BatchOptions
 
     def __post_init__(self) -> None:
-        self.config, self.deciding = self.decode.to_dict(), self.options.deciding()
+        self.config, self.content_options = self.decode.to_dict(), self.options.content_options()
         # In the form of parsed JSON, which has lists instead of tuples.
-        self.comparable = _as_json({"checkpoint": self.checkpoint, **self.config, **self.deciding})
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The record inside an output file."""
-        return {"checkpoint": self.checkpoint, "config": self.config}
+        self.comparable = _as_json({"checkpoint": self.checkpoint, **self.config, **self.content_options})
 
     def differences(self, row: Row) -> list[str]:
         """Return the settings in which a row differs, one human-readable text per setting."""
@@ -112,17 +107,18 @@ class RunSettings:
                 if there.get(name) != value]
 
     @property
-    def of_row(self) -> dict[str, Any]:
+    def row_fields(self) -> dict[str, Any]:
         """The fields of a manifest row that hold the settings."""
         return {"checkpoint": self.checkpoint, "config": self.config, "seed": self.decode.seed,
-                "options": self.deciding}
+                "options": self.content_options}
 
     def output(self, finished: Finished[Item]) -> Output:
         """Return the output of a decoded image."""
         item, trace = finished.item, finished.trace
-        data = encode(item, faces.decode(finished.tokens[None].numpy())[0], self.record, self.options)
+        record = {"checkpoint": self.checkpoint, "config": self.config}
+        data = encode(item, faces.decode(finished.tokens[None].numpy())[0], record, self.options)
         row = Row(item.input, item.output, "ok", None, trace.tokens, trace.iterations, trace.model_calls,
-                  trace.tokens / max(trace.iterations, 1), finished.seconds, **self.of_row,
+                  trace.tokens / max(trace.iterations, 1), finished.seconds, **self.row_fields,
                   sha256=hashlib.sha256(data).hexdigest())
         return item.number, row, data
 

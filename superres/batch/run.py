@@ -33,8 +33,8 @@ QUEUE = 256
 
 
 @dataclass(frozen=True)
-class Standing:
-    """An output that is left as it is: complete and made with the same settings, or unknown to the manifest."""
+class Unchanged:
+    """An existing output that is not made again: complete with the same settings, or without a row in the manifest."""
 
     number: int
 
@@ -104,12 +104,12 @@ class BatchRun:
                     self.error = caught
             if isinstance(self.error, OutputError):
                 self.summary.stopped = str(self.error)
-                say(f"{self.error}; stopped, what is finished is kept and the same command goes on from there")
+                say(f"{self.error}; stopped; finished outputs are kept, and the same command resumes the run")
             elif self.error is not None and kind is None:
                 raise self.error
         self.summary.seconds = time.perf_counter() - self._started
 
-    def put(self, result: Finished[Item] | Output | Failure | Standing) -> None:
+    def put(self, result: Finished[Item] | Output | Failure | Unchanged) -> None:
         """Queue the result of an output; block while the queue is full."""
         self._queue.put(result)
 
@@ -120,11 +120,11 @@ class BatchRun:
                 return
             first, samples = index * self.options.samples, []
             for sample, output in enumerate(self.options.outputs(job), 1):
-                standing = self._standing(first + sample - 1, output) if job.error is None else None
-                if standing is None:
+                unchanged = self._unchanged(first + sample - 1, output) if job.error is None else None
+                if unchanged is None:
                     samples.append(sample)
                 else:
-                    self.put(standing)
+                    self.put(unchanged)
             if samples:
                 yield first, job, samples
 
@@ -152,20 +152,21 @@ class BatchRun:
                 example = example or "; ".join(differences)
         if count:
             raise OutputError(f"{count} of the outputs in {self.options.output} were made with other settings "
-                              f"({example}); repeat those, choose another --output, or give --on-existing redo")
+                              f"({example}); repeat those settings, choose another --output, or give "
+                              "--on-existing redo")
 
-    def _standing(self, number: int, output: str) -> Standing | Failure | None:
-        """Return the reason not to make an output, or None to make it."""
+    def _unchanged(self, number: int, output: str) -> Unchanged | Failure | None:
+        """Return the result of an output that is not to be made, or None to make it."""
         mode, row = self.options.on_existing, self.manifest.row(number)
         if mode == "overwrite" or not (os.path.isfile(output) or os.path.islink(output)):
             return None
         if mode == "error":
             return Failure(number, f"{output} exists already; use --on-existing skip or overwrite")
         if row is None or row.status != "ok":
-            return Standing(number) if mode == "skip" else None
-        if self.settings.differences(row) or not _is_whole(output, row.sha256):
+            return Unchanged(number) if mode == "skip" else None
+        if self.settings.differences(row) or not _has_digest(output, row.sha256):
             return None
-        return Standing(number)
+        return Unchanged(number)
 
     def _write(self) -> None:
         """Write queued results to disk until None arrives; the body of the writing thread."""
@@ -176,32 +177,32 @@ class BatchRun:
                 result = ()
             try:
                 if self.error is None:
-                    self._take(result)
+                    self._write_result(result)
             except BaseException as error:  # the other threads continue to put results, and check `error`
                 self.error = error
             if result is None:
                 self.summary.writing = time.thread_time()
                 return
 
-    def _take(self, result: Any) -> None:  # noqa: ANN401 -- what `put` takes, or nothing
+    def _write_result(self, result: Any) -> None:  # noqa: ANN401 -- as for `put`, or None or ()
         if result is None or result == ():
             self._staging.commit()
             self._staging.commit()  # the failed rows of outputs that could not be renamed
             return
-        if isinstance(result, Standing | Failure):
-            self._take_row(result)
+        if isinstance(result, Unchanged | Failure):
+            self._write_row(result)
             return
         self._staging.add(*(result if isinstance(result, tuple) else self.settings.output(result)))
 
-    def _take_row(self, result: Standing | Failure) -> None:
+    def _write_row(self, result: Unchanged | Failure) -> None:
         names = self._names(result.number)
         if isinstance(result, Failure):
-            row = Row(*names, "failed", result.message, **self.settings.of_row)
+            row = Row(*names, "failed", result.message, **self.settings.row_fields)
             say(result.message if names[0] in result.message else f"{names[0]}: {result.message}")
         else:
-            row = Row(*names, "skipped", checkpoint=None)
-        before = self.manifest.row(result.number)
-        if before is not None and before.status == "ok" and (isinstance(result, Standing) or os.path.lexists(names[1])):
+            row = Row(*names, "skipped")
+        before, exists = self.manifest.row(result.number), isinstance(result, Unchanged) or os.path.lexists(names[1])
+        if before is not None and before.status == "ok" and exists:
             self._report(row)  # the output exists, and its row in the manifest stays valid
         else:
             self._staging.add_row(result.number, row)
@@ -215,8 +216,8 @@ class BatchRun:
         self.progress(0.0)
 
 
-def _is_whole(path: str, sha256: str | None) -> bool:
-    """Return whether a file has the digest of its row."""
+def _has_digest(path: str, sha256: str | None) -> bool:
+    """Return whether a file exists and has the digest `sha256`."""
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest() == sha256

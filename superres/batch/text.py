@@ -94,10 +94,10 @@ def write_lines(texts: Sequence[str], output: Path | None) -> None:
         OutputError: the output cannot be written.
     """
     data = "".join(f"{text}\n" for text in texts).encode()
-    if output is not None:
+    if output is None:
+        write_output(data)
+    else:
         write_result(output, data)
-        return
-    write_output(data)
 
 
 def accepted_tokens(traces: Sequence[RowTrace]) -> list[list[int]]:

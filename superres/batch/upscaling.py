@@ -181,7 +181,7 @@ class Decoding:
                 raise error
             if _is_out_of_memory(error) and len(lost) > 1:
                 self.rows = (min(len(lost), self.rows) + 1) // 2
-                say(f"out of memory with a batch of {len(lost)}; going on with {self.rows} (--batch-size)")
+                say(f"out of memory with a batch of {len(lost)}; continuing with {self.rows} (--batch-size)")
                 self.feed.put_back(lost)
                 continue
             for item in lost:  # one by one, so that a faulty item does not fail the other items again

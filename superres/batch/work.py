@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from superres.batch.image_files import FORMATS
 from superres.batch.inputs import Job, open_jobs
 from superres.batch.plan import KEEP_ALPHA, BatchOptions
 from superres.errors import InvalidInputError, SuperresError
 from superres.tasks.faces import Source, enlarge, image_key, to_source
-from superres.tasks.pictures import Picture, read_picture
-
-Pixels = npt.NDArray[np.uint8]
+from superres.tasks.pictures import Picture, Pixels, read_picture
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +84,7 @@ class Reader:
                 else:
                     yield Item(number, sample, job.input, outputs[sample - 1], loaded)
 
-    def _load(self, job: Job, content: Any) -> Picture | str:  # noqa: ANN401 -- batch.inputs.Content
+    def _load(self, job: Job, content: Any) -> Picture | str:  # noqa: ANN401 -- Content of superres.batch.inputs, or an error
         """Return the picture reduced to 8x8, or an error message; the transparency has the output's size."""
         try:
             if isinstance(content, InvalidInputError):

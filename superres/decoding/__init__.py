@@ -1,1 +1,1 @@
-"""The decoder: proposals, verification, acceptance. It knows the network only as `superres.interfaces.ScoringModel`."""
+"""The decoder: proposals, verification, acceptance. It uses the network through `superres.interfaces` only."""

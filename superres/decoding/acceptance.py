@@ -1,8 +1,8 @@
 """Acceptance criteria: which proposed tokens pass verification (sections 3 and 5 of the paper).
 
-A criterion judges each token in the light of the block before it. The loop in `superres.decoding.loop` owns the
-longest prefix, the minimum block, the end token and clipping, and it always commits the verifier's own token first.
-No criterion accepts a token of probability 0 (score -inf), such as one that a filter of sampling leaves out.
+A criterion judges each token given the tokens before it in the block. The loop computes the longest accepted prefix; it
+applies the minimum block, the end token and the target's end, and always accepts the verifier's own token first. No
+criterion accepts a token of probability 0 (score -inf), such as a token that a sampling filter excludes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Criterion(Protocol):
     """Judges proposed tokens against the verifier's scores."""
 
     settings: ClassVar[tuple[str, ...]]
-    """Names of the fields of `DecodeConfig` that it reads."""
+    """Names of the fields of `DecodeConfig` that the criterion reads."""
     rule: Rule | None
-    """The same as data, for engines that do whole iterations; None where it cannot be said so."""
+    """The criterion as data, for engines with native iterations; None if it has no such form."""
 
     def __init__(self, options: DecodeConfig) -> None:
-        """Take the `settings` from `options`.
+        """Read the `settings` from `options`.
 
         Raises:
-            ConfigError: they do not suit the criterion.
+            ConfigError: the criterion does not support the settings.
         """
         ...
 
@@ -38,31 +38,31 @@ class Criterion(Protocol):
 
         Args:
             proposed: tokens [B, N]; column i holds proposal i + 2.
-            scores: p1's scores [B, N, V] (over the temperature, with noise).
-            position: target positions [B, N] of the proposals; verdicts past the end of a target are ignored.
+            scores: p1's scores [B, N, V], divided by the temperature, with noise added.
+            position: target positions [B, N] of the proposals; results past the end of a target are ignored.
 
         Returns:
-            bool [B, N], False where a proposal's score is -inf. A verdict may depend on the columns to its left, not on
-            those to its right.
+            Whether each proposal passes, bool [B, N]; False where its score is -inf. The result of a column may depend
+            on the columns to its left, but not on the columns to its right.
         """
         ...
 
 
 def difference(proposed: Tensor, scores: Tensor) -> Tensor:
-    """Return |proposal - verifier's choice| [B, N], in grey levels, of proposals [B, N] under scores [B, N, V]."""
+    """Return |proposal - verifier's choice| in grey levels [B, N], for proposals [B, N] and scores [B, N, V]."""
     return (proposed - scores.argmax(-1)).abs()
 
 
 def possible(proposed: Tensor, scores: Tensor) -> Tensor:
-    """Return whether proposals [B, N] have a probability above 0 under scores [B, N, V], bool [B, N]."""
+    """Return whether proposals [B, N] have a positive probability under scores [B, N, V], bool [B, N]."""
     return ~scores.gather(-1, proposed.unsqueeze(-1)).squeeze(-1).isneginf()
 
 
 def one_epsilon(options: DecodeConfig, name: str) -> int:
-    """Return the epsilon of the criterion `name`, which takes one value.
+    """Return the single epsilon of the criterion `name`.
 
     Raises:
-        ConfigError: there are several.
+        ConfigError: `options` give several values.
     """
     values = options.epsilons
     require(len(values) == 1, f"{name} takes one epsilon, not {_listed(values)}; give one, or accept by "
@@ -75,7 +75,7 @@ def _listed(values: tuple[int, ...]) -> str:
 
 
 class Exact:
-    """Accept what the verifier itself would have chosen (section 3)."""
+    """Accept a token that equals the verifier's choice (section 3)."""
 
     settings: ClassVar[tuple[str, ...]] = ()
     rule: Rule | None = ("distance", 0)
@@ -89,7 +89,7 @@ class Exact:
 
 
 class Distance:
-    """Accept a token at most epsilon away from the verifier's choice (section 5.2); intensities in grey levels."""
+    """Accept a token within epsilon grey levels of the verifier's choice (section 5.2)."""
 
     settings: ClassVar[tuple[str, ...]] = ("epsilon",)
 
@@ -104,7 +104,7 @@ class Distance:
 
 
 class DistanceByOffset:
-    """Distance with an epsilon for each offset: the first for proposal 2, the next for proposal 3; the last repeats."""
+    """Distance with one epsilon per offset, from proposal 2 on; the last epsilon applies to all further proposals."""
 
     settings: ClassVar[tuple[str, ...]] = ("epsilon",)
     rule: Rule | None = None
@@ -115,15 +115,15 @@ class DistanceByOffset:
 
     def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
         """See `Criterion.accept`."""
-        # Filled on the device: a list would have to be copied there in every iteration.
-        limit = proposed.new_full(proposed.shape, self.epsilons[-1])
+        # Filled on the device; a tensor made from a list would be copied to the device in every iteration.
+        limit = proposed.new_full(proposed.shape, self.epsilons[-1])  # [B, N]
         for column, epsilon in enumerate(self.epsilons[: proposed.shape[1]]):
             limit[:, column].fill_(epsilon)
         return (difference(proposed, scores) <= limit) & possible(proposed, scores)
 
 
 class DistanceByChannel:
-    """Distance with an epsilon for each colour channel: red, green, blue."""
+    """Distance with one epsilon per colour channel: red, green, blue."""
 
     settings: ClassVar[tuple[str, ...]] = ("epsilon",)
     rule: Rule | None = None
@@ -136,7 +136,7 @@ class DistanceByChannel:
 
     def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
         """See `Criterion.accept`."""
-        channel = position % len(self.epsilons)
+        channel = position % len(self.epsilons)  # [B, N]
         limit = channel
         for number, epsilon in enumerate(self.epsilons):
             limit = limit.masked_fill(channel == number, epsilon)
@@ -144,7 +144,7 @@ class DistanceByChannel:
 
 
 class DriftBudget:
-    """Distance whose differences, summed along the block up to the token, are at most the budget as well."""
+    """Distance, and in addition the differences of the block up to the token must sum to at most the budget."""
 
     settings: ClassVar[tuple[str, ...]] = ("epsilon", "budget")
     rule: Rule | None = None
@@ -155,13 +155,13 @@ class DriftBudget:
 
     def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
         """See `Criterion.accept`."""
-        differences = difference(proposed, scores)
+        differences = difference(proposed, scores)  # [B, N]
         within = (differences <= self.epsilon) & (differences.cumsum(1) <= self.budget)
         return within & possible(proposed, scores)
 
 
 class TopK:
-    """Accept a token that is among the verifier's k best (section 5.1); ties with the k-th are accepted."""
+    """Accept a token among the verifier's k best (section 5.1), including ties with the k-th best."""
 
     settings: ClassVar[tuple[str, ...]] = ("top_k",)
 
@@ -172,9 +172,9 @@ class TopK:
 
     def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
         """See `Criterion.accept`."""
-        own = scores.gather(-1, proposed.unsqueeze(-1))
-        worst = scores.topk(min(self.k, scores.shape[-1]), dim=-1).values[..., -1:]
-        # Where fewer than k tokens are possible, the k-th best score is -inf.
+        own = scores.gather(-1, proposed.unsqueeze(-1))  # [B, N, 1]
+        worst = scores.topk(min(self.k, scores.shape[-1]), dim=-1).values[..., -1:]  # [B, N, 1]
+        # If fewer than k tokens are possible, the k-th best score is -inf.
         return (own >= worst).squeeze(-1) & possible(proposed, scores)
 
 
@@ -182,4 +182,4 @@ CRITERIA: Registry[type[Criterion]] = Registry(CRITERION_NAMES, {
     "exact": Exact, "distance": Distance, "distance-by-offset": DistanceByOffset,
     "distance-by-channel": DistanceByChannel, "drift-budget": DriftBudget, "top-k": TopK,
 })
-"""Acceptance criteria by the name that users give."""
+"""Acceptance criteria by name."""

@@ -22,7 +22,7 @@ from superres.decoding.decode import check_interval, check_options, driven, open
 from superres.decoding.loop import BlockwiseLoop, decoding_type
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import Proposer, accompany
+from superres.decoding.proposers.base import Proposer, with_proposer_state
 from superres.decoding.trace import RowTrace
 from superres.interfaces import ScoringModel, Session, Sources
 
@@ -143,7 +143,7 @@ class RefilledDecoder(Generic[ItemT]):
         self.options, self.rows, self.group, self.width = options, rows, group, width
         self.block_size = check_options(options, model.prediction_heads, model.length)
         self.proposer = proposer or PROPOSERS[options.proposer]()
-        self.model = accompany(model, self.proposer)
+        self.model = with_proposer_state(model, self.proposer)
         self.tokens_under_way = self.model_calls = 0
         self._feed, self._sources, self._adaptive, self._device = feed, sources, adaptive, torch.device("cpu")
         self._kind = decoding_type(self.proposer, self.block_size)

@@ -1,9 +1,9 @@
-"""Beam search, one token per step, for models with an end token: what teachers of distillation translate with.
+"""Beam search, one token per step, for models with an end token; teachers of distillation translate with it.
 
-Every step keeps the N best continuations by log p. Those with an end token are finished and leave the beam; the others
-live on. Finished hypotheses are ranked by log p / ((5 + length) / 6)**alpha (Wu et al. 2016, section 7, without
-coverage). A row's search ends when no living hypothesis can reach the score of the best finished one. A beam of one is
-greedy decoding.
+Every step keeps the N best continuations by log p. Continuations with an end token are finished and leave the beam; all
+other continuations stay alive. Finished hypotheses are ranked by log p / ((5 + length) / 6)**alpha (Wu et al. 2016,
+section 7, without coverage). A row's search ends when no live hypothesis can reach the score of the best finished one.
+A beam of size 1 is greedy decoding.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Beams:
 
     Attributes:
         tokens: int64 [B, T]; past a row's end they are 0.
-        lengths: tokens of each row [B], the end token counted.
-        scores: log p over the length penalty [B].
-        model_calls: of the batch; each scores all hypotheses of all rows.
+        lengths: number of tokens of each row [B], including the end token.
+        scores: log p divided by the length penalty [B].
+        model_calls: model calls of the batch; each call scores all hypotheses of all rows.
     """
 
     tokens: Tensor
@@ -39,19 +39,14 @@ class Beams:
     model_calls: int
 
 
-def length_penalty(length: int, alpha: float) -> float:
-    """Return ((5 + length) / 6)**alpha."""
-    return float(((5 + length) / 6) ** alpha)
-
-
 @dataclass
 class Hypotheses:
-    """Hypotheses of each row, M of them.
+    """M hypotheses of each row.
 
     Attributes:
-        tokens: [B, M, T].
-        scores: [B, M]; -inf where there is no hypothesis.
-        lengths: [B, M].
+        tokens: int64 [B, M, T].
+        scores: float [B, M]; -inf where there is no hypothesis.
+        lengths: int64 [B, M].
     """
 
     tokens: Tensor
@@ -60,33 +55,33 @@ class Hypotheses:
 
     @classmethod
     def none(cls, batch: int, size: int, length: int, like: Tensor) -> Hypotheses:
-        """Return places for `size` hypotheses of at most `length` tokens, on the device of `like`."""
+        """Return `size` empty hypotheses of at most `length` tokens per row, on the device of `like`."""
         tokens = torch.zeros(batch, size, length, dtype=torch.int64, device=like.device)
         scores = torch.full((batch, size), float("-inf"), device=like.device)
         return cls(tokens, scores, torch.zeros(batch, size, dtype=torch.int64, device=like.device))
 
     def best_with(self, other: Hypotheses) -> Hypotheses:
-        """Return the best M of these M and the others."""
+        """Return the best M of these M hypotheses and those of `other`."""
         scores, place = torch.cat([self.scores.to(other.scores), other.scores], 1).topk(self.scores.shape[1], 1)
-        tokens = torch.cat([self.tokens, other.tokens], 1)
-        lengths = torch.cat([self.lengths, other.lengths], 1).gather(1, place)
+        tokens = torch.cat([self.tokens, other.tokens], 1)  # [B, M + N, T]
+        lengths = torch.cat([self.lengths, other.lengths], 1).gather(1, place)  # [B, M]
         return Hypotheses(_rows(tokens, place), scores, lengths)
 
 
 def _rows(tokens: Tensor, place: Tensor) -> Tensor:
-    """Return the rows `place` [B, M] of `tokens` [B, N, T]."""
+    """Return the hypotheses `place` [B, M] of `tokens` [B, N, T], as [B, M, T]."""
     return tokens.gather(1, place.unsqueeze(2).expand(-1, -1, tokens.shape[2]))
 
 
 class BeamLoop:
-    """The state of one search: living hypotheses, each a row of the session, and the best finished one of each row."""
+    """The state of one search: the live hypotheses, one per row of the session, and each source's best finished one."""
 
     def __init__(self, model: ScoringModel, session: Session, options: BeamConfig, batch: int, like: Tensor) -> None:
         """Start with empty hypotheses; `session` has `options.size` rows for each of `batch` sources."""
         self.session, self.options, self.length = session, options, model.length
         self.end_token = -1 if model.end_token is None else model.end_token
         self.alive = Hypotheses.none(batch, options.size, model.length, like)
-        # All start equal: but for one they must not count, or the beam would hold copies.
+        # All hypotheses start equal, so only the first one counts; otherwise the beam would contain duplicates.
         self.alive.scores[:, 0] = 0
         self.finished = Hypotheses.none(batch, 1, model.length, like)
         self.first_rows = torch.arange(batch, device=like.device).unsqueeze(1) * options.size
@@ -95,7 +90,7 @@ class BeamLoop:
         self.finite = FiniteScores(len(self.last), 1, like.device)
 
     def iterate(self) -> None:
-        """Extend every living hypothesis by one token: one model call."""
+        """Extend every live hypothesis by one token, with one model call."""
         place = self.calls
         output = self.session.step(self.last, torch.full_like(self.last[:, 0], place))
         self.finite.note(output.scores)
@@ -103,44 +98,44 @@ class BeamLoop:
         grown, parent = self._grow(output.scores[:, 0], place)
         ended = torch.eq(grown.tokens[:, :, place], self.end_token)
         scores = self._normalised(grown.scores, self.calls).masked_fill(~ended, float("-inf"))
-        # A row whose search is over keeps its best hypothesis: nothing that still ends there can be better.
+        # In a row whose search is over, no further finished hypothesis can be better than the best one.
         self.finished = self.finished.best_with(Hypotheses(grown.tokens, scores, grown.lengths))
         self.alive = Hypotheses(grown.tokens, grown.scores.masked_fill(ended, float("-inf")), grown.lengths)
         self.session.select((self.first_rows + parent).flatten(), self.calls)
         self.last = self.alive.tokens[:, :, place].reshape(-1, 1)
 
     def _grow(self, scores: Tensor, place: int) -> tuple[Hypotheses, Tensor]:
-        """Return the N best continuations [B, N] by log p, and the hypotheses [B, N] that they continue."""
+        """Return the N best continuations by log p, and the hypotheses [B, N] that they continue."""
         size, vocabulary = self.options.size, scores.shape[-1]
         total = scores.log_softmax(-1).view(-1, size, vocabulary) + self.alive.scores.unsqueeze(2).to(scores.dtype)
-        best, index = total.flatten(1).topk(size, 1)
+        best, index = total.flatten(1).topk(size, 1)  # [B, N]
         parent, token = index // vocabulary, index % vocabulary
         tokens = _rows(self.alive.tokens, parent)
         tokens[:, :, place] = token
         return Hypotheses(tokens, best, torch.full_like(parent, place + 1)), parent
 
     def _normalised(self, scores: Tensor, length: int) -> Tensor:
-        """Return log p `scores` over the length penalty of `length` tokens."""
-        return scores / length_penalty(length, self.options.length_penalty)
+        """Return `scores` (log p) divided by the length penalty of `length` tokens."""
+        return scores / float(((5 + length) / 6) ** self.options.length_penalty)
 
     def over(self) -> Tensor:
-        """Return bool [B]: the rows where no living hypothesis can still beat the best finished one.
+        """Return whether the search of each row is over, bool [B]: no live hypothesis can beat the best finished one.
 
-        Log p is at most 0 and only falls, and the penalty grows with the length, so a living hypothesis can reach at
-        most its log p over the penalty of the largest length.
+        log p is at most 0 and only decreases, and the penalty grows with the length. So a live hypothesis can reach at
+        most its log p divided by the penalty of the largest length.
         """
         reachable = self._normalised(self.alive.scores.amax(1), self.length)
         return ~self.finished.scores[:, 0].isneginf() & (reachable <= self.finished.scores[:, 0])
 
     def done(self) -> bool:
-        """Tell whether every row is over, or the largest length is reached."""
+        """Return whether the search of every row is over, or the largest length is reached."""
         self.finite.check()
         return self.calls >= self.length or bool(self.over().all())
 
     def result(self) -> Beams:
-        """Return each row's best finished hypothesis, or the best living one where none has ended (yet, or in time)."""
+        """Return each row's best finished hypothesis, or its best live one if none has finished."""
         ended = ~self.finished.scores[:, 0].isneginf()
-        # Where none has ended, the first living hypothesis is the best one.
+        # If none has finished, the first live hypothesis is the best one.
         alive = self._normalised(self.alive.scores[:, 0], self.calls)
         return Beams(self.finished.tokens[:, 0].where(ended.unsqueeze(1), self.alive.tokens[:, 0]),
                      self.finished.lengths[:, 0].where(ended, self.alive.lengths[:, 0]),
@@ -151,15 +146,15 @@ class BeamLoop:
 def beam_steps(
     model: ScoringModel, source: Tensor, options: BeamConfig, *, padding: Tensor | None = None,
 ) -> Iterator[BeamLoop]:
-    """Search the best target of each source, and hand out the loop before every step, to be looked at.
+    """Search the best target of each source, and yield the loop before every step.
 
-    The loop is one and the same object, last handed out when every row is over; whoever stops asking has stopped the
-    search.
+    The loop is the same object each time, and is yielded a last time when the search is over. Closing the iterator
+    stops the search.
 
     Args:
         model: the model, with an end token.
         source: source tokens [B, S].
-        options: size of the beam, length penalty.
+        options: beam size and length penalty.
         padding: bool [B, S], True where a source is padding.
 
     Raises:
@@ -181,5 +176,5 @@ def beam_steps(
 def beam_search(
     model: ScoringModel, source: Tensor, options: BeamConfig, *, padding: Tensor | None = None,
 ) -> Beams:
-    """Return the best hypotheses that `beam_steps`, which takes the same arguments, ends with."""
+    """Return the best hypotheses; the arguments are described at `beam_steps`."""
     return deque(beam_steps(model, source, options, padding=padding), maxlen=1).pop().result()

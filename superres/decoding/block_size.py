@@ -1,4 +1,4 @@
-"""Adaptive block size: choose k while decoding, by the cost of an iteration and by how many tokens blocks yield.
+"""Adaptive block size: choose k while decoding, by the cost of an iteration and by the tokens that blocks yield.
 
 An iteration with k proposals costs T(k) seconds and yields S_1 + ... + S_k tokens. S_i is the share of blocks of which
 at least i tokens are accepted (the survival curve). The best block size yields the most tokens per second.
@@ -19,7 +19,7 @@ EXPLORE = 32
 has risen, or a cost that was measured too high, would never be noticed."""
 
 EXPLORE_EARLY = 4
-"""The same while a block size has few observations: a bad start must not decide."""
+"""Every `EXPLORE_EARLY`-th update explores while a block size has few observations, which may be misleading."""
 
 FEW_BLOCKS = 256
 """Explore early until this many blocks have reached the larger size's last token."""
@@ -31,15 +31,15 @@ PATIENCE = 50
 """Upper bound on bookkeeping: an update takes at most 1/`PATIENCE` of the decoding time."""
 
 TIMINGS = 20
-"""Latest timings of a block size that count. Their lower quartile is used: other work on the machine makes an iteration
-slower for a moment, never faster."""
+"""Number of latest timings used per block size. Their lower quartile counts, since other work on the machine can only
+make an iteration slower."""
 
 PRIOR = 2
-"""Weight, in timings, of the correction that all block sizes share."""
+"""Weight of the correction common to all block sizes, as a number of timings."""
 
 
 class AdaptiveBlockSize:
-    """Chooses the block size while decoding. One serves many decodes with the same settings, and keeps learning.
+    """Chooses the block size while decoding. One object serves many decodes with the same settings, and keeps learning.
 
     Attributes:
         costs: seconds of an iteration at block sizes 1..K, corrected by timings.
@@ -49,7 +49,7 @@ class AdaptiveBlockSize:
     interval = 16
 
     def __init__(self, costs: Sequence[float], minimum: int = 1) -> None:
-        """Choose among block sizes `minimum`..K by their `costs`; the largest comes first."""
+        """Choose among block sizes `minimum`..K by their `costs`, seconds per iteration at sizes 1..K."""
         self.costs = self.measured = np.array(costs, np.float64)
         self.minimum, self.updates, self.upward = minimum, 0, True
         # Seconds of earlier decodes since the last update, and the seconds that this update took.
@@ -93,7 +93,7 @@ class AdaptiveBlockSize:
     def time(self, block_size: np.ndarray, seconds: float) -> None:
         """Correct the costs by the time that iterations took.
 
-        A size with few timings is corrected as the other sizes are.
+        A size with few timings is corrected by the common correction of all sizes.
 
         Args:
             block_size: block size of each iteration, int64 [n], n at least 1.

@@ -1,10 +1,10 @@
-"""What decoding in blocks costs: measured on this machine, and predicted by the literature's formulas.
+"""The cost of blockwise decoding: measured on this machine, and predicted by the literature's formulas.
 
-The formulas are those of Leviathan et al. (2023), "Fast Inference from Transformers via Speculative Decoding", section
-3, and Fu et al. (2024), "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", section 4. In
-their words: alpha is the acceptance rate E[min(p, q)], gamma the proposals a step (our block size is gamma + 1), c the
-cost of a proposal in calls of the verifier. They take every proposal to pass with the same probability, whatever went
-before.
+The formulas are from Leviathan et al. (2023), "Fast Inference from Transformers via Speculative Decoding", section 3,
+and Fu et al. (2024), "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", section 4. In their
+notation, alpha is the acceptance rate E[min(p, q)]. gamma is the number of proposals per step, so our block size is
+gamma + 1. c is the cost of a proposal in calls of the verifier. The formulas assume that every proposal passes with the
+same probability, independently of the other proposals.
 """
 
 from __future__ import annotations
@@ -23,121 +23,121 @@ from superres.decoding.trace import RowTrace
 from superres.interfaces import ScoringModel
 
 TIMED = (1, 2, 3, 4, 6, 8, 10, 12, 16)
-"""Block sizes whose cost is measured; those between are interpolated."""
+"""Block sizes whose cost is measured; the costs of sizes between them are interpolated."""
 
 TIMED_SECONDS = 0.05
-"""Time given to one block size, at least three iterations."""
+"""Smallest total time of the measurements of one block size, in seconds; there are at least four measurements."""
 
 
-def expected_tokens(alpha: float, gamma: int, branches: int = 1) -> float:
-    """Return the tokens that a step is expected to yield.
+def expected_tokens(alpha: float, gamma: int, candidates: int = 1) -> float:
+    """Return the expected number of tokens per step.
 
-    One sequence of proposals: (1 - alpha**(gamma + 1)) / (1 - alpha). Several, of which the best counts (Fu et al.,
-    equation 5): gamma + 1 minus the sum of (1 - alpha**i)**branches for i = 1..gamma, which is the same for one.
+    For the best of several candidates it is gamma + 1 minus the sum of (1 - alpha**i)**candidates for i = 1..gamma
+    (Fu et al., equation 5). For one candidate this equals (1 - alpha**(gamma + 1)) / (1 - alpha).
 
     Args:
         alpha: acceptance rate in [0, 1].
-        gamma: proposals in a row, at least 0.
-        branches: b, sequences of proposals verified at once.
+        gamma: proposals per candidate, at least 0.
+        candidates: b, number of candidates verified per step, at least 1.
 
     Raises:
         ConfigError: a number is out of range.
     """
     require(0 <= alpha <= 1, f"the acceptance rate must be in [0, 1], not {alpha}")
     require(gamma >= 0, f"gamma must be at least 0, not {gamma}")
-    require(branches >= 1, f"there must be at least 1 branch, not {branches}")
-    return gamma + 1 - math.fsum((1 - alpha**i) ** branches for i in range(1, gamma + 1))
+    require(candidates >= 1, f"there must be at least 1 candidate, not {candidates}")
+    return gamma + 1 - math.fsum((1 - alpha**i) ** candidates for i in range(1, gamma + 1))
 
 
-def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0, branches: int = 1) -> float:
-    """Return how many times as fast decoding in blocks is: expected tokens / (gamma * c + verify).
+def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0, candidates: int = 1) -> float:
+    """Return the predicted speed-up of blockwise decoding: expected tokens / (gamma * c + verify).
 
     Args:
-        alpha: acceptance rate.
-        gamma: proposals a step.
-        c: cost of a proposal, in verifier calls for one token.
-        verify: cost of a verifier call for gamma + 1 tokens in the same unit; the paper takes it to be 1, which it is
-            where reading the weights is what takes time.
-        branches: see `expected_tokens`.
+        alpha: acceptance rate in [0, 1].
+        gamma: proposals per step.
+        c: cost of a proposal in verifier calls for one token, at least 0.
+        verify: cost of a verifier call for gamma + 1 tokens in the same unit. The paper assumes 1, which holds if
+            reading the weights dominates.
+        candidates: see `expected_tokens`.
 
     Raises:
         ConfigError: a number is out of range.
     """
     require(c >= 0 and verify > 0, f"costs must be positive, not c {c} and {verify}")
-    return expected_tokens(alpha, gamma, branches) / (gamma * c + verify)
+    return expected_tokens(alpha, gamma, candidates) / (gamma * c + verify)
 
 
-def operations_factor(alpha: float, gamma: int, c: float, columns: int | None = None, branches: int = 1) -> float:
-    """Return how many times as many arithmetic operations a token takes: (gamma * c + columns) / expected tokens.
+def operations_factor(alpha: float, gamma: int, c: float, columns: int | None = None, candidates: int = 1) -> float:
+    """Return the predicted factor in arithmetic operations per token: (gamma * c + columns) / expected tokens.
 
     Args:
-        alpha: acceptance rate.
-        gamma: proposals a step.
-        c: operations of a proposal over those of the verifier for a token.
+        alpha: acceptance rate in [0, 1].
+        gamma: proposals per step.
+        c: operations of a proposal divided by operations of the verifier for one token, at least 0.
         columns: tokens that the verifier reads per step; gamma + 1 if None, as in the paper.
-        branches: see `expected_tokens`.
+        candidates: see `expected_tokens`.
 
     Raises:
         ConfigError: a number is out of range.
     """
     require(c >= 0, f"the cost of a proposal must be at least 0, not {c}")
     read = gamma + 1 if columns is None else columns
-    return (gamma * c + read) / expected_tokens(alpha, gamma, branches)
+    return (gamma * c + read) / expected_tokens(alpha, gamma, candidates)
 
 
-def best_gamma(alpha: float, c: float, most: int, more: float = 0.0, branches: int = 1) -> int:
-    """Return the proposals a step, 0..`most`, that make decoding fastest; the fewest of several.
+def best_gamma(alpha: float, c: float, most: int, more: float = 0.0, candidates: int = 1) -> int:
+    """Return the number of proposals per step, 0..`most`, with the best predicted speed-up; the smallest of equals.
 
     Args:
-        alpha: acceptance rate.
+        alpha: acceptance rate in [0, 1].
         c: cost of a proposal, in verifier calls for one token.
         most: the largest gamma.
-        more: how much more a verifier call costs for each proposal, in the same unit; 0 in the paper.
-        branches: see `expected_tokens`.
+        more: additional cost of a verifier call per proposal, in the same unit; 0 in the paper.
+        candidates: see `expected_tokens`.
 
     Raises:
         ConfigError: a number is out of range.
     """
-    return max(range(most + 1), key=lambda gamma: improvement_factor(alpha, gamma, c, 1 + more * gamma, branches))
+    return max(range(most + 1), key=lambda gamma: improvement_factor(alpha, gamma, c, 1 + more * gamma, candidates))
 
 
-def acceptance_rate(traces: list[RowTrace], block_size: int, branches: int = 1) -> float:
-    """Return the acceptance rate alpha that decoding with `block_size` k has seen.
+def acceptance_rate(traces: list[RowTrace], block_size: int, candidates: int = 1) -> float:
+    """Estimate the acceptance rate alpha from the traces of decoding with block size k.
 
-    For one sequence of proposals it is the share of verified proposals that were accepted: proposals of a block are
-    verified until one fails; in the last block of a sequence, the end comes before that. Of several sequences, only the
-    best one of each step is recorded: alpha is then the value in steps of 0.001 that makes the record most likely, the
-    best one of b reaching i proposals with probability 1 - (1 - alpha**i)**b, as in `expected_tokens`.
+    For one candidate, alpha is the share of verified proposals that were accepted. The proposals of a block are
+    verified up to the first rejection; the last block of a sequence ends without a rejection. For several candidates,
+    the traces record only the best candidate of each step. alpha is then the maximum-likelihood value in steps of
+    0.001: the best of b candidates reaches i proposals with probability 1 - (1 - alpha**i)**b, as in `expected_tokens`.
 
     Args:
         traces: acceptance trace of each sequence.
         block_size: k.
-        branches: b, sequences of proposals verified at once.
+        candidates: b, number of candidates verified per step.
 
     Returns:
-        alpha in [0, 1]; 0.0 where nothing was verified.
+        alpha in [0, 1]; 0.0 if no proposal was accepted.
     """
     passed = [count - 1 for trace in traces for count in trace.accepted]
     failed = [count - 1 for trace in traces for count in trace.accepted[:-1] if count < block_size]
-    if branches == 1:
+    if candidates == 1:
         return sum(passed) / (sum(passed) + len(failed)) if any(passed) else 0.0
     reached, stopped = (np.bincount(counts, minlength=block_size) for counts in (passed, failed))
     alphas = np.linspace(0, 1, 1001)
-    survival = 1 - (1 - alphas[:, None] ** np.arange(block_size + 1)) ** branches
-    ends = survival[:, :-1] - survival[:, 1:]
+    survival = 1 - (1 - alphas[:, None] ** np.arange(block_size + 1)) ** candidates  # [1001, k + 1]
+    ends = survival[:, :-1] - survival[:, 1:]  # [1001, k]
     likelihood = np.zeros(len(alphas))
     for counts, probability in ((stopped, ends), (reached - stopped, survival[:, :-1])):
         seen = counts > 0
-        with np.errstate(divide="ignore"):  # what cannot happen has log probability -inf
+        with np.errstate(divide="ignore"):  # impossible counts have log probability -inf
             likelihood += np.log(probability[:, seen]) @ counts[seen]
     return float(alphas[likelihood.argmax()])
 
 
 @torch.inference_mode()
 def mean_overlap(loop: BlockwiseLoop) -> float:
-    """Decode with a loop to its end by speculative sampling, and return the mean of sum(min(p, q)) of its verdicts.
+    """Run a loop with speculative sampling to its end, and return the mean of sum(min(p, q)) over verified proposals.
 
-    That is alpha without the chance of the verdicts themselves. 0.0 where nothing was verified.
+    This estimates alpha without the sampling noise of the verdicts. It is 0.0 if no proposal was verified.
     """
     total, count = 0.0, 0
     while not loop.done():
@@ -145,7 +145,7 @@ def mean_overlap(loop: BlockwiseLoop) -> float:
         loop.iterate()
         if not isinstance(choice, SpeculativeChoice) or choice.p is None:
             continue
-        # What follows the last accepted token was verified, too, unless the sequence ends there or has just begun.
+        # The proposal after the last accepted token was verified too, unless the sequence ends there or has just begun.
         verified = loop.state.position - before - (loop.state.position >= loop.state.limit).long()
         verified = verified.masked_fill(before < 0, 0)
         tested = loop.state.columns[: choice.p.shape[1]] < verified.unsqueeze(1)
@@ -157,11 +157,11 @@ def mean_overlap(loop: BlockwiseLoop) -> float:
 def measured_costs(
     model: ScoringModel, source: Tensor, options: DecodeConfig, largest: int, padding: Tensor | None = None,
 ) -> list[float]:
-    """Time iterations of decoding and return their seconds at block sizes 1..`largest`.
+    """Measure and return the seconds per iteration at block sizes 1..`largest`.
 
     Args:
         model: the model.
-        source: source tokens [B, S] of as many rows as will be decoded.
+        source: source tokens [B, S]; B is the batch size to measure.
         options: acceptance and sampling.
         largest: largest block size.
         padding: bool [B, S], as for `superres.decoding.decode.decode`.
@@ -175,23 +175,23 @@ def measured_costs(
         for size in sizes:
             loop.resize(size)
             seconds.append(_least_seconds(loop, source.device))
-    # A larger block never costs less: where it seems to, something else slowed the smaller one.
+    # A larger block never costs less; if it seems to, other work on the machine slowed down the smaller one.
     least = np.minimum.accumulate(seconds[::-1])[::-1]
     return [float(np.interp(size, sizes, least)) for size in range(1, largest + 1)]
 
 
 def _least_seconds(loop: BlockwiseLoop, device: torch.device) -> float:
-    """Return the least seconds of an iteration: whatever else the machine does only ever adds to them."""
+    """Return the smallest measured seconds per iteration; other work on the machine can only increase them."""
     least, spent, count = float("inf"), 0.0, 0
     while count < 4 or spent < TIMED_SECONDS:
         started = time.perf_counter()
-        # Always at one place in the middle of a target, however much is accepted.
-        turns = loop.burst(loop.state.length // 2)
+        # All measurements start at the middle of a target, independently of the number of accepted tokens.
+        iterations = loop.burst(loop.state.length // 2)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        took = (time.perf_counter() - started) / turns
+        took = (time.perf_counter() - started) / iterations
         spent += took
         count += 1
-        if count > 1:  # the first still finishes a block of the size before
+        if count > 1:  # the first measurement completes a block of the previous size
             least = min(least, took)
     return least

@@ -16,7 +16,7 @@ from superres.decoding.graph_cache import keep, take
 from superres.decoding.loop import BlockwiseLoop, Decoded, decoding_type, is_ordinary
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import Proposer, accompany
+from superres.decoding.proposers.base import Proposer, with_proposer_state
 from superres.errors import ConfigError
 from superres.interfaces import ScoringModel, Session
 
@@ -102,7 +102,7 @@ def iterations(
         raise ConfigError(f"an adaptive block size has no fixed width; leave out the width {width}")
     keys = noise_keys(keys, len(source), source.device)
     proposer = proposer or PROPOSERS[options.proposer]()
-    model = accompany(model, proposer)
+    model = with_proposer_state(model, proposer)
     session = decoding_type(proposer, block_size).open_session(model, source, options, block_size, width, padding)
     interval = check_interval(model.end_token, source.device.type)
     if adaptive is not None:

@@ -1,4 +1,4 @@
-"""The watch over a network's scores: a score that is not finite makes any token as good as another."""
+"""Detection of scores that are not finite, which would make the choice of tokens arbitrary."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from superres.errors import ScoresError
 
 
 class FiniteScores:
-    """Notes on the device, without waiting for it, whether the scores of a decode are finite.
+    """Records on the device, without synchronisation, whether the scores of a decode are finite.
 
-    The highest score of each column decides. So a token may be left out by a score of -inf, but not all tokens.
+    Only the highest score of each column is checked. So single tokens may have a score of -inf, but not all tokens.
     """
 
     def __init__(self, rows: int, columns: int, device: torch.device) -> None:
@@ -20,13 +20,13 @@ class FiniteScores:
         self.is_noted = False
 
     def note(self, scores: Tensor) -> None:
-        """Take note of a step's scores [B, W, V]."""
-        # 0 times a number that is not finite is NaN, and stays it.
+        """Record the scores of a step [B, W, V]."""
+        # 0 times a number that is not finite is NaN, and NaN stays NaN in a sum.
         self._sums[:, : scores.shape[1]].add_(scores.amax(-1), alpha=0)
         self.is_noted = True
 
     def check(self) -> None:
-        """Wait for the device where anything was noted since the last check.
+        """Check the scores recorded since the last check; this synchronises with the device if there are any.
 
         Raises:
             ScoresError: scores were not finite.
@@ -36,19 +36,19 @@ class FiniteScores:
         self.is_noted = False
 
     def clear(self, rows: Tensor) -> None:
-        """Forget what was noted of `rows` [R]."""
+        """Clear the record of `rows` [R]."""
         self._sums.index_fill_(0, rows, 0.0)
 
     def shrink(self, kept: Tensor) -> None:
-        """Keep rows `kept` [R] alone."""
+        """Keep rows `kept` [R] only."""
         self._sums = self._sums[kept]
 
 
 def require_finite(scores: Tensor) -> None:
-    """Wait for `scores` [B, W, V].
+    """Check `scores` [B, W, V]; this synchronises with the device.
 
     Raises:
-        ScoresError: they are not finite.
+        ScoresError: scores are not finite.
     """
     watch = FiniteScores(scores.shape[0], scores.shape[1], scores.device)
     watch.note(scores)

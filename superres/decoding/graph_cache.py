@@ -1,4 +1,4 @@
-"""Iterations that are captured once and replayed: on a GPU, launching its kernels one by one takes most of a step."""
+"""CUDA graph capture of iterations, since launching kernels one by one takes most of a step's time on a GPU."""
 
 from __future__ import annotations
 
@@ -7,66 +7,66 @@ from typing import Any
 
 from torch import Tensor
 
-from superres.decoding.trace import TraceRecorder, entry
+from superres.decoding.trace import TraceRecorder, trace_entry
 from superres.interfaces import Replaying
 
 BURST = 16
-"""Iterations whose record is kept on the device before it is taken away."""
+"""Number of iterations whose record fits into the buffer on the device."""
 
 KEPT_ROWS = 1024
-"""Rows of loops that are kept for the next decode, all together; every loop holds the caches of its rows."""
+"""Largest total number of rows of cached loops; every loop holds the attention caches of its rows."""
 
 
 class Replays:
-    """The captured iterations of one loop, one for each block size, and the room for what they record.
+    """The captured iterations of one loop, one per block size, and the buffer of their records.
 
-    What is captured writes to the same memory whenever it is replayed, so the record of an iteration goes to a place
-    that is counted on the device.
+    Captured work writes to the same memory at every replay. So a counter on the device selects the entry of the buffer
+    that an iteration writes.
     """
 
     def __init__(self, capture: Callable[[Callable[[], None]], Callable[[], None]], proposals: Tensor) -> None:
         """Prepare for a loop whose pending proposals are `proposals` [B, W]."""
         self._capture = capture
-        self._works: dict[int, Callable[[], None]] = {}
+        self._captured: dict[int, Callable[[], None]] = {}
         batch, width = proposals.shape
         self._record = proposals.new_zeros(BURST, batch, 2 + width)
-        self._turn = proposals.new_zeros(1)
+        self._count = proposals.new_zeros(1)
 
     def record(self, position: Tensor, proposed: Tensor, accepted: Tensor) -> None:
-        """Keep one iteration, as `TraceRecorder.record` does; `proposed` [B, N] may be narrower than the loop's."""
-        made = entry(position, proposed, accepted)
-        self._record[..., : made.shape[1]].index_copy_(0, self._turn, made.unsqueeze(0))
-        self._turn.add_(1)
+        """Record one iteration as `TraceRecorder.record` does; `proposed` [B, N] may be narrower than the buffer."""
+        entry = trace_entry(position, proposed, accepted)  # [B, 2 + N]
+        self._record[..., : entry.shape[1]].index_copy_(0, self._count, entry.unsqueeze(0))
+        self._count.add_(1)
 
     def run(self, iteration: Callable[[], None], block_size: int, count: int, recorder: TraceRecorder) -> None:
-        """Do at most BURST iterations of `block_size`, and hand what they recorded to `recorder`.
+        """Do iterations of `block_size`, and append their records to `recorder`.
 
         Args:
-            iteration: changes nothing but tensors, in place.
-            block_size: k before and after.
-            count: how many.
-            recorder: takes the record.
+            iteration: one iteration; changes tensors in place and has no other effect.
+            block_size: k before and after the iterations.
+            count: number of iterations, at most BURST.
+            recorder: receives the records.
         """
-        if block_size not in self._works:
-            self._works[block_size] = self._capture(iteration)
+        if block_size not in self._captured:
+            self._captured[block_size] = self._capture(iteration)
         for _ in range(count):
-            self._works[block_size]()
-        self.hand_over(block_size, count, recorder)
+            self._captured[block_size]()
+        self.flush(block_size, count, recorder)
 
-    def hand_over(self, block_size: int, count: int, recorder: TraceRecorder) -> None:
-        """Give the record of the last `count` iterations to `recorder`, and make room for the next."""
+    def flush(self, block_size: int, count: int, recorder: TraceRecorder) -> None:
+        """Append the records of the last `count` iterations to `recorder`, and empty the buffer."""
         recorder.extend(self._record[:count].clone(), block_size)
-        self._turn.zero_()
+        self._count.zero_()
 
 
-def take(replaying: Replaying, kind: Hashable) -> Any:  # noqa: ANN401 -- what was kept
-    """Take out the loop that was kept as one of `kind`, or return None."""
-    return replaying.kept.pop(kind, None)
+def take(replaying: Replaying, key: Hashable) -> Any:  # noqa: ANN401 -- a loop; its module imports this one
+    """Remove the loop with `key` from the cache and return it; None if there is none."""
+    return replaying.kept.pop(key, None)
 
 
-def keep(replaying: Replaying, kind: Hashable, loop: Any, most: int = KEPT_ROWS) -> None:  # noqa: ANN401
-    """Keep a loop for the next decode of its kind; the oldest make room where there are more than `most` rows."""
-    replaying.kept.pop(kind, None)
-    replaying.kept[kind] = loop
+def keep(replaying: Replaying, key: Hashable, loop: Any, most: int = KEPT_ROWS) -> None:  # noqa: ANN401
+    """Add a loop to the cache, and drop the oldest loops if the cache has more than `most` rows."""
+    replaying.kept.pop(key, None)
+    replaying.kept[key] = loop
     while len(replaying.kept) > 1 and sum(len(one.keys) for one in replaying.kept.values()) > most:
         del replaying.kept[next(iter(replaying.kept))]

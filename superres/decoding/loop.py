@@ -58,7 +58,7 @@ def is_ordinary(proposer: Proposer, options: DecodeConfig) -> bool:
 
 def decoding_type(proposer: Proposer, block_size: int) -> type[BlockwiseDecoding]:
     """Return the algorithm for `proposer` and blocks of `block_size`."""
-    if block_size == 1 or not getattr(proposer, "branching", False):  # any object with a method `propose` will do
+    if block_size == 1 or not getattr(proposer, "proposes_tree", False):  # any object with a method `propose` will do
         return BlockwiseDecoding
     return LookaheadDecoding
 
@@ -101,8 +101,8 @@ class BlockwiseLoop:
         self.replays: Replays | None = None
         if stateless and model.replaying is not None:
             self.replays = Replays(model.replaying.capture, self.state.proposals)
-        hold = None if self.replays is None else session.width
-        self.make_chooser = partial(Chooser, options, vocabulary=model.vocabulary, hold=hold)
+        buffer_width = None if self.replays is None else session.width
+        self.make_chooser = partial(Chooser, options, vocabulary=model.vocabulary, buffer_width=buffer_width)
         self.decoding = decoding_type(proposer, block_size)(
             model, session, options, criterion or CRITERIA[options.accept](options), proposer,
             self.make_chooser(self.keys), self.state, self.finite.note)
@@ -148,7 +148,7 @@ class BlockwiseLoop:
         elif wanted != size:
             count = 1
             self._recorded()
-            self.replays.hand_over(size, 1, self.recorder)
+            self.replays.flush(size, 1, self.recorder)
         else:
             count = min(count, BURST)
             self.replays.run(self._recorded, size, count, self.recorder)

@@ -1,8 +1,8 @@
-"""Counter-based noise that turns sampling into a deterministic decode: it depends on (seed, key, position) alone.
+"""Counter-based noise: sampling becomes a deterministic function of seed, key and position.
 
-Verifier and proposers see the same noise, so blockwise acceptance works as for greedy decoding, and a sample does not
-depend on block size, batch or order of images. All kinds sample softmax(scores) exactly. They
-differ in what happens where a proposer's scores are only close to the verifier's, as they always are.
+Verifier and proposers use the same noise, so blockwise acceptance works as in greedy decoding. A sample does not depend
+on the block size, the batch or the order of images. All kinds of noise sample softmax(scores) exactly. They differ in
+how often proposals agree with the verifier if a proposer's scores are only close to the verifier's.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SECOND = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def _shift_xor(x: Tensor, bits: int) -> Tensor:
-    """Return x ^ (x >>> bits); torch's own shift of int64 keeps the sign."""
+    """Return x ^ (x >>> bits) with a logical shift; torch's shift of int64 is arithmetic."""
     return x ^ ((x >> bits) & ((1 << (64 - bits)) - 1))
 
 
 def mix(x: Tensor) -> Tensor:
-    """Scramble int64 counters to uniform 64-bit values (the finaliser of SplitMix64)."""
+    """Hash int64 counters to uniform 64-bit values (the finaliser of SplitMix64)."""
     x = _shift_xor(x, 30) * _FIRST
     x = _shift_xor(x, 27) * _SECOND
     return _shift_xor(x, 31)
@@ -40,10 +40,10 @@ def noise_keys(keys: Iterable[int] | Tensor | None, count: int, device: torch.de
     Args:
         keys: whole numbers in [0, 2**63), one per sequence; 0, 1, 2, ... if None.
         count: number of sequences.
-        device: of the result.
+        device: device of the result.
 
     Raises:
-        InvalidInputError: there are more or fewer keys than sequences, or one is out of range or no whole number.
+        InvalidInputError: there is not one key per sequence, or a key is out of range or not a whole number.
     """
     if keys is None:
         return torch.arange(count, device=device)
@@ -57,7 +57,7 @@ def noise_keys(keys: Iterable[int] | Tensor | None, count: int, device: torch.de
 
 
 def _checked(key: SupportsIndex) -> int:
-    """Return a key as an int, if it is one in range."""
+    """Return a key as an int, or raise InvalidInputError."""
     try:
         number = operator.index(key)
     except TypeError:
@@ -71,7 +71,7 @@ def part_keys(keys: Tensor, parts: Tensor) -> Tensor:
     """Return the keys of parts of sequences, int64 [B] in [0, 2**63).
 
     Args:
-        keys: of the sequences, int64 [B].
+        keys: keys of the sequences, int64 [B].
         parts: number of the part in its sequence, int64 [B]; part 0 keeps the key of the sequence.
     """
     return keys.where(parts == 0, mix(mix(keys + _GOLDEN) ^ parts) & (2**63 - 1))
@@ -81,58 +81,58 @@ class Noise(Protocol):
     """Noise for a batch of sequences."""
 
     additive: bool
-    """Whether `adjust` is the sum of scores and noise."""
+    """Whether `adjust` returns the sum of scores and noise."""
 
     def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
         """Key the noise.
 
         Args:
             seed: in [0, 2**63).
-            keys: int64 [B], one a sequence (e.g. derived from an image's content).
+            keys: one key per sequence, int64 [B], for example a hash of the image.
             vocabulary: V.
         """
         ...
 
     def rekey(self, seed: int, keys: Tensor) -> None:
-        """Key the noise anew, for as many sequences, in the memory that it has."""
+        """Change seed and keys in place; `keys` has the same shape as before."""
         ...
 
     def at(self, position: Tensor) -> Tensor:
-        """Return the noise of target positions [B, N]: [B, N, V], or [B, N, 1] where one number serves all tokens."""
+        """Return the noise of target positions [B, N]: [B, N, V], or [B, N, 1] for one number per position."""
         ...
 
     @staticmethod
     def adjust(scores: Tensor, noise: Tensor) -> Tensor:
-        """Return scores [B, N, V] whose argmax is a sample of softmax(`scores`), given the noise of their positions.
+        """Return scores [B, N, V] whose argmax is a sample of softmax(`scores`), given the noise of the positions.
 
-        Tokens whose score is -inf keep it.
+        A score of -inf stays -inf.
         """
         ...
 
 
 class Uniforms:
-    """Uniform numbers keyed by seed, sequence and a counter."""
+    """Uniform numbers as a function of seed, key and counter."""
 
     def __init__(self, seed: int, keys: Tensor) -> None:
-        """Key them by `seed` in [0, 2**63) and `keys`, int64 [B]."""
+        """Use `seed` in [0, 2**63) and `keys`, int64 [B]."""
         self.streams = torch.empty_like(keys)
         self.rekey(seed, keys)
 
     def rekey(self, seed: int, keys: Tensor) -> None:
         """See `Noise.rekey`."""
-        seeded = mix(torch.full_like(keys, seed) * _GOLDEN + _GOLDEN)
+        seeded = mix(torch.full_like(keys, seed) * _GOLDEN + _GOLDEN)  # [B]
         self.streams.copy_(mix(seeded ^ mix(keys + _SECOND)))
 
     def at(self, counter: Tensor) -> Tensor:
         """Return float64 numbers in (0, 1) for counters [B, ...]."""
         streams = self.streams.view(-1, *[1] * (counter.dim() - 1))
-        # 52 bits: with half a step added they stay below 1, where Gumbel noise would be infinite.
+        # 52 bits plus half a step stay strictly between 0 and 1, where Gumbel noise is finite.
         bits = (mix(streams + (counter + 1) * _GOLDEN) >> 12) & ((1 << 52) - 1)
         return (bits.double() + 0.5) * 2.0**-52
 
 
 class GumbelNoise:
-    """Standard Gumbel noise on every score (the Gumbel-max trick); no order of the tokens is assumed."""
+    """Standard Gumbel noise on every score (the Gumbel-max trick), for tokens without an order."""
 
     additive = True
 
@@ -157,10 +157,10 @@ class GumbelNoise:
 
 
 class QuantileNoise:
-    """One uniform number u a position; the sample is the token where the cumulative distribution passes u.
+    """One uniform number u per position; the sample is the token at which the cumulative distribution exceeds u.
 
-    For tokens in order, as intensities are: if a proposer's distribution lies two grey levels beside the verifier's,
-    so does its sample. Gumbel noise would as likely send the two samples to opposite ends of the distribution.
+    It suits ordered tokens such as intensities. If a proposer's distribution is the verifier's shifted by two grey
+    levels, so is its sample. With Gumbel noise, the two samples may be far apart.
     """
 
     additive = False
@@ -179,16 +179,16 @@ class QuantileNoise:
 
     @staticmethod
     def adjust(scores: Tensor, noise: Tensor) -> Tensor:
-        """Return minus the distance of u from each token's part of the cumulative distribution; see `Noise.adjust`.
+        """Return minus the distance of u from each token's interval of the cumulative distribution; see `Noise.adjust`.
 
-        Tokens of probability 0 have no part of it: -inf.
+        The score of a token of probability 0 is -inf.
         """
         probability = scores.softmax(-1)
-        upper = probability.cumsum(-1)
-        u = noise.to(scores.dtype)
+        upper = probability.cumsum(-1)  # [B, N, V]
+        u = noise.to(scores.dtype)  # [B, N, 1]
         distance = torch.maximum(upper - probability - u, u - upper).clamp(min=0)
         return (-distance).masked_fill(probability == 0, float("-inf"))
 
 
 NOISES: Registry[type[Noise]] = Registry(NOISE_NAMES, {"gumbel": GumbelNoise, "quantile": QuantileNoise})
-"""Kinds of noise by the name that users give."""
+"""Kinds of noise by name."""

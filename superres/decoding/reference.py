@@ -1,4 +1,4 @@
-"""Slow, plain decoders without a cache, one sequence at a time: what the fast loop is compared with."""
+"""Reference decoders for tests: slow, without a cache, and for one sequence at a time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def sequential_reference(model: ScoringModel, source: Tensor, options: DecodeCon
     Args:
         model: the model.
         source: one source [1, S].
-        options: temperature and seed are used.
+        options: temperature and seed; other settings are ignored.
         key: key of the sampling noise.
 
     Returns:
-        The tokens, up to and with the end token.
+        The tokens, up to and including the end token.
 
     Raises:
         ScoresError: the model's scores are not finite.
@@ -42,7 +42,7 @@ def sequential_reference(model: ScoringModel, source: Tensor, options: DecodeCon
 def separate_reference(
     model: ScoringModel, source: Tensor, options: DecodeConfig, block_size: int, key: int = 0
 ) -> tuple[list[int], list[int]]:
-    """Blockwise decoding by the heads with separate predict and verify substeps (section 3), token by token.
+    """Decode blockwise with the heads, with separate predict and verify substeps (section 3), token by token.
 
     Args:
         model: the model.
@@ -52,7 +52,7 @@ def separate_reference(
         key: key of the sampling noise.
 
     Returns:
-        The tokens, and how many were accepted in each iteration.
+        The tokens, and the number of accepted tokens of each iteration.
 
     Raises:
         ScoresError: the model's scores are not finite.
@@ -75,7 +75,7 @@ def separate_reference(
             require_finite(scores)
             scored.append(chooser.at(position.unsqueeze(1)).adjust(scores))
             proposed = torch.tensor([block[1 : length + 1]], device=source.device)
-            # A criterion may remember the block, so it is handed all of it up to the token in question.
+            # The result may depend on the whole block up to this token.
             passed = criterion.accept(proposed, torch.cat(scored, dim=1), place[:, 1 : length + 1])
             failed = failed or not passed[0, -1]
             if failed and length >= options.min_block:

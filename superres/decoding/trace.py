@@ -1,4 +1,4 @@
-"""The record of a decode, and the statistics of the glossary."""
+"""The acceptance trace of a decode, and statistics of traces."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RowTrace:
-    """What happened to one sequence.
+    """The acceptance trace of one sequence.
 
     Attributes:
-        positions: tokens committed before each iteration.
-        accepted: tokens accepted in each iteration, the truncated last block counted.
-        proposed: tokens proposed in each iteration, int64 [iterations, k]; -1 behind a block smaller than k.
+        positions: number of tokens committed before each iteration.
+        accepted: number of tokens accepted in each iteration, including a truncated last block.
+        proposed: tokens proposed in each iteration, int64 [iterations, k]; -1 past the end of a smaller block.
     """
 
     positions: list[int]
@@ -27,23 +27,23 @@ class RowTrace:
 
     @property
     def tokens(self) -> int:
-        """Generated tokens."""
+        """Number of generated tokens."""
         return sum(self.accepted)
 
     @property
     def sequence(self) -> np.ndarray:
-        """The generated tokens themselves, int64 [tokens]."""
+        """The generated tokens, int64 [tokens]."""
         kept = [row[:count] for row, count in zip(self.proposed, self.accepted, strict=True)]
         return np.concatenate([np.empty(0, np.int64), *kept])
 
     @property
     def iterations(self) -> int:
-        """Decoding iterations, the call that makes the first proposals not counted."""
+        """Number of decoding iterations, without the call that makes the first proposals."""
         return len(self.accepted)
 
     @property
     def model_calls(self) -> int:
-        """Model calls: iterations + 1."""
+        """Number of model calls: iterations + 1."""
         return self.iterations + 1
 
     @property
@@ -58,13 +58,13 @@ def mean_accepted_block_size(traces: list[RowTrace]) -> float:
 
 
 def survival_curve(traces: list[RowTrace], block_size: int) -> list[float]:
-    """Return S_1..S_k, S_i the share of iterations that accepted at least i tokens (all 0.0 without an iteration).
+    """Return S_1..S_k: S_i is the share of iterations that accepted at least i tokens (0.0 without iterations).
 
-    The last block of each sequence is left out, since the end may have cut it short. But for that, the sum is the
-    mean accepted block size.
+    The last block of each sequence is left out, since the sequence's end may truncate it. Apart from that, the sum of
+    S_1..S_k is the mean accepted block size.
 
     Args:
-        traces: one a sequence.
+        traces: acceptance trace of each sequence.
         block_size: k.
     """
     accepted = [t.accepted[:-1] for t in traces]
@@ -72,37 +72,37 @@ def survival_curve(traces: list[RowTrace], block_size: int) -> list[float]:
     return [float((counts >= i).mean()) if len(counts) else 0.0 for i in range(1, block_size + 1)]
 
 
-def entry(position: Tensor, proposed: Tensor, accepted: Tensor) -> Tensor:
-    """Return the record of an iteration, [B, 2 + W]: position, accepted tokens, proposals [B, W]."""
+def trace_entry(position: Tensor, proposed: Tensor, accepted: Tensor) -> Tensor:
+    """Return the record of an iteration, int64 [B, 2 + W]: position, number of accepted tokens, proposals."""
     return torch.cat([position.unsqueeze(1), accepted.unsqueeze(1), proposed], dim=1)
 
 
 class TraceRecorder:
-    """Collects what each iteration did, on the device, and reads it back when asked."""
+    """Collects the records of iterations on the device, and reads them back on demand."""
 
     def __init__(self) -> None:
-        """Start empty."""
-        # Of iterations in a row their entries [n, B, 2 + W], of one block size, and that.
+        """Make an empty record."""
+        # Consecutive iterations of one block size: their entries [n, B, 2 + W], and the block size.
         self._parts: list[tuple[Tensor, int]] = []
         self._count = self.forgotten = 0
 
     def __len__(self) -> int:
-        """Return how many iterations have been recorded, those that are forgotten counted."""
+        """Return the number of recorded iterations, including forgotten ones."""
         return self._count
 
     def record(self, position: Tensor, proposed: Tensor, accepted: Tensor) -> None:
-        """Keep one iteration: `position` [B] (negative before the first token), `proposed` [B, k], `accepted` [B]."""
-        self.extend(entry(position, proposed, accepted).unsqueeze(0), proposed.shape[1])
+        """Record an iteration: `position` [B] (negative before the first token), `proposed` [B, k], `accepted` [B]."""
+        self.extend(trace_entry(position, proposed, accepted).unsqueeze(0), proposed.shape[1])
 
     def extend(self, steps: Tensor, block_size: int) -> None:
-        """Keep entries [n, B, 2 + W], of whose proposals only `block_size` count."""
+        """Record entries [n, B, 2 + W]; only the first `block_size` of the W proposals are valid."""
         self._parts.append((steps, block_size))
         self._count += len(steps)
 
     def _from(self, first: int) -> list[tuple[Tensor, int]]:
-        """Return what is kept of the iterations from number `first` on."""
+        """Return the entries and block sizes of the iterations from number `first` on."""
         parts, number = list[tuple[Tensor, int]](), self._count
-        for steps, size in reversed(self._parts):  # mostly it is the last few that are asked for
+        for steps, size in reversed(self._parts):  # most calls need the last few iterations only
             number -= len(steps)
             if number + len(steps) <= first:
                 break
@@ -110,50 +110,48 @@ class TraceRecorder:
         return parts[::-1]
 
     def since(self, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return what the iterations from number `first` on did, at least one, none of them forgotten.
+        """Return the statistics of the iterations from number `first` on.
+
+        Args:
+            first: number of an iteration that is recorded and not forgotten.
 
         Returns:
-            Positions and accepted tokens, int64 [n, B] each, and block sizes, int64 [n].
+            Positions and numbers of accepted tokens, int64 [n, B] each, and block sizes, int64 [n].
         """
         steps, sizes = zip(*self._from(first), strict=True)
         read = torch.cat([part[..., :2] for part in steps]).cpu().numpy()
         return read[..., 0], read[..., 1], np.repeat(sizes, [len(part) for part in steps])
 
     def forget(self, until: int) -> None:
-        """Drop the iterations before number `until`, which no row will be asked for any more."""
+        """Drop the iterations before number `until`."""
         self._parts = self._from(until)
         self.forgotten = max(until, self.forgotten)
 
     def shrink(self, kept: Tensor) -> None:
-        """Keep rows `kept` [R] alone."""
+        """Keep rows `kept` [R] only."""
         self._parts = [(steps[:, kept], size) for steps, size in self._parts]
 
     def rows(self, chosen: Sequence[int] | None = None, since: Sequence[int] | None = None) -> list[RowTrace]:
-        """Return one trace a sequence.
+        """Return one trace per sequence.
 
         Args:
-            chosen: numbers of the rows; all if None.
-            since: for each of them, the iteration with which its sequence began; the first if None.
+            chosen: numbers of the rows; all rows if None.
+            since: number of the iteration with which each chosen row's sequence began; 0 if None.
         """
         parts = self._from(min(since) if since else 0)
         if not parts:
             return []
         sizes = np.repeat([size for _, size in parts], [len(steps) for steps, _ in parts])
-        first, widest = len(self) - len(sizes), sizes.max()
-        read = _joined([steps[..., : 2 + widest] for steps, _ in parts]).cpu().numpy()
+        first, widest = len(self) - len(sizes), int(sizes.max())
+        # `pad` also cuts off columns, if the amount is negative.
+        read = torch.cat([F.pad(steps, (0, 2 + widest - steps.shape[2])) for steps, _ in parts]).cpu().numpy()
         positions, accepted, proposed = read[..., 0], read[..., 1], read[..., 2:]
         proposed = np.where(np.arange(widest) < sizes[:, None, None], proposed, -1)
         chosen = range(positions.shape[1]) if chosen is None else chosen
         rows = []
         for row, began in zip(chosen, since or [0] * len(chosen), strict=True):
-            # Where a row starts in the midst of others, its first iteration reads the start of the sequence.
+            # At position -1, the first model call of a sequence reads its start; that is no decoding iteration.
             active = (accepted[:, row] > 0) & (positions[:, row] >= 0) & (np.arange(first, len(self)) >= began)
             start, count = positions[active, row].tolist(), accepted[active, row].tolist()
             rows.append(RowTrace(start, count, proposed[active, row]))
         return rows
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Join tensors [n, B, N] of different N, the narrower filled up."""
-    widest = max(part.shape[2] for part in parts)
-    return torch.cat([F.pad(part, (0, widest - part.shape[2])) if part.shape[2] < widest else part for part in parts])

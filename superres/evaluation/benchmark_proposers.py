@@ -31,7 +31,7 @@ from superres.decoding.cost import (
 from superres.decoding.decode import DEFAULT_BLOCK_SIZE, decode, iterations
 from superres.decoding.loop import BlockwiseLoop, Decoded
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import Proposer, accompany
+from superres.decoding.proposers.base import Proposer, with_proposer_state
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError
 from superres.evaluation.benchmark import Workload, run_record, run_text
@@ -194,7 +194,7 @@ class Comparison:
             options = self.options(name, "greedy", min(block_size or default, self.largest(name)))
             try:
                 proposer = self.pipeline.proposers.get(options) or PROPOSERS[name]()
-                accompany(self.pipeline.scoring, proposer)
+                with_proposer_state(self.pipeline.scoring, proposer)
                 require(options.block_size != 1, "the checkpoint has no prediction heads")
             except (ConfigError, CheckpointError) as error:
                 missing[name] = str(error)
@@ -205,7 +205,7 @@ class Comparison:
     def largest(self, name: str) -> int:
         """Return the largest block size of a proposer."""
         config = self.pipeline.model_config
-        if PROPOSERS[name].branching:
+        if PROPOSERS[name].proposes_tree:
             return min(self.most, config.target_length + 2 - self.base.window)
         return config.prediction_heads if PROPOSERS[name].uses_heads else min(self.most, config.target_length)
 
@@ -236,9 +236,9 @@ class Comparison:
         gamma, call = k - 1, baseline.seconds / max(baseline.iterations, 1)
         traces = [trace for decoded in variant.decoded for trace in decoded.traces]
         kind = PROPOSERS[variant.options.proposer]
-        branches, columns = kind.branches(variant.options), kind.columns(variant.options, k)
-        observed = acceptance_rate(traces, k, branches)
-        overlap = self.overlap(variant) if variant.mode == "speculative" and not kind.branching else None
+        candidates, columns = kind.candidates(variant.options), kind.columns(variant.options, k)
+        observed = acceptance_rate(traces, k, candidates)
+        overlap = self.overlap(variant) if variant.mode == "speculative" and not kind.proposes_tree else None
         alpha = observed if overlap is None else overlap
         c = variant.proposing / max(variant.iterations * gamma, 1) / call
         verify = (variant.seconds - variant.proposing) / max(variant.iterations, 1) / call
@@ -251,11 +251,11 @@ class Comparison:
             "speed_up": baseline.seconds / baseline.tokens / (variant.seconds / variant.tokens),
             "equal_tokens": self.equal(variant, same) if variant.mode != "speculative" else None,
             "alpha": alpha, "alpha_seen": observed, "c": c, "verify": verify,
-            "predicted_tokens": expected_tokens(alpha, gamma, branches),
-            "predicted_speed_up": improvement_factor(alpha, gamma, c, branches=branches),
-            "predicted_speed_up_here": improvement_factor(alpha, gamma, c, verify, branches),
-            "operations": operations_factor(alpha, gamma, self.operations(variant), columns, branches),
-            "best_block_size": 1 + best_gamma(alpha, c, self.largest(variant.options.proposer) - 1, extra, branches),
+            "predicted_tokens": expected_tokens(alpha, gamma, candidates),
+            "predicted_speed_up": improvement_factor(alpha, gamma, c, candidates=candidates),
+            "predicted_speed_up_here": improvement_factor(alpha, gamma, c, verify, candidates),
+            "operations": operations_factor(alpha, gamma, self.operations(variant), columns, candidates),
+            "best_block_size": 1 + best_gamma(alpha, c, self.largest(variant.options.proposer) - 1, extra, candidates),
             "extra_bytes": self.extra_bytes(variant),
             "training": PROPOSERS[variant.options.proposer].training,
         }
@@ -265,7 +265,7 @@ class Comparison:
         if variant.proposer is None:
             return 0.0
         batch, k = self.batches[0], variant.options.block_size or 1
-        model = accompany(self.pipeline.scoring, variant.proposer)
+        model = with_proposer_state(self.pipeline.scoring, variant.proposer)
         with torch.inference_mode():
             session = model.session(batch.source, k, batch.padding)
             keys = torch.arange(len(batch.source), device=batch.source.device)
@@ -303,7 +303,7 @@ class Comparison:
             held += sum(weight.numel() * weight.element_size() for weight in self.pipeline.model.heads.parameters())
         batch = self.batches[0]
         with torch.inference_mode():
-            state = variant.proposer.companion(batch.source, variant.options.block_size or 1, batch.padding, 1)
+            state = variant.proposer.new_state(batch.source, variant.options.block_size or 1, batch.padding, 1)
         return held + sum(part.numel() * part.element_size() for part in (state.row_state() if state else []))
 
 

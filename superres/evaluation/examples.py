@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from superres.tasks.faces import area_reduce
-
-Pixels = npt.NDArray[np.uint8]
+from superres.tasks.pictures import Pixels
 
 SENTENCES = (
     "A man in a blue shirt is standing on a ladder and cleaning a window.",

@@ -21,11 +21,11 @@ from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.pipeline.options import resolve_options
 from superres.system.output import number_text
 from superres.tasks.faces import FacePairs, area_reduce, enlarge, image_key
+from superres.tasks.pictures import Pixels
 
 if TYPE_CHECKING:
     from superres.pipeline.upscaler import Upscaler
 
-Pixels = npt.NDArray[np.uint8]
 Scores = npt.NDArray[np.float64]
 
 SHEET_ROWS = 12

@@ -13,7 +13,6 @@ from tqdm import tqdm
 from superres.config import DecodeConfig, require
 from superres.evaluation.pictures import (
     SHEET_ROWS,
-    Pixels,
     decode_interleaved,
     equal_tokens,
     mean_squared_error,
@@ -26,6 +25,7 @@ from superres.evaluation.pictures import (
 from superres.pipeline.options import resolve_options
 from superres.system.output import markdown_table, number_text
 from superres.tasks.faces import FacePairs, enlarge, image_key
+from superres.tasks.pictures import Pixels
 
 if TYPE_CHECKING:
     from superres.pipeline.upscaler import Upscaler

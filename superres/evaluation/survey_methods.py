@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from tqdm import tqdm
 
 from superres.batch.inputs import list_inputs
@@ -39,14 +38,13 @@ from superres.tasks.faces import (
     image_key,
     is_celeba,
     read_faces,
-    read_image,
     to_source,
 )
+from superres.tasks.pictures import Pixels, read_image
 
 if TYPE_CHECKING:
     from superres.pipeline.upscaler import Upscaler
 
-Pixels = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""The only join of network, decoder and task: load a checkpoint once, then call it."""
+"""Pipelines combine network, decoder and task: load a checkpoint once, then call it."""

@@ -1,4 +1,4 @@
-"""One way to load any checkpoint: its task picks the pipeline."""
+"""Load any checkpoint; its task determines the pipeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from superres.pipeline.upscaler import Upscaler
 from superres.tasks import faces
 
 PIPELINES: dict[str, type[Pipeline]] = {pipeline.task: pipeline for pipeline in (Upscaler, Translator)}
-"""Pipelines by their task."""
+"""Pipelines by task."""
 
 
 def checkpoint_task(folder: Path) -> str:
@@ -25,20 +25,20 @@ def checkpoint_task(folder: Path) -> str:
     """
     task = read_config(folder)["model"].get("task", faces.name)
     if task not in PIPELINES:
-        raise CheckpointError(f"{folder} serves the task {task!r}, which this release does not know "
+        raise CheckpointError(f"{folder} is for the task {task!r}, which this release does not support "
                               f"({', '.join(PIPELINES)}); update superres")
     return str(task)
 
 
 def load(name_or_dir: str | Path = DEFAULT_CHECKPOINT, device: str = "auto") -> Any:  # noqa: ANN401 -- by the task
-    """Load a checkpoint for its task: `load("celeba-8to32")`, a folder, or a Hugging Face hub id ("owner/name").
+    """Load a checkpoint by its name such as "celeba-8to32", its folder, or its Hugging Face hub id ("owner/name").
 
     Returns:
         An `Upscaler` or a `Translator`.
 
     Raises:
-        CheckpointError: the checkpoint is missing, damaged, or its task is unknown.
-        ConfigError: the device is absent.
+        CheckpointError: the checkpoint is missing or damaged, or its task is unknown.
+        ConfigError: the device is not available.
     """
     folder = find_checkpoint(name_or_dir)
     return PIPELINES[checkpoint_task(folder)].load(folder, device)

@@ -1,4 +1,4 @@
-"""What the pipelines of all tasks share: a checkpoint on a device, ready to decode."""
+"""The base class of the pipelines of all tasks."""
 
 from __future__ import annotations
 
@@ -26,41 +26,40 @@ def pick_device(name: str) -> torch.device:
     """Return the device for "auto", "cpu" or "cuda".
 
     Raises:
-        ConfigError: the device is unknown or absent.
+        ConfigError: the device is unknown or not available.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"unknown device {name!r}; choose auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device cuda asked for, but torch finds no GPU; choose cpu or auto")
+        raise ConfigError("device cuda is not available: torch finds no GPU; choose cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 class Loop(Protocol):
-    """A decoding or a search that goes on step by step."""
+    """A decode or a beam search that runs in steps."""
 
     def done(self) -> bool:
-        """Tell whether every row is complete."""
+        """Return whether every row is complete."""
 
 
-def paced(
+def at_intervals(
     loops: Iterator[LoopT], interval: float, clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[tuple[LoopT, float]]:
-    """Drive a loop that is handed out again and again, and pass it on now and then.
+    """Run a loop, and yield it after at least `interval` seconds of its work, and when it is done.
 
     Args:
-        loops: hands out one and the same loop, first before its first step and last when it is done.
-        interval: seconds of its work between two looks, at the least.
-        clock: returns seconds.
+        loops: yields the same loop each time, first before its first step and last when it is done.
+        interval: seconds.
+        clock: returns the time in seconds.
 
     Yields:
-        The loop and the seconds that it has worked, last when it is done; what is done with it in between does not
-        count.
+        The loop, and the seconds that it has worked, without the time that the caller took between two yields.
     """
     started = clock()
     due = interval
     for number, loop in enumerate(loops):
         seconds = clock() - started
-        # The last look, too, comes before the loop is asked for more, which gives it back.
+        # A finished loop is yielded before `loops` is advanced, since the loop then serves the next decode.
         if loop.done() or (number and seconds >= due):
             yield loop, seconds
             started = clock() - seconds
@@ -68,20 +67,20 @@ def paced(
 
 
 class Pipeline:
-    """A checkpoint on a device, ready to decode: what all tasks share.
+    """A checkpoint on a device, ready to decode.
 
     Attributes:
-        task: name of the task that it serves.
-        bundled: the bundled checkpoint for that task.
-        end_token: token that ends a target early, or None where targets have a fixed length.
+        task: name of the task.
+        bundled: name of the bundled checkpoint for the task.
+        end_token: token that ends a target early; None if targets have a fixed length.
         name: the checkpoint's name.
-        revision: first digits of its weights' SHA-256.
+        revision: first digits of the SHA-256 of the weights.
         model_config: settings of the network.
         default: decoding settings of a call without options.
-        block_sizes: what chooses block sizes where they are adaptive.
-        proposers: where proposals come from, by decoding settings.
-        scoring: the network as the decoder drives it.
-        engine: how its step is computed, a name in `superres.config.ENGINE_NAMES` other than "auto".
+        block_sizes: the adaptive block sizes.
+        proposers: the proposers, by decoding settings.
+        scoring: the network in the form that the decoder uses.
+        engine: name of the engine in `superres.config.ENGINE_NAMES`, other than "auto".
     """
 
     task: ClassVar[str]
@@ -92,22 +91,22 @@ class Pipeline:
         self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto",
         default: DecodeConfig | None = None, engine: str = "auto",
     ) -> None:
-        """Wrap a network.
+        """Make a pipeline for a network.
 
         Args:
             model: the network.
-            name: what to call it.
-            revision: of its weights.
+            name: the checkpoint's name.
+            revision: revision of the weights.
             device: "auto", "cpu" or "cuda".
-            default: decoding settings of a call without options; exact blocks of all heads if None.
-            engine: how the decoding step is computed, a name in `superres.config.ENGINE_NAMES`.
+            default: decoding settings of a call without options; exact acceptance with all heads if None.
+            engine: name of the engine in `superres.config.ENGINE_NAMES`.
 
         Raises:
-            ConfigError: the device is absent, or the engine cannot serve there.
-            CheckpointError: the network serves another task.
+            ConfigError: the device is not available, or does not support the engine.
+            CheckpointError: the network is for another task.
         """
         if model.config.task != self.task:
-            raise CheckpointError(f"checkpoint {name} serves the task {model.config.task!r}, not {self.task}")
+            raise CheckpointError(f"checkpoint {name} is for the task {model.config.task!r}, not {self.task}")
         self.name, self.revision, self.model_config = name, revision, model.config
         self.device, self.default = pick_device(device), default or DecodeConfig()
         self.model = model.to(self.device).eval()
@@ -129,24 +128,25 @@ class Pipeline:
 
         Raises:
             CheckpointError: the checkpoint is missing, damaged or for another task.
-            ConfigError: the device is absent, or the engine cannot serve there.
+            ConfigError: the device is not available, or does not support the engine.
         """
         folder = find_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
         default = read_decode_default(folder, pick_device(device).type)
         model, name = load_checkpoint(folder), folder.resolve().name
-        made = cls(model, name, weights_digest(folder), device, default, engine, **cls._of_task(folder, model))
-        made.proposers.folder = folder
-        return made
+        arguments = cls._task_arguments(folder, model)
+        pipeline = cls(model, name, weights_digest(folder), device, default, engine, **arguments)
+        pipeline.proposers.folder = folder
+        return pipeline
 
     @classmethod
-    def _of_task(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
-        """Read what else of the checkpoint's folder the task needs, as arguments of the constructor."""
+    def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
+        """Read the task's files in the checkpoint's folder, and return further arguments of the constructor."""
         return {}
 
     def block_size(self, options: DecodeConfig) -> int:
-        """Return the block size that `options` ask for.
+        """Return the block size of `options`.
 
         Raises:
-            ConfigError: options do not fit the checkpoint.
+            ConfigError: the checkpoint does not support `options`.
         """
         return check_options(options, self.model_config.prediction_heads, self.model_config.target_length)

@@ -1,7 +1,7 @@
-"""Decoding settings that a user gave, joined with a checkpoint's defaults.
+"""Combine the decoding settings that a user gave with a checkpoint's defaults.
 
-A given setting that the others leave without effect is refused: whoever gives one expects a difference. A default never
-is. The seed is no such setting, since records name it whether it was used or not.
+A given setting without effect is an error, since the user expects an effect. A default without effect is ignored. The
+seed is exempt, since every record contains it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from superres.pipeline.upscaler import Upscaler
 
 Spell = Callable[[str, str], str]
-"""Writes a setting and its value (nothing for a switch) as the user does."""
+"""Formats a setting and its value (empty for a switch) as the user writes them."""
 
 SETTINGS = settings_of(DecodeConfig)
 
 
 def dependent_on(name: str) -> tuple[str, ...]:
-    """Return the settings that only some choices of the setting `name` read."""
+    """Return the settings that depend on the choice of the setting `name`."""
     return tuple(other for other, about in SETTINGS.items() if about.depends_on == name)
 
 
 def choices_for(name: str, task: str) -> list[str]:
-    """Return the names that the setting `name` takes for a task, "faces" or "translation"."""
+    """Return the choices of the setting `name` for a task, "faces" or "translation"."""
     names = list(SETTINGS[name].choices)
     if name == "accept":
         return [one for one in names if all(task in SETTINGS[read].tasks for read in CRITERIA[one].settings)]
@@ -40,40 +40,41 @@ def choices_for(name: str, task: str) -> list[str]:
 
 
 def readers_of(name: str) -> list[str]:
-    """Return the criteria or the proposers that read the setting `name`."""
+    """Return the criteria or proposers that read the setting `name`."""
     if SETTINGS[name].depends_on == "accept":
         return [one for one, criterion in CRITERIA.items() if name in criterion.settings]
     return [one for one, kind in PROPOSERS.items() if name in (*kind.settings, kind.resource)]
 
 
 def as_option(name: str, value: str) -> str:
-    """Spell a setting as an option of the command line."""
+    """Format a setting as a command-line option."""
     return f"--{name.replace('_', '-')} {value}".rstrip()
 
 
 def as_setting(name: str, value: str) -> str:
-    """Spell a setting as in the SPEC of a survey's method."""
+    """Format a setting as in the SPEC of a survey's method."""
     return f"{name}={value}"
 
 
 def combined(
     default: DecodeConfig, given: dict[str, Any], prediction_heads: int, spell: Spell = as_option,
 ) -> DecodeConfig:
-    """Return the settings `default` with those that a user gave instead.
+    """Return the settings `default`, overridden by the settings that a user gave.
 
     Args:
-        default: the checkpoint's own.
-        given: settings that the user named, equal to a default or not.
+        default: the checkpoint's settings.
+        given: settings that the user gave, whether equal to the default or not.
         prediction_heads: K of the checkpoint.
-        spell: how the user writes a setting.
+        spell: formats a setting for messages.
 
     Raises:
-        ConfigError: settings contradict one another, do not fit the checkpoint, or leave a given one without effect.
+        ConfigError: settings contradict each other, the checkpoint does not support them, or a given setting has no
+            effect.
     """
-    from superres.decoding.decode import check_options  # waits for torch
+    from superres.decoding.decode import check_options  # imports torch
 
     options = default.changed(given)
-    reasons = idle_settings(options, check_options(options, prediction_heads), spell)
+    reasons = unused_settings(options, check_options(options, prediction_heads), spell)
     for name, value in given.items():
         if name in reasons:
             values = value if isinstance(value, tuple) else () if value is True else (value,)
@@ -81,49 +82,46 @@ def combined(
     return options
 
 
-def idle_settings(options: DecodeConfig, block_size: int, spell: Spell = as_option) -> dict[str, str]:
-    """Return why settings are without effect, and what to do, by their names; `block_size` is the resolved one."""
+def unused_settings(options: DecodeConfig, block_size: int, spell: Spell = as_option) -> dict[str, str]:
+    """Return the settings without effect by name, with a reason and a remedy; `block_size` is the resolved one."""
     reasons: dict[str, str] = {}
     of_criteria, of_proposers = dependent_on("accept"), dependent_on("proposer")
 
-    def idle(reason: str, *names: str) -> None:
+    def add(reason: str, *names: str) -> None:
         for name in names:
             reasons.setdefault(name, reason)
 
     if block_size == 1:
-        idle(f"in blocks of one token, which propose nothing; leave it out, or give {spell('block_size', 'K')} above 1",
-             "accept", *of_criteria, "min_block", "adaptive", "proposer", *of_proposers)
+        add(f"in blocks of one token, without proposals; leave it out, or give {spell('block_size', 'K')} above 1",
+            "accept", *of_criteria, "min_block", "adaptive", "proposer", *of_proposers)
     elif options.min_block == block_size:
-        idle(f"with {spell('min_block', str(options.min_block))}, which accepts whole blocks whatever they hold; leave "
-             f"it out, or give a smaller {spell('min_block', 'L')}", "accept", *of_criteria, "adaptive")
+        add(f"with {spell('min_block', str(options.min_block))}, which accepts every block as a whole; leave "
+            f"it out, or give a smaller {spell('min_block', 'L')}", "accept", *of_criteria, "adaptive")
     if not options.is_sampling:
-        idle(f"without sampling; leave it out, or give {spell('temperature', '0.9')}",
-             *dependent_on("temperature"))
+        add(f"without sampling; leave it out, or give {spell('temperature', '0.9')}", *dependent_on("temperature"))
     elif options.sampling == "speculative":
-        idle(f"with {spell('sampling', 'speculative')}, which has its own rule of acceptance and its own noise; leave "
-             f"it out, or give {spell('sampling', 'coupled')}", "accept", *of_criteria, "min_block", "noise")
+        add(f"with {spell('sampling', 'speculative')}, which has its own rule of acceptance and its own noise; leave "
+            f"it out, or give {spell('sampling', 'coupled')}", "accept", *of_criteria, "min_block", "noise")
     for choice, names in (("accept", of_criteria), ("proposer", of_proposers)):
         chosen = getattr(options, choice)
         for name in names:
             if chosen not in (readers := readers_of(name)):
-                idle(f"with {spell(choice, chosen)}; leave it out, or give {spell(choice, ' or '.join(readers))}", name)
+                add(f"with {spell(choice, chosen)}; leave it out, or give {spell(choice, ' or '.join(readers))}", name)
     return reasons
 
 
 def resolve_options(decode: DecodeConfig, upscaler: Upscaler, samples: int = 1) -> DecodeConfig:
-    """Return `decode` with the block size filled in, having checked it against the checkpoint.
+    """Check `decode` against the checkpoint, and return it with the block size filled in.
 
     Raises:
-        ConfigError: the block size does not fit the checkpoint, or greedy decoding is asked for several samples.
+        ConfigError: the checkpoint does not support the block size, or several samples are requested without sampling.
     """
-    from superres.decoding.decode import check_options  # waits for torch
-
-    block_size = check_options(decode, upscaler.model_config.prediction_heads, upscaler.model_config.target_length)
+    block_size = upscaler.block_size(decode)
     check_samples(decode, samples)
     return dataclasses.replace(decode, block_size=block_size)
 
 
 def check_samples(decode: DecodeConfig, samples: int) -> None:
-    """Raise ConfigError where several samples of an image would all be the same."""
+    """Raise ConfigError if several samples of an image would be equal."""
     require(samples == 1 or decode.is_sampling, f"--samples {samples} at temperature 0 would draw the same picture "
             f"{samples} times; add --temperature 0.9 or leave --samples at 1")

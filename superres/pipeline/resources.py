@@ -1,4 +1,4 @@
-"""The proposers of a loaded checkpoint, with the draft models and counts that decoding options name, each read once."""
+"""The proposers of a loaded checkpoint; draft models and n-gram counts that decoding options name are loaded once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from superres.decoding.proposers.ngrams import NgramProposer, NgramTable
 from superres.nn.engines import step_model
 
 NGRAMS = "ngrams.safetensors"
-"""File of counted n-grams in a checkpoint's folder, for options that name none."""
+"""File of n-gram counts in a checkpoint's folder, the default of the option `ngrams`."""
 
 DRAFT = "-draft"
-"""Ending of the name of a checkpoint's draft model beside it, for options that name none."""
+"""Suffix of the folder of a checkpoint's draft model, the default of the option `draft`."""
 
 
 @dataclass(eq=False)
@@ -28,12 +28,12 @@ class Proposers:
     """Makes the proposers for one network on one device.
 
     Attributes:
-        network: its settings.
-        end_token: of its targets.
-        device: where it is.
-        engine: how steps are computed, as for `superres.nn.engines.step_model`.
-        folder: of its checkpoint, where it has one.
-        files: content of its task's files by name.
+        network: settings of the network.
+        end_token: end token of the targets, or None.
+        device: device of the network.
+        engine: engine of draft models, as for `superres.nn.engines.step_model`.
+        folder: folder of the network's checkpoint, or None.
+        files: contents of the task's files by name.
     """
 
     network: ModelConfig
@@ -42,14 +42,14 @@ class Proposers:
     engine: str
     folder: Path | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
-    _kept: dict[tuple[str, str], Proposer] = field(default_factory=dict)
+    _loaded: dict[tuple[str, str], Proposer] = field(default_factory=dict)
 
     def get(self, options: DecodeConfig) -> Proposer | None:
-        """Return the proposer that `options` name, or None where the decoder can make it by itself.
+        """Return the proposer that `options` name; None if the proposer needs no resource.
 
         Raises:
-            ConfigError: what it needs is not named, or does not fit the network.
-            CheckpointError: that cannot be read.
+            ConfigError: the resource is not named, or does not fit the network.
+            CheckpointError: the resource cannot be read.
         """
         resource = PROPOSERS[options.proposer].resource if options.proposer in PROPOSERS else None
         if resource is None:
@@ -57,14 +57,14 @@ class Proposers:
         make: dict[str, Callable[[str], Proposer]] = {"draft": self._draft, "ngrams": self._ngrams}
         name = getattr(options, resource) or self.default(resource)
         if name is None:
-            return PROPOSERS[options.proposer]()  # which says what is missing
+            return PROPOSERS[options.proposer]()  # raises an error that names the missing resource
         key = resource, name
-        if key not in self._kept:
-            self._kept[key] = make[resource](name)
-        return self._kept[key]
+        if key not in self._loaded:
+            self._loaded[key] = make[resource](name)
+        return self._loaded[key]
 
     def default(self, resource: str) -> str | None:
-        """Return what serves as `resource` beside the checkpoint ("draft", "ngrams"), if it is there."""
+        """Return the default path of `resource` ("draft" or "ngrams") near the checkpoint, or None if there is none."""
         if self.folder is None:
             return None
         folder = self.folder.resolve()
@@ -79,8 +79,8 @@ class Proposers:
             require(mine == theirs, f"the draft model {name} has {what} {mine}, the verifier {theirs}; choose a draft "
                                     "that was trained for it")
         for file, content in read_task_files(folder, network.task).items():
-            require(content == self.files.get(file, content), f"the draft model {name} has another {file} than the "
-                    "verifier, so its tokens mean other things; choose a draft that was trained with the same")
+            require(content == self.files.get(file, content), f"the {file} of the draft model {name} differs from the "
+                    "verifier's, so its tokens have other meanings; choose a draft that was trained with the same file")
         model = load_checkpoint(folder).to(self.device).requires_grad_(False)
         return DraftProposer(step_model(model, self.end_token, self.engine))
 
@@ -88,6 +88,6 @@ class Proposers:
         proposer = NgramProposer(NgramTable.read(Path(name)))
         counted, channels = proposer.table.numbering, self.network.channels
         require((counted.vocabulary, counted.channels) == (self.network.vocabulary, channels),
-                f"the n-grams in {name} are of {counted.vocabulary} tokens in {counted.channels} channels, the model "
+                f"the n-grams in {name} have {counted.vocabulary} tokens in {counted.channels} channels, but the model "
                 f"has {self.network.vocabulary} in {channels}; count them for this model")
         return proposer

@@ -1,4 +1,4 @@
-"""The join of network, decoder and task for text: load a checkpoint once, then call it on lines."""
+"""Translation of text: load a checkpoint once, then call it on lines."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError
 from superres.nn.engines.torch_model import SOURCE_MULTIPLE
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.base import Pipeline, paced
+from superres.pipeline.base import Pipeline, at_intervals
 from superres.pipeline.options import choices_for
 from superres.tasks import translation
 
 
 @dataclass(frozen=True)
 class Translated:
-    """Result of translating lines, or what there is of it so far.
+    """Result of translating lines, possibly of an unfinished translation.
 
     Attributes:
-        texts: a translation a line, "" for an empty line.
-        traces: of each line's segments, what was accepted when; none where it was translated by beam search.
-        cut: whether a line's translation was ended by the model's largest length rather than by itself.
-        tokens: generated tokens of each line, end tokens counted.
-        parts: segments of each line: 1 where it fits the model, 0 where it is empty.
-        model_calls: of the whole, each for a batch.
-        seconds: wall clock of the whole.
-        is_complete: whether this is the result.
+        texts: translation of each line, "" for an empty line.
+        traces: acceptance traces of each line's segments; empty after beam search.
+        cut: whether the model's largest length, and not an end token, ended the line's translation.
+        tokens: number of generated tokens of each line, including end tokens.
+        parts: number of segments of each line; 0 for an empty line.
+        model_calls: number of model calls for all lines; each call processes a batch.
+        seconds: wall-clock seconds for all lines.
+        is_complete: whether the translation is finished.
     """
 
     texts: list[str]
@@ -58,8 +58,8 @@ class _Segment:
     """A line, or a part of a line that is too long.
 
     Attributes:
-        number: its place among all segments.
-        line: number of the line.
+        number: number of the segment.
+        line: number of its line.
         tokens: source tokens.
         key: key of its sampling noise.
     """
@@ -71,8 +71,8 @@ class _Segment:
 
 
 @dataclass(frozen=True)
-class _Made:
-    """What became of a segment."""
+class _SegmentResult:
+    """The result of translating a segment; attributes as in `Translated`."""
 
     text: str
     trace: RowTrace | None
@@ -84,8 +84,8 @@ class Translator(Pipeline):
     """Translates lines of text with a checkpoint.
 
     Attributes:
-        codec: text to tokens and back.
-        languages: of source and target, such as ("en", "de").
+        codec: converts text to tokens and back.
+        languages: source and target language, such as ("en", "de").
     """
 
     task = translation.name
@@ -96,11 +96,11 @@ class Translator(Pipeline):
         self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto",
         default: DecodeConfig | None = None, engine: str = "auto", *, codec: translation.Codec,
     ) -> None:
-        """Wrap a network for translation and its `codec`; see `Pipeline`.
+        """Make a pipeline for a network and its `codec`; see `Pipeline`.
 
         Raises:
-            ConfigError: the device is absent, or the engine cannot serve there.
-            CheckpointError: the network serves another task, or its vocabulary is not the codec's.
+            ConfigError: the device is not available, or does not support the engine.
+            CheckpointError: the network is for another task, or its vocabulary differs from the codec's.
         """
         super().__init__(model, name, revision, device, default, engine)
         if codec.size != model.config.vocabulary:
@@ -111,9 +111,9 @@ class Translator(Pipeline):
         self.proposers.files = {translation.VOCABULARY_FILE: codec.model}
 
     @classmethod
-    def _of_task(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
+    def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
         if model.config.task != cls.task:
-            return {"codec": None}  # the constructor refuses the network
+            return {"codec": None}  # the constructor raises the error
         return {"codec": translation.Codec.read(folder, model.config.source_length)}
 
     def __call__(
@@ -121,51 +121,51 @@ class Translator(Pipeline):
         keys: Sequence[int] | None = None, batch_size: int = 64, width: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Translated:
-        """Translate lines, those of similar length together.
+        """Translate lines; lines of similar length are decoded together.
 
-        An empty line stays empty. A line that is longer than the model reads is cut between sentences, or else
-        between words, and its parts are translated separately.
+        An empty line stays empty. A line that is too long for the model is split between sentences, or otherwise
+        between words, and its segments are translated separately.
 
         Args:
-            lines: text, a line each.
-            options: blockwise decoding, or beam search; if None as for `Upscaler`.
-            keys: a number per line in [0, 2**63) that keys its sampling noise; its place among the lines if None.
-                Every part of a long line has noise of its own.
-            batch_size: segments decoded together, at most.
+            lines: lines of text.
+            options: settings of blockwise decoding or beam search; if None as for `Upscaler`.
+            keys: key of each line's sampling noise, in [0, 2**63); the line's number if None. The segments of a line
+                have different noise.
+            batch_size: largest number of segments decoded together.
             width: step width of blockwise decoding; see `superres.decoding.decode.decode`.
-            progress: called now and then with (segments done, segments).
+            progress: called repeatedly with (finished segments, all segments).
 
         Raises:
-            InvalidInputError: a word is too long for the model; there is not one key in range per line.
-            ConfigError: options do not fit the checkpoint or text.
+            InvalidInputError: a word is too long for the model, or there is not one valid key per line.
+            ConfigError: the checkpoint or text does not support `options`.
         """
         options = options or self.default
         self.check(options)
         require(batch_size >= 1, f"batch-size must be at least 1, not {batch_size}")
         started = time.perf_counter()
         segments = self._segments(lines, keys)
-        made = dict[int, _Made]()
+        results = dict[int, _SegmentResult]()
         calls = 0
         for group in _by_length(segments, batch_size if isinstance(options, BeamConfig) else len(segments)):
-            for done, steps in self._in_rows(group, options, batch_size, width):
-                made.update(done)
+            for done, steps in self._translated(group, options, batch_size, width):
+                results.update(done)
                 calls += steps
                 if done and progress is not None:
-                    progress(len(made), len(segments))
-        ordered = [made[segment.number] for segment in segments]
+                    progress(len(results), len(segments))
+        ordered = [results[segment.number] for segment in segments]
         return _joined(lines, segments, ordered, calls, time.perf_counter() - started)
 
-    def _in_rows(
+    def _translated(
         self, segments: list[_Segment], options: DecodeConfig | BeamConfig, rows: int, width: int | None,
-    ) -> Iterator[tuple[dict[int, _Made], int]]:
-        """Translate segments, and yield those that are complete by number, and the model calls since the last time.
+    ) -> Iterator[tuple[dict[int, _SegmentResult], int]]:
+        """Translate segments; yield the results of newly complete segments by number, and the number of new calls.
 
-        Blockwise decoding gives a complete row to the next segment. A beam search ends as a whole.
+        In blockwise decoding, a complete row takes the next segment. Beam search yields all results at its end.
         """
         if isinstance(options, BeamConfig):
             source, padding = self._source(segments)
             found = beam_search(self.scoring, source, options, padding=padding)
-            yield self._made(segments, found.tokens, found.lengths, [None] * len(segments)), found.model_calls
+            yield self._results(segments, found.tokens, found.lengths, [None] * len(segments)), found.model_calls
             return
         longest = max(len(segment.tokens) for segment in segments)
         decoder = RefilledDecoder(
@@ -174,11 +174,11 @@ class Translator(Pipeline):
             adaptive=lambda source, padding: self.block_sizes.get(options, source, padding))
         calls = 0
         for finished in decoder.run():
-            done = dict[int, _Made]()
+            done = dict[int, _SegmentResult]()
             if finished:
                 tokens, traces = torch.stack([one.tokens for one in finished]), [one.trace for one in finished]
                 lengths = torch.tensor([trace.tokens for trace in traces])
-                done = self._made([one.item for one in finished], tokens, lengths, traces)
+                done = self._results([one.item for one in finished], tokens, lengths, traces)
             yield done, decoder.model_calls - calls
             calls = decoder.model_calls
 
@@ -186,21 +186,21 @@ class Translator(Pipeline):
         self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *,
         keys: Sequence[int] | None = None, interval: float = 0.125,
     ) -> Iterator[Translated]:
-        """Translate lines in one batch and show how far it is, now and then; it stops when nobody asks for more.
+        """Translate lines in one batch, and yield intermediate results; closing the iterator stops the translation.
 
         Args:
             lines: as for a call.
             options: as for a call.
             keys: as for a call.
-            interval: seconds of decoding between two looks, at the least; 0 shows every step.
+            interval: smallest number of seconds of decoding between two results; 0 yields after every step.
 
         Yields:
-            What there is so far (of a beam search, the best hypotheses), and last the complete result. `seconds` leaves
-            out the time between two requests.
+            Intermediate results (in beam search, the best hypotheses so far), and last the complete result. `seconds`
+            excludes the time that the caller takes between two results.
 
         Raises:
-            InvalidInputError: a word is too long for the model; there is not one key in range per line.
-            ConfigError: options do not fit the checkpoint or text.
+            InvalidInputError: a word is too long for the model, or there is not one valid key per line.
+            ConfigError: the checkpoint or text does not support `options`.
         """
         options = options or self.default
         self.check(options)
@@ -208,17 +208,17 @@ class Translator(Pipeline):
         if not segments:
             yield _joined(lines, [], [], 0, 0.0)
             return
-        for loop, seconds in paced(self._loops(segments, options), interval):
+        for loop, seconds in at_intervals(self._loops(segments, options), interval):
             result = loop.result()
             traces = [None] * len(segments) if isinstance(result, Beams) else result.traces
-            made = self._made(segments, result.tokens, result.lengths, traces)
-            yield _joined(lines, segments, list(made.values()), result.model_calls, seconds, loop.done())
+            results = self._results(segments, result.tokens, result.lengths, traces)
+            yield _joined(lines, segments, list(results.values()), result.model_calls, seconds, loop.done())
 
     def check(self, options: DecodeConfig | BeamConfig) -> None:
-        """Raise ConfigError where `options` do not fit the checkpoint, or measure tokens as if they were grey levels.
+        """Check that the checkpoint and text support `options`.
 
         Raises:
-            ConfigError: see above.
+            ConfigError: they do not.
         """
         if isinstance(options, BeamConfig):
             return
@@ -226,13 +226,13 @@ class Translator(Pipeline):
         criteria, proposers = (choices_for(name, translation.name) for name in ("accept", "proposer"))
         require(options.proposer in proposers,
                 f"the proposer {options.proposer} is for images; choose one of {', '.join(proposers)}")
-        require(options.accept in criteria, f"{options.accept} accepts by grey levels, which text has not; "
+        require(options.accept in criteria, f"{options.accept} compares grey levels, but text has none; "
                 f"choose one of {', '.join(criteria)}")
         require(len(options.temperatures) == 1 and options.noise == "gumbel",
-                "text has no colours and no order of its tokens; give one temperature, and noise gumbel")
+                "text has no colour channels and no order of its tokens; give one temperature, and noise gumbel")
 
     def _segments(self, lines: Sequence[str], keys: Sequence[int] | None) -> list[_Segment]:
-        """Cut lines into segments, none for an empty line; `keys` as for a call."""
+        """Split lines into segments, none for an empty line; `keys` as for a call."""
         keyed = noise_keys(keys, len(lines), torch.device("cpu"))
         segments = list[_Segment]()
         for number, line in enumerate(lines):
@@ -245,7 +245,7 @@ class Translator(Pipeline):
         return segments
 
     def _source(self, segments: Sequence[_Segment], length: int = 0) -> Source:
-        """Return the sources of segments, S at least `length`."""
+        """Return source tokens [N, S] and padding of N segments, S at least `length`."""
         source = torch.from_numpy(translation.pad([segment.tokens for segment in segments], length)).to(self.device)
         padding = source == translation.PADDING
         return source, padding if bool(padding.any()) else None
@@ -253,7 +253,7 @@ class Translator(Pipeline):
     def _loops(
         self, segments: Sequence[_Segment], options: DecodeConfig | BeamConfig,
     ) -> Iterator[BlockwiseLoop | BeamLoop]:
-        """Decode one batch of segments, and hand out the loop now and then, last when all rows are complete."""
+        """Decode one batch of segments, and yield the loop repeatedly, last when all rows are complete."""
         source, padding = self._source(segments)
         if isinstance(options, BeamConfig):
             return beam_steps(self.scoring, source, options, padding=padding)
@@ -261,13 +261,13 @@ class Translator(Pipeline):
             self.scoring, source, options, padding=padding, keys=[segment.key for segment in segments],
             proposer=self.proposers.get(options), adaptive=self.block_sizes.get(options, source, padding))
 
-    def _made(
+    def _results(
         self, segments: Sequence[_Segment], tokens: Tensor, lengths: Tensor, traces: Sequence[RowTrace | None],
-    ) -> dict[int, _Made]:
-        """Return what has become of segments so far, by number: of tokens [N, T], `lengths` [N] of which count."""
+    ) -> dict[int, _SegmentResult]:
+        """Return the results of N segments by number; `tokens` are [N, T], of which `lengths` [N] are valid."""
         full = (lengths == self.model_config.target_length) & (tokens != translation.END).all(1)
-        made = map(_Made, self.codec.decode(tokens.cpu().numpy()), traces, full.tolist(), lengths.tolist())
-        return {segment.number: one for segment, one in zip(segments, made, strict=True)}
+        results = map(_SegmentResult, self.codec.decode(tokens.cpu().numpy()), traces, full.tolist(), lengths.tolist())
+        return {segment.number: one for segment, one in zip(segments, results, strict=True)}
 
 
 def _by_length(segments: Sequence[_Segment], most: int) -> Iterator[list[_Segment]]:
@@ -279,12 +279,12 @@ def _by_length(segments: Sequence[_Segment], most: int) -> Iterator[list[_Segmen
 
 
 def _joined(
-    lines: Sequence[str], segments: Sequence[_Segment], made: Sequence[_Made], calls: int, seconds: float,
+    lines: Sequence[str], segments: Sequence[_Segment], results: Sequence[_SegmentResult], calls: int, seconds: float,
     is_complete: bool = True,
 ) -> Translated:
-    """Put the segments' results together again, line by line."""
-    by_line: list[list[_Made]] = [[] for _ in lines]
-    for segment, part in zip(segments, made, strict=True):
+    """Join the segments' results line by line."""
+    by_line: list[list[_SegmentResult]] = [[] for _ in lines]
+    for segment, part in zip(segments, results, strict=True):
         by_line[segment.line].append(part)
     return Translated(
         [" ".join(part.text for part in parts) for parts in by_line],

@@ -18,27 +18,27 @@ from superres.decoding.decode import decode, iterations
 from superres.decoding.loop import Decoded, decoding_type
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.base import accompany
+from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.base import Pipeline, paced
+from superres.pipeline.base import Pipeline, at_intervals
 from superres.system.machine import free_bytes
 from superres.tasks import faces
 
 USEFUL_ROWS = {"cpu": 16, "cuda": 512}
-"""Images decoded together beyond which a device hardly gets faster."""
+"""Batch size beyond which a device hardly gets faster, by kind of device."""
 
 
 @dataclass(frozen=True)
 class Upscaled:
-    """Result of upscaling a batch, or what there is of it so far.
+    """Result of upscaling a batch, possibly of an unfinished decode.
 
     Attributes:
-        images: uint8 [N, 32, 32, 3], RGB; 0 where there is no token yet.
-        traces: one a image: what was accepted when.
-        seconds: wall clock of the whole batch.
+        images: uint8 [N, 32, 32, 3], RGB; 0 where no token is decoded yet.
+        traces: acceptance trace of each image.
+        seconds: wall-clock seconds of the whole batch.
     """
 
     images: np.ndarray
@@ -47,10 +47,10 @@ class Upscaled:
 
     @property
     def filled(self) -> np.ndarray:
-        """Which tokens are decoded: bool [N, 32, 32, 3], all of them in a result."""
+        """Whether each token is decoded, bool [N, 32, 32, 3]."""
         tokens = np.array([trace.tokens for trace in self.traces], np.int64)
         size = int(np.prod(self.images.shape[1:]))
-        filled: np.ndarray = (np.arange(size) < tokens[:, None]).reshape(self.images.shape)
+        filled: np.ndarray = (np.arange(size) < tokens[:, None]).reshape(self.images.shape)  # [N, 32, 32, 3]
         return filled
 
     @property
@@ -64,7 +64,7 @@ class Face(Item, Protocol):
 
     @property
     def source(self) -> np.ndarray:
-        """Its pixels, uint8 [8, 8, 3]."""
+        """The pixels, uint8 [8, 8, 3]."""
 
 
 FaceT = TypeVar("FaceT", bound=Face)
@@ -77,9 +77,9 @@ class Upscaler(Pipeline):
     bundled = DEFAULT_CHECKPOINT
 
     @classmethod
-    def _of_task(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
+    def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
         if model.config.vocabulary < faces.INTENSITIES:
-            raise CheckpointError(f"checkpoint {folder} knows {model.config.vocabulary} intensities, pictures have "
+            raise CheckpointError(f"checkpoint {folder} has {model.config.vocabulary} intensities, but pictures have "
                                   f"{faces.INTENSITIES}; choose another")
         return {}
 
@@ -91,18 +91,18 @@ class Upscaler(Pipeline):
 
         Args:
             sources: uint8 [N, 8, 8, 3], RGB.
-            options: block size, acceptance and sampling; if None the checkpoint's default for the kind of device, as
-                `superres tune` saves it, or exact greedy blocks of all heads.
-            keys: a number an image in [0, 2**63) that keys its sampling noise; its place in the batch if None.
+            options: block size, acceptance and sampling. If None, the checkpoint's default for the kind of device,
+                which `superres tune` saves, or else exact greedy decoding with all heads.
+            keys: key of each image's sampling noise, in [0, 2**63); the image's number in the batch if None.
             width: step width, at least the block size; see `superres.decoding.decode.decode`.
-            progress: called now and then with (tokens of the slowest image, tokens of an image).
+            progress: called repeatedly with (decoded tokens of the slowest image, tokens per image).
 
         Returns:
             Images, traces and time.
 
         Raises:
-            InvalidInputError: `sources` has another shape or type; there is not one key in range per image.
-            ConfigError: options do not fit the checkpoint.
+            InvalidInputError: `sources` has another shape or type, or there is not one valid key per image.
+            ConfigError: the checkpoint does not support `options`.
         """
         options = options or self.default
         tokens, keyed = self._prepare(sources, options, keys)
@@ -117,47 +117,47 @@ class Upscaler(Pipeline):
         self, sources: np.ndarray, options: DecodeConfig | None = None, *, keys: Sequence[int] | None = None,
         interval: float = 0.125,
     ) -> Iterator[Upscaled]:
-        """Upscale a batch and show how far it is, now and then; the decoding stops when nobody asks for more.
+        """Upscale a batch, and yield intermediate results; closing the iterator stops the decoding.
 
         Args:
             sources: uint8 [N, 8, 8, 3], RGB, at least one.
             options: as for a call.
             keys: as for a call.
-            interval: seconds of decoding between two looks, at the least.
+            interval: smallest number of seconds of decoding between two results.
 
         Yields:
-            What there is so far, and last the complete result, which equals that of a call. `seconds` leaves out the
-            time between two requests.
+            Intermediate results, and last the complete result, which equals that of a call. `seconds` excludes the time
+            that the caller takes between two results.
 
         Raises:
-            InvalidInputError: `sources` has another shape or type, or is empty; there is not one key in range per
+            InvalidInputError: `sources` has another shape or type, or is empty, or there is not one valid key per
                 image.
-            ConfigError: options do not fit the checkpoint.
+            ConfigError: the checkpoint does not support `options`.
         """
         options = options or self.default
         tokens, keyed = self._prepare(sources, options, keys)
         if not len(sources):
-            raise InvalidInputError("there is no source to decode; give at least one")
+            raise InvalidInputError("there are no images to upscale; give at least one")
         loops = iterations(self.scoring, tokens, options, keys=keyed, proposer=self.proposers.get(options),
                            adaptive=self.block_sizes.get(options, tokens))
-        for loop, seconds in paced(loops, interval):
+        for loop, seconds in at_intervals(loops, interval):
             yield _upscaled(loop.result(), seconds)
 
     def refilled(self, feed: Feed[FaceT], options: DecodeConfig | None, rows: int) -> RefilledDecoder[FaceT]:
-        """Upscale a stream of images, `rows` at a time: when one is complete, the next takes its place in the batch.
+        """Upscale a stream of images, `rows` at a time; the next image takes the place of a complete one in the batch.
 
-        An image's result does not depend on the images that are decoded beside it.
+        An image's result does not depend on the other images in the batch.
 
         Args:
             feed: provides the images.
             options: as for a call.
-            rows: images decoded together, at most.
+            rows: largest number of images decoded together.
 
         Returns:
-            A decoder; `superres.tasks.faces.decode` makes images of its tokens.
+            A decoder; `superres.tasks.faces.decode` converts its tokens to images.
 
         Raises:
-            ConfigError: options do not fit the checkpoint.
+            ConfigError: the checkpoint does not support `options`.
         """
         options = options or self.default
 
@@ -169,7 +169,7 @@ class Upscaler(Pipeline):
             adaptive=lambda source, padding: self.block_sizes.get(options, source, padding))
 
     def fitting_rows(self, options: DecodeConfig | None = None) -> int:
-        """Return how many images to decode together: what is useful on this device and fits into half its memory.
+        """Return the batch size that is useful on this device and needs at most half of its free memory.
 
         Args:
             options: as for a call.
@@ -177,12 +177,12 @@ class Upscaler(Pipeline):
         options = options or self.default
         block_size, proposer = self.block_size(options), self.proposers.get(options)
         proposer = proposer or PROPOSERS[options.proposer]()
-        model, kind = accompany(self.scoring, proposer), decoding_type(proposer, block_size)
+        model, kind = with_proposer_state(self.scoring, proposer), decoding_type(proposer, block_size)
         source = torch.zeros(1, math.prod(self.model_config.source_shape), dtype=torch.int64, device=self.device)
         with torch.inference_mode():
             session = kind.open_session(model, source, options, block_size)
         size = sum(tensor.numel() * tensor.element_size() for tensor in session.row_state())
-        # Besides its state, a row has scores and sampling noise of every column, and what is computed from them.
+        # A row also needs the scores and the sampling noise of every column, and intermediate results.
         size += 16 * 8 * session.width * self.model_config.vocabulary
         return max(1, min(USEFUL_ROWS[self.device.type], free_bytes(self.device) // (2 * size)))
 
@@ -205,12 +205,12 @@ class Upscaler(Pipeline):
         return torch.from_numpy(faces.encode(sources)).to(self.device)
 
     def bits_per_dim(self, sources: np.ndarray, targets: np.ndarray, batch_size: int = 8) -> np.ndarray:
-        """Return the bits a token that p1 needs for each target image.
+        """Return the bits per token that p1 needs for each target image.
 
         Args:
             sources: uint8 [N, 8, 8, 3].
             targets: uint8 [N, 32, 32, 3].
-            batch_size: images at a time.
+            batch_size: number of images scored together.
 
         Returns:
             float64 [N].

@@ -1,4 +1,4 @@
-"""Tasks: the meaning of tokens. Each task is a module that provides an implementation of `Task`."""
+"""The meaning of tokens: one module per task, which provides a `Task`."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ Outputs = TypeVar("Outputs", covariant=True)
 
 
 class Task(Protocol[Inputs, Outputs]):
-    """Converts batches of inputs to tokens, and tokens to outputs.
+    """Converts a batch of inputs to source tokens, and target tokens to a batch of outputs.
 
-    The module `superres.tasks.faces` and the class `superres.tasks.translation.Codec` implement this protocol.
+    The module `superres.tasks.faces` is a task, and so is an object of `superres.tasks.translation.Codec`.
     """
 
     @property
     def name(self) -> str:
-        """Name of the task in `ModelConfig.task` and on the command line."""
+        """The task's name in `ModelConfig.task` and on the command line."""
 
     def encode(self, inputs: Inputs, /) -> npt.NDArray[np.int64]:
-        """Return the source tokens of N inputs, int64 [N, S] in [0, vocabulary).
+        """Convert a batch of N inputs to source tokens, int64 [N, S] in [0, vocabulary).
 
         Raises:
-            InvalidInputError: an input is not valid.
+            InvalidInputError: an input is invalid.
         """
 
     def decode(self, tokens: npt.ArrayLike, /) -> Outputs:
-        """Return the N outputs of target tokens, integers [N, T].
+        """Convert target tokens, whole numbers [N, T], to a batch of N outputs.
 
         Raises:
-            InvalidInputError: the tokens have the wrong length or are out of range.
+            InvalidInputError: a row has the wrong length, or a token is out of range.
         """
 
 
 TASKS: dict[str, Callable[[Path], Task[Any, Any]]] = {
     faces.name: lambda _: faces, translation.name: translation.Codec.read,
 }
-"""Functions that create a task from a checkpoint's folder, by the name of the task."""
+"""Constructors of the tasks, which take a checkpoint's folder, by name."""
 
 TASK_FILES: dict[str, tuple[str, ...]] = {faces.name: (), translation.name: (translation.VOCABULARY_FILE,)}
-"""Names of the task's files in a checkpoint's folder, by the name of the task."""
+"""Names of the task's files in a checkpoint's folder, by task."""

@@ -1,8 +1,8 @@
-"""Faces: pictures as tokens, the reduction of photographs to 8x8 inputs, and readers of data sets.
+"""Faces: conversion between pictures and tokens, reduction of photographs to 8x8, and readers of data sets.
 
-A token is one intensity in 0..255. A picture is the sequence of its intensities in raster order, with red, green and
-blue of each pixel in turn. Photographs are cropped and reduced as in the Img2imgCeleba problem of tensor2tensor, by
-exact area averages with truncation.
+A token is one intensity in 0..255. A picture is the sequence of its intensities in raster order; the red, green and
+blue of a pixel are consecutive. Photographs are reduced as in Tensor2Tensor's Img2imgCeleba: crop, then exact area
+averaging with truncation.
 """
 
 from __future__ import annotations
@@ -22,11 +22,8 @@ from tqdm import tqdm
 
 from superres.errors import InvalidInputError, OutputError
 from superres.system.output import scratch_file
-from superres.tasks.pictures import IMAGE_SUFFIXES as IMAGE_SUFFIXES  # re-exported, like the next two names
-from superres.tasks.pictures import MAX_PIXELS as MAX_PIXELS
-from superres.tasks.pictures import read_image as read_image
+from superres.tasks.pictures import IMAGE_SUFFIXES, Pixels, read_image
 
-UInt8 = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 Source = Literal["auto", "lowres", "photo"]
 Split = Literal["train", "valid", "test"]
@@ -41,25 +38,25 @@ ENLARGEMENTS = {"nearest": Image.Resampling.NEAREST, "bicubic": Image.Resampling
 _CELEBA_ALIGNED = (218, 178)
 
 
-def area_reduce(images: UInt8, rows: int, columns: int) -> UInt8:
-    """Reduce images by exact averages over boxes of fractional size, truncated to integers.
+def area_reduce(images: Pixels, rows: int, columns: int) -> Pixels:
+    """Average boxes of fractional size exactly and truncate, as Tensor2Tensor's Img2imgCeleba does.
 
     Args:
-        images: uint8 [..., H, W, C] with H >= `rows` and W >= `columns`.
-        rows: rows of the result, at least 1.
-        columns: columns of the result, at least 1.
+        images: uint8 [..., H, W, C]; H is at least `rows`, and W is at least `columns`.
+        rows: number of rows of the result, at least 1.
+        columns: number of columns of the result, at least 1.
 
     Returns:
         uint8 [..., rows, columns, C].
 
     Raises:
-        InvalidInputError: the images are not uint8, or are smaller than the result.
+        InvalidInputError: the images are not uint8, or the result would be larger.
     """
     if images.dtype != np.uint8 or images.ndim < 3:
         raise InvalidInputError(f"area_reduce needs uint8 [..., H, W, C], not {_describe(images)}; convert it first")
     height, width = images.shape[-3:-1]
     if not (1 <= rows <= height and 1 <= columns <= width):
-        raise InvalidInputError(f"cannot reduce {height}x{width} to {rows}x{columns}; it can only shrink")
+        raise InvalidInputError(f"cannot reduce {height}x{width} to {rows}x{columns}; choose a smaller size")
     total = _box_sums(_box_sums(images, rows, -3), columns, -2)
     return np.asarray(total // (height * width), np.uint8)
 
@@ -69,20 +66,20 @@ def _describe(array: npt.NDArray[Any]) -> str:
 
 
 def _box_sums(values: npt.NDArray[Any], size: int, axis: int) -> Int64:
-    """Sum `size` equal boxes along `axis`, multiplied by `size`, so that all sums are integers."""
+    """Sum `size` equal boxes along `axis`, in units of 1/`size` of an element, so that all sums are whole numbers."""
     length = values.shape[axis]
     edge, rest = np.divmod(np.arange(size + 1, dtype=np.int64) * length, size)
-    # np.add.reduceat would copy the whole picture to int64, over 1 GB for a large photograph.
+    # Sum box by box; np.add.reduceat would copy the whole picture to int64, over 1 GB for a large photograph.
     boxes = np.split(values, edge[1:-1], axis=axis)
     whole = np.stack([box.sum(axis=axis, dtype=np.int64) for box in boxes], axis=axis)
-    # An element across an edge contributes its part before the edge to the box on the left. The last edge has rest 0.
+    # An element that a box edge divides belongs to both boxes in proportion. The last edge has rest 0.
     at_edge = np.take(values, np.minimum(edge, length - 1), axis=axis).astype(np.int64)
     before = at_edge * np.expand_dims(rest, tuple(range(1, -axis)))
     return cast(Int64, size * whole + np.diff(before, axis=axis))
 
 
-def crop_celeba(image: UInt8) -> UInt8:
-    """Crop an aligned CelebA picture, uint8 [218, 178, 3], to the 138x138 pixels that Img2imgCeleba uses.
+def crop_celeba(image: Pixels) -> Pixels:
+    """Crop Img2imgCeleba's 138x138 face from an aligned CelebA picture, uint8 [218, 178, 3].
 
     Raises:
         InvalidInputError: the picture has another shape.
@@ -92,8 +89,8 @@ def crop_celeba(image: UInt8) -> UInt8:
     return image[40:178, 20:158]
 
 
-def crop_square(image: UInt8) -> UInt8:
-    """Crop uint8 [H, W, 3] to a square: the CelebA crop for 178x218 pictures, the centre for other sizes."""
+def crop_square(image: Pixels) -> Pixels:
+    """Crop a square from uint8 [H, W, 3]: the CelebA crop if it is 178 wide and 218 high, otherwise the centre."""
     height, width = image.shape[:2]
     if (height, width) == _CELEBA_ALIGNED:
         return crop_celeba(image)
@@ -102,12 +99,13 @@ def crop_square(image: UInt8) -> UInt8:
     return image[top : top + side, left : left + side]
 
 
-def to_source(image: UInt8, source: Source = "auto") -> UInt8:
-    """Return the network's 8x8 input for a picture.
+def to_source(image: Pixels, source: Source = "auto") -> Pixels:
+    """Make the network's 8x8 input from a picture.
 
     Args:
         image: uint8 [H, W, 3], at least 8x8.
-        source: "auto" and "photo" crop and reduce larger pictures; "lowres" accepts only 8x8 pictures.
+        source: "auto" leaves 8x8 unchanged and reduces larger pictures; "lowres" requires 8x8; "photo" crops and
+            reduces.
 
     Returns:
         uint8 [8, 8, 3].
@@ -127,35 +125,36 @@ def to_source(image: UInt8, source: Source = "auto") -> UInt8:
     return area_reduce(crop_square(image), LOW_SIZE, LOW_SIZE)
 
 
-def encode(images: UInt8) -> Int64:
-    """Return the tokens of uint8 [N, h, w, 3], int64 [N, h * w * 3] in 0..255, in raster order (R, G, B).
+def encode(images: Pixels) -> Int64:
+    """Convert uint8 [N, h, w, 3] to tokens, int64 [N, h * w * 3] in 0..255, in raster order, R G B.
 
     Raises:
-        InvalidInputError: the array has another type or shape.
+        InvalidInputError: `images` has another type or shape.
     """
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
         raise InvalidInputError(f"images must be uint8 [N, h, w, 3], not {_describe(images)}; convert to RGB")
     return images.reshape(len(images), int(np.prod(images.shape[1:]))).astype(np.int64)
 
 
-def decode(tokens: npt.ArrayLike) -> UInt8:
-    """Return the pictures, uint8 [N, 32, 32, 3], of tokens, integers [N, 3072] in 0..255.
+def decode(tokens: npt.ArrayLike) -> Pixels:
+    """Convert tokens, whole numbers [N, 3072] in 0..255, to uint8 [N, 32, 32, 3].
 
     Raises:
-        InvalidInputError: the tokens have another type or shape, or a token is out of range.
+        InvalidInputError: `tokens` has another type or shape, or a token is out of range.
     """
     array = np.asarray(tokens)
     length = HIGH_SIZE * HIGH_SIZE * 3
     if not np.issubdtype(array.dtype, np.integer) or array.ndim != 2 or array.shape[1] != length:
-        raise InvalidInputError(f"tokens must be integers [N, {length}], not {_describe(array)}; pass one row per face")
+        raise InvalidInputError(f"tokens must be whole numbers [N, {length}], not {_describe(array)}; pass one row per "
+                                "face")
     low, high = (array.min(), array.max()) if array.size else (0, 0)
     if low < 0 or high > 255:
         raise InvalidInputError(f"tokens must be in 0..255, not {low}..{high}; decode them with their own task")
     return array.astype(np.uint8).reshape(-1, HIGH_SIZE, HIGH_SIZE, 3)
 
 
-def enlarge(images: UInt8, method: str, size: int = HIGH_SIZE) -> UInt8:
-    """Enlarge uint8 [N, h, w, 3] to [N, size, size, 3] with Pillow's method "nearest" or "bicubic".
+def enlarge(images: Pixels, method: str, size: int = HIGH_SIZE) -> Pixels:
+    """Enlarge uint8 [N, h, w, 3] to [N, size, size, 3] with Pillow's "nearest" or "bicubic", for comparison.
 
     Raises:
         InvalidInputError: the method is unknown.
@@ -173,14 +172,14 @@ class FacePairs:
     Attributes:
         hr: uint8 [N, 32, 32, 3], RGB.
         lr: uint8 [N, 8, 8, 3], RGB, reduced from the same crop as `hr` (not from `hr`).
-        ids: number of each picture, int32 [N].
+        ids: int32 [N], number of each picture.
 
     Raises:
         InvalidInputError: an array has the wrong type or shape, or the arrays' lengths differ.
     """
 
-    hr: UInt8
-    lr: UInt8
+    hr: Pixels
+    lr: Pixels
     ids: npt.NDArray[np.int32]
 
     def __post_init__(self) -> None:
@@ -193,8 +192,8 @@ class FacePairs:
         for key, (dtype, shape) in expected.items():
             array = getattr(self, key)
             if array.dtype != dtype or array.shape != shape:
-                raise InvalidInputError(f"{key} must be {dtype} {list(shape)}, not {_describe(array)}; prepare the "
-                                        "data again with scripts/prepare_celeba.py")
+                raise InvalidInputError(f"{key} must be {dtype} {list(shape)}, not {_describe(array)}; "
+                                        "prepare the data again with scripts/prepare_celeba.py")
 
     def __len__(self) -> int:
         """Return the number of pictures N."""
@@ -202,7 +201,7 @@ class FacePairs:
 
 
 def is_celeba(path: Path) -> bool:
-    """Return whether a folder is a CelebA root in the layout of torchvision; other data sets have no splits."""
+    """Return whether a folder is a CelebA root in torchvision's layout; only such a root has splits."""
     return (path / "celeba" / "img_align_celeba").is_dir()
 
 
@@ -212,11 +211,11 @@ def read_faces(path: str | os.PathLike[str], split: Split = "train", limit: int 
     Args:
         path: a prepared `.npz` (keys `hr`, `lr`, `ids`), a folder of pictures, or a torchvision CelebA root (a folder
             that contains `celeba/img_align_celeba`).
-        split: "train", "valid" or "test" of CelebA's official partition; ignored except for a CelebA root.
-        limit: number of pictures to read, from the start; None for all.
+        split: "train", "valid" or "test", CelebA's official partition; ignored for a file or a folder of pictures.
+        limit: largest number of pictures to read, from the start; None reads all.
 
     Raises:
-        InvalidInputError: an argument is not valid, a picture cannot be read, or the data set is empty.
+        InvalidInputError: the path or an argument is invalid, a picture is unreadable, or there are no pictures.
     """
     path = Path(path)
     if split not in SPLITS:
@@ -253,7 +252,7 @@ def _read_npz(path: Path, limit: int | None) -> FacePairs:
 
 
 def _celeba_files(root: Path, split: Split) -> list[Path]:
-    """Return the files of a split in torchvision's order; torchvision checks the checksums of the annotation files."""
+    """Return a split's files in torchvision's order; torchvision also verifies the annotation files' checksums."""
     images = root / "celeba" / "img_align_celeba"
     try:
         from torchvision.datasets import CelebA
@@ -263,13 +262,13 @@ def _celeba_files(root: Path, split: Split) -> list[Path]:
     try:
         dataset = CelebA(str(root), split=split, target_type=[], download=False)
     except RuntimeError as error:
-        raise InvalidInputError(f"{root} has missing or damaged annotation files of CelebA; complete them, or read "
+        raise InvalidInputError(f"{root} lacks CelebA's annotation files or has damaged ones; complete them, or read "
                                 f"the folder {images}") from error
     return [images / file for file in dataset.filename]
 
 
 def _read_pictures(files: Sequence[Path]) -> FacePairs:
-    """Crop each picture and reduce it to both sizes; ids are the file names if all are numbers, else the positions."""
+    """Crop each picture and reduce the crop to both sizes; ids are the numbers in the file names, or 0, 1, 2, ..."""
     hr = np.empty((len(files), HIGH_SIZE, HIGH_SIZE, 3), np.uint8)
     lr = np.empty((len(files), LOW_SIZE, LOW_SIZE, 3), np.uint8)
     for index, file in enumerate(tqdm(files, "reading images", disable=None)):
@@ -296,11 +295,11 @@ def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose a writable folder with space") from error
 
 
-def image_key(source: UInt8, sample: int) -> int:
-    """Return the 63-bit number that keys the sampling noise of an image.
+def image_key(source: Pixels, sample: int) -> int:
+    """Return the key of an image's sampling noise, in [0, 2**63).
 
-    It depends only on the pixels and the number of the sample. The name of the file, the order of the inputs, the batch
-    and the shard do not change a sample.
+    The key depends on the pixels and the number of the sample only. So an output does not depend on the file's name,
+    the order of the inputs, the batch or the shard.
 
     Args:
         source: uint8 [8, 8, 3].

@@ -1,4 +1,4 @@
-"""Read picture files of any supported format, mode and colour profile as upright, opaque sRGB."""
+"""Read picture files of any supported format, mode and colour profile as upright, opaque sRGB pixels."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from superres.errors import InvalidInputError
 
-UInt8 = npt.NDArray[np.uint8]
+Pixels = npt.NDArray[np.uint8]
+"""Pixels of one or more pictures, uint8 [..., H, W, C]."""
 
 HEIF_SUFFIXES = frozenset({".heic", ".heif"})
 IMAGE_SUFFIXES = HEIF_SUFFIXES | {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 MAX_PIXELS = 50_000_000
 MIN_SIZE = 8
 """Smallest width and height in pixels."""
-# Only formats that Pillow decodes itself: for others (EPS), it would run an external program on an untrusted file.
+# Only formats that Pillow decodes itself; for EPS it would run an external program on an untrusted file.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
 _SIZE_TAGS = {"image": (0x0100, 0x0101, 0x0112), "photo": (0xA002, 0xA003)}
@@ -37,21 +38,21 @@ class Picture:
     """A picture and its metadata.
 
     Attributes:
-        rgb: uint8 [H, W, 3], sRGB, upright, composed with the background where it is transparent.
-        alpha: uint8 [H, W], 255 for opaque pixels; None if all pixels are opaque.
-        exif: EXIF without orientation, size and thumbnail, which no longer apply; None without EXIF.
-        xmp: XMP packet; None without XMP.
+        rgb: uint8 [H, W, 3], sRGB, upright, blended with the background where it is transparent.
+        alpha: uint8 [H, W], 255 where it is opaque; None if the whole picture is opaque.
+        exif: EXIF data without orientation, sizes and thumbnail, which are no longer valid; None without EXIF.
+        xmp: the XMP packet; None without XMP.
         has_profile: whether the file has a colour profile, from which `rgb` was converted.
     """
 
-    rgb: UInt8
-    alpha: UInt8 | None = None
+    rgb: Pixels
+    alpha: Pixels | None = None
     exif: bytes | None = None
     xmp: bytes | None = None
     has_profile: bool = False
 
 
-def read_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> UInt8:
+def read_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Pixels:
     """Read the pixels of a picture file, uint8 [H, W, 3]; see `read_picture`."""
     return read_picture(path, max_pixels=max_pixels).rgb
 
@@ -60,24 +61,24 @@ def read_picture(
     file: str | os.PathLike[str] | IO[bytes], label: str | None = None, max_pixels: int = MAX_PIXELS,
     background: str = "white",
 ) -> Picture:
-    """Read a picture as upright, opaque sRGB.
+    """Read a picture of any mode as upright, opaque sRGB pixels.
 
-    The EXIF orientation is applied. Colours are converted from the file's profile to sRGB; palette, grey and CMYK
-    become RGB, and 16-bit grey becomes 8-bit. Transparent pixels show `background`. Only the first frame of an
-    animation is read. HEIC and HEIF need the extra `heic`.
+    The EXIF orientation is applied, and colours are converted from the file's profile to sRGB. Transparent pixels are
+    blended with `background`. 16-bit grey is scaled to 8 bits; palette, grey and CMYK pictures become RGB. Only the
+    first frame of an animation is read. HEIC and HEIF need the extra `heic`.
 
     Args:
-        file: path, or a file opened for reading; the content determines the format, not the suffix.
-        label: name of the file in error messages; the path if None.
-        max_pixels: largest number of pixels; larger pictures are refused by their header, before they are decoded.
+        file: path of the file, or its content opened for reading; the format is detected from the content.
+        label: name of the file in messages; the path if None.
+        max_pixels: largest number of pixels; it is checked before the picture is decoded.
         background: name of a colour in Pillow.
 
     Raises:
-        InvalidInputError: the file is missing, not a picture, damaged, smaller than 8x8 or too large.
+        InvalidInputError: the file is missing, damaged, not a picture, smaller than 8x8, or too large.
     """
     label = str(file) if label is None else label
     with warnings.catch_warnings():
-        # Pillow warns about large pictures, which are refused below, and about unusual metadata, which is ignored.
+        # Pillow warns of large pictures, which are checked below, and of unusual metadata, which is irrelevant here.
         warnings.filterwarnings("ignore", module=r"PIL\b")
         try:
             if isinstance(file, (str, os.PathLike)):
@@ -87,13 +88,13 @@ def read_picture(
                 return _decode(image, background)
         except InvalidInputError:
             raise
-        except Exception as error:  # Pillow raises many types of errors for damaged files
+        except Exception as error:  # Pillow raises errors of many types for damaged files
             raise InvalidInputError(_explain(file, label, error, max_pixels)) from error
 
 
 @functools.cache
 def _formats() -> tuple[str, ...]:
-    """Return Pillow's names of the supported formats."""
+    """Return Pillow's names of the formats that can be read; HEIF needs an optional package."""
     try:
         import pillow_heif
     except ImportError:
@@ -166,7 +167,7 @@ def _decode(image: Image.Image, background: str) -> Picture:
 
 
 def _from_sixteen_bits(image: Image.Image) -> Image.Image:
-    """Scale grey levels from 0..65535 to 0..255; Pillow's own conversion clips all levels above 255 to white."""
+    """Scale grey levels 0..65535 to 0..255; Pillow's own conversion would clip all levels above 255 to white."""
     grey = np.array(image).astype(np.int64)
     if grey.min() < 0 or grey.max() > 65535:
         raise ValueError(f"grey levels {grey.min()}..{grey.max()} do not fit 16 bits")
@@ -183,7 +184,7 @@ def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
     return image.convert("RGB") if converted is None else converted
 
 
-@functools.lru_cache(maxsize=16)  # pictures of a folder often share a profile, and building a transform is slow
+@functools.lru_cache(maxsize=16)  # pictures of a folder often share a profile, and building takes milliseconds
 def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
     try:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
@@ -199,14 +200,14 @@ def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
 
 @functools.cache
 def srgb_profile() -> bytes:
-    """Return the ICC profile of sRGB, without Pillow's date of creation."""
+    """Return the ICC profile of sRGB, without its creation date, so that equal pictures give equal files."""
     profile = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
     profile[24:36] = bytes(12)
     return bytes(profile)
 
 
 def _kept_exif(image: Image.Image) -> bytes | None:
-    """Return the picture's EXIF without orientation, sizes and thumbnail; None if EXIF is missing or damaged."""
+    """Return the picture's EXIF data without orientation, sizes and thumbnail; None if it is missing or damaged."""
     try:
         exif = image.getexif()
         photo = exif.get_ifd(_PHOTO_TAGS)
@@ -214,5 +215,5 @@ def _kept_exif(image: Image.Image) -> bytes | None:
             for name in names:
                 tags.pop(name, None)
         return exif.tobytes() if len(exif) else None
-    except Exception:  # Pillow raises many types of errors for damaged metadata, which is optional
+    except Exception:  # Pillow raises errors of many types for damaged metadata; they are not needed
         return None

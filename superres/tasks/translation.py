@@ -1,7 +1,7 @@
-"""Translation: text as pieces of words (SentencePiece), parallel text files, and lines that are too long.
+"""Translation: text as SentencePiece tokens, parallel text files, and lines that are too long for the model.
 
-A token is a piece of the joint vocabulary of both languages. A source and a target end with END; PADDING fills up a
-batch. SentencePiece is in the extra `text`.
+A token is a piece of the joint vocabulary of both languages. Sources and targets end with END; PADDING fills a batch.
+SentencePiece is in the extra `text`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -31,9 +31,9 @@ name = "translation"
 PADDING, END, UNKNOWN = 0, 1, 2
 VOCABULARY_FILE = "sentencepiece.model"
 MOST_BYTES = 2**26
-"""Largest SentencePiece model that is read; one of 8,000 pieces has 360 KiB."""
-MANY = 1000
-"""Lines from which on several threads are worth starting."""
+"""Largest size of a SentencePiece model in bytes; a model of 8,000 pieces has 360 KiB."""
+PARALLEL_LINES = 1000
+"""Smallest number of lines for which SentencePiece starts several threads."""
 
 SENTENCE_END = re.compile(r"(?<=[.!?…])\s+")
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
@@ -41,10 +41,10 @@ _INSTALL = "install it with: pip install 'superres[text]'"
 
 
 def parse_languages(text: str) -> tuple[str, str]:
-    """Return source and target language of "en-de".
+    """Return source and target language of a text such as "en-de".
 
     Raises:
-        ConfigError: the text is not two different language tags of two or three letters with a hyphen between.
+        ConfigError: the text is not two different tags of two or three letters, separated by a hyphen.
     """
     tags = text.split("-")
     if len(tags) != 2 or tags[0] == tags[1] or not all(_LANGUAGE.fullmatch(tag) for tag in tags):
@@ -53,30 +53,30 @@ def parse_languages(text: str) -> tuple[str, str]:
 
 
 class Codec:
-    """Text to tokens and back, by a SentencePiece model: a `superres.tasks.Task`."""
+    """Converts text to tokens and back with a SentencePiece model: a `superres.tasks.Task`."""
 
     name = name
 
     def __init__(self, model: bytes, origin: str = "the vocabulary", length: int | None = None) -> None:
-        """Take a SentencePiece model.
+        """Use a SentencePiece model.
 
         Args:
             model: the file's content.
-            origin: where it comes from, for messages.
-            length: most source tokens, END counted; no limit if None.
+            origin: name of the model in messages.
+            length: largest number of source tokens, including END; no limit if None.
 
         Raises:
-            CheckpointError: it is damaged, or its first pieces are not PADDING, END and UNKNOWN.
+            CheckpointError: the model is damaged, or its first pieces are not PADDING, END and UNKNOWN.
         """
         self.model, self.length = model, length
         try:
             self.pieces: SentencePieceProcessor = _sentencepiece().SentencePieceProcessor(model_proto=model)
-            self.names(range(self.size))  # which are text, or are refused
+            self.names(range(self.size))  # raises an error if a piece is not text
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"{origin} is not a SentencePiece model; fetch or train it again") from error
         special = self.pieces.pad_id(), self.pieces.eos_id(), self.pieces.unk_id()
         if special != (PADDING, END, UNKNOWN):
-            raise CheckpointError(f"{origin} numbers padding, end and unknown {special}, not {PADDING, END, UNKNOWN}; "
+            raise CheckpointError(f"{origin} has special tokens {special}, not {PADDING, END, UNKNOWN}; "
                                   "train it with superres")
 
     @classmethod
@@ -84,7 +84,7 @@ class Codec:
         """Read the vocabulary in a checkpoint's folder.
 
         Raises:
-            CheckpointError: it is missing or damaged.
+            CheckpointError: the vocabulary is missing or damaged.
         """
         path = Path(folder) / VOCABULARY_FILE
         return cls(read_vocabulary(path), str(path), length)
@@ -95,19 +95,20 @@ class Codec:
         return int(self.pieces.get_piece_size())
 
     def split(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each line, END last.
+        """Return the tokens of each line, including END.
 
         Raises:
-            InvalidInputError: a line cannot be written as UTF-8.
+            InvalidInputError: a line cannot be encoded as UTF-8.
         """
         for line in lines:
             _require_utf8(line)
-        # Its threads take longer to start than a few sentences take.
-        rows = cast("list[list[int]]", self.pieces.encode(list(lines), num_threads=1 if len(lines) < MANY else -1))
+        # Threads take longer to start than a few sentences take to encode.
+        threads = 1 if len(lines) < PARALLEL_LINES else -1
+        rows = cast("list[list[int]]", self.pieces.encode(list(lines), num_threads=threads))
         return [[*row, END] for row in rows]
 
     def encode(self, lines: Sequence[str], /) -> Int64:
-        """Turn N lines into source tokens, int64 [N, S], PADDING after each END.
+        """Convert N lines to source tokens, int64 [N, S], with PADDING after each END.
 
         Raises:
             InvalidInputError: a line has more than `length` tokens.
@@ -120,10 +121,10 @@ class Codec:
         return pad(rows)
 
     def decode(self, tokens: npt.ArrayLike, /) -> list[str]:
-        """Turn target tokens, whole numbers [N, T], into lines; what follows an END or is PADDING does not count.
+        """Convert target tokens, whole numbers [N, T], to lines; PADDING and tokens after END are ignored.
 
         Raises:
-            InvalidInputError: not whole numbers [N, T], or a token out of range.
+            InvalidInputError: `tokens` has another type or shape, or a token is out of range.
         """
         array = np.asarray(tokens)
         if not np.issubdtype(array.dtype, np.integer) or array.ndim != 2:
@@ -131,34 +132,34 @@ class Codec:
         if array.size and not 0 <= array.min() <= array.max() < self.size:
             raise InvalidInputError(f"tokens must be in 0..{self.size - 1}, not {array.min()}..{array.max()}; "
                                     "decode them with the vocabulary that made them")
-        # A line is a line: pieces for single bytes could make a break of any kind.
+        # Pieces for single bytes could form line breaks of any kind.
         return [" ".join(self.pieces.decode(before_end(row)).splitlines()) for row in array.tolist()]
 
     def names(self, tokens: Sequence[int]) -> list[str]:
-        """Return the pieces of `tokens` as people read them: an underscore is the start of a word."""
+        """Return the pieces of `tokens` for display; an underscore marks the start of a word."""
         return [str(self.pieces.id_to_piece(int(token))).replace("\u2581", "_") for token in tokens]
 
     def surfaces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text that each of `tokens` adds; joined, it is what `decode` makes of them.
+        """Return the text that each of `tokens` adds; joined, the texts equal the result of `decode`.
 
-        Of a character in several tokens (bytes), the last one adds it.
+        A character that consists of several tokens (bytes) is added by the last one.
         """
         if not tokens:
             return []
         whole = self.decode([tokens])[0]
         ends = [0]
         for count in range(1, len(tokens)):
-            # A part of a character is decoded as a mark of its own, which `whole` does not have there.
+            # A part of a character is decoded as a replacement character, which `whole` does not have there.
             pairs = zip(whole, self.decode([tokens[:count]])[0], strict=False)
             known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             ends.append(max(ends[-1], known))
         return [whole[start:end] for start, end in zip(ends, [*ends[1:], len(whole)], strict=True)]
 
     def segments(self, line: str) -> list[str]:
-        """Cut a line into parts that the model can read, nothing left out but blanks between them.
+        """Split a line into segments of at most `length` tokens; only blanks between the segments are dropped.
 
-        A line of at most `length` tokens stays whole. A longer one is cut at the ends of sentences; a sentence that
-        is too long itself, between words.
+        A line is split only if it is too long: between sentences, and within a sentence that is too long, between
+        words.
 
         Raises:
             InvalidInputError: a single word is too long.
@@ -181,8 +182,8 @@ class Codec:
         return parts
 
     def _packed(self, pieces: list[str]) -> list[str]:
-        """Join neighbours as long as they fit together."""
-        # Joined text has at most as many tokens as its parts have together (each with an END of its own).
+        """Join consecutive pieces as long as they have at most `length` tokens together."""
+        # Joined text has at most as many tokens as its parts together. `split` adds an END to each part.
         sizes = [len(row) - 1 for row in self.split(pieces)]
         groups: list[list[str]] = []
         room = 0
@@ -202,7 +203,7 @@ def excerpt(line: str) -> str:
 
 
 def _require_utf8(line: str) -> None:
-    """Refuse half a surrogate pair, which stands for a byte of an argument that is not UTF-8."""
+    """Raise an error for half a surrogate pair, which represents a byte of an argument that is not UTF-8."""
     try:
         line.encode()
     except UnicodeEncodeError as error:
@@ -218,7 +219,7 @@ def before_end(tokens: Sequence[int]) -> list[int]:
 
 
 def pad(rows: Sequence[Sequence[int]], length: int = 0) -> Int64:
-    """Return rows of tokens as int64 [N, length of the longest row, at least `length`], filled up with PADDING."""
+    """Return rows of tokens as int64 [N, T] with PADDING; T is the largest row's length, and at least `length`."""
     result = np.full((len(rows), max([length, *map(len, rows)])), PADDING, np.int64)
     for place, row in zip(result, rows, strict=True):
         place[: len(row)] = row
@@ -226,7 +227,7 @@ def pad(rows: Sequence[Sequence[int]], length: int = 0) -> Int64:
 
 
 def _sentencepiece() -> ModuleType:
-    """Return the module, which is in an extra."""
+    """Import SentencePiece, which is in an extra."""
     try:
         import sentencepiece
     except ImportError as error:
@@ -236,10 +237,10 @@ def _sentencepiece() -> ModuleType:
 
 
 def read_vocabulary(path: Path) -> bytes:
-    """Read a SentencePiece model's file.
+    """Read the file of a SentencePiece model.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the file cannot be read.
     """
     try:
         return read_file(path, MOST_BYTES)
@@ -253,11 +254,11 @@ def train_vocabulary(lines: Sequence[str], size: int, kind: str = "bpe") -> byte
 
     Args:
         lines: text.
-        size: V, the number of pieces, special ones and the 256 bytes (for characters that `lines` lack) counted.
+        size: V, the number of pieces, including special pieces and 256 bytes for characters that are not in `lines`.
         kind: "bpe" or "unigram".
 
     Raises:
-        InvalidInputError: the text is too small for so many pieces.
+        InvalidInputError: there is too little text for `size` pieces.
     """
     model = io.BytesIO()
     try:
@@ -278,7 +279,7 @@ class TextPairs:
     """Sentences and their translations, line by line.
 
     Raises:
-        InvalidInputError: their numbers differ.
+        InvalidInputError: the numbers of lines differ.
     """
 
     source: list[str]
@@ -292,14 +293,9 @@ class TextPairs:
         """Return the number of pairs."""
         return len(self.source)
 
-    def kept(self, keep: Callable[[str, str], bool]) -> TextPairs:
-        """Return the pairs for which `keep(source, target)` is true."""
-        pairs = [pair for pair in zip(self.source, self.target, strict=True) if keep(*pair)]
-        return TextPairs([source for source, _ in pairs], [target for _, target in pairs])
-
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    r"""Read a text file's lines, which end with \n alone (or \r\n), without a byte order mark.
+    r"""Return the lines of a text file without a byte order mark; only \n and \r\n end a line.
 
     Raises:
         InvalidInputError: the file is missing, empty or not UTF-8.
@@ -312,15 +308,15 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
 
 
 def decode_lines(data: bytes, origin: str) -> list[str]:
-    """Return the lines of a text file's content; `origin` names it in messages.
+    """Return the lines in the content of a text file; `origin` is the file's name in messages.
 
     Raises:
-        InvalidInputError: there is none, or they are not UTF-8.
+        InvalidInputError: the content is empty or not UTF-8.
     """
     if not data:
         raise InvalidInputError(f"{origin} is empty; give a text of at least one line")
     lines: list[str] = []
-    # Not splitlines: text has other separators (U+2028, vertical tab) inside its lines.
+    # `splitlines` would also split at other separators inside lines, such as U+2028 and vertical tabs.
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n"), 1):
         try:
             lines.append(line.removesuffix(b"\r").decode())
@@ -334,12 +330,12 @@ def pair_paths(path: str | os.PathLike[str], languages: tuple[str, str]) -> tupl
     """Return the files of a parallel text.
 
     Args:
-        path: what both files' names begin with, PATH.en and PATH.de; or one of sacrebleu's own test sets, as
-            PATH.en-de.src and PATH.en-de.ref, as the folder that holds them, or by name if sacrebleu has fetched it.
-        languages: of source and target.
+        path: common prefix of both files' names, PATH.en and PATH.de; or a test set of sacrebleu: the prefix PATH of
+            PATH.en-de.src and PATH.en-de.ref, the folder of these files, or the name of a set that it has fetched.
+        languages: source and target language.
 
     Raises:
-        InvalidInputError: there are no such files.
+        InvalidInputError: the files do not exist.
     """
     path, pair = Path(path), "-".join(languages)
     home = Path(os.environ.get("SACREBLEU") or Path.home() / ".sacrebleu")
@@ -355,22 +351,22 @@ def pair_paths(path: str | os.PathLike[str], languages: tuple[str, str]) -> tupl
             files = tuple(stem.with_name(stem.name + end) for end in ending)
             if any(file.is_file() for file in files):
                 return files[0], files[1]
-    raise InvalidInputError(f"no parallel text {path}{endings[0][0]} and {path}{endings[0][1]}; give what the names of "
-                            f"both files begin with, or a test set that sacrebleu -t NAME -l {pair} has fetched")
+    raise InvalidInputError(f"no parallel text {path}{endings[0][0]} and {path}{endings[0][1]}; give the common prefix "
+                            f"of both names, or a test set that sacrebleu -t NAME -l {pair} has fetched")
 
 
 def read_pairs(
     path: str | os.PathLike[str], languages: tuple[str, str] = ("en", "de"), limit: int | None = None,
 ) -> TextPairs:
-    """Read a parallel text; `path` and `languages` as for `pair_paths`.
+    """Read a parallel text.
 
     Args:
-        path: where.
-        languages: of source and target.
-        limit: read at most this many pairs, from the start.
+        path: as for `pair_paths`.
+        languages: source and target language.
+        limit: largest number of pairs to read, from the start; None reads all.
 
     Raises:
-        InvalidInputError: a file is missing, empty or not UTF-8, or they differ in length.
+        InvalidInputError: a file is missing, empty or not UTF-8, or the numbers of lines differ.
     """
     if limit is not None and limit < 1:
         raise InvalidInputError(f"limit must be at least 1, not {limit}; leave it out to read all")

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from superres.batch.image_files import Pixels
 from superres.batch.manifest import Row
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
 from superres.pipeline.options import resolve_options
+from superres.tasks.pictures import Pixels
 from superres.web.decoding import Decoder, StoppedError
 from superres.web.files import NamedPicture, Workspace
 from superres.web.photos import file_name, reduce_upload, take

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from superres.batch.image_files import Pixels
 from superres.errors import SuperresError
 from superres.pipeline.options import resolve_options
 from superres.pipeline.translator import Translated
 from superres.pipeline.upscaler import Upscaled
 from superres.tasks.faces import image_key
+from superres.tasks.pictures import Pixels
 from superres.web.logs import log
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from superres.batch.image_files import Pixels, encode_png
+from superres.batch.image_files import encode_png
 from superres.tasks.faces import HIGH_SIZE
-from superres.tasks.pictures import Picture
+from superres.tasks.pictures import Picture, Pixels
 
 if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace

@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from superres.batch.image_files import Pixels, encode_png
+from superres.batch.image_files import encode_png
 from superres.errors import InvalidInputError
-from superres.tasks.pictures import Picture
+from superres.tasks.pictures import Picture, Pixels
 from superres.web.visitors import Identities, current
 
 NamedPicture = tuple[str, Pixels, dict[str, Any]]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from superres.batch.image_files import Pixels
 from superres.config import require
 from superres.errors import InvalidInputError
-from superres.tasks.faces import HIGH_SIZE, LOW_SIZE, area_reduce, crop_square, read_image
+from superres.tasks.faces import HIGH_SIZE, LOW_SIZE, area_reduce, crop_square
+from superres.tasks.pictures import Pixels, read_image
 from superres.web.files import NOT_UPLOADED
 
 Result = TypeVar("Result")

@@ -9,9 +9,9 @@ from typing import Any
 
 import gradio as gr
 
-from superres.batch.image_files import Pixels
 from superres.config import FACES, DecodeConfig
 from superres.errors import SuperresError
+from superres.tasks.pictures import Pixels
 from superres.web import controls, drawing
 from superres.web.decoding import Decoder, is_complete
 from superres.web.files import Workspace

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from superres.batch.image_files import Pixels
 from superres.config import DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.evaluation.pictures import psnr, ssim
 from superres.pipeline.translator import Translated
 from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.faces import enlarge, image_key
+from superres.tasks.pictures import Pixels
 from superres.web import drawing
 from superres.web.decoding import is_complete
 from superres.web.photos import Crop, Subject, is_photo, shrink, take

@@ -14,7 +14,8 @@ from PIL import Image
 from web_demo import FACES, Blocked, running
 
 from superres.config import DecodeConfig
-from superres.tasks.faces import image_key, read_image
+from superres.tasks.faces import image_key
+from superres.tasks.pictures import read_image
 
 FACTS = "#live .sr-statistics"
 PREVIEW = "[...document.querySelectorAll('#preview img, #preview [role=alert]')].map(e => e.src || e.innerText).join()"

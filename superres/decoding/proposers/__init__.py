@@ -1,6 +1,6 @@
-"""Proposers: where unverified tokens come from.
+"""Proposers: the sources of unverified tokens.
 
-Whatever they propose, exact acceptance gives the verifier's own tokens; only the number of iterations differs.
+Exact acceptance gives the verifier's own tokens with any proposer; only the number of iterations differs.
 """
 
 from __future__ import annotations
@@ -20,4 +20,4 @@ PROPOSERS: Registry[type[Proposer]] = Registry(PROPOSER_NAMES, {
     "ngram": NgramProposer, "lookup": LookupProposer, "source": SourceProposer, "left": LeftProposer,
     "above": AboveProposer, "lookahead": LookaheadProposer,
 })
-"""Proposers by the name that users give. Those that use the heads propose at most as many tokens as there are heads."""
+"""Proposers by name. Proposers that use the heads propose at most one token per head."""

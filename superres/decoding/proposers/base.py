@@ -1,4 +1,4 @@
-"""What a proposer is: what it may look at, what is told of it, and what it keeps for each row of a batch."""
+"""The interface of proposers: their input, their properties, and the state that they store for each row of a batch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
 
 @dataclass
 class Context:
-    """What a proposer may look at.
+    """The input of a proposer.
 
     Attributes:
         session: the model's session.
         output: result of the latest step.
-        index: step column whose position comes next, [B].
-        position: tokens committed so far, [B].
-        first: the token at `position`, already chosen by the loop, [B].
-        tokens: committed tokens [B, T + W]; those at `position` and later are undefined.
-        choose: turns scores of the tokens at `position` + offsets into tokens, exactly as the verifier does (or, in
-            speculative sampling, as proposals are to be drawn).
+        index: the step's column that scored `first`, [B].
+        position: number of committed tokens, [B].
+        first: the token at `position`, which the loop has already chosen, [B].
+        tokens: committed tokens [B, T + W]; the tokens from `position` on are undefined.
+        choose: turns scores of the tokens at `position` + offsets into tokens, exactly as the verifier does. In
+            speculative sampling it draws proposals instead.
     """
 
     session: Session
@@ -36,8 +36,8 @@ class Context:
     choose: Choose
 
 
-class Companion(Protocol):
-    """What a proposer keeps for each row of a batch; a draft model's session is one."""
+class ProposerState(Protocol):
+    """State that a proposer stores for each row of a batch, for example the session of a draft model."""
 
     def select(self, rows: Tensor, length: int) -> None:
         """See `superres.interfaces.Session.select`."""
@@ -52,41 +52,41 @@ class Companion(Protocol):
 
 
 class Proposer:
-    """Makes proposals. Whatever it proposes, exact acceptance gives the verifier's own tokens."""
+    """Makes proposals. Exact acceptance gives the verifier's own tokens for any proposals."""
 
     uses_heads: ClassVar[bool] = False
-    """Whether it asks the prediction heads, so that there are at most as many proposals as they make."""
+    """Whether it uses the prediction heads, which limit the number of proposals."""
     block_size: ClassVar[int | None] = None
-    """k where the options say none; None is one for each prediction head."""
+    """Default block size k; None for the number of prediction heads."""
     draws: ClassVar[bool] = False
-    """Whether `Context.choose` makes each of its tokens, once, from the scores of a distribution that it was drawn
-    from; speculative sampling takes what other proposers say for certain."""
+    """Whether every proposal is drawn by one call of `Context.choose`, from the distribution of that call's scores.
+    Speculative sampling assigns probability 1 to the proposals of other proposers."""
     stateless: bool = False
-    """Whether it computes proposals from the context alone, on the device and without reading anything back, so that
-    its work may be captured once and replayed, or left to a session that knows it."""
+    """Whether proposals depend on the context only, and are computed on the device without reading from it. Such work
+    can be captured in a CUDA graph, or done by native iterations."""
     raster: ClassVar[bool] = False
-    """Whether it is for images alone."""
+    """Whether it supports images only."""
     resource: ClassVar[str | None] = None
-    """Field of `DecodeConfig` that names what has to be loaded for it, its constructor's only argument."""
+    """Field of `DecodeConfig` that names a file or checkpoint to load. It becomes the constructor's only argument."""
     settings: ClassVar[tuple[str, ...]] = ()
-    """Names of the fields of `DecodeConfig` that it reads, and no other proposer, beside `resource`."""
-    branching: ClassVar[bool] = False
-    """Whether it proposes several branches a step, in a loop of its own (`superres.decoding.loop.decoding_type`)."""
+    """Names of the fields of `DecodeConfig` that only this proposer reads, besides `resource`."""
+    proposes_tree: ClassVar[bool] = False
+    """Whether it proposes a tree of several continuations per step (see `superres.decoding.loop.decoding_type`)."""
     training: ClassVar[str] = "none"
-    """What has to be trained for it, for people."""
+    """What must be trained for it, as human-readable text."""
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
-        """Return proposals [B, k - 1], int64, for the tokens at `context.position + offsets`; offsets are 1..k-1."""
+        """Return proposals int64 [B, k - 1] for the tokens at `context.position + offsets`; `offsets` are 1..k-1."""
         raise NotImplementedError
 
     def encode(self, source: Sources, padding: Tensor | None) -> Sources:
-        """Encode `source` for `companion`, as `superres.interfaces.ScoringModel.encode` does for sessions."""
+        """Encode `source` for `new_state`; arguments as for `superres.interfaces.ScoringModel.encode`."""
         return source
 
-    def companion(self, source: Sources, width: int, padding: Tensor | None, copies: int) -> Companion | None:
-        """Return what it keeps for a new batch; arguments as for `superres.interfaces.ScoringModel.session`.
+    def new_state(self, source: Sources, width: int, padding: Tensor | None, copies: int) -> ProposerState | None:
+        """Return the state of a new batch; arguments as for `superres.interfaces.ScoringModel.session`.
 
-        A class that does not define this keeps nothing.
+        A class that does not define this method has no state.
         """
         return None
 
@@ -94,87 +94,87 @@ class Proposer:
         """Check that it can propose for `model`.
 
         Raises:
-            ConfigError: it cannot.
+            ConfigError: the model does not fit the proposer.
         """
 
     @classmethod
     def check_options(cls, options: DecodeConfig, block_size: int, length: int) -> None:
-        """Check that it can propose as `options` ask, in blocks of `block_size`, for targets of `length` tokens.
+        """Check `options` for blocks of `block_size` and targets of `length` tokens.
 
         Raises:
-            ConfigError: it cannot.
+            ConfigError: the proposer does not support the options.
         """
 
     @classmethod
-    def branches(cls, options: DecodeConfig) -> int:
-        """Return how many sequences of proposals are verified per step, for the cost model."""
+    def candidates(cls, options: DecodeConfig) -> int:
+        """Return the number of candidate continuations verified per step, for the cost model."""
         return 1
 
     @classmethod
     def columns(cls, options: DecodeConfig, block_size: int) -> int:
-        """Return how many tokens of a row the model reads per step in blocks of `block_size`, for the cost model."""
+        """Return the number of tokens that the model reads per row and step, for the cost model."""
         return block_size
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that it holds whatever is decoded: weights, tables."""
+        """Bytes of its weights and tables."""
         return 0
 
 
 @dataclass
-class AccompaniedSources:
-    """Sources as the model has encoded them, and as the proposer has: `superres.interfaces.Sources`."""
+class StatefulSources:
+    """Sources encoded by the model and by the proposer: `superres.interfaces.Sources`."""
 
     model: Sources
     proposer: Sources
 
-    def __getitem__(self, rows: Tensor) -> AccompaniedSources:
+    def __getitem__(self, rows: Tensor) -> StatefulSources:
         """Return the sources in `rows`, int64 [R]."""
-        return AccompaniedSources(self.model[rows], self.proposer[rows])
+        return StatefulSources(self.model[rows], self.proposer[rows])
 
     @classmethod
-    def of(cls, source: Sources) -> AccompaniedSources:
-        """Return what both take for `source`, encoded or not."""
+    def of(cls, source: Sources) -> StatefulSources:
+        """Return the sources of model and proposer for `source`, encoded or not."""
         return source if isinstance(source, cls) else cls(source, source)
 
 
-class AccompaniedSession:
-    """A session whose rows a proposer's companion follows wherever they go: a `superres.interfaces.Session`.
+class StatefulSession:
+    """A session joined with the proposer's state of the same rows: a `superres.interfaces.Session`.
 
-    Rolling back is moving the position, for both; what refilling and shrinking move, they move for both.
+    Both are rolled back by moving the position. Methods that move rows move them in both.
     """
 
-    def __init__(self, session: Session, companion: Companion) -> None:
-        """Join a session and a companion of the same rows."""
-        self.session, self.companion = session, companion
+    def __init__(self, session: Session, state: ProposerState) -> None:
+        """Join a session and a state of the same rows."""
+        self.session, self.state = session, state
         self.width, self.shape, self.estimate = session.width, session.shape, session.estimate
         self.step, self.propose = session.step, session.propose
 
     def resize(self, width: int) -> None:
-        """See `superres.interfaces.Session.resize`; a companion has a width of its own."""
+        """See `superres.interfaces.Session.resize`; the proposer's state does not depend on the width."""
         self.session.resize(width)
         self.width = width
 
     def select(self, rows: Tensor, length: int) -> None:
         """See `superres.interfaces.Session.select`."""
         self.session.select(rows, length)
-        self.companion.select(rows, length)
+        self.state.select(rows, length)
 
-    def copy_rows(self, rows: Tensor, other: AccompaniedSession, chosen: Tensor, cache: bool = True) -> None:
+    def copy_rows(self, rows: Tensor, other: StatefulSession, chosen: Tensor, cache: bool = True) -> None:
         """See `superres.interfaces.Session.copy_rows`."""
         self.session.copy_rows(rows, other.session, chosen, cache)
-        self.companion.copy_rows(rows, other.companion, chosen, cache)
+        self.state.copy_rows(rows, other.state, chosen, cache)
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
         """See `superres.interfaces.Session.row_state`."""
-        return [*self.session.row_state(cache), *self.companion.row_state(cache)]
+        return [*self.session.row_state(cache), *self.state.row_state(cache)]
 
 
-class Accompanied:
-    """A model whose sessions have a proposer's companion beside them: a `superres.interfaces.ScoringModel`."""
+class StatefulModel:
+    """A model whose sessions include the proposer's state: a `superres.interfaces.ScoringModel`."""
 
     def __init__(self, model: ScoringModel, proposer: Proposer) -> None:
-        """Join them."""
+        """Join a model and a proposer."""
         self.model, self.proposer = model, proposer
         self.vocabulary, self.length, self.end_token = model.vocabulary, model.length, model.end_token
         self.prediction_heads, self.uncached_scores = model.prediction_heads, model.uncached_scores
@@ -190,42 +190,42 @@ class Accompanied:
         """See `superres.interfaces.ScoringModel.peers`."""
         return self.model.peers
 
-    def encode(self, source: Sources, padding: Tensor | None = None) -> AccompaniedSources:
+    def encode(self, source: Sources, padding: Tensor | None = None) -> StatefulSources:
         """See `superres.interfaces.ScoringModel.encode`."""
-        own = AccompaniedSources.of(source)
-        return AccompaniedSources(self.model.encode(own.model, padding), self.proposer.encode(own.proposer, padding))
+        own = StatefulSources.of(source)
+        return StatefulSources(self.model.encode(own.model, padding), self.proposer.encode(own.proposer, padding))
 
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
-        """See `superres.interfaces.ScoringModel.tree_session`; proposers that verify a tree keep no companion."""
-        return self.model.tree_session(AccompaniedSources.of(source).model, tree, kept, padding)
+        """See `superres.interfaces.ScoringModel.tree_session`; proposers of trees have no state."""
+        return self.model.tree_session(StatefulSources.of(source).model, tree, kept, padding)
 
     def session(self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1) -> Session:
         """See `superres.interfaces.ScoringModel.session`."""
-        own = AccompaniedSources.of(source)
+        own = StatefulSources.of(source)
         session = self.model.session(own.model, width, padding, copies)
-        companion = self.proposer.companion(own.proposer, width, padding, copies)
-        return session if companion is None else AccompaniedSession(session, companion)
+        state = self.proposer.new_state(own.proposer, width, padding, copies)
+        return session if state is None else StatefulSession(session, state)
 
 
-def accompany(model: ScoringModel, proposer: Proposer) -> ScoringModel:
-    """Return `model` with what `proposer` keeps for each row beside its sessions.
+def with_proposer_state(model: ScoringModel, proposer: Proposer) -> ScoringModel:
+    """Return `model` itself, or a model whose sessions include the state of `proposer` if the proposer has a state.
 
     Raises:
-        ConfigError: it cannot propose for this model.
+        ConfigError: the proposer does not fit the model.
     """
-    if not isinstance(proposer, Proposer):  # anything with a method `propose` serves
+    if not isinstance(proposer, Proposer):  # any object with a method `propose` will do
         return model
     proposer.check(model)
-    keeps = type(proposer).companion is not Proposer.companion
-    return Accompanied(model, proposer) if keeps else model
+    has_state = type(proposer).new_state is not Proposer.new_state
+    return StatefulModel(model, proposer) if has_state else model
 
 
-def companion_of(context: Context) -> Any:  # noqa: ANN401 -- what the proposer itself made
-    """Return the companion of the batch that `context` is of.
+def state_of(context: Context) -> Any:  # noqa: ANN401 -- the result of the proposer's own `new_state`
+    """Return the proposer's state of the batch of `context`.
 
     Raises:
-        ValueError: the session was not made by a model that the proposer accompanies.
+        ValueError: the session does not include a proposer's state.
     """
-    if not isinstance(context.session, AccompaniedSession):
-        raise ValueError("the proposer keeps something for each row; make sessions with accompany(model, proposer)")
-    return context.session.companion
+    if not isinstance(context.session, StatefulSession):
+        raise ValueError("the proposer stores state per row; make sessions with with_proposer_state(model, proposer)")
+    return context.session.state

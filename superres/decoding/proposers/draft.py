@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from superres.config import require
-from superres.decoding.proposers.base import Context, Proposer, companion_of
+from superres.decoding.proposers.base import Context, Proposer, state_of
 from superres.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,22 +14,23 @@ if TYPE_CHECKING:
     from superres.interfaces import ScoringModel, Session, Sources
 
 READ = 2
-"""Tokens a step of the draft: the next block's first, and the one before, which was proposed last and may be unread."""
+"""Tokens that the draft reads per step. The first step reads the token before the block as well: it may be the last
+proposal of the block before, which the draft has not read."""
 
 
 class DraftProposer(Proposer):
-    """A draft model's own tokens, one after another; its session is rolled back with the verifier's."""
+    """Tokens chosen by a draft model, one after another; its session is rolled back with the verifier's."""
 
     draws = True
-    block_size = 4  # every proposal costs a call of the draft
+    block_size = 4  # each proposal costs one call of the draft model
     resource = "draft"
     training = "a draft model"
 
     def __init__(self, draft: ScoringModel | None = None) -> None:
-        """Take the draft model.
+        """Use the model `draft`.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: `draft` is None.
         """
         if draft is None:
             raise ConfigError("the proposer draft needs a draft model; name its checkpoint with --draft")
@@ -47,9 +48,9 @@ class DraftProposer(Proposer):
         """See `Proposer.encode`."""
         return self.draft.encode(source, padding)
 
-    def companion(self, source: Sources, width: int, padding: Tensor | None, copies: int) -> Session:
-        """See `Proposer.companion`."""
-        # The cache must reach back over a whole block that is rejected, though a step reads little of it.
+    def new_state(self, source: Sources, width: int, padding: Tensor | None, copies: int) -> Session:
+        """See `Proposer.new_state`."""
+        # The cache is as wide as a block, so that a rejected block can be rolled back; a step reads only READ tokens.
         session = self.draft.session(source, max(width, READ), padding, copies)
         session.resize(READ)
         return session
@@ -58,14 +59,14 @@ class DraftProposer(Proposer):
         """See `Proposer.propose`."""
         import torch
 
-        session: Session = companion_of(context)
+        session: Session = state_of(context)
         position, first = context.position, context.first.unsqueeze(1)
         before = context.tokens.gather(1, (position - 1).clamp(min=0).unsqueeze(1))
-        tokens = [before, first]
+        tokens = [before, first]  # each [B, 1]
         for number in range(len(offsets)):
-            output = session.step(torch.cat(tokens[-READ:], dim=1), position + number)
+            output = session.step(torch.cat(tokens[-READ:], dim=1), position + number)  # scores [B, 2, V]
             tokens.append(context.choose(output.scores[:, -1:], offsets[number : number + 1]))
-        return torch.cat(tokens[READ:], dim=1)
+        return torch.cat(tokens[READ:], dim=1)  # [B, k - 1]
 
     @property
     def held_bytes(self) -> int:

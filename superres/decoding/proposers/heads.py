@@ -1,4 +1,4 @@
-"""Proposals of the prediction heads, alone or past stale choices."""
+"""Proposals of the prediction heads, alone or after stale choices of the verifier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
 
 
 class HeadProposer(Proposer):
-    """Prediction heads p2..pk at the one accepted position of each row (section 4 of the paper), evaluated lazily."""
+    """Prediction heads p2..pk (section 4 of the paper), evaluated only at the accepted position of each row."""
 
     uses_heads = True
     draws = True
@@ -28,7 +28,7 @@ class HeadProposer(Proposer):
 
 
 class StaleProposer(JacobiProposer):
-    """As Jacobi decoding, and past the stale choices the heads, which read them where they read tokens."""
+    """Stale choices as in Jacobi decoding, then proposals of the heads; sequential heads read the stale choices."""
 
     uses_heads = True
     training = "prediction heads"
@@ -41,12 +41,12 @@ class StaleProposer(JacobiProposer):
 
 @dataclass
 class StaleChoose:
-    """A `superres.interfaces.Choose` that prefers tokens known already.
+    """A `superres.interfaces.Choose` that returns known tokens where there are known tokens.
 
     Attributes:
-        choose: chooses where none is known.
-        tokens: for offsets 1..N, [B, N].
-        known: which of them count, bool [B, N].
+        choose: chooses the other tokens.
+        tokens: known tokens at offsets 1..N, [B, N].
+        known: whether the token at each offset is known, bool [B, N].
     """
 
     choose: Choose

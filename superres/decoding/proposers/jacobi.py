@@ -1,4 +1,4 @@
-"""Proposals that the verifier chose itself, past the rejected token (Jacobi decoding)."""
+"""Proposals that the verifier itself chose after the rejected token (Jacobi decoding)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
 
 
 class JacobiProposer(Proposer):
-    """What the verifier itself chose past the rejected token, in the very call that rejected it (Jacobi decoding).
+    """The verifier's choices after the rejected token, from the same model call that rejected that token.
 
-    After j of k tokens were accepted, the last step has also scored the k - j tokens past the next one. It read one
-    token that turned out wrong, but all else that p1 reads, so its choices there are stale rather than blind. Past
-    those, the last of them is repeated. (The first step of all read filler; its stale choices are wrong, which costs a
-    little and harms nothing.)
+    After j of k tokens were accepted, the last step has also scored the k - j tokens after the next one. It read one
+    wrong token, but otherwise the input of p1, so its choices are stale rather than independent of the source. Further
+    proposals repeat the last stale choice. The first step of a sequence reads filler, so its stale choices are wrong;
+    that costs accepted tokens in one iteration, but not exactness.
     """
 
     stateless = True
@@ -26,8 +26,8 @@ class JacobiProposer(Proposer):
         return self.stale(context, offsets)[0]
 
     def stale(self, context: Context, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the last step's choices for the tokens at `offsets` [B, N], and whether it has scored those."""
-        column, last = context.index.unsqueeze(1) + offsets, len(offsets)
+        """Return the last step's choices at `offsets` [B, N], and whether the step has scored them, bool [B, N]."""
+        column, last = context.index.unsqueeze(1) + offsets, len(offsets)  # [B, N]
         scores = context.output.scores
-        index = column.clamp(max=last).unsqueeze(-1).expand(-1, -1, scores.shape[-1])
+        index = column.clamp(max=last).unsqueeze(-1).expand(-1, -1, scores.shape[-1])  # [B, N, V]
         return context.choose(scores.gather(1, index), offsets), column <= last

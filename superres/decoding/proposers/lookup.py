@@ -1,64 +1,64 @@
-"""Prompt lookup: what followed the latest tokens before, in the source or in the target so far, will follow again."""
+"""Prompt lookup: propose the continuation of an earlier match of the latest tokens, in the source or in the target."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superres.decoding.proposers.base import Context, Proposer, companion_of
+from superres.decoding.proposers.base import Context, Proposer, state_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LONGEST = 3
-"""Latest tokens that are looked up at the most."""
+"""Largest number of latest tokens to match."""
 
 
 @dataclass
 class Sources:
-    """The source tokens of a batch, [B, S]: a `superres.decoding.proposers.base.Companion`."""
+    """The source tokens of a batch, [B, S]: a `superres.decoding.proposers.base.ProposerState`."""
 
     tokens: Tensor
 
     def select(self, rows: Tensor, length: int) -> None:
-        """See `Companion.select`."""
+        """See `ProposerState.select`."""
         self.tokens = self.tokens[rows]
 
     def copy_rows(self, rows: Tensor, other: Sources, chosen: Tensor, cache: bool = True) -> None:
-        """See `Companion.copy_rows`."""
+        """See `ProposerState.copy_rows`."""
         self.tokens = self.tokens.index_copy(0, rows, other.tokens[chosen])
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
-        """See `Companion.row_state`."""
+        """See `ProposerState.row_state`."""
         return [self.tokens]
 
 
 class LookupProposer(Proposer):
-    """Copies what followed the longest match of the latest tokens, the latest of several as long; again and again.
+    """Copies the continuation of the longest match of the latest tokens; of equally long matches, the latest one.
 
-    Where nothing matches, it repeats the latest token.
+    A continuation that reaches the latest token starts over. Without a match, the latest token is repeated.
     """
 
-    def companion(self, source: Tensor, width: int, padding: Tensor | None, copies: int) -> Sources:
-        """See `Proposer.companion`."""
+    def new_state(self, source: Tensor, width: int, padding: Tensor | None, copies: int) -> Sources:
+        """See `Proposer.new_state`."""
         return Sources(source.repeat_interleave(copies, dim=0))
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
         import torch
 
-        source: Tensor = companion_of(context).tokens
+        source: Tensor = state_of(context).tokens
         first = context.first.unsqueeze(1)
-        text = torch.cat([source, context.tokens.scatter(1, context.position.unsqueeze(1), first)], dim=1)
-        last = source.shape[1] + context.position.unsqueeze(1)  # where the latest token stands
+        text = torch.cat([source, context.tokens.scatter(1, context.position.unsqueeze(1), first)], dim=1)  # [B, N]
+        last = source.shape[1] + context.position.unsqueeze(1)  # [B, 1]: place of the latest token in `text`
         place = torch.arange(text.shape[1], device=text.device)
-        matched = torch.zeros_like(text)
+        matched = torch.zeros_like(text)  # [B, N]: length of the match that ends at each place
         same = (place < last).long()
         for back in range(LONGEST):
-            wanted = text.gather(1, (last - back).clamp(min=0))
+            wanted = text.gather(1, (last - back).clamp(min=0))  # [B, 1]
             same = same * ((text.roll(back, dims=1) == wanted) & (place >= back) & (last >= back))
             matched += same
-        best = (matched * len(place) + place * (matched > 0)).argmax(1, keepdim=True)
-        # Past the latest token, what was copied goes on from its start.
-        copied = text.gather(1, best + 1 + (offsets - 1) % (last - best))
+        best = (matched * len(place) + place * (matched > 0)).argmax(1, keepdim=True)  # [B, 1]
+        # A copy that reaches the latest token continues from its own start.
+        copied = text.gather(1, best + 1 + (offsets - 1) % (last - best))  # [B, k - 1]
         return copied.where(matched.gather(1, best) > 0, first)

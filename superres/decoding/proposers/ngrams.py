@@ -1,4 +1,4 @@
-"""Proposals by counting: which token has most often followed the last few in training data, kept in a small file."""
+"""Proposals from n-gram counts: the most frequent next token in training data, stored in a small file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from superres.interfaces import ScoringModel
 
 MOST_ORDER = 63
-"""Most tokens of an n-gram, however few values a token has."""
+"""Largest order of n-grams."""
 
 Int64 = npt.NDArray[np.int64]
 NumbersT = TypeVar("NumbersT", "Int64", "Tensor")
@@ -29,15 +29,15 @@ NumbersT = TypeVar("NumbersT", "Int64", "Tensor")
 
 @dataclass(frozen=True)
 class Numbering:
-    """Numbers for contexts of 0..n-1 tokens, so that one search finds them all.
+    """Maps contexts of 0..n-1 tokens to distinct int64 numbers, so that one table holds contexts of all lengths.
 
     Attributes:
-        order: n, the most tokens of an n-gram.
+        order: n, the largest number of tokens of an n-gram.
         vocabulary: V.
-        channels: positions modulo this are counted apart: 3 for intensities of pixels, 1 for text.
+        channels: number of channels, which are counted separately: 3 for intensities of pixels, 1 for text.
 
     Raises:
-        ConfigError: one is below 1, or there are more contexts than 64 bits can number.
+        ConfigError: a value is below 1, or there are more contexts than an int64 can number.
     """
 
     order: int
@@ -48,15 +48,14 @@ class Numbering:
         require_whole("the order of n-grams", self.order)
         for name in ("vocabulary", "channels"):
             require_whole(name, getattr(self, name))
-        # A context of n - 1 tokens has more than 2**(n - 1) numbers, and where there is one token, one says it all.
-        require(self.order <= MOST_ORDER, f"n-grams of order {self.order} are too many to number; "
-                                          "use a smaller --order")
-        count = self.order * self.channels * self.vocabulary ** (self.order - 1)
-        require(count < 2**63, f"n-grams of order {self.order} over {self.vocabulary} tokens are too many to number; "
-                               "use a smaller --order")
+        # Checked first, so that the power below stays small.
+        message = (f"n-grams of order {self.order} over {self.vocabulary} tokens do not fit 64-bit numbers; use a "
+                   "smaller --order")
+        require(self.order <= MOST_ORDER, message)
+        require(self.order * self.channels * self.vocabulary ** (self.order - 1) < 2**63, message)
 
     def __call__(self, channel: NumbersT, before: Sequence[NumbersT]) -> NumbersT:
-        """Return the numbers of contexts: the channel of the token to come, and the tokens before it, nearest first."""
+        """Return the numbers of contexts, given the next token's channel and the tokens before it, nearest first."""
         context = channel * 0
         for token in before:
             context = context * self.vocabulary + token
@@ -66,12 +65,12 @@ class Numbering:
 
 @dataclass(frozen=True, eq=False)
 class NgramTable:
-    """The likeliest next token by what comes before it, as far back as was seen often enough.
+    """The most frequent next token of every context that is frequent enough.
 
     Attributes:
-        numbering: of the contexts.
-        keys: numbers of the contexts, int64 [N], rising; those of no token come first.
-        tokens: the token that followed each most often, int64 [N].
+        numbering: maps contexts to numbers.
+        keys: numbers of the contexts, int64 [N], in ascending order; contexts of no token come first.
+        tokens: the most frequent next token of each context, int64 [N].
     """
 
     numbering: Numbering
@@ -87,10 +86,10 @@ class NgramTable:
 
     @classmethod
     def read(cls, path: Path) -> NgramTable:
-        """Read a file of `to_bytes`.
+        """Read a file written from `to_bytes`.
 
         Raises:
-            CheckpointError: it is missing, damaged or another file.
+            CheckpointError: the file is missing or damaged, or is not a table of n-grams.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
@@ -106,10 +105,10 @@ class NgramTable:
         except FileNotFoundError as error:
             raise CheckpointError(f"no n-grams at {path}; count them with 'superres train ngrams'") from error
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-            raise CheckpointError(f"{path} holds no n-grams ({plain(str(error))}); count them with "
+            raise CheckpointError(f"{path} is not a table of n-grams ({plain(str(error))}); count them with "
                                   "'superres train ngrams'") from error
         if not whole:
-            raise CheckpointError(f"{path} holds no n-grams that belong together; count them again with "
+            raise CheckpointError(f"{path} contains inconsistent n-grams; count them again with "
                                   "'superres train ngrams'")
         return cls(numbering, keys, tokens.astype(np.int64))
 
@@ -120,8 +119,8 @@ def count_ngrams(rows: Iterable[Int64], numbering: Numbering, least: int = 2, mo
     Args:
         rows: tokens of each target, int64 [T].
         numbering: order, vocabulary and channels.
-        least: contexts seen less often are left out.
-        most: at most so many contexts are kept, the most frequent, beside those of no token.
+        least: smallest count of a context to keep it.
+        most: largest number of contexts to keep, the most frequent first; contexts of no token are always kept.
     """
     targets = [np.asarray(row, np.int64) for row in rows]
     found = [_likeliest(*_contexts(targets, numbering, length)) for length in range(numbering.order)]
@@ -129,13 +128,13 @@ def count_ngrams(rows: Iterable[Int64], numbering: Numbering, least: int = 2, mo
     bare = np.arange(len(keys)) < len(found[0][0])
     kept = np.flatnonzero((counts >= least) & ~bare)
     kept = kept[np.argsort(-counts[kept], kind="stable")[:most]]
-    # The more tokens a context has, the higher its number, and within one length they came out rising.
+    # Sorted indexes give sorted keys: longer contexts have higher numbers, and each length is sorted already.
     kept = np.sort(np.concatenate([np.flatnonzero(bare), kept]))
     return NgramTable(numbering, keys[kept], tokens[kept])
 
 
 def _contexts(targets: Sequence[Int64], numbering: Numbering, length: int) -> tuple[Int64, Int64]:
-    """Return the numbers of all contexts of `length` tokens, and the tokens that followed."""
+    """Return the numbers of all contexts of `length` tokens, and their next tokens, int64 [M] each."""
     contexts = [numbering(np.arange(length, len(row)) % numbering.channels,
                           [row[length - 1 - back : len(row) - 1 - back] for back in range(length)])
                 for row in targets]
@@ -143,7 +142,7 @@ def _contexts(targets: Sequence[Int64], numbering: Numbering, length: int) -> tu
 
 
 def _likeliest(contexts: Int64, following: Int64) -> tuple[Int64, Int64, Int64]:
-    """Return each context once, rising, the token that followed it most often (the smallest of several), its count."""
+    """Return the distinct contexts in ascending order, their most frequent (then smallest) next tokens, and counts."""
     pairs, counts = np.unique(np.stack([contexts, following]), axis=1, return_counts=True)
     best = np.lexsort((pairs[1], -counts, pairs[0]))
     keys, first = np.unique(pairs[0][best], return_index=True)
@@ -151,27 +150,27 @@ def _likeliest(contexts: Int64, following: Int64) -> tuple[Int64, Int64, Int64]:
 
 
 class NgramProposer(Proposer):
-    """The table's token for the longest context that it knows, one after another."""
+    """Proposes one token after another: the table's next token of the longest known context."""
 
     resource = "ngrams"
     training = "counts"
 
     def __init__(self, table: NgramTable | None = None) -> None:
-        """Take the counts.
+        """Use the counts in `table`.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: `table` is None.
         """
         if table is None:
             raise ConfigError("the proposer ngram needs counts; name their file with --ngrams, and make it with "
                               "'superres train ngrams'")
         self.table = table
-        self._searched: tuple[Tensor, Tensor] | None = None
+        self._cached: tuple[Tensor, Tensor] | None = None
 
     def check(self, model: ScoringModel) -> None:
         """See `Proposer.check`."""
         counted = self.table.numbering.vocabulary
-        require(counted == model.vocabulary, f"the n-grams are of a vocabulary of {counted} tokens, the model's has "
+        require(counted == model.vocabulary, f"the n-grams have a vocabulary of {counted} tokens, but the model has "
                 f"{model.vocabulary}; count them for this model")
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
@@ -184,18 +183,18 @@ class NgramProposer(Proposer):
         earlier = (context.tokens.gather(1, (position - back).clamp(min=0).unsqueeze(1))[:, 0]
                    for back in range(1, longest))
         before = [context.first, *earlier]  # nearest first
-        lengths = torch.arange(longest + 1, device=position.device)
+        lengths = torch.arange(longest + 1, device=position.device)  # [n]
         tokens: list[Tensor] = []
         for offset in range(1, len(offsets) + 1):
             place = position + offset
             wanted = torch.stack([numbering(place % numbering.channels, before[:length])
-                                  for length in range(longest + 1)], dim=1)
+                                  for length in range(longest + 1)], dim=1)  # [B, n]
             index = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
             known = (keys[index] == wanted) & (lengths <= place.unsqueeze(1))
-            best = (known * (lengths + 1)).argmax(1, keepdim=True)
+            best = (known * (lengths + 1)).argmax(1, keepdim=True)  # [B, 1]
             tokens.append(known_tokens[index.gather(1, best)])
             before = [tokens[-1][:, 0], *before[: max(longest - 1, 0)]]
-        return torch.cat(tokens, dim=1)
+        return torch.cat(tokens, dim=1)  # [B, k - 1]
 
     @property
     def held_bytes(self) -> int:
@@ -203,10 +202,10 @@ class NgramProposer(Proposer):
         return self.table.keys.nbytes + self.table.tokens.nbytes
 
     def _table_on(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and tokens on the device of `like`, where they stay for later."""
+        """Return the table's keys and tokens on the device of `like`, cached for later calls."""
         import torch
 
-        if self._searched is None or self._searched[0].device != like.device:
+        if self._cached is None or self._cached[0].device != like.device:
             parts = (torch.from_numpy(part).to(like.device) for part in (self.table.keys, self.table.tokens))
-            self._searched = next(parts), next(parts)
-        return self._searched
+            self._cached = next(parts), next(parts)
+        return self._cached

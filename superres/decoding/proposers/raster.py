@@ -1,4 +1,4 @@
-"""Proposals for images that need no model: pixels next to a token, or the enlarged source."""
+"""Proposals for images without a model: neighbouring pixels, or the enlarged source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
 
 
 class SourceProposer(Proposer):
-    """The tokens that the source alone lets expect: for an image, its enlargement."""
+    """The session's estimate of the target from the source: for an image, its enlargement."""
 
     raster = True
     stateless = True
@@ -22,19 +22,19 @@ class SourceProposer(Proposer):
         """See `Proposer.propose`.
 
         Raises:
-            ConfigError: the model expects nothing of its source.
+            ConfigError: the model does not estimate its target.
         """
         estimate = context.session.estimate
         if estimate is None:
             raise ConfigError("proposer 'source' needs a model that estimates its target from the source; choose heads")
-        target = (context.position.unsqueeze(1) + offsets).clamp(max=estimate.shape[1] - 1)
+        target = (context.position.unsqueeze(1) + offsets).clamp(max=estimate.shape[1] - 1)  # [B, k - 1]
         return estimate.gather(1, target).round().clamp(0, context.output.scores.shape[-1] - 1).long()
 
 
 class NeighbourProposer(Proposer):
-    """The token one place back along an axis of the raster; where that is itself not decoded yet, the one before it.
+    """The token one step back along an axis of the raster; if that is not decoded yet, the nearest one that is.
 
-    It does not mind the raster's edges: back from the start of a row is the end of the row before.
+    The raster's edges are ignored: one step back from the start of a row is the end of the previous row.
     """
 
     raster = True
@@ -45,7 +45,7 @@ class NeighbourProposer(Proposer):
         """See `Proposer.propose`."""
         stride = math.prod(context.session.shape[self.axis + 1 :])
         position = context.position.unsqueeze(1)
-        neighbour = (position + offsets - (offsets + stride - 1) // stride * stride).clamp(min=0)
+        neighbour = (position + offsets - (offsets + stride - 1) // stride * stride).clamp(min=0)  # [B, k - 1]
         return context.tokens.gather(1, neighbour).where(neighbour < position, context.first.unsqueeze(1))
 
 

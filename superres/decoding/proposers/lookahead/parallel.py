@@ -1,12 +1,12 @@
-"""Lookahead parallelism (Fu et al. 2024, section 3.4): the branches of a step spread over several processes.
+"""Lookahead parallelism (Fu et al. 2024, section 3.4): several processes divide the columns of a step among them.
 
-Every process has the whole model and its own cache, reads its share of the window's columns and of the candidates, and
-needs nothing of the others for that. After a step they tell one another the tokens that they accepted and guessed, and
-nothing else: the keys and values of what another process has accepted, each makes itself, by reading the last N tokens
-again. (They go where their like is already, so that nothing depends on who accepted them.)
+Every process holds the whole model and its own cache. It reads its part of the window's columns and of the candidates,
+which needs no communication. After a step, the processes exchange the accepted and the predicted tokens only. Each
+process computes the keys and values of tokens that another process accepted, by reading the last N tokens again. The
+rewritten cache entries are the same in every process, so results do not depend on which process accepted a token.
 
-Every process loads the same checkpoint, sets `pipeline.scoring.peers = Processes()`, and makes the same calls; all get
-the whole result. `scripts/compare_lookahead.py` does so under torchrun.
+Every process loads the same checkpoint, sets `pipeline.scoring.peers = Processes()`, and makes the same calls. Every
+process returns the whole result. `scripts/compare_lookahead.py` is an example that runs under torchrun.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Processes:
     """The processes of a torch.distributed group: `superres.interfaces.Peers`.
 
     Attributes:
-        rank: number of this one.
-        count: how many there are.
+        rank: number of this process.
+        count: number of processes.
     """
 
     def __init__(self, group: torch.distributed.ProcessGroup | None = None) -> None:
-        """Serve `group`, the default one if None; torch.distributed must be initialised."""
+        """Use `group`, or the default group if None; torch.distributed must be initialised."""
         self.group = group
         self.rank, self.count = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
 

@@ -1,4 +1,4 @@
-"""Lookahead decoding as the decoder's options know it; `LookaheadDecoding` decodes with it."""
+"""The registry entry of lookahead decoding; `LookaheadDecoding` contains the algorithm."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class LookaheadProposer(Proposer):
-    """N-grams from Jacobi iterations, several verified per step, in blocks of their size N."""
+    """N-grams from Jacobi iterations, several of which are verified per step; the block size is N."""
 
-    branching = True
+    proposes_tree = True
     settings = ("window", "candidates")
     block_size = 4
 
@@ -29,17 +29,17 @@ class LookaheadProposer(Proposer):
     def check_options(cls, options: DecodeConfig, block_size: int, length: int) -> None:
         """See `Proposer.check_options`."""
         reach = options.window + block_size - 2
-        require(reach <= length, f"window {options.window} and n-grams of {block_size} look {reach} tokens ahead, "
-                                 f"further than the {length} of a target; choose smaller ones")
-        require(options.min_block == 1, f"min-block {options.min_block} needs a proposal in every step, and lookahead "
-                                        "may have none; leave it out")
+        require(reach <= length, f"window {options.window} and block size {block_size} reach {reach} tokens ahead, "
+                                 f"more than the {length} target tokens; choose smaller values")
+        require(options.min_block == 1, f"min-block {options.min_block} needs proposals in every step, but lookahead "
+                                        "may have none; leave min-block out")
 
     @classmethod
-    def branches(cls, options: DecodeConfig) -> int:
-        """See `Proposer.branches`: the candidates of the verification branch."""
+    def candidates(cls, options: DecodeConfig) -> int:
+        """See `Proposer.candidates`."""
         return options.candidates
 
     @classmethod
     def columns(cls, options: DecodeConfig, block_size: int) -> int:
-        """See `Proposer.columns`: those of the lookahead branch and of the verification branch."""
+        """See `Proposer.columns`: columns of the lookahead branch and of the verification branch."""
         return max(1, (options.window + options.candidates) * (block_size - 1))
