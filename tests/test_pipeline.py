@@ -180,7 +180,7 @@ def test_sources_of_another_shape_or_type_are_refused(wrong, upscaler):
     (lambda upscaler, sources: next(upscaler.stream(sources[:0])), "at least one"),
     (lambda upscaler, sources: upscaler(sources, DecodeConfig(block_size=9)),
      "block size 9 is more than the 8 prediction heads"),
-    (lambda *_: Upscaler(random_model(replace(TINY, task="text")), "mine", device="cpu"), "serves the task 'text'"),
+    (lambda *_: Upscaler(random_model(replace(TINY, task="text")), "mine", device="cpu"), "is for the task 'text'"),
     (lambda *_: pick_device("tpu"), "'tpu'"),
 ])
 def test_what_does_not_fit_is_refused_in_one_line(upscaler, sources, call, message):

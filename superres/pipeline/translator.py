@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -146,7 +147,7 @@ class Translator(Pipeline):
         segments = self._segments(lines, keys)
         results = dict[int, _SegmentResult]()
         calls = 0
-        for group in _by_length(segments, batch_size if isinstance(options, BeamConfig) else len(segments)):
+        for group in _groups(segments, options, batch_size):
             for done, steps in self._translated(group, options, batch_size, width):
                 results.update(done)
                 calls += steps
@@ -270,12 +271,15 @@ class Translator(Pipeline):
         return {segment.number: one for segment, one in zip(segments, results, strict=True)}
 
 
-def _by_length(segments: Sequence[_Segment], most: int) -> Iterator[list[_Segment]]:
-    """Yield groups of at most `most` segments, whose sources have the same length once engines have padded them."""
+def _groups(
+    segments: Sequence[_Segment], options: DecodeConfig | BeamConfig, batch_size: int,
+) -> list[list[_Segment]]:
+    """Split segments by length into batches, or into longer streams whose sources engines pad to the same length."""
     ordered = sorted(segments, key=lambda segment: len(segment.tokens))
-    for _, group in groupby(ordered, key=lambda segment: -(-len(segment.tokens) // SOURCE_MULTIPLE)):
-        similar = list(group)
-        yield from (similar[start : start + most] for start in range(0, len(similar), most))
+    if isinstance(options, BeamConfig) or len(ordered) <= batch_size:
+        return [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
+    padded = groupby(ordered, key=lambda segment: math.ceil(len(segment.tokens) / SOURCE_MULTIPLE))
+    return [list(stream) for _, stream in padded]
 
 
 def _joined(
