@@ -234,17 +234,17 @@ class IteratingSession(Protocol):
 
 
 @dataclass
-class Replaying:
+class GraphCapture:
     """CUDA graph capture of decoding iterations, on devices that support it.
 
     Attributes:
         capture: captures a function and returns a function that replays it. The captured function must read and write
             fixed memory only, and must not read from the device.
-        kept: the decoder's graph cache, which persists between decodes.
+        loops: the decoder's graph cache, which persists between decodes.
     """
 
     capture: Callable[[Callable[[], None]], Callable[[], None]]
-    kept: dict[Any, Any] = field(default_factory=dict)
+    loops: dict[Any, Any] = field(default_factory=dict)
 
 
 class ScoringModel(Protocol):
@@ -258,7 +258,7 @@ class ScoringModel(Protocol):
     """K, the number of heads p1..pK."""
     end_token: int | None
     """Token that ends a sequence early; None if all sequences have length T."""
-    replaying: Replaying | None
+    graph_capture: GraphCapture | None
     """CUDA graph capture of iterations on its sessions; None if iterations are not captured."""
     own_threads: bool
     """Whether its steps use threads of their own; torch then uses a single thread."""
@@ -268,7 +268,7 @@ class ScoringModel(Protocol):
         """The processes that divide the columns of a step; None for a single process."""
 
     @property
-    def held_bytes(self) -> int:
+    def weight_bytes(self) -> int:
         """Number of bytes of its weights."""
 
     def encode(self, source: Sources, padding: Tensor | None = None) -> Sources:

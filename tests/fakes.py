@@ -346,7 +346,7 @@ class ScriptedModel:
     vocabulary: int = 10
     lost: int = 9
     miss: int | None = None
-    replaying: None = None
+    graph_capture: None = None
     own_threads = False
 
     @property

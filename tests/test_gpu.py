@@ -34,7 +34,7 @@ def tokens(config, rows, seed=0):
 
 def captured(model):
     """Return the graphs of all loops that were kept."""
-    works = [work for loop in model.replaying.kept.values() for work in loop.replays._captured.values()]
+    works = [work for loop in model.graph_capture.loops.values() for work in loop.captured._captured.values()]
     return [work.graph for work in works]
 
 
@@ -106,4 +106,4 @@ def test_nothing_is_read_or_waited_for_in_the_loop(way, engine):
     assert not [name for name in names if name.startswith(READS)]
     if engine == "graph":
         assert any("cudaGraphLaunch" in name for name in names)
-        assert torch.cuda.memory_allocated() - held <= 4 * loop.replays._record.nbytes
+        assert torch.cuda.memory_allocated() - held <= 4 * loop.captured._record.nbytes

@@ -88,7 +88,7 @@ def test_rows_end_at_their_end_tokens(variant, end_token):
             expected = decode(plain, source, options, padding=padding)
             assert_same(decode(graph, source, options, padding=padding), expected)
     assert end_token == 0 or bool((expected.lengths < config.target_length).any())
-    assert len({kind[-1] for kind in graph.replaying.kept}) == 2
+    assert len({kind[-1] for kind in graph.graph_capture.loops}) == 2
 
 
 @pytest.mark.parametrize(("seed", "sampling"), [
@@ -149,7 +149,7 @@ def addresses(thing, path="loop", seen=None):
 @torch.inference_mode()
 def test_nothing_moves_from_one_iteration_to_the_next(way):
     _, graph = pair()
-    graph.replaying.capture = lambda work: work
+    graph.graph_capture.capture = lambda work: work
     options = WAYS[way]
     loops = iterations(graph, random_tokens(CONFIG, ROWS)[0], options)
     loop = next(loops)
@@ -197,15 +197,15 @@ def test_a_loop_given_up_half_way_serves_again_and_one_that_failed_does_not():
     loops = iterations(graph, source, DecodeConfig())
     next(loops).run(3)
     loops.close()
-    assert len(graph.replaying.kept) == 1
+    assert len(graph.graph_capture.loops) == 1
     assert_same(decode(graph, source, DecodeConfig()), decode(plain, source, DecodeConfig()))
     loops = iterations(graph, source, DecodeConfig())
     loop = next(loops)
-    loop.replays._captured.clear()
+    loop.captured._captured.clear()
     loop.session.step = None
     with pytest.raises(TypeError):
         next(loops)
-    assert graph.replaying.kept == {}
+    assert graph.graph_capture.loops == {}
 
 
 @torch.inference_mode()
@@ -225,7 +225,7 @@ def test_the_oldest_loops_make_room():
     kept = {}
     for kind, rows, left in (("a", 2, "a"), ("b", 2, "ab"), ("a", 2, "ba"), ("c", 1, "bac"), ("d", 3, "cd"),
                              ("e", 7, "e"), ("a", 2, "a")):
-        keep(SimpleNamespace(kept=kept), kind, SimpleNamespace(keys=range(rows)), most=5)
+        keep(SimpleNamespace(loops=kept), kind, SimpleNamespace(keys=range(rows)), most=5)
         assert "".join(kept) == left
 
 

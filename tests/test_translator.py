@@ -190,7 +190,7 @@ def test_an_end_at_any_offset_inside_a_block_ends_the_row_right_there(place):
 class Script:
     """A model whose p1 and heads all know one target."""
 
-    vocabulary, length, prediction_heads, end_token, replaying = 330, 20, 4, END, None
+    vocabulary, length, prediction_heads, end_token, graph_capture = 330, 20, 4, END, None
     own_threads = False
 
     def __init__(self, tokens):

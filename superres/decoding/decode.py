@@ -152,15 +152,15 @@ def opened_loop(
     fails.
     """
     first = block_size if adaptive is None else adaptive.choose()
-    fitted, replaying = adaptive is not None, model.replaying
-    if replaying is None or not is_ordinary(proposer, options):
+    fitted, graph_capture = adaptive is not None, model.graph_capture
+    if graph_capture is None or not is_ordinary(proposer, options):
         yield BlockwiseLoop(model, session, options, keys, first, proposer, fitted=fitted)
         return
     shapes = tuple(tensor.shape for tensor in session.row_state())
     # Loops with an adaptive block size serve any first block size.
     settings = replace(options, seed=0, block_size=None)
     key = settings, None if fitted else first, session.width, shapes
-    loop: BlockwiseLoop | None = take(replaying, key)
+    loop: BlockwiseLoop | None = take(graph_capture, key)
     if loop is None:
         loop = BlockwiseLoop(model, session, options, keys, first, proposer, fitted=fitted)
     else:
@@ -169,9 +169,9 @@ def opened_loop(
     try:
         yield loop
     except GeneratorExit:  # the decode was stopped between two iterations
-        keep(replaying, key, loop)
+        keep(graph_capture, key, loop)
         raise
-    keep(replaying, key, loop)
+    keep(graph_capture, key, loop)
 
 
 def decode(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from superres.decoding.trace import TraceRecorder, trace_entry
-from superres.interfaces import Replaying
+from superres.interfaces import GraphCapture
 
 BURST = 16
 """Number of iterations whose record fits into the buffer on the device."""
@@ -17,7 +17,7 @@ KEPT_ROWS = 1024
 """Largest total number of rows of cached loops; every loop holds the attention caches of its rows."""
 
 
-class Replays:
+class CapturedIterations:
     """The captured iterations of one loop, one per block size, and the buffer of their records.
 
     Captured work writes to the same memory at every replay. So a counter on the device selects the entry of the buffer
@@ -59,14 +59,14 @@ class Replays:
         self._count.zero_()
 
 
-def take(replaying: Replaying, key: Hashable) -> Any:  # noqa: ANN401 -- a loop; its module imports this one
+def take(graph_capture: GraphCapture, key: Hashable) -> Any:  # noqa: ANN401 -- a loop; its module imports this one
     """Remove the loop with `key` from the cache and return it; None if there is none."""
-    return replaying.kept.pop(key, None)
+    return graph_capture.loops.pop(key, None)
 
 
-def keep(replaying: Replaying, key: Hashable, loop: Any, most: int = KEPT_ROWS) -> None:  # noqa: ANN401
+def keep(graph_capture: GraphCapture, key: Hashable, loop: Any, most: int = KEPT_ROWS) -> None:  # noqa: ANN401
     """Add a loop to the cache, and drop the oldest loops if the cache has more than `most` rows."""
-    replaying.kept.pop(key, None)
-    replaying.kept[key] = loop
-    while len(replaying.kept) > 1 and sum(len(one.keys) for one in replaying.kept.values()) > most:
-        del replaying.kept[next(iter(replaying.kept))]
+    graph_capture.loops.pop(key, None)
+    graph_capture.loops[key] = loop
+    while len(graph_capture.loops) > 1 and sum(len(one.keys) for one in graph_capture.loops.values()) > most:
+        del graph_capture.loops[next(iter(graph_capture.loops))]

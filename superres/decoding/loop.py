@@ -16,7 +16,7 @@ from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.blockwise import BlockwiseDecoding
 from superres.decoding.finite import FiniteScores
-from superres.decoding.graph_cache import BURST, Replays
+from superres.decoding.graph_cache import BURST, CapturedIterations
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.heads import HeadProposer
@@ -98,10 +98,10 @@ class BlockwiseLoop:
         # The filler must not be the end token, or a row would end where it starts.
         self.state = DecodeState(
             len(keys), model.length, session.width, block_size, int(model.end_token == 0), keys.device)
-        self.replays: Replays | None = None
-        if stateless and model.replaying is not None:
-            self.replays = Replays(model.replaying.capture, self.state.proposals)
-        buffer_width = None if self.replays is None else session.width
+        self.captured: CapturedIterations | None = None
+        if stateless and model.graph_capture is not None:
+            self.captured = CapturedIterations(model.graph_capture.capture, self.state.proposals)
+        buffer_width = None if self.captured is None else session.width
         self.make_chooser = partial(Chooser, options, vocabulary=model.vocabulary, buffer_width=buffer_width)
         self.decoding = decoding_type(proposer, block_size)(
             model, session, options, criterion or CRITERIA[options.accept](options), proposer,
@@ -110,7 +110,7 @@ class BlockwiseLoop:
         rule = getattr(self.decoding.criterion, "rule", None)
         greedy = stateless and type(proposer) is HeadProposer and not options.is_sampling
         self.rule = rule if greedy else None
-        self.whole: dict[int, Iterate | None] = {}
+        self.native: dict[int, Iterate | None] = {}
         # Iterations that the adaptive block size has already learned from, and the seconds of those since then.
         self.learned, self.spent = 0, 0.0
 
@@ -124,54 +124,54 @@ class BlockwiseLoop:
         started = time.perf_counter()
         with self.torch_threads:
             while count > 0:
-                count -= self._some(count)
+                count -= self._advance(count)
         self.spent += time.perf_counter() - started
 
     def iterate(self) -> None:
         """Do one iteration."""
         self.run(1)
 
-    def _some(self, count: int) -> int:
+    def _advance(self, count: int) -> int:
         """Do at most `count` iterations in the fastest way, and return the number that counts as done."""
         size, wanted = self.state.block_size, self.decoding.block_size
-        whole = self._whole(size)
-        if whole is not None:
+        native = self._native_iterations(size)
+        if native is not None:
             count = count if wanted == size else 1
             # If there are fewer than `count`, all rows are complete.
-            self.recorder.extend(whole(count, wanted), size)
+            self.recorder.extend(native(count, wanted), size)
             self.state.block_size = wanted
-        elif self.replays is None:
+        elif self.captured is None:
             count = 1
             block, accepted = self.decoding.iterate(self.state)
             self.recorder.record(self.state.position - accepted, block[:, :size], accepted)
             self.state.starting = False
         elif wanted != size:
             count = 1
-            self._recorded()
-            self.replays.flush(size, 1, self.recorder)
+            self._recorded_iteration()
+            self.captured.flush(size, 1, self.recorder)
         else:
             count = min(count, BURST)
-            self.replays.run(self._recorded, size, count, self.recorder)
+            self.captured.run(self._recorded_iteration, size, count, self.recorder)
         if self.fitted and self.session.width != wanted:
             self.session.resize(wanted)
             self.state.fit(wanted)
         return count
 
-    def _recorded(self) -> None:
+    def _recorded_iteration(self) -> None:
         """Do one iteration and record it on the device."""
         block, accepted = self.decoding.iterate(self.state)
-        if self.replays is not None:
-            self.replays.record(self.state.position - accepted, block, accepted)
+        if self.captured is not None:
+            self.captured.record(self.state.position - accepted, block, accepted)
 
-    def _whole(self, size: int) -> Iterate | None:
+    def _native_iterations(self, size: int) -> Iterate | None:
         """Return the session's native iterations in blocks of `size`, or None."""
-        if size not in self.whole:
-            self.whole[size] = None
+        if size not in self.native:
+            self.native[size] = None
             if self.rule is not None and isinstance(self.session, IteratingSession):
-                self.whole[size] = self.session.iterations(LoopState(
+                self.native[size] = self.session.iterations(LoopState(
                     self.state.position, self.state.limit, self.state.store, self.state.proposals, size,
                     self.decoding.min_block, self.rule, self.decoding.end_token))
-        return self.whole[size]
+        return self.native[size]
 
     def burst(self, position: int) -> int:
         """Do a few iterations from `position` on in all rows, to time them, and return their number.
@@ -181,7 +181,7 @@ class BlockwiseLoop:
         self.state.position.fill_(position)
         self.state.limit.fill_(self.state.length)
         before = len(self.recorder)
-        self.run(1 if self.replays is None and self._whole(self.state.block_size) is None else BURST)
+        self.run(1 if self.captured is None and self._native_iterations(self.state.block_size) is None else BURST)
         return len(self.recorder) - before
 
     def resize(self, block_size: int) -> None:
@@ -244,7 +244,7 @@ class BlockwiseLoop:
         self.keys = self.keys[kept]
         self.state.keep(kept)
         self.decoding.keep(kept, session, self.make_chooser(self.keys), self.state)
-        self.whole = {}
+        self.native = {}
         self.recorder.shrink(kept)
         self.finite.shrink(kept)
 
@@ -254,7 +254,7 @@ class BlockwiseLoop:
         Raises:
             ScoresError: scores were not finite.
         """
-        self.finite.is_noted |= self.replays is not None  # captured work sets no flag of the host
+        self.finite.is_noted |= self.captured is not None  # captured work sets no flag of the host
         self.finite.check()
 
     def done(self) -> bool:

@@ -298,7 +298,7 @@ class Comparison:
         """Return the memory of the proposer in bytes: its weights, tables, and state of a batch."""
         if variant.proposer is None:
             return 0
-        held = variant.proposer.held_bytes
+        held = variant.proposer.weight_bytes
         if variant.proposer.uses_heads and self.pipeline.model.heads is not None:
             held += sum(weight.numel() * weight.element_size() for weight in self.pipeline.model.heads.parameters())
         batch = self.batches[0]

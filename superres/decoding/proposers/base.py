@@ -116,7 +116,7 @@ class Proposer:
         return block_size
 
     @property
-    def held_bytes(self) -> int:
+    def weight_bytes(self) -> int:
         """Bytes of its weights and tables."""
         return 0
 
@@ -178,12 +178,12 @@ class StatefulModel:
         self.model, self.proposer = model, proposer
         self.vocabulary, self.length, self.end_token = model.vocabulary, model.length, model.end_token
         self.prediction_heads, self.uncached_scores = model.prediction_heads, model.uncached_scores
-        self.replaying, self.own_threads = model.replaying, model.own_threads
+        self.graph_capture, self.own_threads = model.graph_capture, model.own_threads
 
     @property
-    def held_bytes(self) -> int:
-        """See `superres.interfaces.ScoringModel.held_bytes`."""
-        return self.model.held_bytes + self.proposer.held_bytes
+    def weight_bytes(self) -> int:
+        """See `superres.interfaces.ScoringModel.weight_bytes`."""
+        return self.model.weight_bytes + self.proposer.weight_bytes
 
     @property
     def peers(self) -> Peers | None:

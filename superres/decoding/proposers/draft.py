@@ -69,6 +69,6 @@ class DraftProposer(Proposer):
         return torch.cat(tokens[READ:], dim=1)  # [B, k - 1]
 
     @property
-    def held_bytes(self) -> int:
-        """See `Proposer.held_bytes`."""
-        return self.draft.held_bytes
+    def weight_bytes(self) -> int:
+        """See `Proposer.weight_bytes`."""
+        return self.draft.weight_bytes

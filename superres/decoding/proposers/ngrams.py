@@ -197,8 +197,8 @@ class NgramProposer(Proposer):
         return torch.cat(tokens, dim=1)  # [B, k - 1]
 
     @property
-    def held_bytes(self) -> int:
-        """See `Proposer.held_bytes`."""
+    def weight_bytes(self) -> int:
+        """See `Proposer.weight_bytes`."""
         return self.table.keys.nbytes + self.table.tokens.nbytes
 
     def _table_on(self, like: Tensor) -> tuple[Tensor, Tensor]:

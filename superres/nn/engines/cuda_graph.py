@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from superres.errors import ConfigError
-from superres.interfaces import Replaying
+from superres.interfaces import GraphCapture
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.engines.torch_step import StepSession
 from superres.nn.model import EncoderDecoder
@@ -107,7 +107,7 @@ class GraphModel(StepModel):
         self.fused_attention, self.compiled = fused_attention, compiled
         if half:
             self.layers = half_precision(model.decoder)
-        self.replaying = Replaying(capture or Captured)
+        self.graph_capture = GraphCapture(capture or Captured)
 
     def session(self, source: Tensor, width: int, padding: Tensor | None = None, copies: int = 1) -> StepSession:
         """See `superres.interfaces.ScoringModel.session`."""

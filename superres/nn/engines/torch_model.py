@@ -7,7 +7,7 @@ import logging
 import torch
 from torch import Tensor, nn
 
-from superres.interfaces import Peers, Replaying, Sources, Tree
+from superres.interfaces import GraphCapture, Peers, Sources, Tree
 from superres.nn.engines.torch_step import StepSession
 from superres.nn.engines.tree_attention import TreeSession
 from superres.nn.model import EncoderDecoder, Memory
@@ -27,7 +27,7 @@ class StepModel:
 
     engine = "plain"
     half = False  # whether the engine computes in bfloat16
-    replaying: Replaying | None = None
+    graph_capture: GraphCapture | None = None
     own_threads = False
 
     def __init__(self, model: EncoderDecoder, end_token: int | None = None) -> None:
@@ -38,7 +38,7 @@ class StepModel:
         self.prediction_heads = model.config.prediction_heads
         self.end_token = end_token
         self.peers: Peers | None = None
-        self.held_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+        self.weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
         self.layers: nn.ModuleList = model.decoder
         self.warned = False
 
