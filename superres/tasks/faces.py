@@ -22,7 +22,8 @@ from tqdm import tqdm
 
 from superres.errors import InvalidInputError, OutputError
 from superres.system.output import scratch_file
-from superres.tasks.pictures import IMAGE_SUFFIXES, Pixels, read_image
+from superres.tasks.pictures import IMAGE_SUFFIXES, Pixels
+from superres.tasks.pictures import read_image as read_image  # for users
 
 Int64 = npt.NDArray[np.int64]
 Source = Literal["auto", "lowres", "photo"]
