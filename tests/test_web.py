@@ -21,6 +21,7 @@ from fakes import FakeTrace
 from PIL import Image
 
 from superres.config import DecodeConfig
+from superres.decoding.decode import check_options
 from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError, InvalidInputError
 from superres.pipeline.upscaler import Upscaled
@@ -43,6 +44,9 @@ class FakeStream:
         self.name, self.revision, self.asked, self.fail_at = "fake", "0", [], fail_at
         self.default = DecodeConfig()
         self.model_config = type("C", (), {"prediction_heads": 10, "source_shape": (8, 8, 3), "target_length": TOKENS})
+
+    def block_size(self, options):
+        return check_options(options, self.model_config.prediction_heads, TOKENS)
 
     def stream(self, sources, options, *, keys, interval):
         assert interval > 0
