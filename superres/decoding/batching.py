@@ -115,7 +115,6 @@ class RefilledDecoder(Generic[ItemT]):
     """Decodes the sequences of a feed, at most `rows` at a time.
 
     Attributes:
-        tokens_under_way: number of tokens decoded of the sequences that are not complete.
         model_calls: number of decoding iterations so far, the first of which reads the start of the sequences.
     """
 
@@ -144,18 +143,25 @@ class RefilledDecoder(Generic[ItemT]):
         self.block_size = check_options(options, model.prediction_heads, model.length)
         self.proposer = proposer or PROPOSERS[options.proposer]()
         self.model = with_proposer_state(model, self.proposer)
-        self.tokens_under_way = self.model_calls = 0
+        self.model_calls = 0
+        self._loop: BlockwiseLoop | None = None
         self._feed, self._sources, self._adaptive, self._device = feed, sources, adaptive, torch.device("cpu")
         self._kind = decoding_type(self.proposer, self.block_size)
         self._rows: list[_Row[ItemT] | None] = []
         self._waiting: deque[_Encoded[ItemT]] = deque()
         self._more, self._seconds = True, 0.0  # seconds that belong to no sequence yet
-        self._any_source: Sources = None  # an encoded source; sessions whose rows are all overwritten are made from it
+        self._memory: Sources = None  # the latest encoded sources; empty sessions are made from the first of them
 
     @property
     def under_way(self) -> list[ItemT]:
         """The sequences taken from the feed that are not complete; they are lost if decoding fails."""
         return [row.item for row in self._rows if row is not None] + [one.item for one in self._waiting]
+
+    @property
+    def tokens_under_way(self) -> int:
+        """Number of tokens decoded of the sequences that are not complete (reads from the device)."""
+        position = [] if self._loop is None else self._loop.state.position.tolist()
+        return sum(max(tokens, 0) for row, tokens in zip(self._rows, position, strict=False) if row is not None)
 
     @torch.inference_mode()
     def run(self) -> Iterator[list[Finished[ItemT]]]:
@@ -173,12 +179,12 @@ class RefilledDecoder(Generic[ItemT]):
         adaptive = None if self._adaptive is None else self._adaptive(*self._sources(self.under_way[: len(keys)]))
         interval = self._interval(keys.device)
         with opened_loop(self.model, session, self.options, keys, self.block_size, self.proposer, adaptive) as loop:
-            started = time.perf_counter()
+            self._loop, started = loop, time.perf_counter()
             for _ in driven(loop, adaptive, interval):
                 self._seconds += time.perf_counter() - started
                 self._share()
                 finished = self._harvest(loop)
-                if finished or not all(self._rows):
+                if finished or (self._more and not all(self._rows)):
                     self._refill(loop)
                 self.model_calls = len(loop.recorder)
                 yield finished
@@ -210,9 +216,7 @@ class RefilledDecoder(Generic[ItemT]):
             index = torch.arange(size, device=source.device) % len(items)
             source, padding = source[index], None if padding is None else padding[index]
         memory = self.model.encode(source, padding)
-        if self._any_source is None:
-            self._any_source = memory[torch.zeros(1, dtype=torch.int64, device=source.device)]
-        session, batch = self._session(memory), len(source)
+        self._memory, session, batch = memory, self._session(memory), len(source)
         self._waiting.extend(_Encoded(item, session, number, batch) for number, item in enumerate(items))
 
     def _session(self, sources: Sources) -> Session:
@@ -220,7 +224,7 @@ class RefilledDecoder(Generic[ItemT]):
 
     def _empty(self, rows: Tensor) -> Session:
         """Return a session of as many rows as `rows`, which other sessions' rows are to be copied into."""
-        return self._session(self._any_source[torch.zeros_like(rows)])
+        return self._session(self._memory[torch.zeros_like(rows)])
 
     def _first_rows(self) -> tuple[Session, Tensor]:
         """Return a session of the first sequences, and the keys of their noise [B]."""
@@ -248,16 +252,12 @@ class RefilledDecoder(Generic[ItemT]):
         self._seconds = 0.0
 
     def _harvest(self, loop: BlockwiseLoop) -> list[Finished[ItemT]]:
-        """Remove the complete sequences from their rows, and count the tokens of the others."""
-        position = loop.state.position.tolist()
+        """Remove the complete sequences from their rows."""
         complete = (loop.state.position >= loop.state.limit).tolist()
-        self.tokens_under_way = sum(
-            max(tokens, 0) for row, tokens, done in zip(self._rows, position, complete, strict=True)
-            if row is not None and not done
-        )
         done = [(number, row) for number, row in enumerate(self._rows) if row is not None and complete[number]]
         if not done:
             return []
+        position = loop.state.position.tolist()
         traces = loop.recorder.rows([number for number, _ in done], [row.since for _, row in done])
         finished = []
         for (number, row), trace in zip(done, traces, strict=True):
