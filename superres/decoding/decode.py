@@ -104,22 +104,19 @@ def iterations(
     proposer = proposer or PROPOSERS[options.proposer]()
     model = with_proposer_state(model, proposer)
     session = decoding_type(proposer, block_size).open_session(model, source, options, block_size, width, padding)
-    interval = check_interval(model.end_token, source.device.type)
-    if adaptive is not None:
-        interval = min(interval, adaptive.interval)
     with opened_loop(model, session, options, keys, block_size, proposer, adaptive) as loop:
-        yield from driven(loop, adaptive, interval)
+        yield from driven(loop, adaptive, check_interval(model.end_token, source.device.type))
 
 
 def driven(loop: BlockwiseLoop, adaptive: AdaptiveBlockSize | None, interval: int) -> Iterator[BlockwiseLoop]:
-    """Run a loop until all its rows are complete, and yield it every `interval` iterations.
+    """Run a loop until all its rows are complete, and yield it every few iterations.
 
     The caller may meanwhile begin new sequences in complete rows (`BlockwiseLoop.restart`); the loop then goes on.
 
     Args:
         loop: a new loop.
         adaptive: chooses the block size; None keeps it.
-        interval: number of iterations between two times that the loop is yielded.
+        interval: largest number of iterations between two times that the loop is yielded; `adaptive` may ask for fewer.
 
     Yields:
         The same loop each time: first before any token is committed, last when all its rows are complete.
@@ -127,6 +124,8 @@ def driven(loop: BlockwiseLoop, adaptive: AdaptiveBlockSize | None, interval: in
     Raises:
         ScoresError: the model's scores are not finite.
     """
+    if adaptive is not None:
+        interval = min(interval, adaptive.interval)
     loop.run(1)  # reads the start of the sequences, and makes the first proposals
     loop.done()
     yield loop

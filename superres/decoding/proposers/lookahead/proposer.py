@@ -22,7 +22,7 @@ class LookaheadProposer(Proposer):
     block_size = 4
 
     def __init__(self, pool: Callable[[int, int, torch.device], NgramPool] | None = None) -> None:
-        """Keep n-grams in `pool(batch, ngram_size, device)`; a pool of the usual capacity if None."""
+        """Make the pool of n-grams by `pool(batch, ngram_size, device)`; an `NgramPool` if None."""
         self.pool = pool
 
     @classmethod
