@@ -23,7 +23,7 @@ from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 
 from superres.batch.commit import GROUP, Lock
-from superres.batch.manifest import Row, merge
+from superres.batch.manifest import Manifest, Row, merge
 from superres.batch.plan import BatchOptions, plan
 from superres.batch.upscaling import upscale_files
 from superres.config import DecodeConfig
@@ -271,6 +271,56 @@ def test_changed_settings_are_refused_or_redone_on_request(faces, tmp_path, chan
     assert run(faces, tmp_path / "out", **change).skipped == 36
 
 
+@pytest.mark.parametrize("moment", ["before rows", "after rows", "between names", "before names are on disc"])
+def test_a_kill_between_any_two_moves_loses_nothing(faces, tmp_path, monkeypatch, moment):
+    run(faces, tmp_path / "whole")
+
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def child():
+        if moment == "before rows":
+            monkeypatch.setattr("superres.batch.manifest.Manifest.append", die)
+        elif moment == "after rows":
+            monkeypatch.setattr("superres.batch.commit.Staging._rename", die)
+        elif moment == "between names":
+            real, count = os.replace, []
+            monkeypatch.setattr("superres.batch.commit.os.replace",
+                                lambda *names: die() if count.append(0) or len(count) > 3 else real(*names))
+        else:
+            monkeypatch.setattr("superres.batch.commit.Staging._sync_folders", die)
+        run(faces, tmp_path / "out")
+
+    process = FORK.Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    summary = run(faces, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert summary.skipped == {"before rows": 0, "after rows": 0, "between names": 3}.get(moment, summary.skipped)
+
+
+def test_a_redo_that_is_killed_goes_on(faces, tmp_path, monkeypatch):
+    run(faces, tmp_path / "out")
+    count, real = [], Manifest.append
+
+    def stop(self, rows):
+        count.append(0)
+        if len(count) == 4:
+            raise KeyboardInterrupt
+        real(self, rows)
+
+    decode = DecodeConfig(accept="distance")
+    with monkeypatch.context() as patch:
+        patch.setattr("superres.batch.manifest.Manifest.append", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(faces, tmp_path / "out", decode=decode, group=4, on_existing="redo")
+    summary = run(faces, tmp_path / "out", decode=decode, group=4, on_existing="redo")
+    assert 0 < summary.skipped < 36
+    run(faces, tmp_path / "fresh", decode=decode)
+    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+
+
 class Interrupted(FakeUpscaler):
     """Is interrupted from the keyboard at its tenth call."""
 
@@ -425,6 +475,15 @@ def test_rows_read_back_as_they_were_written():
     assert Row.parse(row.line()) == row
     assert json.loads(row.line()) == dataclasses.asdict(row)
     assert Row.parse(b'{"input": "a", "output": "b", "status": "ok", "later": 1}') == Row("a", "b", "ok")
+
+
+def test_a_clock_that_jumps_changes_nothing(faces, tmp_path, monkeypatch):
+    run(faces, tmp_path / "whole")
+    jumps = iter(range(10**6))
+    monkeypatch.setattr("time.time", lambda: 1e9 * (-1) ** next(jumps))
+    run(faces, tmp_path / "out", batch_size=3)
+    monkeypatch.undo()
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_reading_and_decoding_do_not_run_away_from_writing(faces, tmp_path):
