@@ -53,7 +53,7 @@ def cluster(checkpoint):
 @pytest.fixture
 def faces(tmp_path):
     draw = np.random.default_rng(0)
-    for number in range(24):
+    for number in range(48):
         path = tmp_path / "faces" / f"{number % 3}" / f"{number:02d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw.integers(0, 256, (8, 8, 3), np.uint8)).save(path)
@@ -103,10 +103,10 @@ def test_two_actors_one_of_them_killed_end_as_one_process_does(cluster, checkpoi
     stopped.set()
     thread.join()
     assert killed
-    assert (summary.done, summary.failed) == (local.done, local.failed) == (23, 1)
+    assert (summary.done, summary.failed) == (local.done, local.failed) == (47, 1)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     again = upscale_on_cluster(plan([faces], options), upscaler, options, DECODE, cluster)
-    assert (again.done, again.skipped, again.failed) == (0, 23, 1)
+    assert (again.done, again.skipped, again.failed) == (0, 47, 1)
 
 
 def test_another_checkpoint_on_the_cluster_is_refused_in_one_line(cluster, checkpoint, faces, tmp_path):

@@ -220,10 +220,10 @@ def test_a_plan_says_when_images_are_too_few():
 
 
 def test_the_simulation_covers_the_known_preference_and_says_what_it_is():
-    words = [sys.executable, str(ROOT / "scripts" / "simulate_votes.py"), "coverage", "--studies", "10",
+    words = [sys.executable, str(ROOT / "scripts" / "simulate_votes.py"), "coverage", "--studies", "20",
              "--raters", "12", "--votes", "20", "--images", "40"]
     printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert printed.startswith("SIMULATION: 10 studies, 12 raters x 20 votes on 40 images, preference 56.8 %")
+    assert printed.startswith("SIMULATION: 20 studies, 12 raters x 20 votes on 40 images, preference 56.8 %")
     rows = {line.split(" | ")[0].strip("| "): float(line.split(" | ")[1]) for line in printed.splitlines()[4:10]}
     assert rows["two-way clustered"] >= 80
     assert rows["two-way clustered"] > rows["votes only (paper)"]
