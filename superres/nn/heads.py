@@ -66,16 +66,22 @@ class PredictionHeads(nn.Module):
         return sum(weight.numel() for weight in self.parameters()) / self.count
 
     @torch.no_grad()
-    def take_p1(self, single: PredictionHeads) -> None:
-        """Copy the head layer of a network of one head into this layer's p1, so that p1 keeps its scores.
+    def take_heads(self, fewer: PredictionHeads) -> None:
+        """Copy the first heads from a layer with fewer heads, of the same kind and sizes; they keep their scores.
 
-        Both layers must hold p1 and have the same kind and sizes.
+        Further heads start as copies of the last one, except in a dense layer, where they keep their own weights.
         """
-        for weight, given in zip(self.parameters(), single.parameters(), strict=True):
+        for weight, given in zip(self.parameters(), fewer.parameters(), strict=True):
             weight[tuple(slice(size) for size in given.shape)] = given
-        if self.dense:  # p1 reads no hidden unit of the other heads
-            size, width = single.contract.shape
+        if self.dense:  # the first heads read no hidden unit of the others
+            size, width = fewer.contract.shape
             self.contract[size:, :width] = 0
+            return
+        size, count = self.contract.shape[1], fewer.count
+        by_head = [self.expand.weight.view(self.count, size, -1), self.expand.bias.view(self.count, size),
+                   self.contract, self.bias]
+        for weights in [*by_head, *([] if self.direct is None else [self.direct.transpose(0, 1)])]:
+            weights[count:] = weights[count - 1].clone()
 
     def forward(self, hidden: Tensor, head: int, count: int, vectors: Tensor | None = None) -> Tensor:
         """Map decoder outputs to the states of consecutive heads.

@@ -65,8 +65,8 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
     """Build the network to train, warm-started from a checkpoint folder if one is given.
 
     Args:
-        config: the network. The warm start may lack only the weights of the head layer. If its head layer is for p1
-            alone, that layer becomes p1's part of the new layer.
+        config: the network. The warm start may lack only the weights of the head layer, or of its last heads; these
+            start as copies of the last head that it has.
         settings: settings of the stage, and the seed.
         start: checkpoint folder.
 
@@ -94,13 +94,13 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
 
 def _warm_start(model: EncoderDecoder, base: EncoderDecoder, origin: str) -> None:
     """Copy the weights of `base`, read from `origin`, into `model`, whose head layer may be new."""
-    weights, single, layer = base.state_dict(), base.heads, model.heads
-    widened = base.config.prediction_heads == 1 < model.config.prediction_heads and not model.config.identity_p1
-    if widened and isinstance(single, PredictionHeads) and isinstance(layer, PredictionHeads):
-        kind = base.config.head_layer
-        require(model.config.head_layer == kind, f"{origin} has a head layer {kind} for p1, which the other heads have "
-                                                 f"to share, not {model.config.head_layer}; leave --head-layer out")
-        layer.take_p1(single)
+    weights, fewer, layer = base.state_dict(), base.heads, model.heads
+    if isinstance(fewer, PredictionHeads) and isinstance(layer, PredictionHeads) and fewer.count < layer.count:
+        kinds = [(network.config.head_layer, network.config.head_filter_size) for network in (base, model)]
+        require(kinds[0] == kinds[1], f"{origin} has a head layer {kinds[0][0]} of {kinds[0][1]} hidden units per head, "
+                                      f"which further heads have to share, not {kinds[1][0]} of {kinds[1][1]}; leave "
+                                      "--head-layer out")
+        layer.take_heads(fewer)
         weights = {name: weight for name, weight in weights.items() if not name.startswith("heads.")}
     load_weights(model, weights, origin, optional="heads.")
 
