@@ -1,0 +1,89 @@
+// Proposals of the prediction heads.
+
+#pragma once
+
+#include "recurrent.h"
+
+namespace {
+
+// Proposals of recurrent heads: arguments as for `propose`.
+void recur(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* index, const int64_t* first,
+           int64_t count, const float* hidden, const float* temperature, const float* noise, float* scratch, int64_t* tokens) {
+  const Recurrence heads{s, team, begin, end, scratch + begin * Recurrence::room(s)};
+  for (int64_t b = begin; b < end; b++)
+    std::memcpy(heads.state + (b - begin) * s.size_d, hidden + (b * s.width + index[b]) * s.size_d, s.size_d * sizeof(float));
+  for (int64_t h = 0; h < count; h++) {
+    int64_t* own_tokens = tokens + begin * count + h;
+    if (h) heads.advance(own_tokens - 1, count);
+    else heads.advance(first + begin, 1);
+    heads.choose(temperature ? temperature + begin * count + h : nullptr,
+                 noise ? noise + (begin * count + h) * s.vocabulary : nullptr, own_tokens, count);
+  }
+}
+
+// Floats of scratch per row that `propose` needs.
+int64_t propose_room(const Session& s, int64_t count) {
+  const Heads& heads = s.heads;
+  if (heads.recurrent) return Recurrence::room(s);
+  const int64_t adapted = heads.adapt.panels * PANEL;
+  return s.size_d + heads.count * heads.size + count * (s.size_d + adapted + s.stride) + s.vocabulary;
+}
+
+// Proposals for a team's rows: see `superres_propose`.
+void propose(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* position, const int64_t* index,
+             const int64_t* first, int64_t count, const float* hidden, const float* temperature, const float* noise,
+             float* scratch, int64_t* tokens) {
+  const Heads& heads = s.heads;
+  if (heads.recurrent) {
+    recur(s, team, begin, end, index, first, count, hidden, temperature, noise, scratch, tokens);
+    return;
+  }
+  const int64_t D = s.size_d, wide = heads.count * heads.size, adapted = heads.adapt.panels * PANEL;
+  const int64_t room = propose_room(s, count);
+  const int64_t rows = end - begin;
+  float *here = scratch + begin * room, *inner = here + rows * D, *states = inner + rows * wide;
+  float *linear = states + rows * count * D, *projected = linear + rows * count * adapted, *scores = projected + rows * count * s.stride;
+  for (int64_t b = begin; b < end; b++)
+    std::memcpy(here + (b - begin) * D, hidden + (b * s.width + index[b]) * D, D * sizeof(float));
+  Linear expand = heads.expand;
+  expand.panels = (count * heads.size + PANEL - 1) / PANEL;
+  apply(expand, team, here, D, rows, inner, wide, RELU);
+  team.share(count, [=, &s](int64_t from, int64_t to) {
+    const Heads& heads = s.heads;
+    const int64_t D = s.size_d;
+    Team alone;
+    for (int64_t h = from; h < to; h++) {
+      for (int64_t r = 0; r < rows; r++) std::memcpy(states + (r * count + h) * D, heads.bias + h * D, D * sizeof(float));
+      apply(heads.contract[h], alone, inner + h * heads.size, wide, rows, states + h * D, count * D, ADD);
+      for (int64_t b = begin; b < end; b++) {
+        float* state = states + ((b - begin) * count + h) * D;
+        const float* vectors = heads.conditioning;
+        const int64_t target = within(s, position[b] + index[b] + h + 1);
+        if (vectors) vectors += ((s.conditioned ? b * s.length : 0) + target) * D;
+        for (int64_t i = 0; i < D; i += LANES) {
+          const vec v = load(state + i) + load(here + (b - begin) * D + i);
+          store(state + i, vectors ? v + load(vectors + i) : v);
+        }
+        normalise(state, D, heads.norm_weight, heads.norm_bias, state);
+      }
+    }
+  });
+  if (s.int8_filter.weight && !noise) {
+    screened_argmax(s, team, states, rows * count, projected, tokens + begin * count, 1);
+    return;
+  }
+  project(s, team, states, rows * count, projected);
+  Team alone;
+  if (heads.adaptive) apply(heads.adapt, alone, states, D, rows * count, linear, adapted, STORE);
+  for (int64_t b = begin; b < end; b++) {
+    const Row row{s, b, within(s, position[b] + index[b]), s.gathered + (b * s.width + index[b]) * s.features};
+    for (int64_t h = 0; h < count; h++) {
+      const int64_t r = (b - begin) * count + h;
+      row.score(h, projected + r * s.stride, linear + r * adapted, first[b], tokens + b * count, scores);
+      tokens[b * count + h] = best(s, scores, temperature ? temperature + b * count + h : nullptr,
+                                   noise ? noise + (b * count + h) * s.vocabulary : nullptr);
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,49 @@
+// A decoding step of the rows of one team.
+
+#pragma once
+
+#include "layer.h"
+#include "screened_argmax.h"
+
+namespace {
+
+// A step of a team's rows: see `superres_step`. If `best_tokens` [B, W] is not null, writes the argmax of each column there
+// and no scores.
+void step(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* tokens, const int64_t* position,
+          float* hidden, float* scores, int64_t* best_tokens) {
+  const Rows rows{s, team, begin, end, tokens, position};
+  Clock clock(begin ? nullptr : s.seconds);
+  float* x = rows.of(s.x, s.size_d);
+  rows.embed(x);
+  if (s.features) rows.neighbourhood(x);
+  clock.lap(INPUT);
+  for (int64_t l = 0; l < s.layers; l++) rows.run(s.layer[l], x, clock);
+  float* states = rows.of(hidden, s.size_d);
+  if (s.final_weight) rows.normalise_all(x, s.final_weight, s.final_bias, states);
+  else std::memcpy(states, x, rows.count() * s.size_d * sizeof(float));
+  float* projected = rows.of(s.projected, s.stride);
+  if (best_tokens) {
+    screened_argmax(s, team, states, rows.count(), projected, best_tokens + begin * s.width, 1);
+    clock.lap(SCORES);
+    return;
+  }
+  project(s, team, states, rows.count(), projected);
+  for (int64_t b = begin, r = begin * s.width; b < end; b++)
+    for (int64_t w = 0; w < s.width; w++, r++) {
+      const float* out = projected + (r - begin * s.width) * s.stride;
+      if (!s.ordinal) {
+        std::memcpy(scores + r * s.vocabulary, out, s.vocabulary * sizeof(float));
+        refuse_unless(s, all_finite(out, s.vocabulary));
+        continue;
+      }
+      const int64_t target = rows.inside(b, w);
+      float mu = s.estimate[b * s.length + target] + out[s.outputs - 2] * s.residual_scale;
+      if (s.features)
+        mu += dot(s.gathered + r * s.features, s.direct + target % s.channels * s.features, s.features) * s.residual_scale;
+      scores_around(s, mu, slope_of(s, out), out, scores + r * s.vocabulary);
+      refuse_unless(s, all_finite(scores + r * s.vocabulary, s.vocabulary));
+    }
+  clock.lap(SCORES);
+}
+
+}  // namespace
