@@ -10,7 +10,7 @@
 namespace {
 
 // Whether an iteration needs only the argmax of each column, not the scores.
-ALWAYS_INLINE bool uses_int8(const Session& s, const Loop& l) { return s.int8_filter.weight && !l.best; }
+ALWAYS_INLINE bool uses_int8(const Session& s, const Loop& l) { return s.int8_filter.product.weight && !l.best; }
 
 // The greedy token of row b at a column.
 ALWAYS_INLINE int64_t chosen(const Session& s, const Loop& l, int64_t b, int64_t column) {

@@ -68,7 +68,7 @@ void propose(const Session& s, Team& team, int64_t begin, int64_t end, const int
       }
     }
   });
-  if (s.int8_filter.weight && !noise) {
+  if (s.int8_filter.product.weight && !noise) {
     screened_argmax(s, team, states, rows * count, projected, tokens + begin * count, 1);
     return;
   }
