@@ -195,6 +195,32 @@ Rule: TypeAlias = tuple[Literal["distance", "rank"], int]
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """How a decode samples tokens, as data: see `superres.decoding.sampling`.
+
+    Attributes:
+        kind: gumbel, quantile or speculative.
+        seed: in [0, 2**63).
+        keys: key of each row's noise, int64 [B].
+        temperatures: T of each colour channel, float32 [1 or 3].
+        top_k: sample from the `top_k` likeliest tokens; None for all tokens.
+        nucleus: sample from the likeliest tokens of this total probability.
+        q: weights of the distributions that pending proposals were drawn from, int32 [B, W, V]; [B, 0, V] if the
+            sampling is not speculative.
+        q_total: sums of these weights, int64 [B, W]; 0 without a proposal.
+    """
+
+    kind: str
+    seed: int
+    keys: Tensor
+    temperatures: Tensor
+    top_k: int | None
+    nucleus: float
+    q: Tensor
+    q_total: Tensor
+
+
+@dataclass(frozen=True)
 class LoopState:
     """Tensors and settings of the decoder's loop that native iterations need besides a session.
 
@@ -207,6 +233,7 @@ class LoopState:
         min_block: l, the number of tokens that every step accepts regardless of the rule.
         rule: the acceptance criterion.
         end_token: as in `ScoringModel`.
+        sampling: None if tokens are chosen greedily.
     """
 
     position: Tensor
@@ -217,6 +244,7 @@ class LoopState:
     min_block: int
     rule: Rule
     end_token: int | None
+    sampling: Sampling | None = None
 
 
 @runtime_checkable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -24,7 +24,7 @@ from superres.decoding.proposers.lookahead.decoding import LookaheadDecoding
 from superres.decoding.sampling import Chooser
 from superres.decoding.state import DecodeState
 from superres.decoding.trace import RowTrace, TraceRecorder
-from superres.interfaces import IteratingSession, LoopState, ScoringModel, Session
+from superres.interfaces import IteratingSession, LoopState, Sampling, ScoringModel, Session
 from superres.system.machine import TorchThreads
 
 Iterate = Callable[[int, int], Tensor]
@@ -106,10 +106,12 @@ class BlockwiseLoop:
         self.decoding = decoding_type(proposer, block_size)(
             model, session, options, criterion or CRITERIA[options.accept](options), proposer,
             self.make_chooser(self.keys), self.state, self.finite.note)
-        # Native iterations use the session's own heads, choose greedily, and take the criterion's rule as data.
+        # Native iterations use the session's own heads, and take the criterion's rule and the sampling as data.
         rule = getattr(self.decoding.criterion, "rule", None)
-        greedy = stateless and type(proposer) is HeadProposer and not options.is_sampling
-        self.rule = rule if greedy else None
+        self.rule = rule if stateless and type(proposer) is HeadProposer else None
+        self.sampling: Sampling | None = None
+        if self.rule is not None and isinstance(session, IteratingSession):
+            self.sampling = self.decoding.chooser.as_data(session.width)
         self.native: dict[int, Iterate | None] = {}
         # Iterations that the adaptive block size has already learned from, and the seconds of those since then.
         self.learned, self.spent = 0, 0.0
@@ -170,7 +172,7 @@ class BlockwiseLoop:
             if self.rule is not None and isinstance(self.session, IteratingSession):
                 self.native[size] = self.session.iterations(LoopState(
                     self.state.position, self.state.limit, self.state.store, self.state.proposals, size,
-                    self.decoding.min_block, self.rule, self.decoding.end_token))
+                    self.decoding.min_block, self.rule, self.decoding.end_token, self.sampling))
         return self.native[size]
 
     def burst(self, position: int) -> int:
@@ -244,6 +246,9 @@ class BlockwiseLoop:
         self.keys = self.keys[kept]
         self.state.keep(kept)
         self.decoding.keep(kept, session, self.make_chooser(self.keys), self.state)
+        if self.sampling is not None:
+            self.sampling = replace(self.sampling, keys=self.keys, q=self.sampling.q[kept],
+                                    q_total=self.sampling.q_total[kept])
         self.native = {}
         self.recorder.shrink(kept)
         self.finite.shrink(kept)

@@ -14,7 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,15 @@ class CCache(Structure):
     _fields_ = [("key", c_void_p), ("value", c_void_p)]
 
 
+class CSampling(Structure):
+    """`Sampling` of cpp/abi.h."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("kind", "seed", "channels", "top_k")), ("nucleus", c_double),
+        *((name, c_void_p) for name in ("keys", "temperature", "q", "q_total")),
+    ]
+
+
 class CLoop(Structure):
     """`Loop` of cpp/abi.h."""
 
@@ -62,6 +71,7 @@ class CLoop(Structure):
         *((name, c_void_p) for name in (
             "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "best_tokens",
             "hidden", "scores", "scratch")),
+        ("sampling", POINTER(CSampling)),
     ]
 
 
@@ -105,7 +115,7 @@ class CSession(Structure):
     ]
 
 
-STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CLoop, CSession)
+STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CSampling, CLoop, CSession)
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "superres_layout": (c_char_p, []),

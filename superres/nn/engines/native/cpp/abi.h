@@ -47,6 +47,17 @@ struct Heads {
   Cache cross;
 };
 
+// How tokens are sampled: see `Sampling` in superres/interfaces.py.
+struct Sampling {
+  int64_t kind, seed;          // GUMBEL, QUANTILE or SPECULATIVE
+  int64_t channels, top_k;     // top_k is at most V
+  double nucleus;
+  const int64_t* keys;         // [batch]
+  const float* temperature;    // [channels]
+  int32_t* q;                  // only speculative sampling: the distributions of the pending proposals, [batch, room, V],
+  int64_t* q_total;            // and their sums, [batch, room]; 0 without a proposal
+};
+
 // The state of the decoding loop: see `LoopState` in superres/interfaces.py.
 struct Loop {
   int64_t block_size, room, stride;  // strides of `proposals` and `store`
@@ -57,6 +68,7 @@ struct Loop {
   int64_t *position, *limit, *store, *proposals;
   int64_t *tokens, *place, *index, *first, *next, *best_tokens;  // scratch
   float *hidden, *scores, *scratch;
+  const Sampling* sampling;  // null if tokens are chosen greedily
 };
 
 struct Session {
