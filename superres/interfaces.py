@@ -221,6 +221,29 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class ProposerData:
+    """A source of proposals as data, for native iterations: see `superres.decoding.proposers`.
+
+    Attributes:
+        kind: heads, stale, jacobi, draft, ngram or lookup.
+        draft: session of the draft model for the same rows, which reads two tokens per step.
+        keys: contexts of n-grams in ascending order, int64 [N].
+        known: the next token of each context, int64 [N].
+        order: number of tokens of the longest n-gram.
+        channels: number of channels that n-grams are counted for.
+        source: source tokens, int64 [B, S].
+    """
+
+    kind: str
+    draft: Session | None = None
+    keys: Tensor | None = None
+    known: Tensor | None = None
+    order: int = 0
+    channels: int = 0
+    source: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class LoopState:
     """Tensors and settings of the decoder's loop that native iterations need besides a session.
 
@@ -234,6 +257,7 @@ class LoopState:
         rule: the acceptance criterion.
         end_token: as in `ScoringModel`.
         sampling: None if tokens are chosen greedily.
+        proposer: source of proposals 2..k.
     """
 
     position: Tensor
@@ -245,6 +269,7 @@ class LoopState:
     rule: Rule
     end_token: int | None
     sampling: Sampling | None = None
+    proposer: ProposerData = ProposerData("heads")
 
 
 @runtime_checkable

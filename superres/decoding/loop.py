@@ -19,12 +19,11 @@ from superres.decoding.finite import FiniteScores
 from superres.decoding.graph_cache import BURST, CapturedIterations
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer
-from superres.decoding.proposers.heads import HeadProposer
 from superres.decoding.proposers.lookahead.decoding import LookaheadDecoding
 from superres.decoding.sampling import Chooser
 from superres.decoding.state import DecodeState
 from superres.decoding.trace import RowTrace, TraceRecorder
-from superres.interfaces import IteratingSession, LoopState, Sampling, ScoringModel, Session
+from superres.interfaces import IteratingSession, LoopState, ProposerData, Sampling, ScoringModel, Session
 from superres.system.machine import TorchThreads
 
 Iterate = Callable[[int, int], Tensor]
@@ -106,12 +105,11 @@ class BlockwiseLoop:
         self.decoding = decoding_type(proposer, block_size)(
             model, session, options, criterion or CRITERIA[options.accept](options), proposer,
             self.make_chooser(self.keys), self.state, self.finite.note)
-        # Native iterations use the session's own heads, and take the criterion's rule and the sampling as data.
-        rule = getattr(self.decoding.criterion, "rule", None)
-        self.rule = rule if stateless and type(proposer) is HeadProposer else None
+        # Native iterations take the criterion's rule, the sampling and the proposer as data. A class of the user that
+        # derives from a proposer may propose other tokens.
+        self.proposer = proposer if criterion is None and type(proposer) in PROPOSERS.values() else None
+        self.rule = getattr(self.decoding.criterion, "rule", None)
         self.sampling: Sampling | None = None
-        if self.rule is not None and isinstance(session, IteratingSession):
-            self.sampling = self.decoding.chooser.as_data(session.width)
         self.native: dict[int, Iterate | None] = {}
         # Iterations that the adaptive block size has already learned from, and the seconds of those since then.
         self.learned, self.spent = 0, 0.0
@@ -169,10 +167,12 @@ class BlockwiseLoop:
         """Return the session's native iterations in blocks of `size`, or None."""
         if size not in self.native:
             self.native[size] = None
-            if self.rule is not None and isinstance(self.session, IteratingSession):
+            data = None if self.proposer is None else self.proposer.as_data(self.session)
+            if self.rule is not None and data is not None and isinstance(self.session, IteratingSession):
+                self.sampling = self.sampling or self.decoding.chooser.as_data(self.state.proposals.shape[1])
                 self.native[size] = self.session.iterations(LoopState(
                     self.state.position, self.state.limit, self.state.store, self.state.proposals, size,
-                    self.decoding.min_block, self.rule, self.decoding.end_token, self.sampling))
+                    self.decoding.min_block, self.rule, self.decoding.end_token, self.sampling, ProposerData(**data)))
         return self.native[size]
 
     def burst(self, position: int) -> int:

@@ -63,6 +63,18 @@ class CSampling(Structure):
     ]
 
 
+class CProposer(Structure):
+    """`Proposer` of cpp/abi.h."""
+
+    _fields_ = [
+        ("kind", c_int64),
+        *((name, c_void_p) for name in (
+            "draft", "tokens", "place", "best_tokens", "hidden", "scores", "keys", "known")),
+        *((name, c_int64) for name in ("entries", "order", "channels")), ("source", c_void_p),
+        ("source_length", c_int64),
+    ]
+
+
 class CLoop(Structure):
     """`Loop` of cpp/abi.h."""
 
@@ -71,7 +83,7 @@ class CLoop(Structure):
         *((name, c_void_p) for name in (
             "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "best_tokens",
             "hidden", "scores", "scratch")),
-        ("sampling", POINTER(CSampling)),
+        ("sampling", POINTER(CSampling)), ("proposer", CProposer),
     ]
 
 
@@ -115,7 +127,7 @@ class CSession(Structure):
     ]
 
 
-STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CSampling, CLoop, CSession)
+STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CSampling, CProposer, CLoop, CSession)
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "superres_layout": (c_char_p, []),

@@ -124,14 +124,19 @@ class NativeSession(ProposingSession):
             ValueError: the tensors of `state` are too small for the session's step width, or the session's step width
                 is too small for its block size or minimum block size.
         """
-        width, room = self.width, state.proposals.shape[1]
-        most = 1 if self.heads is None else min(room, 1 + self.heads.count)  # tokens of a block
+        width, room, draft = self.width, state.proposals.shape[1], state.proposer.draft
+        if not isinstance(draft, NativeSession | None):
+            return None
+        most = room  # tokens of a block
+        if state.proposer.kind in {"heads", "stale"}:
+            most = 1 if self.heads is None else min(room, 1 + self.heads.count)
         if room < width or state.store.shape[1] < 1 + self.config.target_length + width:
             raise ValueError(f"{room} proposals and {state.store.shape[1]} tokens of memory are too few "
                              f"for steps of {width}")
         if not 1 <= state.block_size <= min(width, most) or not 0 <= state.min_block <= width:
             raise ValueError(f"steps of {width} cannot verify blocks of {state.block_size}, at least {state.min_block}")
-        loop = loop_of(state, self.session, None if self.heads is None else self.room)
+        scratch = None if self.heads is None else self.room
+        loop = loop_of(state, self.session, scratch, None if draft is None else draft.session)
 
         def iterate(count: int, following: int) -> Tensor:
             if not 1 <= following <= most or not max(state.block_size, state.min_block) <= self.width <= width:

@@ -4,14 +4,9 @@
 
 #include <cstdlib>
 
-#include "choice.h"
-#include "propose.h"
-#include "step.h"
+#include "proposers.h"
 
 namespace {
-
-// Whether an iteration needs only the argmax of each column, not the scores.
-ALWAYS_INLINE bool uses_int8(const Session& s, const Loop& l) { return s.int8_filter.weight && !l.best && !l.sampling; }
 
 // The pending block of row b, judged by p1's scores of the columns before each token.
 struct Pending {
@@ -20,32 +15,29 @@ struct Pending {
   const int64_t b, start;  // start: the position of the block's first token
   int64_t column = -1, token = 0;  // the latest choice
 
-  const float* scores(int64_t at) const { return l.scores + (b * s.width + at) * s.vocabulary; }
   int32_t* q(int64_t at) const { return l.sampling->q + (b * l.room + at) * s.vocabulary; }
   int64_t& q_total(int64_t at) const { return l.sampling->q_total[b * l.room + at]; }
-  bool speculative() const { return l.sampling && l.sampling->kind == SPECULATIVE; }
 
-  Choice choice(int64_t at) const { return Choice(s, *l.sampling, b, start + at + 1, scores(at)); }
+  Choice choice(int64_t at) const { return Choice(s, *l.sampling, b, start + at + 1, scores_at(s, l, b, at)); }
 
   // p1's choice at a column.
   int64_t chosen(int64_t at) {
     if (at == column) return token;
     column = at;
-    if (l.sampling) token = choice(at).token();
-    else token = uses_int8(s, l) ? l.best_tokens[b * s.width + at] : largest_of(scores(at), s.vocabulary);
+    token = l.sampling ? choice(at).token() : best_at(s, l, b, at);
     return token;
   }
 
   // Whether the proposal at a column is accepted, judged by the scores at the column before it.
   bool passes(int64_t at) {
     const int64_t proposal = l.tokens[b * s.width + at];
-    if (speculative()) return choice(at - 1).accepts(proposal, q(at - 1), q_total(at - 1));
+    if (is_speculative(l)) return choice(at - 1).accepts(proposal, q(at - 1), q_total(at - 1));
     if (!l.best) {
       const int64_t difference = std::llabs(proposal - chosen(at - 1));
       return !difference || (difference <= l.bound && (!l.sampling || choice(at - 1).is_possible(proposal)));
     }
     if (l.sampling) return choice(at - 1).is_among_best(proposal, l.bound);
-    const float* own = scores(at - 1);
+    const float* own = scores_at(s, l, b, at - 1);
     int64_t better = 0;
     for (int64_t v = 0; v < s.vocabulary; v++) better += own[v] > own[proposal];
     return better < l.bound;
@@ -53,25 +45,10 @@ struct Pending {
 
   // The token after the accepted ones, scored at a column. In speculative sampling, forgets all distributions.
   int64_t next(int64_t at) {
-    if (!speculative()) return chosen(at);
+    if (!is_speculative(l)) return chosen(at);
     const int64_t drawn = choice(at).commit(q(at), start < 0 ? 0 : q_total(at));
     std::memset(&q_total(0), 0, l.room * sizeof(int64_t));
     return drawn;
-  }
-};
-
-// The choices of the heads, once p1's next token is chosen.
-struct HeadChoice {
-  const Session& s;
-  const Loop& l;
-  const bool greedy = !l.sampling;
-
-  int64_t operator()(int64_t b, int64_t h, const float* scores) const {
-    if (greedy) return largest_of(scores, s.vocabulary);
-    Choice choice(s, *l.sampling, b, l.position[b] + h + 1, scores);
-    if (l.sampling->kind != SPECULATIVE) return choice.token();
-    const int64_t slot = b * l.room + h;
-    return choice.propose(l.sampling->q + slot * s.vocabulary, l.sampling->q_total + slot);
   }
 };
 
@@ -82,8 +59,8 @@ ALWAYS_INLINE void note(const Loop& l, int64_t b, int64_t accepted, int64_t* rec
   std::memcpy(record + 2, l.proposals + b * l.room, l.room * sizeof(int64_t));
 }
 
-// Accepts and commits the longest passing prefix of row b's proposals and chooses p1's next token. The proposals of the
-// other heads are computed later, by `propose`.
+// Accepts and commits the longest passing prefix of row b's proposals and chooses p1's next token. Further
+// proposals are made later, by `propose_next`.
 void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   const int64_t start = l.position[b], room = start < 0 ? 1 : l.limit[b] - start;
   const int64_t* tokens = l.tokens + b * s.width;
@@ -121,7 +98,7 @@ void iterate(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t
     for (int64_t b = begin; b < end; b++) advance(s, l, b, record + b * (2 + l.room));
     const int64_t more = (n + 1 < count ? l.block_size : following) - 1;
     if (!more) continue;
-    propose(s, team, begin, end, l.place, l.index, l.first, more, l.hidden, HeadChoice{s, l}, l.scratch, l.next);
+    propose_next(s, l, team, begin, end, more, l.next);
     for (int64_t b = begin; b < end; b++)
       std::memcpy(l.proposals + b * l.room + 1, l.next + b * more, more * sizeof(int64_t));
   }
