@@ -154,6 +154,15 @@ def test_the_same_is_proposed_as_by_the_plain_step(variant, way):
 WHOLE = {
     "greedy": DecodeConfig(1), "exact": DecodeConfig(), "distance": DecodeConfig(accept="distance", epsilon=1),
     "top-k": DecodeConfig(accept="top-k", top_k=2), "minimum block": DecodeConfig(4, min_block=2),
+    "Gumbel, alone": DecodeConfig(1, temperature=0.8), "Gumbel": DecodeConfig(temperature=0.8, seed=2**62 + 1),
+    "Gumbel, filters": DecodeConfig(temperature=0.8, sample_top_k=5, nucleus=0.8, accept="distance", epsilon=1),
+    "Gumbel, top-k": DecodeConfig(temperature=0.8, accept="top-k", top_k=3, sample_top_k=4),
+    "quantile": DecodeConfig(temperature=0.8, noise="quantile"),
+    "quantile, filters": DecodeConfig(temperature=0.8, noise="quantile", nucleus=0.8, accept="distance", epsilon=2),
+    "quantile, top-k": DecodeConfig(temperature=0.8, noise="quantile", accept="top-k", top_k=2, sample_top_k=9),
+    "speculative": DecodeConfig(temperature=0.8, sampling="speculative"),
+    "speculative, alone": DecodeConfig(1, temperature=0.8, sampling="speculative"),
+    "speculative, filters": DecodeConfig(temperature=0.8, sampling="speculative", sample_top_k=6, nucleus=0.9),
 }
 
 
@@ -188,7 +197,7 @@ def test_rows_that_do_their_iterations_apart_do_what_they_do_together(variant, t
     for end_token in (None, 0, 3):
         model = model_of(config, end_token=end_token, threads=threads)
         model.sessions = Sessions(together=together)
-        for options in (DecodeConfig(), DecodeConfig(accept="top-k", top_k=2)):
+        for options in (DecodeConfig(), WHOLE["top-k"], WHOLE["Gumbel"], WHOLE["speculative"]):
             loop = next(iterations(model, source, options))
             while not loop.done():
                 loop.run(5)  # rows end in the midst of a call
@@ -207,6 +216,35 @@ def test_whole_iterations_change_the_block_size_as_the_loop_does(variant, end_to
         assert torch.equal(whole.tokens, decode(model, source, DecodeConfig(block_size=1)).tokens)
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("way", ["Gumbel", "quantile", "speculative", "speculative, filters"])
+def test_sampled_iterations_keep_their_distributions_when_block_sizes_and_rows_change(way):
+    model, source = model_of(KNOWN["sequential heads"]), random_tokens(KNOWN["sequential heads"], 4)[0]
+    decodes = []
+    for whole in (True, False):
+        model.sessions = Sessions(whole=whole)
+        loop = next(iterations(model, source, WHOLE[way], adaptive=Restless(5, 1, 3)))
+        for number in range(12):
+            loop.run(2)
+            loop.resize(1 + number * 2 % 5)
+        kept = torch.tensor([2, 0])
+        loop.shrink(model.session(source[kept], 5), kept)
+        while not loop.done():
+            loop.run(3)
+        decodes.append(loop.result())
+    assert_same_decode(*decodes)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 30.0])
+@pytest.mark.parametrize("vocabulary", [1003, 4096])
+def test_samples_of_many_words_are_those_of_the_loop(vocabulary, temperature):
+    config = replace(KNOWN["text"], vocabulary=vocabulary)
+    model, source = model_of(config), random_tokens(config, 3)[0]
+    for options in ({}, {"nucleus": 0.7}, {"sampling": "speculative"}):
+        sampled = DecodeConfig(temperature=temperature, **options)
+        assert_same_decode(decode(model, source, sampled), by_steps(model, source, sampled))
+
+
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("apart", [0.0, 1e-7, 1e-3])
 @pytest.mark.parametrize("variant", ["text", "recurrent heads"])
@@ -222,8 +260,8 @@ def test_the_best_of_many_words_is_found_however_close_the_next(variant, apart, 
 
 
 @pytest.mark.parametrize("options", [
-    DecodeConfig(temperature=0.5), DecodeConfig(proposer="left"), DecodeConfig(accept="drift-budget", epsilon=1),
-    DecodeConfig(accept="distance-by-offset", epsilon=(1, 2)),
+    DecodeConfig(proposer="left", temperature=0.5), DecodeConfig(proposer="left"),
+    DecodeConfig(accept="drift-budget", epsilon=1), DecodeConfig(accept="distance-by-offset", epsilon=(1, 2)),
 ])
 def test_iterations_that_the_code_does_not_know_are_left_to_the_loop(options):
     model, source = model_of(KNOWN["sequential heads"]), random_tokens(KNOWN["sequential heads"], 1)[0]

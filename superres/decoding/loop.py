@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -19,12 +19,11 @@ from superres.decoding.finite import FiniteScores
 from superres.decoding.graph_cache import BURST, CapturedIterations
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer
-from superres.decoding.proposers.heads import HeadProposer
 from superres.decoding.proposers.lookahead.decoding import LookaheadDecoding
 from superres.decoding.sampling import Chooser
 from superres.decoding.state import DecodeState
 from superres.decoding.trace import RowTrace, TraceRecorder
-from superres.interfaces import IteratingSession, LoopState, ScoringModel, Session
+from superres.interfaces import IteratingSession, LoopState, ProposerData, Sampling, ScoringModel, Session
 from superres.system.machine import TorchThreads
 
 Iterate = Callable[[int, int], Tensor]
@@ -106,10 +105,11 @@ class BlockwiseLoop:
         self.decoding = decoding_type(proposer, block_size)(
             model, session, options, criterion or CRITERIA[options.accept](options), proposer,
             self.make_chooser(self.keys), self.state, self.finite.note)
-        # Native iterations use the session's own heads, choose greedily, and take the criterion's rule as data.
-        rule = getattr(self.decoding.criterion, "rule", None)
-        greedy = stateless and type(proposer) is HeadProposer and not options.is_sampling
-        self.rule = rule if greedy else None
+        # Native iterations take the criterion's rule, the sampling and the proposer as data. A class of the user that
+        # derives from a proposer may propose other tokens.
+        self.proposer = proposer if criterion is None and type(proposer) in PROPOSERS.values() else None
+        self.rule = getattr(self.decoding.criterion, "rule", None)
+        self.sampling: Sampling | None = None
         self.native: dict[int, Iterate | None] = {}
         # Iterations that the adaptive block size has already learned from, and the seconds of those since then.
         self.learned, self.spent = 0, 0.0
@@ -167,10 +167,12 @@ class BlockwiseLoop:
         """Return the session's native iterations in blocks of `size`, or None."""
         if size not in self.native:
             self.native[size] = None
-            if self.rule is not None and isinstance(self.session, IteratingSession):
+            data = None if self.proposer is None else self.proposer.as_data(self.session)
+            if self.rule is not None and data is not None and isinstance(self.session, IteratingSession):
+                self.sampling = self.sampling or self.decoding.chooser.as_data(self.state.proposals.shape[1])
                 self.native[size] = self.session.iterations(LoopState(
                     self.state.position, self.state.limit, self.state.store, self.state.proposals, size,
-                    self.decoding.min_block, self.rule, self.decoding.end_token))
+                    self.decoding.min_block, self.rule, self.decoding.end_token, self.sampling, ProposerData(**data)))
         return self.native[size]
 
     def burst(self, position: int) -> int:
@@ -244,6 +246,9 @@ class BlockwiseLoop:
         self.keys = self.keys[kept]
         self.state.keep(kept)
         self.decoding.keep(kept, session, self.make_chooser(self.keys), self.state)
+        if self.sampling is not None:
+            self.sampling = replace(self.sampling, keys=self.keys, q=self.sampling.q[kept],
+                                    q_total=self.sampling.q_total[kept])
         self.native = {}
         self.recorder.shrink(kept)
         self.finite.shrink(kept)

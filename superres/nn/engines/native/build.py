@@ -14,7 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,27 @@ class CCache(Structure):
     _fields_ = [(name, c_void_p) for name in ("key", "value", "key_scale", "value_scale")]
 
 
+class CSampling(Structure):
+    """`Sampling` of cpp/abi.h."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("kind", "seed", "channels", "top_k")), ("nucleus", c_double),
+        *((name, c_void_p) for name in ("keys", "temperature", "q", "q_total")),
+    ]
+
+
+class CProposer(Structure):
+    """`Proposer` of cpp/abi.h."""
+
+    _fields_ = [
+        ("kind", c_int64),
+        *((name, c_void_p) for name in (
+            "draft", "tokens", "place", "best_tokens", "hidden", "scores", "keys", "known")),
+        *((name, c_int64) for name in ("entries", "order", "channels")), ("source", c_void_p),
+        ("source_length", c_int64),
+    ]
+
+
 class CLoop(Structure):
     """`Loop` of cpp/abi.h."""
 
@@ -63,6 +84,7 @@ class CLoop(Structure):
         *((name, c_void_p) for name in (
             "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "best_tokens",
             "hidden", "scores", "scratch")),
+        ("sampling", POINTER(CSampling)), ("proposer", CProposer),
     ]
 
 
@@ -106,7 +128,7 @@ class CSession(Structure):
     ]
 
 
-STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CLoop, CSession)
+STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CSampling, CProposer, CLoop, CSession)
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "superres_layout": (c_char_p, []),

@@ -20,7 +20,8 @@ from superres.errors import ScoresError
 from superres.interfaces import Choose, LoopState, Sources, StepOutput
 from superres.nn.attention import Attention
 from superres.nn.cache import slot_count
-from superres.nn.engines.native.build import LANES, PANEL, CCache, CLayer, CLoop, CSession, NativeUnavailable, library
+from superres.nn.engines.native.build import LANES, PANEL, CCache, CLayer, CSession, NativeUnavailable, library
+from superres.nn.engines.native.loop import address, loop_of
 from superres.nn.engines.native.thread_trials import ThreadTrials
 from superres.nn.engines.native.weights import PackedWeights
 from superres.nn.engines.proposing import ProposingSession, StepState
@@ -100,8 +101,8 @@ class NativeSession(ProposingSession):
         scores = torch.empty(self.batch, self.width, self.config.vocabulary)
         hidden = torch.empty(self.batch, self.width, self.config.width)
         library().superres_step(
-            byref(self.session), _address(tokens, torch.int64, self.batch, self.width),
-            _address(position, torch.int64, self.batch), hidden.data_ptr(), scores.data_ptr(),
+            byref(self.session), address(tokens, torch.int64, self.batch, self.width),
+            address(position, torch.int64, self.batch), hidden.data_ptr(), scores.data_ptr(),
         )
         return StepOutput(scores, NativeState(hidden, position))
 
@@ -116,12 +117,12 @@ class NativeSession(ProposingSession):
         if count > self.session.heads.count:
             raise ValueError(f"{count} proposals were requested from {self.session.heads.count} heads")
         tokens = torch.empty(self.batch, count, dtype=torch.int64)
-        rows = (_address(tensor, torch.int64, self.batch) for tensor in (state.position, index, first))
+        rows = (address(tensor, torch.int64, self.batch) for tensor in (state.position, index, first))
         library().superres_propose(
             byref(self.session), *rows, count,
-            _address(state.hidden, torch.float32, self.batch, self.width, self.config.width),
-            _address(temperature, torch.float32, self.batch * count),
-            _address(noise, torch.float32, self.batch * count * self.config.vocabulary),
+            address(state.hidden, torch.float32, self.batch, self.width, self.config.width),
+            address(temperature, torch.float32, self.batch * count),
+            address(noise, torch.float32, self.batch * count * self.config.vocabulary),
             self.room.data_ptr(), tokens.data_ptr(),
         )
         return tokens
@@ -133,14 +134,19 @@ class NativeSession(ProposingSession):
             ValueError: the tensors of `state` are too small for the session's step width, or the session's step width
                 is too small for its block size or minimum block size.
         """
-        width, room = self.width, state.proposals.shape[1]
-        most = 1 if self.heads is None else min(room, 1 + self.heads.count)  # tokens of a block
+        width, room, draft = self.width, state.proposals.shape[1], state.proposer.draft
+        if not isinstance(draft, NativeSession | None):
+            return None
+        most = room  # tokens of a block
+        if state.proposer.kind in {"heads", "stale"}:
+            most = 1 if self.heads is None else min(room, 1 + self.heads.count)
         if room < width or state.store.shape[1] < 1 + self.config.target_length + width:
             raise ValueError(f"{room} proposals and {state.store.shape[1]} tokens of memory are too few "
                              f"for steps of {width}")
         if not 1 <= state.block_size <= min(width, most) or not 0 <= state.min_block <= width:
             raise ValueError(f"steps of {width} cannot verify blocks of {state.block_size}, at least {state.min_block}")
-        loop = self._loop(state)
+        scratch = None if self.heads is None else self.room
+        loop = loop_of(state, self.session, scratch, None if draft is None else draft.session)
 
         def iterate(count: int, following: int) -> Tensor:
             if not 1 <= following <= most or not max(state.block_size, state.min_block) <= self.width <= width:
@@ -155,33 +161,6 @@ class NativeSession(ProposingSession):
             return record[:made]
 
         return iterate
-
-    def _loop(self, state: LoopState) -> CLoop:
-        """Return the form in which native.cpp reads `state`; the result keeps all its tensors alive."""
-        width, room, stride = self.width, state.proposals.shape[1], state.store.shape[1]
-        kind, bound = state.rule
-        integers = torch.empty(2 * width + room + 3, self.batch, dtype=torch.int64)
-        shared = {
-            "position": _address(state.position, torch.int64, self.batch),
-            "limit": _address(state.limit, torch.int64, self.batch),
-            "store": _address(state.store, torch.int64, self.batch, stride),
-            "proposals": _address(state.proposals, torch.int64, self.batch, room),
-        }
-        buffers = {
-            "tokens": integers[:width], "best_tokens": integers[width : 2 * width], "next": integers[2 * width :],
-            "place": integers[-3], "index": integers[-2], "first": integers[-1],
-            "hidden": torch.empty(self.batch, width, self.config.width),
-            "scores": torch.empty(self.batch, width, self.config.vocabulary),
-            "scratch": self.room if self.heads is not None else None,
-        }
-        loop = CLoop(
-            block_size=state.block_size, room=room, stride=stride, minimum=state.min_block, best=kind == "rank",
-            bound=min(bound, self.config.vocabulary) if kind == "rank" else bound,
-            end_token=-1 if state.end_token is None else state.end_token,
-            **shared, **{name: None if tensor is None else tensor.data_ptr() for name, tensor in buffers.items()},
-        )
-        loop.tensors = buffers, state
-        return loop
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
         """See `superres.nn.engines.torch_step.StepSession.part_seconds`."""
@@ -343,20 +322,6 @@ def rows_together(packed: PackedWeights, slots: int) -> int:
     config = packed.model.config
     cache = 2 * config.decoder_layers * config.width * slots * torch.float32.itemsize
     return max(2, packed.bytes // (2 * cache))
-
-
-def _address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
-    """Return the address of a tensor; None for None, which is null in C++.
-
-    Raises:
-        ValueError: the tensor is not contiguous, not on the CPU, or not of the given type and shape.
-    """
-    if tensor is None:
-        return None
-    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError(f"the native step wants contiguous {dtype} {list(shape)} on the CPU, not {tensor.dtype} "
-                         f"{list(tensor.shape)} on {tensor.device.type}")
-    return tensor.data_ptr()
 
 
 class NativeModel(StepModel):

@@ -50,6 +50,31 @@ struct Heads {
   Cache cross;
 };
 
+// How tokens are sampled: see `Sampling` in superres/interfaces.py.
+struct Sampling {
+  int64_t kind, seed;          // GUMBEL, QUANTILE or SPECULATIVE
+  int64_t channels, top_k;     // top_k is at most V
+  double nucleus;
+  const int64_t* keys;         // [batch]
+  const float* temperature;    // [channels]
+  int32_t* q;                  // only speculative sampling: the distributions of the pending proposals, [batch, room, V],
+  int64_t* q_total;            // and their sums, [batch, room]; 0 without a proposal
+};
+
+struct Session;
+
+// The source of proposals: see `ProposerData` in superres/interfaces.py.
+struct Proposer {
+  int64_t kind;
+  const Session* draft;        // a session of the draft model, and its scratch
+  int64_t *tokens, *place, *best_tokens;  // [batch, READ], [batch], [batch, READ]
+  float *hidden, *scores;                 // [batch, READ, D], [batch, READ, V]
+  const int64_t *keys, *known;            // the table of n-grams, [entries]: contexts in ascending order, next tokens
+  int64_t entries, order, channels;
+  const int64_t* source;                  // [batch, source_length]
+  int64_t source_length;
+};
+
 // The state of the decoding loop: see `LoopState` in superres/interfaces.py.
 struct Loop {
   int64_t block_size, room, stride;  // strides of `proposals` and `store`
@@ -60,6 +85,8 @@ struct Loop {
   int64_t *position, *limit, *store, *proposals;
   int64_t *tokens, *place, *index, *first, *next, *best_tokens;  // scratch
   float *hidden, *scores, *scratch;
+  const Sampling* sampling;  // null if tokens are chosen greedily
+  Proposer proposer;
 };
 
 struct Session {

@@ -1,32 +1,56 @@
-// Iterations of greedy decoding: verify, accept, commit and propose.
+// Decoding iterations: verify, accept, commit and propose.
 
 #pragma once
 
 #include <cstdlib>
 
-#include "propose.h"
-#include "step.h"
+#include "proposers.h"
 
 namespace {
 
-// Whether an iteration needs only the argmax of each column, not the scores.
-ALWAYS_INLINE bool uses_int8(const Session& s, const Loop& l) { return s.int8_filter.product.weight && !l.best; }
+// The pending block of row b, judged by p1's scores of the columns before each token.
+struct Pending {
+  const Session& s;
+  const Loop& l;
+  const int64_t b, start;  // start: the position of the block's first token
+  int64_t column = -1, token = 0;  // the latest choice
 
-// The greedy token of row b at a column.
-ALWAYS_INLINE int64_t chosen(const Session& s, const Loop& l, int64_t b, int64_t column) {
-  const int64_t r = b * s.width + column;
-  return uses_int8(s, l) ? l.best_tokens[r] : largest_of(l.scores + r * s.vocabulary, s.vocabulary);
-}
+  int32_t* q(int64_t at) const { return l.sampling->q + (b * l.room + at) * s.vocabulary; }
+  int64_t& q_total(int64_t at) const { return l.sampling->q_total[b * l.room + at]; }
 
-// Whether the proposal at a column is accepted, judged by the scores at the column before it.
-ALWAYS_INLINE bool passes(const Session& s, const Loop& l, int64_t b, int64_t column) {
-  const int64_t token = l.tokens[b * s.width + column];
-  if (!l.best) return std::llabs(token - chosen(s, l, b, column - 1)) <= l.bound;
-  const float* scores = l.scores + (b * s.width + column - 1) * s.vocabulary;
-  int64_t better = 0;
-  for (int64_t v = 0; v < s.vocabulary; v++) better += scores[v] > scores[token];
-  return better < l.bound;
-}
+  Choice choice(int64_t at) const { return Choice(s, *l.sampling, b, start + at + 1, scores_at(s, l, b, at)); }
+
+  // p1's choice at a column.
+  int64_t chosen(int64_t at) {
+    if (at == column) return token;
+    column = at;
+    token = l.sampling ? choice(at).token() : best_at(s, l, b, at);
+    return token;
+  }
+
+  // Whether the proposal at a column is accepted, judged by the scores at the column before it.
+  bool passes(int64_t at) {
+    const int64_t proposal = l.tokens[b * s.width + at];
+    if (is_speculative(l)) return choice(at - 1).accepts(proposal, q(at - 1), q_total(at - 1));
+    if (!l.best) {
+      const int64_t difference = std::llabs(proposal - chosen(at - 1));
+      return !difference || (difference <= l.bound && (!l.sampling || choice(at - 1).is_possible(proposal)));
+    }
+    if (l.sampling) return choice(at - 1).is_among_best(proposal, l.bound);
+    const float* own = scores_at(s, l, b, at - 1);
+    int64_t better = 0;
+    for (int64_t v = 0; v < s.vocabulary; v++) better += own[v] > own[proposal];
+    return better < l.bound;
+  }
+
+  // The token after the accepted ones, scored at a column. In speculative sampling, forgets all distributions.
+  int64_t next(int64_t at) {
+    if (!is_speculative(l)) return chosen(at);
+    const int64_t drawn = choice(at).commit(q(at), start < 0 ? 0 : q_total(at));
+    std::memset(&q_total(0), 0, l.room * sizeof(int64_t));
+    return drawn;
+  }
+};
 
 // Writes the trace of one iteration of row b: position, accepted tokens, proposals.
 ALWAYS_INLINE void note(const Loop& l, int64_t b, int64_t accepted, int64_t* record) {
@@ -35,13 +59,14 @@ ALWAYS_INLINE void note(const Loop& l, int64_t b, int64_t accepted, int64_t* rec
   std::memcpy(record + 2, l.proposals + b * l.room, l.room * sizeof(int64_t));
 }
 
-// Accepts and commits the longest passing prefix of row b's proposals and chooses p1's next token. The proposals of the
-// other heads are computed later, by `propose`.
+// Accepts and commits the longest passing prefix of row b's proposals and chooses p1's next token. Further
+// proposals are made later, by `propose_next`.
 void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   const int64_t start = l.position[b], room = start < 0 ? 1 : l.limit[b] - start;
   const int64_t* tokens = l.tokens + b * s.width;
+  Pending block{s, l, b, start};
   int64_t accepted = 1;
-  while (accepted < l.block_size && accepted < room && passes(s, l, b, accepted)) accepted++;
+  while (accepted < l.block_size && accepted < room && block.passes(accepted)) accepted++;
   if (accepted < l.minimum) accepted = l.minimum;
   if (accepted > room) accepted = room;
   for (int64_t i = 0; i < accepted; i++)
@@ -53,7 +78,7 @@ void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   note(l, b, accepted, record);
   l.position[b] = start + accepted;
   l.index[b] = accepted > 0 ? accepted - 1 : 0;
-  l.first[b] = chosen(s, l, b, l.index[b]);
+  l.first[b] = block.next(l.index[b]);
   for (int64_t i = 0; i < s.width; i++) l.proposals[b * l.room + i] = l.first[b];
 }
 
@@ -73,7 +98,7 @@ void iterate(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t
     for (int64_t b = begin; b < end; b++) advance(s, l, b, record + b * (2 + l.room));
     const int64_t more = (n + 1 < count ? l.block_size : following) - 1;
     if (!more) continue;
-    propose(s, team, begin, end, l.place, l.index, l.first, more, l.hidden, nullptr, nullptr, l.scratch, l.next);
+    propose_next(s, l, team, begin, end, more, l.next);
     for (int64_t b = begin; b < end; b++)
       std::memcpy(l.proposals + b * l.room + 1, l.next + b * more, more * sizeof(int64_t));
   }

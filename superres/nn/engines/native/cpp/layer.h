@@ -8,7 +8,7 @@ namespace {
 
 // The residual stream of a team's rows [rows, D], whose last sub-layer is not added yet: its value is x + parts + bias, then
 // normalised where norm is "post". Parts are null at the start.
-struct Stream {
+struct Residual {
   const float *x, *parts, *bias, *norm_weight, *norm_bias;
   float *next_x, *next_parts;  // memory for the value, and for the parts of the next sub-layer
 };
@@ -34,47 +34,47 @@ struct Rows {
     for (int64_t r = 0; r < count(); r++) normalise(x + r * s.size_d, s.size_d, weight, bias, out + r * s.size_d);
   }
 
-  // An empty stream.
-  Stream stream() const {
+  // The residual stream before the first sub-layer.
+  Residual residual() const {
     const int64_t half = part_size();
     float *x = of(s.x, s.size_d), *parts = of(s.parts, s.size_d);
     return {x, nullptr, nullptr, nullptr, nullptr, x + half, parts};
   }
 
-  // Writes the stream's value.
-  void settle(const Stream& stream, float* out) const {
+  // Writes the value of the residual stream.
+  void settle(const Residual& residual, float* out) const {
     const int64_t D = s.size_d, n = count(), part = part_size();
     for (int64_t r = 0; r < n; r++) {
       float* to = out + r * D;
       for (int64_t i = 0; i < D; i += LANES) {
-        vec v = load(stream.x + r * D + i);
-        if (stream.parts) {
-          for (int64_t g = 0; g < s.groups; g++) v += load(stream.parts + g * part + r * D + i);
-          v += load(stream.bias + i);
+        vec v = load(residual.x + r * D + i);
+        if (residual.parts) {
+          for (int64_t g = 0; g < s.groups; g++) v += load(residual.parts + g * part + r * D + i);
+          v += load(residual.bias + i);
         }
         store(to + i, v);
       }
-      if (stream.norm_weight) normalise(to, D, stream.norm_weight, stream.norm_bias, to);
+      if (residual.norm_weight) normalise(to, D, residual.norm_weight, residual.norm_bias, to);
     }
   }
 
   // A sub-layer: calls body(rows, x, first, last, parts) for ranges of groups, where x is the sub-layer's input [rows, D],
   // normalised where norm is "pre". Each thread computes x for itself, which is faster than sharing it.
   template <typename Body>
-  void sublayer(Stream& stream, const float* bias, const float* norm_weight, const float* norm_bias, const Body& body) const {
-    team.share(s.groups, [me = *this, stream, body](int64_t first, int64_t last) {
+  void sublayer(Residual& residual, const float* bias, const float* norm_weight, const float* norm_bias, const Body& body) const {
+    team.share(s.groups, [me = *this, residual, body](int64_t first, int64_t last) {
       static thread_local std::vector<float> own;
       const int64_t size = me.count() * me.s.size_d;
       if ((int64_t)own.size() < size) own.resize(size);
       float* x = own.data();
-      me.settle(stream, x);
-      if (!first) std::memcpy(stream.next_x, x, size * sizeof(float));
+      me.settle(residual, x);
+      if (!first) std::memcpy(residual.next_x, x, size * sizeof(float));
       if (me.s.pre) me.normalise_all(x, nullptr, nullptr, x);
-      body(me, x, first, last, stream.next_parts);
+      body(me, x, first, last, residual.next_parts);
     });
-    float* parts = stream.next_parts;
+    float* parts = residual.next_parts;
     const int64_t half = s.groups * part_size();
-    stream = {stream.next_x, parts, bias, s.pre ? nullptr : norm_weight, norm_bias, (float*)stream.x,
+    residual = {residual.next_x, parts, bias, s.pre ? nullptr : norm_weight, norm_bias, (float*)residual.x,
               parts < of(s.parts, s.size_d) + half ? parts + half : parts - half};
   }
 
@@ -117,12 +117,12 @@ struct Rows {
   }
 
   // The numeric neighbourhood: a sub-layer of its own input.
-  void neighbourhood(Stream& stream) const {
+  void neighbourhood(Residual& residual) const {
     float* features = of(s.gathered, s.features);
     float* wide = of(s.wide, s.filter);
     for (int64_t b = begin; b < end; b++)
       for (int64_t w = 0; w < s.width; w++) gather(b, inside(b, w), features + ((b - begin) * s.width + w) * s.features);
-    team.share(s.groups, [me = *this, features, wide, parts = stream.next_parts](int64_t first, int64_t last) {
+    team.share(s.groups, [me = *this, features, wide, parts = residual.next_parts](int64_t first, int64_t last) {
       const Session& s = me.s;
       const int64_t panels = s.filter / PANEL / s.groups;
       apply_panels(s.first, features, s.features, me.count(), wide, s.filter, STORE, first * panels, last * panels);
@@ -136,9 +136,9 @@ struct Rows {
         }
       me.contract(s.second, wide, first, last, parts);
     });
-    stream.parts = stream.next_parts;
-    stream.bias = s.second.bias;
-    stream.next_parts += s.groups * part_size();
+    residual.parts = residual.next_parts;
+    residual.bias = s.second.bias;
+    residual.next_parts += s.groups * part_size();
   }
 
   // Writes the keys and values of attention heads [first, last) to the cache.
@@ -217,10 +217,10 @@ struct Rows {
   }
 
   // One decoder layer.
-  void run(const Layer& l, Stream& stream, Clock& clock) const {
+  void run(const Layer& l, Residual& residual, Clock& clock) const {
     float *wide = of(s.wide, s.filter), *projected = of(s.projected, s.stride), *attended = of(s.attended, s.size_d);
     const Layer* layer = &l;
-    sublayer(stream, l.output.bias, l.norm_weight[0], l.norm_bias[0],
+    sublayer(residual, l.output.bias, l.norm_weight[0], l.norm_bias[0],
              [=](const Rows& me, const float* x, int64_t first, int64_t last, float* parts) {
       const int64_t heads = me.s.attention_heads / me.s.groups;
       for (int64_t part = 0; part < 3; part++) me.project(layer->projection, part, x, projected, me.s.stride, first, last);
@@ -228,7 +228,7 @@ struct Rows {
       me.contract(layer->output, attended, first, last, parts);
     });
     if (s.cross_slots)
-      sublayer(stream, l.cross_output.bias, l.norm_weight[1], l.norm_bias[1],
+      sublayer(residual, l.cross_output.bias, l.norm_weight[1], l.norm_bias[1],
                [=](const Rows& me, const float* x, int64_t first, int64_t last, float* parts) {
         const int64_t heads = me.s.attention_heads / me.s.groups;
         me.project(layer->cross_query, 0, x, projected, me.s.size_d, first, last);
@@ -236,7 +236,7 @@ struct Rows {
         me.contract(layer->cross_output, attended, first, last, parts);
       });
     clock.lap(ATTENTION);
-    sublayer(stream, l.contract.bias, l.norm_weight[2], l.norm_bias[2],
+    sublayer(residual, l.contract.bias, l.norm_weight[2], l.norm_bias[2],
              [=](const Rows& me, const float* x, int64_t first, int64_t last, float* parts) {
       const int64_t panels = layer->expand.panels / me.s.groups;
       apply_panels(layer->expand, x, me.s.size_d, me.count(), wide, me.s.filter, RELU, first * panels, last * panels);

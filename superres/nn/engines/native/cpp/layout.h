@@ -35,10 +35,18 @@ std::string layout() {
       AT(Heads, recurrent), AT(Heads, expand), AT(Heads, adapt), AT(Heads, contract), AT(Heads, bias),
       AT(Heads, norm_weight), AT(Heads, norm_bias), AT(Heads, conditioning), AT(Heads, direct),
       AT(Heads, cross_query), AT(Heads, cross_output), AT(Heads, cross)});
+  describe(text, "Sampling", sizeof(Sampling), {AT(Sampling, kind), AT(Sampling, seed), AT(Sampling, channels),
+      AT(Sampling, top_k), AT(Sampling, nucleus), AT(Sampling, keys), AT(Sampling, temperature), AT(Sampling, q),
+      AT(Sampling, q_total)});
+  describe(text, "Proposer", sizeof(Proposer), {AT(Proposer, kind), AT(Proposer, draft), AT(Proposer, tokens),
+      AT(Proposer, place), AT(Proposer, best_tokens), AT(Proposer, hidden), AT(Proposer, scores), AT(Proposer, keys),
+      AT(Proposer, known), AT(Proposer, entries), AT(Proposer, order), AT(Proposer, channels), AT(Proposer, source),
+      AT(Proposer, source_length)});
   describe(text, "Loop", sizeof(Loop), {AT(Loop, block_size), AT(Loop, room), AT(Loop, stride), AT(Loop, minimum),
       AT(Loop, best), AT(Loop, bound), AT(Loop, end_token), AT(Loop, position), AT(Loop, limit), AT(Loop, store),
       AT(Loop, proposals), AT(Loop, tokens), AT(Loop, place), AT(Loop, index), AT(Loop, first), AT(Loop, next),
-      AT(Loop, best_tokens), AT(Loop, hidden), AT(Loop, scores), AT(Loop, scratch)});
+      AT(Loop, best_tokens), AT(Loop, hidden), AT(Loop, scores), AT(Loop, scratch),
+      AT(Loop, sampling), AT(Loop, proposer)});
   describe(text, "Session", sizeof(Session), {AT(Session, batch), AT(Session, width), AT(Session, length),
       AT(Session, size_d), AT(Session, attention_heads), AT(Session, filter), AT(Session, layers),
       AT(Session, vocabulary), AT(Session, channels), AT(Session, outputs), AT(Session, slots),

@@ -75,13 +75,6 @@ struct Row {
   }
 };
 
-// argmax(scores / temperature + noise); greedy where both are null.
-ALWAYS_INLINE int64_t best(const Session& s, float* scores, const float* temperature, const float* noise) {
-  if (noise)
-    for (int64_t v = 0; v < s.vocabulary; v++) scores[v] = scores[v] / *temperature + noise[v];
-  return largest_of(scores, s.vocabulary);
-}
-
 // The output projection of `count` states. The team shares it if the vocabulary is large; for a few hundred outputs,
 // distributing the work would take longer than the product.
 void project(const Session& s, Team& team, const float* states, int64_t count, float* projected) {

@@ -13,13 +13,13 @@ void step(const Session& s, Team& team, int64_t begin, int64_t end, const int64_
           float* hidden, float* scores, int64_t* best_tokens) {
   const Rows rows{s, team, begin, end, tokens, position};
   Clock clock(begin ? nullptr : s.seconds);
-  Stream stream = rows.stream();
+  Residual residual = rows.residual();
   rows.embed(rows.of(s.x, s.size_d));
-  if (s.features) rows.neighbourhood(stream);
+  if (s.features) rows.neighbourhood(residual);
   clock.lap(INPUT);
-  for (int64_t l = 0; l < s.layers; l++) rows.run(s.layer[l], stream, clock);
+  for (int64_t l = 0; l < s.layers; l++) rows.run(s.layer[l], residual, clock);
   float* states = rows.of(hidden, s.size_d);
-  rows.settle(stream, states);
+  rows.settle(residual, states);
   if (s.final_weight) rows.normalise_all(states, s.final_weight, s.final_bias, states);
   float* projected = rows.of(s.projected, s.stride);
   if (best_tokens) {
