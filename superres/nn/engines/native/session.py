@@ -20,6 +20,7 @@ from superres.interfaces import Choose, LoopState, Sources, StepOutput
 from superres.nn.attention import Attention
 from superres.nn.cache import slot_count
 from superres.nn.engines.native.build import LANES, PANEL, CCache, CLayer, CLoop, CSession, NativeUnavailable, library
+from superres.nn.engines.native.encoder import NativeEncoder, supports
 from superres.nn.engines.native.thread_trials import ThreadTrials
 from superres.nn.engines.native.weights import PackedWeights
 from superres.nn.engines.proposing import ProposingSession, StepState
@@ -71,7 +72,7 @@ class NativeSession(ProposingSession):
             int8_filter=packed.int8_filter,
             token_table=packed.token_table, not_finite=self.not_finite.data_ptr(),
             position_table=self._keep(self.position_table, *self._table_shape(), by_row=self.conditioned),
-            conditioned=memory.conditioning is not None, ordinal=config.ordinal_output,
+            conditioned=self.conditioned, ordinal=config.ordinal_output,
             residual_scale=RESIDUAL_SCALE, initial_sharpness=INITIAL_SHARPNESS, heads=packed.heads,
         )
         if self.head_table is not None:
@@ -372,9 +373,13 @@ class NativeModel(StepModel):
         self.trials: dict[tuple[int, int, int], ThreadTrials] = {}
         with torch.inference_mode():
             self.packed = PackedWeights(model, half)
+            self.encoder = NativeEncoder(model, half) if supports(model) else None
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `StepModel.encode`."""
+        if self.encoder is not None and padding is None and isinstance(source, Tensor):
+            with TorchThreads(1):
+                source = self.encoder(source, self._most_threads())
         with _threads_for(len(source.states if isinstance(source, Memory) else source)):
             return super().encode(source, padding, copies)
 
@@ -382,7 +387,7 @@ class NativeModel(StepModel):
         self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1,
     ) -> NativeSession:
         """See `superres.interfaces.ScoringModel.session`."""
-        most = self.threads or min(TorchThreads.limit(), usable_cores())
+        most = self._most_threads()
         memory = self.encode(source, padding, copies)
         with _threads_for(len(memory.states)):
             session = NativeSession(self.packed, memory, width, most)
@@ -391,6 +396,9 @@ class NativeModel(StepModel):
             trials = self.trials.setdefault((min(session.batch, most), width, most), ThreadTrials(most))
             session.choose_threads(trials)
         return session
+
+    def _most_threads(self) -> int:
+        return self.threads or min(TorchThreads.limit(), usable_cores())
 
 
 def _threads_for(sources: int) -> TorchThreads:
