@@ -56,8 +56,8 @@ class Memory:
 
     def __getitem__(self, rows: Tensor) -> Memory:
         """Return a memory of the rows `rows`, int64 [R]; a row may occur several times."""
-        parts = (getattr(self, field.name) for field in fields(self))
-        return Memory(*(None if part is None else part[rows] for part in parts))
+        parts = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return replace(self, **{name: part[rows] for name, part in parts if part is not None})
 
     def repeat(self, copies: int) -> Memory:
         """Return a memory with every row repeated `copies` times in succession."""

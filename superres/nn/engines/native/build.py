@@ -113,7 +113,8 @@ class CEncoder(Structure):
 
     _fields_ = [
         *((name, c_int64) for name in (
-            "source_length", "length", "size_d", "attention_heads", "filter", "layers", "vocabulary", "channels", "pre")),
+            "source_length", "length", "size_d", "attention_heads", "filter", "layers", "vocabulary", "channels",
+            "pre")),
         ("layer", POINTER(CLayer)),
         *((name, c_void_p) for name in ("final_weight", "final_bias", "token_table", "source_signal")),
         *((name, c_int64) for name in ("rows", "columns", "height", "width", "maps", "blocks")),

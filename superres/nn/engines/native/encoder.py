@@ -74,7 +74,7 @@ class NativeEncoder:
             memory.head_table = torch.empty(table)
         if self.model.neighbourhood is not None:
             memory.residual_sum = torch.empty(batch, config.source_length)
-        parts = {name: getattr(memory, name) for name, _ in CEncoded._fields_}
+        parts = {name: getattr(memory, name) for name, *_ in CEncoded._fields_}
         encoded = CEncoded(**{name: None if part is None else part.data_ptr() for name, part in parts.items()})
         library().superres_encode(byref(self.encoder), byref(encoded), batch, threads, source.data_ptr())
         return memory
@@ -124,9 +124,10 @@ class NativeEncoder:
         vectors = Affine(conditioning.vectors.weight.detach().flatten(1).t(), conditioning.vectors.bias.detach())  # type: ignore[union-attr]
         encoder.vectors = self._pack(vectors)
         if heads is not None and heads.conditioning is not None:
-            weight = heads.conditioning.weight.detach().t()
-            parts = [(part.unflatten(-1, (-1, len(weight))) @ weight).flatten(-2) for part in (vectors.weight, vectors.bias)]
-            encoder.head_vectors = self._pack(Affine(*parts))
+            # The head layer's vectors are linear in the conditioning vectors of each channel.
+            weight = heads.conditioning.weight.detach().t().contiguous()
+            weight = torch.kron(torch.eye(self.model.config.channels), weight)
+            encoder.head_vectors = self._pack(Affine(vectors.weight @ weight, vectors.bias @ weight))
 
     def _convolution(self, convolution: nn.Conv2d) -> list[CLinear]:
         """Return the 36 products of a 3x3 convolution, for inputs padded to whole vectors."""

@@ -227,8 +227,10 @@ class NativeSession(ProposingSession):
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
         """See `superres.interfaces.Session.row_state`; adds the tensors that native.cpp reads."""
-        tensors = [*self.by_row, *(part for layer in self.caches for part in layer if cache)]
-        return [*super().row_state(), *(tensor.view(self.batch, -1) for tensor in tensors)]
+        tensors = [*super().row_state(), *self.by_row, *(part for layer in self.caches for part in layer if cache)]
+        # Some of the tensors that native.cpp reads are those of the plain session.
+        once = {tensor.data_ptr(): tensor for tensor in tensors}
+        return [tensor.view(self.batch, -1) for tensor in once.values()]
 
     def _table_shape(self) -> tuple[int, int, int]:
         """Return the shape of the tables that are looked up by position, [B or 1, T, D]."""
@@ -275,8 +277,9 @@ class NativeSession(ProposingSession):
         config, session = self.config, self.session
         layers = (CLayer * config.decoder_layers)(*self.packed.layers)
         rows, size = (self.batch, config.attention_heads), config.width // config.attention_heads
+        # A hidden slot has weight 0, and 0 times NaN would be NaN: its values must be finite, its keys need not.
         self.caches = [
-            (torch.zeros(*rows, size, session.slots), torch.zeros(*rows, session.slots, size)) for _ in layers
+            (torch.empty(*rows, size, session.slots), torch.zeros(*rows, session.slots, size)) for _ in layers
         ]
         for number, layer in enumerate(layers):
             layer.self = CCache(*(self._keep(part, *part.shape) for part in self.caches[number]))
@@ -302,8 +305,8 @@ class NativeSession(ProposingSession):
         sizes = {"x": config.width, "wide": config.filter_size,
                  "attended": config.width, "weights": slots, "projected": session.stride}
         for name, size in sizes.items():
-            setattr(session, name, self._keep(torch.zeros(rows * size), rows * size))
-        self.gathered = torch.zeros(self.batch, self.width, session.features)
+            setattr(session, name, self._keep(torch.empty(rows * size), rows * size))
+        self.gathered = torch.empty(self.batch, self.width, session.features)
         session.gathered = self.gathered.data_ptr()
         if self.heads is not None:
             count = library().superres_propose_room(byref(session), self.heads.count)
@@ -352,7 +355,7 @@ class NativeModel(StepModel):
             threads: largest number of threads per step; None measures which number is fastest, up to torch's limit.
             half: store weights as bfloat16, which halves the bytes that a step reads; sums stay in float32. Where the
                 processor multiplies pairs of bfloat16 (AVX-512 BF16), inputs are rounded to bfloat16 too, which is
-                twice as fast. The aligned conditioning is also computed in bfloat16.
+                twice as fast. The encoder of images is also computed in bfloat16.
 
         Raises:
             NativeUnavailable: the code cannot be built on this machine, or does not support the network.
@@ -378,9 +381,8 @@ class NativeModel(StepModel):
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `StepModel.encode`."""
         if self.encoder is not None and padding is None and isinstance(source, Tensor):
-            with TorchThreads(1):
-                source = self.encoder(source, self._most_threads())
-        with _threads_for(len(source.states if isinstance(source, Memory) else source)):
+            source = self.encoder(source, self._most_threads())
+        with self._torch_threads(len(source.states if isinstance(source, Memory) else source)):
             return super().encode(source, padding, copies)
 
     def session(  # type: ignore[override]
@@ -389,7 +391,7 @@ class NativeModel(StepModel):
         """See `superres.interfaces.ScoringModel.session`."""
         most = self._most_threads()
         memory = self.encode(source, padding, copies)
-        with _threads_for(len(memory.states)):
+        with self._torch_threads(len(memory.states)):
             session = NativeSession(self.packed, memory, width, most)
         if self.threads is None:
             # With at least one row per thread, threads do not wait for one another: such batches share their timings.
@@ -400,7 +402,7 @@ class NativeModel(StepModel):
     def _most_threads(self) -> int:
         return self.threads or min(TorchThreads.limit(), usable_cores())
 
-
-def _threads_for(sources: int) -> TorchThreads:
-    """Limit torch to one thread while it encodes few sources, or any on a busy machine; else use all its threads."""
-    return TorchThreads(1 if sources < SOURCES_FOR_THREADS or library().superres_busy() else None)
+    def _torch_threads(self, sources: int) -> TorchThreads:
+        """Limit torch to one thread for few sources or little work, or on a busy machine; else use all its threads."""
+        few = self.encoder is not None or sources < SOURCES_FOR_THREADS
+        return TorchThreads(1 if few or library().superres_busy() else None)

@@ -23,7 +23,7 @@ float* scratch(int64_t count) {
 // 6 x 6 points. The points 0, +-NEAR, +-FAR and infinity have smaller rounding errors than the usual 0, +-1, +-2.
 constexpr int TILE = 4, POINTS = TILE + 2;
 constexpr float NEAR = NEAR_EIGHTHS / 8.0f, FAR = FAR_EIGHTHS / 8.0f, NEAR_2 = NEAR * NEAR, FAR_2 = FAR * FAR;
-constexpr int64_t TILES = 32;  // tiles per product: their values stay in the second-level cache
+constexpr int64_t TILES = 16;  // tiles per product: their values stay in the second-level cache
 
 // The values of a row or column of six inputs at the points.
 ALWAYS_INLINE void to_points(const vec* d, vec* v) {
@@ -214,7 +214,7 @@ struct Conditioning {
   const Encoder& e;
   const int64_t* source;  // [S]
   const float* states;    // [S, D]
-  float* large;           // bicubic enlargement [T]
+  double* large;          // bicubic enlargement [T]
   Maps input, x, inner;   // maps and enlargement; maps; maps within a block
   Maps taps;              // the refinement's products with the weights of each tap
 
@@ -226,14 +226,14 @@ struct Conditioning {
 
   // Floats of memory that an image takes.
   static int64_t room(const Encoder& e) {
-    return e.length + image(e, input_channels(e)).size() + 2 * image(e, e.maps).size()
+    return 2 * e.length + image(e, input_channels(e)).size() + 2 * image(e, e.maps).size()
         + image(e, e.refinement.panels * PANEL).size();
   }
 
   Conditioning(const Encoder& e, const int64_t* source, const float* states, float* room)
-      : e(e), source(source), states(states), large(room), input(image(e, input_channels(e))), x(image(e, e.maps)),
+      : e(e), source(source), states(states), large((double*)room), input(image(e, input_channels(e))), x(image(e, e.maps)),
         inner(x), taps(image(e, e.refinement.panels * PANEL)) {
-    input.values = large + e.length;
+    input.values = room + 2 * e.length;
     x.values = input.values + input.size();
     inner.values = x.values + x.size();
     taps.values = inner.values + inner.size();
@@ -243,7 +243,7 @@ struct Conditioning {
   // Enlarges target row y, as input of the network too.
   void enlarge(int64_t y) const {
     const int64_t channels = e.channels, across = e.columns * channels;
-    float* line = scratch<INPUT_ROWS>(across);
+    double* line = (double*)scratch<INPUT_ROWS>(2 * across);
     for (int64_t i = 0; i < across; i++) {
       line[i] = 0;
       for (int64_t r = 0; r < e.rows; r++) line[i] += e.row_weights[y * e.rows + r] * source[r * across + i];
@@ -252,11 +252,11 @@ struct Conditioning {
       float* known = input.at(y, j) + e.maps;
       std::memset(known, 0, (input.channels - e.maps) * sizeof(float));
       for (int64_t c = 0; c < channels; c++) {
-        float value = 0;
+        double value = 0;
         for (int64_t k = 0; k < e.columns; k++) value += e.column_weights[j * e.columns + k] * line[k * channels + c];
         value = value < 0 ? 0 : value > e.vocabulary - 1 ? e.vocabulary - 1 : value;
         large[(y * columns() + j) * channels + c] = value;
-        known[c] = value / 128 - 1;
+        known[c] = (float)(value / 128 - 1);
       }
     }
   }
@@ -291,10 +291,10 @@ struct Conditioning {
   void refine(int64_t y, float* estimate) const {
     for (int64_t j = 0; j < columns(); j++)
       for (int64_t c = 0; c < e.channels; c++) {
-        float shift = e.refinement_bias[c];
+        double shift = e.refinement_bias[c];
         for (int64_t tap = 0; tap < 9; tap++) shift += taps.at(y + tap / 3 - 1, j + tap % 3 - 1)[tap * e.channels + c];
         const int64_t place = (y * columns() + j) * e.channels + c;
-        estimate[place] = large[place] + shift * e.residual_scale;
+        estimate[place] = (float)(large[place] + shift * e.residual_scale);
       }
   }
 
