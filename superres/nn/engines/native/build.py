@@ -35,7 +35,7 @@ LANES = 16
 PANEL = 2 * LANES
 """Outputs that are adjacent in a packed weight."""
 
-NEAR, FAR = 5, 11
+NEAR, FAR = 5, 9
 """The finite points of Winograd's convolution besides 0, in eighths and with either sign."""
 
 

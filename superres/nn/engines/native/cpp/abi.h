@@ -9,7 +9,7 @@
 namespace {
 
 // The finite points of Winograd's convolution besides 0, in eighths: see encoder.h.
-constexpr int NEAR_EIGHTHS = 5, FAR_EIGHTHS = 11;
+constexpr int NEAR_EIGHTHS = 5, FAR_EIGHTHS = 9;
 
 }  // namespace
 
