@@ -229,8 +229,7 @@ class NativeSession(ProposingSession):
         """See `superres.interfaces.Session.row_state`; adds the tensors that native.cpp reads."""
         tensors = [*super().row_state(), *self.by_row, *(part for layer in self.caches for part in layer if cache)]
         # Some of the tensors that native.cpp reads are those of the plain session.
-        once = {tensor.data_ptr(): tensor for tensor in tensors}
-        return [tensor.view(self.batch, -1) for tensor in once.values()]
+        return list({tensor.data_ptr(): tensor for tensor in tensors}.values())
 
     def _table_shape(self) -> tuple[int, int, int]:
         """Return the shape of the tables that are looked up by position, [B or 1, T, D]."""
