@@ -103,16 +103,17 @@ def test_padding_of_the_source_is_hidden(variant):
     check_steps(random_model(config), 3, padding=padding, session=session, close=close)
 
 
+@pytest.mark.parametrize("precision", ["float32", "int8"])
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("variant", KNOWN)
-def test_scores_do_not_depend_on_width_or_threads_by_a_single_bit(variant, rows):
+def test_scores_do_not_depend_on_width_or_threads_by_a_single_bit(variant, rows, precision):
     config = KNOWN[variant]
     model = random_model(config, dtype=torch.float32)
     source, target = random_tokens(config, rows)
     inputs = torch.cat([torch.zeros(rows, 1, dtype=torch.int64), target], dim=1)
 
     def scores(width, threads):
-        session = NativeModel(model, threads=threads).session(source, width)
+        session = NativeModel(model, threads=threads, precision=precision).session(source, width)
         steps = range(0, config.target_length - width + 1, width)
         start = torch.zeros(rows, dtype=torch.int64)
         return torch.cat([session.step(inputs[:, p : p + width], start + p).scores for p in steps], dim=1)
@@ -251,7 +252,7 @@ def test_the_best_of_many_words_is_found_however_close_the_next(variant, apart, 
     config = replace(KNOWN[variant], vocabulary=1003)
     network = random_model(config, dtype=torch.float32)
     network.project.weight[250:1000] = network.project.weight[:250].repeat(3, 1) * (1 + apart)
-    model, source = PreparedModel(network, half=half), random_tokens(config, 4)[0]
+    model, source = PreparedModel(network, precision="bfloat16" if half else "float32"), random_tokens(config, 4)[0]
     for k in (1, 4):
         whole = decode(model, source, DecodeConfig(k))
         assert_same_decode(whole, by_steps(model, source, DecodeConfig(k)))
@@ -270,24 +271,40 @@ def test_iterations_that_the_code_does_not_know_are_left_to_the_loop(options):
     assert model.sessions.asked
 
 
-def test_bfloat16_weights_score_nearly_alike():
-    config = KNOWN["base aids"]
+@pytest.mark.parametrize("variant", ["base aids", "text"])
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_rounded_weights_score_nearly_alike(variant, precision):
+    config = KNOWN[variant]
     model = random_model(config, dtype=torch.float32)
     source, target = random_tokens(config, 2)
     position = torch.zeros(2, dtype=torch.int64)
-    full, half = (NativeModel(model, half=half).session(source, 8).step(target[:, :8], position).scores
-                  for half in (False, True))
-    assert not torch.equal(full, half)
-    assert (full - half).norm() < 0.05 * full.norm()
+    full, rounded = (NativeModel(model, precision=one).session(source, 8).step(target[:, :8], position).scores
+                     for one in ("float32", precision))
+    assert not torch.equal(full, rounded)
+    assert (full - rounded).norm() < 0.05 * full.norm()
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 @pytest.mark.parametrize("variant", ["base aids", "sequential heads", "text", "recurrent heads"])
-def test_bfloat16_blocks_of_any_width_are_bfloat16_greedy_tokens(variant):
-    model = NativeModel(random_model(KNOWN[variant], dtype=torch.float32), half=True)
+def test_blocks_of_any_width_are_greedy_tokens_with_rounded_weights(variant, precision):
+    model = NativeModel(random_model(KNOWN[variant], dtype=torch.float32), precision=precision)
     source = random_tokens(KNOWN[variant], 3)[0]
     alone = decode(model, source, DecodeConfig(block_size=1))
     for k in (2, 5):
         assert torch.equal(decode(model, source, DecodeConfig(block_size=k)).tokens, alone.tokens)
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_a_selected_row_continues_as_the_row_that_it_copies(precision):
+    model = NativeModel(random_model(BLOCKS, dtype=torch.float32), precision=precision)
+    source, target = random_tokens(BLOCKS, 1)
+    session, length = model.session(source, 3, copies=2), 37  # longer than the ring of a block, and no multiple of 4
+    for start in range(0, length, 3):
+        tokens = torch.stack([target[0, start : start + 3], target[0, start : start + 3].flip(0)])
+        session.step(tokens, torch.full((2,), start))
+    session.select(torch.tensor([1, 1]), length)
+    scores = session.step(target[:, :3].repeat(2, 1), torch.full((2,), length)).scores
+    assert torch.equal(scores[0], scores[1])
 
 
 class Timed:

@@ -22,7 +22,7 @@ from superres.errors import ConfigError
 from superres.system.machine import cache_folder
 
 SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 COMPILERS = ("c++", "g++", "clang++")
 
 EXTRA_FLAGS = "SUPERRES_NATIVE_FLAGS"
@@ -39,19 +39,20 @@ PANEL = 2 * LANES
 class CLinear(Structure):
     """`Linear` of cpp/abi.h."""
 
-    _fields_ = [("inputs", c_int64), ("panels", c_int64), ("half", c_int64), ("weight", c_void_p), ("bias", c_void_p)]
+    _fields_ = [*((name, c_int64) for name in ("inputs", "panels", "format")),
+                *((name, c_void_p) for name in ("weight", "bias", "scale"))]
 
 
 class CInt8Filter(Structure):
     """`Int8Filter` of cpp/abi.h."""
 
-    _fields_ = [*((name, c_void_p) for name in ("weight", "bias", "scale", "norm", "sum")), ("rounding", c_float)]
+    _fields_ = [("product", CLinear), ("norm", c_void_p), ("rounding", c_float)]
 
 
 class CCache(Structure):
     """`Cache` of cpp/abi.h."""
 
-    _fields_ = [("key", c_void_p), ("value", c_void_p)]
+    _fields_ = [(name, c_void_p) for name in ("key", "value", "key_scale", "value_scale")]
 
 
 class CSampling(Structure):
@@ -131,7 +132,6 @@ STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CSampling, CProposer
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "superres_layout": (c_char_p, []),
-    "superres_has_int8": (c_int64, []),
     "superres_busy": (c_int64, []),
     "superres_step": (None, [POINTER(CSession), *[c_void_p] * 4]),
     "superres_propose_room": (c_int64, [POINTER(CSession), c_int64]),

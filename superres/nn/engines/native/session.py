@@ -30,6 +30,12 @@ from superres.nn.image_priors import INITIAL_SHARPNESS, RESIDUAL_SCALE
 from superres.nn.model import EncoderDecoder, Memory
 from superres.system.machine import TorchThreads, usable_cores
 
+ENGINES = {"float32": "native", "bfloat16": "native-bf16", "int8": "native-int8"}
+"""Name of the engine by the format of its weights."""
+
+SLOT_AXES = 3, 2, 2, 2
+"""The axis of the slots, or of groups of slots, in the keys, values and their scales of `NativeSession.caches`."""
+
 SOURCES_FOR_THREADS = 8
 """Smallest number of sources that torch encodes with several threads. For fewer sources, threads save 5 ms but can cost
 a second beside a busy process, since torch's threads wait for one another after every operation."""
@@ -190,9 +196,10 @@ class NativeSession(ProposingSession):
     def select(self, rows: Tensor, length: int) -> None:
         """See `superres.interfaces.Session.select`."""
         used = min(length, self.session.slots)
-        for key, value in self.caches:
-            key[..., :used] = key[rows, :, :, :used]
-            value[:, :, :used] = value[rows, :, :used]
+        for layer in self.caches:
+            for part, axis in zip(layer, SLOT_AXES, strict=False):
+                begin = part.narrow(axis, 0, -(-used * part.shape[axis] // self.session.slots))
+                begin.copy_(begin[rows])
         if self.deviation is not None:
             self.deviation.copy_(self.deviation[rows])
 
@@ -252,12 +259,9 @@ class NativeSession(ProposingSession):
         """Allocate the cache of every layer, and project the memory for cross-attention if the model has it."""
         config, session = self.config, self.session
         layers = (CLayer * config.decoder_layers)(*self.packed.layers)
-        rows, size = (self.batch, config.attention_heads), config.width // config.attention_heads
-        self.caches = [
-            (torch.zeros(*rows, size, session.slots), torch.zeros(*rows, session.slots, size)) for _ in layers
-        ]
+        self.caches = [self._cache() for _ in layers]
         for number, layer in enumerate(layers):
-            layer.self = CCache(*(self._keep(part, *part.shape) for part in self.caches[number]))
+            layer.self = CCache(*(part.data_ptr() for part in self.caches[number]))
             cross = self.packed.model.decoder[number].cross_attention
             if isinstance(cross, Attention):
                 layer.cross = self._cross_cache(*cross.keys_and_values(memory.states))
@@ -266,6 +270,16 @@ class NativeSession(ProposingSession):
             mask = torch.zeros(self.batch, session.cross_slots) if memory.mask is None else memory.mask[:, 0, 0]
             session.cross_mask = self._keep(mask, self.batch, session.cross_slots, by_row=True)
         self.layers = session.layer = layers
+
+    def _cache(self) -> tuple[Tensor, ...]:
+        """Allocate the keys and values of a layer; as bytes with their scales if the products are int8."""
+        rows, slots = (self.batch, self.config.attention_heads), self.session.slots
+        size = self.config.width // self.config.attention_heads
+        if self.packed.precision != "int8":
+            return torch.zeros(*rows, size, slots), torch.zeros(*rows, slots, size)
+        quads = (size // 4, slots, 4), (slots // 4, size, 4)
+        return (*(torch.zeros(*rows, *shape, dtype=torch.uint8) for shape in quads),
+                *(torch.zeros(*rows, slots) for _ in quads))
 
     def _cross_cache(self, key: Tensor, value: Tensor) -> CCache:
         """Keep the keys and values [B, H, S, D / H] of the memory in the layout of native.cpp."""
@@ -306,7 +320,8 @@ class NativeModel(StepModel):
     own_threads = True
 
     def __init__(
-        self, model: EncoderDecoder, end_token: int | None = None, *, threads: int | None = None, half: bool = False,
+        self, model: EncoderDecoder, end_token: int | None = None, *, threads: int | None = None,
+        precision: str = "float32",
     ) -> None:
         """Pack the weights of `model`, which must be in evaluation mode and on the CPU.
 
@@ -314,15 +329,17 @@ class NativeModel(StepModel):
             model: the network.
             end_token: as in `StepModel`.
             threads: largest number of threads per step; None measures which number is fastest, up to torch's limit.
-            half: store weights as bfloat16, which halves the bytes that a step reads; sums stay in float32. Where the
-                processor multiplies pairs of bfloat16 (AVX-512 BF16), inputs are rounded to bfloat16 too, which is
-                twice as fast. The aligned conditioning is also computed in bfloat16.
+            precision: format of the weights. "bfloat16" halves the bytes that a step reads; sums stay in float32.
+                Where the processor multiplies pairs of bfloat16 (AVX-512 BF16), inputs are rounded to bfloat16 too,
+                which is twice as fast. "int8" also stores keys and values in a byte each, and rounds the inputs of
+                products: every column with a scale of its own, so that no result depends on the step width. The sums
+                are exact integers. The aligned conditioning is computed in bfloat16 for both.
 
         Raises:
             NativeUnavailable: the code cannot be built on this machine, or does not support the network.
         """
         super().__init__(model, end_token)
-        self.engine, self.half = "native-bf16" if half else "native", half
+        self.engine, self.half = ENGINES[precision], precision != "float32"
         config = model.config
         if model.signal.device.type != "cpu":
             raise NativeUnavailable(f"the native step runs on the CPU, not on {model.signal.device.type}; choose plain")
@@ -336,7 +353,7 @@ class NativeModel(StepModel):
         self.threads = threads
         self.trials: dict[tuple[int, int, int], ThreadTrials] = {}
         with torch.inference_mode():
-            self.packed = PackedWeights(model, half)
+            self.packed = PackedWeights(model, precision)
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `StepModel.encode`."""

@@ -8,27 +8,30 @@
 
 extern "C" {
 
-// y = x @ weight + bias. The weight is packed as [outputs / PANEL][inputs][PANEL], outputs padded with zeros; as bfloat16
-// (half), two inputs of an output lie side by side: [outputs / PANEL][inputs / 2][PANEL][2].
+// The formats of weights.
+enum Format : int64_t { FLOAT32, BFLOAT16, INT8 };
+
+// y = x @ weight + bias. A group of 1, 2 or 4 inputs of an output lies side by side, as float32, bfloat16 or int8:
+// [outputs / PANEL][inputs / group][PANEL][group], outputs padded with zeros. Bytes are unsigned, 128 larger than they count.
 struct Linear {
-  int64_t inputs, panels, half;
+  int64_t inputs, panels, format;
   const void* weight;
-  const float* bias;
+  const float* bias;   // null without one
+  const float* scale;  // only INT8, per output: the weight that one unit stands for
 };
 
 // An int8 copy of the output projection, which bounds its scores: see `screened_argmax`.
 struct Int8Filter {
-  const uint32_t* weight;  // [outputs / PANEL][inputs / 4][PANEL][4], signed; null without a filter
-  const float *bias;       // per output; -inf for padding outputs
-  const float *scale;      // per output: the weight that one int8 unit stands for
-  const float *norm;       // per output: sum of |weight|
-  const int32_t* sum;      // per output: 128 * sum of its int8 weights, which cancels the offset of the states
-  float rounding;          // largest rounding error of a state, in units of the state's scale
+  Linear product;     // bias -inf for padding outputs; its weight is null without a filter
+  const float* norm;  // per output: sum of |weight|
+  float rounding;     // largest rounding error of a state, in units of the state's scale
 };
 
-// Softmax attention over a cache: keys [row][head][size][slots], values [row][head][slots][size].
+// Softmax attention over a cache: keys [row][head][size][slots], values [row][head][slots][size], as float32. With scales,
+// as bytes 128 larger than they count: keys [row][head][size / 4][slots][4], values [row][head][slots / 4][size][4].
 struct Cache {
-  float *key, *value;
+  void *key, *value;
+  float *key_scale, *value_scale;  // [row][head][slots], what one unit stands for; null for float32
 };
 
 struct Layer {

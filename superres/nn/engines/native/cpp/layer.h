@@ -93,11 +93,36 @@ struct Rows {
         const float* row = projected + ((b - begin) * s.width + w) * s.stride;
         const int64_t slot = place(b, w) % s.slots;
         for (int64_t h = first; h < last; h++) {
-          const int64_t start = (b * s.attention_heads + h) * s.slots * size;
-          for (int64_t i = 0; i < size; i++) cache.key[start + i * s.slots + slot] = row[D + h * size + i];
-          std::memcpy(cache.value + start + slot * size, row + 2 * D + h * size, size * sizeof(float));
+          const int64_t head = b * s.attention_heads + h, start = head * s.slots * size;
+          const float *key = row + D + h * size, *value = row + 2 * D + h * size;
+          if (cache.key_scale) {
+            write_bytes(cache, head, slot, key, value);
+            continue;
+          }
+          for (int64_t i = 0; i < size; i++) ((float*)cache.key)[start + i * s.slots + slot] = key[i];
+          std::memcpy((float*)cache.value + start + slot * size, value, size * sizeof(float));
         }
       }
+  }
+
+  // Writes the key and value of an attention head to a slot of a cache of bytes.
+  void write_bytes(const Cache& cache, int64_t head, int64_t slot, const float* key, const float* value) const {
+    const int64_t size = s.size_d / s.attention_heads, start = head * s.slots * size;
+    int8_t bytes[MAX_SIZE];
+    cache.key_scale[head * s.slots + slot] = quantise(key, size, bytes).scale;
+    uint32_t* keys = (uint32_t*)cache.key + start / 4 + slot;
+    for (int64_t i = 0; i < size / 4; i++) {
+      uint32_t four;
+      std::memcpy(&four, bytes + 4 * i, sizeof four);
+      keys[i * s.slots] = four ^ 0x80808080u;  // adds 128 to each byte
+    }
+    cache.value_scale[head * s.slots + slot] = quantise(value, size, bytes).scale;
+    uint32_t* values = (uint32_t*)cache.value + start / 4 + slot / 4 * size;
+    const uint32_t shift = slot % 4 * 8;
+    for (int64_t i = 0; i < size; i += LANES) {
+      const uvec mine = (uvec)(load_bytes(bytes + i) + 128) << shift;
+      store(values + i, (load(values + i) & ~(255u << shift)) | mine);
+    }
   }
 
   // Self-attention of attention heads [first, last), whose cache it writes first.
@@ -113,10 +138,9 @@ struct Rows {
         from[w] = start > 0 ? start : 0;
       }
       for (int64_t h = first; h < last; h++) {
-        const int64_t start = (b * s.attention_heads + h) * s.slots * size, row = (b - begin) * s.width;
-        attend_rows(s.width, projected + row * s.stride + h * size, s.stride, layer.self.key + start, layer.self.value + start,
-                    s.slots, size, from, to, nullptr, s.weights + (b * s.attention_heads + h) * s.width * stride, stride,
-                    out + row * D + h * size, D);
+        const int64_t head = b * s.attention_heads + h, row = (b - begin) * s.width;
+        attend_rows(s.width, projected + row * s.stride + h * size, s.stride, {layer.self, head, s.slots, size}, s.slots, size,
+                    from, to, nullptr, s.weights + head * s.width * stride, stride, out + row * D + h * size, D);
       }
     }
   }
@@ -129,10 +153,10 @@ struct Rows {
     for (int64_t w = 0; w < s.width; w++) from[w] = 0, to[w] = s.cross_slots - 1;
     for (int64_t b = begin; b < end; b++)
       for (int64_t h = first; h < last; h++) {
-        const int64_t start = (b * s.attention_heads + h) * s.cross_slots * size, row = (b - begin) * s.width;
-        attend_rows(s.width, query + row * D + h * size, D, layer.cross.key + start, layer.cross.value + start, s.cross_slots,
-                    size, from, to, s.cross_mask + b * s.cross_slots,
-                    s.weights + (b * s.attention_heads + h) * s.width * stride, stride, out + row * D + h * size, D);
+        const int64_t head = b * s.attention_heads + h, row = (b - begin) * s.width;
+        attend_rows(s.width, query + row * D + h * size, D, {layer.cross, head, s.cross_slots, size}, s.cross_slots, size, from,
+                    to, s.cross_mask + b * s.cross_slots, s.weights + head * s.width * stride, stride, out + row * D + h * size,
+                    D);
       }
   }
 

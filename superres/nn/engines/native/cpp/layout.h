@@ -22,11 +22,12 @@ void describe(std::string& text, const char* name, size_t size, std::initializer
 
 std::string layout() {
   std::string text = "LANES=" + std::to_string(LANES) + " PANEL=" + std::to_string(PANEL) + "\n";
-  describe(text, "Linear", sizeof(Linear), {AT(Linear, inputs), AT(Linear, panels), AT(Linear, half),
-      AT(Linear, weight), AT(Linear, bias)});
-  describe(text, "Int8Filter", sizeof(Int8Filter), {AT(Int8Filter, weight), AT(Int8Filter, bias), AT(Int8Filter, scale),
-      AT(Int8Filter, norm), AT(Int8Filter, sum), AT(Int8Filter, rounding)});
-  describe(text, "Cache", sizeof(Cache), {AT(Cache, key), AT(Cache, value)});
+  describe(text, "Linear", sizeof(Linear), {AT(Linear, inputs), AT(Linear, panels), AT(Linear, format),
+      AT(Linear, weight), AT(Linear, bias), AT(Linear, scale)});
+  describe(text, "Int8Filter", sizeof(Int8Filter), {AT(Int8Filter, product), AT(Int8Filter, norm),
+      AT(Int8Filter, rounding)});
+  describe(text, "Cache", sizeof(Cache), {AT(Cache, key), AT(Cache, value), AT(Cache, key_scale),
+      AT(Cache, value_scale)});
   describe(text, "Layer", sizeof(Layer), {AT(Layer, projection), AT(Layer, output), AT(Layer, expand),
       AT(Layer, contract), AT(Layer, cross_query), AT(Layer, cross_output), AT(Layer, norm_weight),
       AT(Layer, norm_bias), AT(Layer, self), AT(Layer, cross)});

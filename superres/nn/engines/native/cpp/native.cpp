@@ -40,15 +40,6 @@ const char* superres_layout() {
   return text.c_str();
 }
 
-// Whether the processor has the int8 dot products that `Int8Filter` needs.
-int64_t superres_has_int8() {
-#ifdef __AVX512VNNI__
-  return 1;
-#else
-  return 0;
-#endif
-}
-
 // Whether the machine was recently too busy for several threads.
 int64_t superres_busy() { return pool()->is_busy(); }
 

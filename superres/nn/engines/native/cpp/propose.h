@@ -85,7 +85,7 @@ void propose(const Session& s, Team& team, int64_t begin, int64_t end, const int
       }
     }
   });
-  if (s.int8_filter.weight && choose.greedy) {
+  if (s.int8_filter.product.weight && choose.greedy) {
     screened_argmax(s, team, states, rows * count, projected, tokens + begin * count, 1);
     return;
   }

@@ -18,7 +18,7 @@ ALWAYS_INLINE bool is_speculative(const Loop& l) { return l.sampling && l.sampli
 ALWAYS_INLINE bool draws(const Loop& l) { return l.proposer.kind == HEADS || l.proposer.kind == DRAFT; }
 
 // Whether an iteration needs only the argmax of each column, not the scores.
-ALWAYS_INLINE bool uses_int8(const Session& s, const Loop& l) { return s.int8_filter.weight && !l.best && !l.sampling; }
+ALWAYS_INLINE bool uses_int8(const Session& s, const Loop& l) { return s.int8_filter.product.weight && !l.best && !l.sampling; }
 
 // p1's scores of row b at a column, and their argmax.
 ALWAYS_INLINE const float* scores_at(const Session& s, const Loop& l, int64_t b, int64_t column) {
@@ -87,7 +87,7 @@ void propose_draft(const ProposalChoice& choose, Team& team, int64_t begin, int6
   const Loop& l = choose.l;
   const Proposer& p = l.proposer;
   Session draft = *p.draft;
-  const bool int8 = draft.int8_filter.weight && choose.greedy;
+  const bool int8 = draft.int8_filter.product.weight && choose.greedy;
   for (int64_t h = 0; h < count; h++) {
     if (h == 1) draft = narrowed(draft, begin, 1);
     const int64_t width = draft.width, shift = begin * (READ - width);

@@ -39,9 +39,9 @@ struct Recurrence {
     const int64_t stride = s.slots > s.cross_slots ? s.slots : s.cross_slots;
     for (int64_t b = begin; b < end; b++)
       for (int64_t h = first; h < past; h++) {
-        const int64_t head = b * s.attention_heads + h, start = head * s.cross_slots * size, row = (b - begin) * D + h * size;
-        attend_rows(1, query + row, D, s.heads.cross.key + start, s.heads.cross.value + start, s.cross_slots, size, &from,
-                    &last, s.cross_mask + b * s.cross_slots, s.weights + head * s.width * stride, stride, attended + row, D);
+        const int64_t head = b * s.attention_heads + h, row = (b - begin) * D + h * size;
+        attend_rows(1, query + row, D, {s.heads.cross, head, s.cross_slots, size}, s.cross_slots, size, &from, &last,
+                    s.cross_mask + b * s.cross_slots, s.weights + head * s.width * stride, stride, attended + row, D);
       }
   }
 
@@ -67,7 +67,7 @@ struct Recurrence {
   template <typename Choose>
   void choose(int64_t h, const Choose& choose, int64_t* tokens, int64_t apart) const {
     const int64_t rows = end - begin;
-    if (s.int8_filter.weight && choose.greedy) {
+    if (s.int8_filter.product.weight && choose.greedy) {
       screened_argmax(s, team, normed, rows, projected, tokens, apart);
       return;
     }

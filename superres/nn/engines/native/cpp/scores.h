@@ -7,8 +7,11 @@
 namespace {
 
 ALWAYS_INLINE float dot(const float* a, const float* b, int64_t count) {
-  float total = 0;
-  for (int64_t i = 0; i < count; i++) total += a[i] * b[i];
+  vec totals{};
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES) totals = fused(load(a + i), load(b + i), totals);
+  float total = sum(totals);
+  for (; i < count; i++) total += a[i] * b[i];
   return total;
 }
 
@@ -30,7 +33,7 @@ ALWAYS_INLINE bool all_finite(const float* scores, int64_t count) {
 ALWAYS_INLINE float slope_of(const Session& s, const float* projected) {
   float sharpness = projected[s.outputs - 1] + s.initial_sharpness;
   sharpness = sharpness < -7.0f ? -7.0f : sharpness > 3.0f ? 3.0f : sharpness;
-  return std::exp(sharpness);
+  return exponential(fill(sharpness))[0];  // unlike std::exp, the same on every processor
 }
 
 // The scores [V] of intensities: the ordinal term -slope * |v - mu|, plus the free scores if the model has them.
