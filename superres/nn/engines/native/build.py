@@ -123,8 +123,8 @@ class CSession(Structure):
         *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "residual_sum")),
         ("source_length", c_int64), ("deviation", c_void_p), ("first", CLinear), ("second", CLinear),
         ("channel_bias", c_void_p), ("direct", c_void_p), ("residual_scale", c_float), ("initial_sharpness", c_float),
-        ("heads", CHeads), ("not_finite", c_void_p), ("seconds", c_void_p),
-        *((name, c_void_p) for name in ("x", "wide", "attended", "weights", "gathered", "projected")),
+        ("heads", CHeads), ("not_finite", c_void_p), ("seconds", c_void_p), ("groups", c_int64),
+        *((name, c_void_p) for name in ("x", "parts", "wide", "attended", "weights", "gathered", "projected")),
     ]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from superres.config import ModelConfig
 from superres.errors import ScoresError
 from superres.interfaces import Choose, LoopState, Sources, StepOutput
 from superres.nn.attention import Attention
@@ -32,6 +33,9 @@ from superres.system.machine import TorchThreads, usable_cores
 
 ENGINES = {"float32": "native", "bfloat16": "native-bf16", "int8": "native-int8"}
 """Name of the engine by the format of its weights."""
+
+GROUP_WIDTH = 64
+"""Width of a group: see `Rows` in cpp/layer.h. A narrower group would not repay the wait for its thread."""
 
 SLOT_AXES = 3, 2, 2, 2
 """The axis of the slots, or of groups of slots, in the keys, values and their scales of `NativeSession.caches`."""
@@ -291,7 +295,8 @@ class NativeSession(ProposingSession):
         session, config = self.session, self.config
         rows = self.batch * self.width
         slots = max(session.slots, session.cross_slots) * config.attention_heads
-        sizes = {"x": config.width, "wide": config.filter_size,
+        session.groups = groups_of(config)
+        sizes = {"x": 2 * config.width, "parts": 2 * session.groups * config.width, "wide": config.filter_size,
                  "attended": config.width, "weights": slots, "projected": session.stride}
         for name, size in sizes.items():
             setattr(session, name, self._keep(torch.zeros(rows * size), rows * size))
@@ -300,6 +305,12 @@ class NativeSession(ProposingSession):
         if self.heads is not None:
             count = library().superres_propose_room(byref(session), self.heads.count)
             self.room = torch.empty(self.batch * count)
+
+
+def groups_of(config: ModelConfig) -> int:
+    """Return into how many groups the attention heads and hidden units of a layer are divided, for threads to share."""
+    return next(groups for groups in range(max(1, config.width // GROUP_WIDTH), 0, -1) if not (
+        config.attention_heads % groups or config.width // groups % PANEL or config.filter_size // groups % PANEL))
 
 
 def rows_together(packed: PackedWeights, slots: int) -> int:

@@ -23,6 +23,9 @@ FORMATS = "float32", "bfloat16", "int8"
 
 INT8 = FORMATS.index("int8")
 
+PROPOSING = "int8"
+"""The format of the prediction heads with all precisions: proposals are verified, so rounding costs no exactness."""
+
 GROUPS = 1, 2, 4
 """Inputs of an output that lie side by side, by format."""
 
@@ -98,13 +101,14 @@ class PackedWeights:
     def __init__(self, model: EncoderDecoder, precision: str) -> None:
         """Pack the weights of `model`, with products in the format `precision`."""
         self.model, self.precision = model, precision
+        self.exact = "float32" if precision == "int8" else precision
         self.tensors: list[Any] = []
         self.bytes = 0
         self.pre = model.config.norm == "pre"
         self.scale = (model.config.width // model.config.attention_heads) ** -0.5  # of queries
         project = fuse([model.project])
         # Scores are not rounded to int8, which would change the choice between close tokens.
-        self.project = self.pack(project, "float32" if precision == "int8" else precision)
+        self.project = self.pack(project, self.exact)
         # Ordinal scores are not a product, and there are too few intensities for a filter to pay.
         self.int8_filter = CInt8Filter() if model.config.ordinal_output else self._int8_filter(project)
         self.final: tuple[int | None, int | None] = (None, None)
@@ -118,7 +122,7 @@ class PackedWeights:
         if near is not None:
             # The features have very different sizes, so that one int8 scale does not serve them all.
             self.first = self.pack(Affine(near.first.weight.detach().t(), torch.zeros(near.first.out_features)),
-                                   "float32" if precision == "int8" else precision)
+                                   self.exact)
             self.second = self.pack(fuse([near.second]))
             self.channel_bias = self.keep(near.channel.weight.detach() + near.first.bias.detach())
             self.direct = self.keep(near.direct.detach())
@@ -175,11 +179,11 @@ class PackedWeights:
     def _heads(self, heads: PredictionHeads) -> CHeads:
         size = heads.contract.shape[1]
         contract = (CLinear * heads.count)(*(
-            self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1]))) for weight in heads.contract
+            self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1])), PROPOSING) for weight in heads.contract
         ))
         self.tensors.append(contract)
         result = CHeads(
-            count=heads.count, size=size, expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias)),
+            count=heads.count, size=size, expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias), PROPOSING),
             contract=contract, bias=self.keep(heads.bias), norm_weight=self.keep(heads.norm.weight),
             norm_bias=self.keep(heads.norm.bias),
         )
@@ -187,18 +191,18 @@ class PackedWeights:
             result.direct = self.keep(heads.direct)
         if heads.adapt is not None:
             result.adaptive, result.earlier = 1, heads.visible.shape[1]
-            result.adapt = self.pack(_transposed(heads.adapt.weight, heads.adapt.bias))
+            result.adapt = self.pack(_transposed(heads.adapt.weight, heads.adapt.bias), self.exact)
         return result
 
     def _recurrence(self, heads: RecurrentHeads) -> CHeads:
         expand = fuse([heads.expand], heads.state_norm)
         # One product reads the normalised state and the token's embedding, concatenated.
         expand = Affine(torch.cat([expand.weight, heads.read.weight.detach().t()]), expand.bias)
-        contract = (CLinear * 1)(self.pack(fuse([heads.contract])))
+        contract = (CLinear * 1)(self.pack(fuse([heads.contract]), PROPOSING))
         self.tensors.append(contract)
         return CHeads(
-            count=heads.count, size=heads.contract.in_features, recurrent=1, expand=self.pack(expand),
+            count=heads.count, size=heads.contract.in_features, recurrent=1, expand=self.pack(expand, PROPOSING),
             contract=contract, norm_weight=self.keep(heads.norm.weight), norm_bias=self.keep(heads.norm.bias),
-            cross_query=self.pack(fuse([heads.attention.query], heads.attention_norm, self.scale)),
-            cross_output=self.pack(fuse([heads.attention.output])),
+            cross_query=self.pack(fuse([heads.attention.query], heads.attention_norm, self.scale), PROPOSING),
+            cross_output=self.pack(fuse([heads.attention.output]), PROPOSING),
         )

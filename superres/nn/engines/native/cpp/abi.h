@@ -116,8 +116,9 @@ struct Session {
   Heads heads;
   int64_t* not_finite;  // [1], set to 1 if any score is not finite
   double* seconds;  // [PARTS], accumulates the seconds of each part of a step; or null
-  // Scratch, one slice per row of the batch
-  float *x, *wide, *attended, *weights, *gathered, *projected;
+  int64_t groups;  // of attention heads and of hidden units, which share a sub-layer: see `Rows`
+  // Scratch, one slice per row of the batch; two each of `x` and `parts` [groups]
+  float *x, *parts, *wide, *attended, *weights, *gathered, *projected;
 };
 
 }  // extern "C"

@@ -58,7 +58,8 @@ std::string layout() {
       AT(Session, cell), AT(Session, cell_positions), AT(Session, estimate), AT(Session, residual_sum),
       AT(Session, source_length), AT(Session, deviation), AT(Session, first), AT(Session, second),
       AT(Session, channel_bias), AT(Session, direct), AT(Session, residual_scale), AT(Session, initial_sharpness),
-      AT(Session, heads), AT(Session, not_finite), AT(Session, seconds), AT(Session, x), AT(Session, wide),
+      AT(Session, heads), AT(Session, not_finite), AT(Session, seconds), AT(Session, groups), AT(Session, x),
+      AT(Session, parts), AT(Session, wide),
       AT(Session, attended), AT(Session, weights), AT(Session, gathered), AT(Session, projected)});
   return text;
 }

@@ -55,7 +55,8 @@ void screened_argmax(const Session& s, Team& team, const float* states, int64_t 
   const ByteRows& bytes = own;  // the calling thread's copy, which the helper threads read
   own.read(states, s.size_d, count, s.size_d);
   team.share(s.project.panels, [=, &s, &bytes](int64_t begin, int64_t end) {
-    apply_bytes(s.int8_filter.product, bytes.words.data(), bytes.rows.data(), count, rough, s.stride, STORE, begin, end);
+    const Slice slice{s.int8_filter.product, begin, end, 0, s.size_d};
+    apply_bytes(slice, bytes.words.data(), bytes.rows.data(), count, rough + begin * PANEL, s.stride, STORE, slice.bias());
   });
   team.share(count, [=, &s, &bytes](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; r++) {

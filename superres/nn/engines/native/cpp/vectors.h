@@ -84,7 +84,15 @@ ALWAYS_INLINE float largest(vec v) {
   return v[0];
 }
 
-ALWAYS_INLINE bool any(ivec mask) { return sum(mask) != 0; }  // each lane is 0 or -1
+ALWAYS_INLINE bool any(ivec mask) {
+#ifdef __AVX512F__
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
+#else
+  int32_t bits = 0;
+  for (int i = 0; i < LANES; i++) bits |= mask[i];
+  return bits;
+#endif
+}
 
 // exp(x) for x < 80 to within 2e-7 relative: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes expf).
 ALWAYS_INLINE vec exponential(vec x) {
