@@ -25,6 +25,15 @@ class Choose(Protocol):
         ...
 
 
+@runtime_checkable
+class Judge(Choose, Protocol):
+    """A `Choose` that also reads the distributions which the ordinal heads proposed from."""
+
+    def judge(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
+        """Read the heads' centres and slopes [B, N] in grey levels, and the `tokens` [B, N] that they proposed."""
+        ...
+
+
 @dataclass
 class StepOutput:
     """Result of one model call.
@@ -195,6 +204,25 @@ Rule: TypeAlias = tuple[Literal["distance", "rank"], int]
 
 
 @dataclass(frozen=True)
+class Widths:
+    """How every iteration chooses its width by the probabilities of its proposals: `superres.decoding.confidence`.
+
+    Attributes:
+        costs: seconds of an iteration at widths 1 to K.
+        offset: as in `superres.config.Confidence`.
+        exponent: as in `superres.config.Confidence`.
+        reach: distance from a proposal within which p1's centre must lie for the proposal to pass.
+        optimism: probability with which the next proposals are assumed to pass in the decision whether to make them.
+    """
+
+    costs: tuple[float, ...]
+    offset: float
+    exponent: float
+    reach: float
+    optimism: float
+
+
+@dataclass(frozen=True)
 class LoopState:
     """Tensors and settings of the decoder's loop that native iterations need besides a session.
 
@@ -207,6 +235,8 @@ class LoopState:
         min_block: l, the number of tokens that every step accepts regardless of the rule.
         rule: the acceptance criterion.
         end_token: as in `ScoringModel`.
+        sizes: with `widths`, the block size of each row's pending proposals, int64 [B].
+        widths: chooses the block size of every iteration; None if all have `block_size`.
     """
 
     position: Tensor
@@ -217,6 +247,8 @@ class LoopState:
     min_block: int
     rule: Rule
     end_token: int | None
+    sizes: Tensor
+    widths: Widths | None = None
 
 
 @runtime_checkable
@@ -228,7 +260,7 @@ class IteratingSession(Protocol):
 
         The function takes the number n of iterations and the block size of the proposals that the last one makes. It
         changes `state` in place and stops early when all rows are complete. It returns position, number of accepted
-        tokens and proposals for each iteration and row, int64 [<= n, B, 2 + W].
+        tokens and proposals for each iteration and row, int64 [<= n, B, 2 + W]. With `widths`, -1 follows the block.
         """
         ...
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import Criterion
+from superres.decoding.confidence import Judged
 from superres.decoding.proposers.base import Context, Proposer
 from superres.decoding.sampling import Chooser
 from superres.decoding.state import DecodeState
@@ -28,6 +29,7 @@ class BlockwiseDecoding:
         session: the rows' cache.
         block_size: k of the next proposals.
         choice: chooses tokens at the positions of the pending block.
+        judged: how sure the heads were of the pending proposals; None unless the loop has set it.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class BlockwiseDecoding:
         self.criterion, self.proposer, self.chooser = criterion, proposer, chooser
         self.min_block, self.end_token, self.block_size = options.min_block, model.end_token, state.block_size
         self.choice = chooser.at(state.targets(self.block_size))
+        self.judged: Judged | None = None
 
     def iterate(self, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Do one iteration, and return the block that it verified [B, W] and the number of accepted tokens [B]."""
@@ -93,7 +96,10 @@ class BlockwiseDecoding:
         parts = [self.choice.first(scores, before, index)]  # [B, 1]
         if k > 1:
             first = parts[0][:, 0]
-            context = Context(self.session, output, index, state.position, first, state.tokens, self.choice)
+            if self.judged is not None:
+                self.judged = Judged(self.choice)
+            context = Context(
+                self.session, output, index, state.position, first, state.tokens, self.judged or self.choice)
             parts.append(self.choice.propose(self.proposer, context, state.columns[1:k]))  # [B, k - 1]
         width = max(k, state.pending.shape[1])
         if k < width:  # the step is wider than the block

@@ -15,6 +15,7 @@ from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.blockwise import BlockwiseDecoding
+from superres.decoding.confidence import ConfidentBlockSize, Judged
 from superres.decoding.finite import FiniteScores
 from superres.decoding.graph_cache import BURST, CapturedIterations
 from superres.decoding.proposers import PROPOSERS
@@ -76,6 +77,7 @@ class BlockwiseLoop:
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
         proposer: Proposer | None = None, criterion: Criterion | None = None, fitted: bool = False,
+        confident: ConfidentBlockSize | None = None,
     ) -> None:
         """Prepare; the first iteration reads the start of every sequence and makes the first proposals.
 
@@ -88,10 +90,11 @@ class BlockwiseLoop:
             proposer: source of proposals 2..k; by `options.proposer` if None.
             criterion: acceptance; by `options.accept` if None.
             fitted: whether `resize` may change the block size; the session's width then follows it.
+            confident: chooses the block size of every iteration, up to `block_size`; the loop must be `fitted`.
         """
         proposer = proposer or PROPOSERS[options.proposer]()
         stateless = criterion is None and getattr(proposer, "stateless", False)
-        self.fitted, self.complete = fitted, False
+        self.fitted, self.complete, self.confident = fitted, False, confident
         self.torch_threads = TorchThreads(1 if model.own_threads else None)
         self.seed, self.keys = options.seed, keys.clone()
         self.recorder, self.finite = TraceRecorder(), FiniteScores(len(keys), session.width, keys.device)
@@ -106,6 +109,8 @@ class BlockwiseLoop:
         self.decoding = decoding_type(proposer, block_size)(
             model, session, options, criterion or CRITERIA[options.accept](options), proposer,
             self.make_chooser(self.keys), self.state, self.finite.note)
+        if confident is not None:
+            self.decoding.judged = Judged(self.decoding.choice)
         # Native iterations use the session's own heads, choose greedily, and take the criterion's rule as data.
         rule = getattr(self.decoding.criterion, "rule", None)
         greedy = stateless and type(proposer) is HeadProposer and not options.is_sampling
@@ -145,6 +150,8 @@ class BlockwiseLoop:
             block, accepted = self.decoding.iterate(self.state)
             self.recorder.record(self.state.position - accepted, block[:, :size], accepted)
             self.state.starting = False
+            if self.confident is not None and self.decoding.judged is not None:
+                wanted = self.state.block_size = self.confident.choose(self.decoding.judged, self.state.room())
         elif wanted != size:
             count = 1
             self._recorded_iteration()
@@ -170,7 +177,8 @@ class BlockwiseLoop:
             if self.rule is not None and isinstance(self.session, IteratingSession):
                 self.native[size] = self.session.iterations(LoopState(
                     self.state.position, self.state.limit, self.state.store, self.state.proposals, size,
-                    self.decoding.min_block, self.rule, self.decoding.end_token))
+                    self.decoding.min_block, self.rule, self.decoding.end_token, self.state.sizes,
+                    None if self.confident is None else self.confident.widths))
         return self.native[size]
 
     def burst(self, position: int) -> int:

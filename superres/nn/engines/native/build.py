@@ -54,14 +54,24 @@ class CCache(Structure):
     _fields_ = [("key", c_void_p), ("value", c_void_p)]
 
 
+class CWidths(Structure):
+    """`Widths` of cpp/abi.h."""
+
+    _fields_ = [
+        ("count", c_int64), ("costs", c_void_p),
+        *((name, c_float) for name in ("offset", "exponent", "reach", "optimism")),
+    ]
+
+
 class CLoop(Structure):
     """`Loop` of cpp/abi.h."""
 
     _fields_ = [
         *((name, c_int64) for name in ("block_size", "room", "stride", "minimum", "best", "bound", "end_token")),
+        ("widths", CWidths),
         *((name, c_void_p) for name in (
-            "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "best_tokens",
-            "hidden", "scores", "scratch")),
+            "sizes", "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next",
+            "best_tokens", "hidden", "scores", "scratch")),
     ]
 
 
@@ -105,7 +115,7 @@ class CSession(Structure):
     ]
 
 
-STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CLoop, CSession)
+STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CWidths, CLoop, CSession)
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "superres_layout": (c_char_p, []),

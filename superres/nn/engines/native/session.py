@@ -19,7 +19,17 @@ from superres.errors import ScoresError
 from superres.interfaces import Choose, LoopState, Sources, StepOutput
 from superres.nn.attention import Attention
 from superres.nn.cache import slot_count
-from superres.nn.engines.native.build import LANES, PANEL, CCache, CLayer, CLoop, CSession, NativeUnavailable, library
+from superres.nn.engines.native.build import (
+    LANES,
+    PANEL,
+    CCache,
+    CLayer,
+    CLoop,
+    CSession,
+    CWidths,
+    NativeUnavailable,
+    library,
+)
 from superres.nn.engines.native.thread_trials import ThreadTrials
 from superres.nn.engines.native.weights import PackedWeights
 from superres.nn.engines.proposing import ProposingSession, StepState
@@ -130,6 +140,10 @@ class NativeSession(ProposingSession):
                              f"for steps of {width}")
         if not 1 <= state.block_size <= min(width, most) or not 0 <= state.min_block <= width:
             raise ValueError(f"steps of {width} cannot verify blocks of {state.block_size}, at least {state.min_block}")
+        if state.widths is not None and not (self.config.ordinal_output and self.session.outputs == 2):
+            return None  # the heads' centres alone do not determine their proposals
+        if state.widths is not None and len(state.widths.costs) > min(width, most):
+            raise ValueError(f"steps of {width} cannot verify blocks of {len(state.widths.costs)}")
         loop = self._loop(state)
 
         def iterate(count: int, following: int) -> Tensor:
@@ -151,7 +165,14 @@ class NativeSession(ProposingSession):
         width, room, stride = self.width, state.proposals.shape[1], state.store.shape[1]
         kind, bound = state.rule
         integers = torch.empty(2 * width + room + 3, self.batch, dtype=torch.int64)
+        costs = None if state.widths is None else torch.tensor(state.widths.costs, dtype=torch.float64)
+        widths = CWidths()
+        if state.widths is not None and costs is not None:
+            widths = CWidths(count=len(costs), costs=costs.data_ptr(), offset=state.widths.offset,
+                             exponent=state.widths.exponent, reach=state.widths.reach,
+                             optimism=state.widths.optimism)
         shared = {
+            "sizes": _address(state.sizes, torch.int64, self.batch),
             "position": _address(state.position, torch.int64, self.batch),
             "limit": _address(state.limit, torch.int64, self.batch),
             "store": _address(state.store, torch.int64, self.batch, stride),
@@ -167,10 +188,10 @@ class NativeSession(ProposingSession):
         loop = CLoop(
             block_size=state.block_size, room=room, stride=stride, minimum=state.min_block, best=kind == "rank",
             bound=min(bound, self.config.vocabulary) if kind == "rank" else bound,
-            end_token=-1 if state.end_token is None else state.end_token,
+            end_token=-1 if state.end_token is None else state.end_token, widths=widths,
             **shared, **{name: None if tensor is None else tensor.data_ptr() for name, tensor in buffers.items()},
         )
-        loop.tensors = buffers, state
+        loop.tensors = buffers, state, costs
         return loop
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:

@@ -47,6 +47,13 @@ struct Heads {
   Cache cross;
 };
 
+// How iterations choose their width: see `Widths` in superres/interfaces.py.
+struct Widths {
+  int64_t count;        // widths 1..count
+  const double* costs;  // [count]; null if all iterations have the same block size
+  float offset, exponent, reach, optimism;
+};
+
 // The state of the decoding loop: see `LoopState` in superres/interfaces.py.
 struct Loop {
   int64_t block_size, room, stride;  // strides of `proposals` and `store`
@@ -54,6 +61,8 @@ struct Loop {
   int64_t best, bound;  // a proposal is accepted if it is among the `bound` best tokens (best = 1), or if it is at most
                         // `bound` away from the best token (best = 0)
   int64_t end_token;    // -1 without one
+  Widths widths;
+  int64_t* sizes;       // with `widths`, the block size of each row's pending proposals
   int64_t *position, *limit, *store, *proposals;
   int64_t *tokens, *place, *index, *first, *next, *best_tokens;  // scratch
   float *hidden, *scores, *scratch;
