@@ -205,21 +205,25 @@ Rule: TypeAlias = tuple[Literal["distance", "rank"], int]
 
 @dataclass(frozen=True)
 class Widths:
-    """How every iteration chooses its width by the probabilities of its proposals: `superres.decoding.confidence`.
+    """Data for choosing the block size of every iteration by its proposals: `superres.decoding.confidence`.
 
     Attributes:
-        costs: seconds of an iteration at widths 1 to K.
+        costs: seconds of an iteration at block sizes 1 to K, float64 [K].
         offset: as in `superres.config.Confidence`.
         exponent: as in `superres.config.Confidence`.
         reach: distance from a proposal within which p1's centre must lie for the proposal to pass.
-        optimism: probability with which the next proposals are assumed to pass in the decision whether to make them.
+        sizes: block size of each row's pending proposals, int64 [B].
+        pace: running values of each row, float64 [B, 2 + channels]: expected tokens and seconds of the latest
+            iterations, and the probability that a proposal for each channel passes. A group of rows uses those of its
+            first row.
     """
 
-    costs: tuple[float, ...]
+    costs: Tensor
     offset: float
     exponent: float
     reach: float
-    optimism: float
+    sizes: Tensor
+    pace: Tensor
 
 
 @dataclass(frozen=True)
@@ -235,7 +239,6 @@ class LoopState:
         min_block: l, the number of tokens that every step accepts regardless of the rule.
         rule: the acceptance criterion.
         end_token: as in `ScoringModel`.
-        sizes: with `widths`, the block size of each row's pending proposals, int64 [B].
         widths: chooses the block size of every iteration; None if all have `block_size`.
     """
 
@@ -247,7 +250,6 @@ class LoopState:
     min_block: int
     rule: Rule
     end_token: int | None
-    sizes: Tensor
     widths: Widths | None = None
 
 

@@ -8,10 +8,12 @@ the slope of that distribution, for all criteria. Confidence decides only how ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from superres.config import Confidence, DecodeConfig
@@ -19,8 +21,11 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.sampling import Choice
 from superres.interfaces import Rule, Widths
 
-OPTIMISM = 0.8
-"""Probability with which the next proposals are assumed to pass when compiled code decides whether to make them."""
+FIRST_GUESS = 0.8
+"""Probability that a proposal passes, before there are any."""
+
+MEMORY = 100
+"""Number of iterations after which an earlier iteration counts for 1/e in the running values."""
 
 
 def reach(rule: Rule) -> float:
@@ -51,18 +56,21 @@ def passing(
     return result
 
 
-def best_width(survival: Sequence[float], costs: Sequence[float]) -> int:
-    """Return the width of a step with the most expected tokens per second.
+def best_width(survival: Sequence[float], costs: Sequence[float], pace: float) -> int:
+    """Return the width of a step whose expected tokens exceed most what decoding yields in the same time.
+
+    Steps of this width give the most tokens per second if `pace` is that rate; a step alone cannot tell.
 
     Args:
         survival: expected number of rows that accept token i of their block, for i = 1, 2 and so on.
         costs: seconds of an iteration at widths 1, 2 and so on; at least as many as `survival`.
+        pace: tokens per second.
     """
-    best, gain, expected = 1, 0.0, 0.0
+    best, surplus, expected = 1, -math.inf, 0.0
     for width, (share, cost) in enumerate(zip(survival, costs, strict=False), 1):
         expected += share
-        if expected > gain * cost:
-            best, gain = width, expected / cost
+        if expected - pace * cost > surplus:
+            best, surplus = width, expected - pace * cost
     return best
 
 
@@ -92,11 +100,7 @@ class Judged:
 
 
 class ConfidentBlockSize:
-    """Chooses the block size of every iteration by the probabilities of its proposals.
-
-    Attributes:
-        widths: the same as data, for engines with native iterations.
-    """
+    """Chooses the block size of every iteration by the probabilities of its proposals."""
 
     def __init__(self, confidence: Confidence, costs: Sequence[float], options: DecodeConfig, vocabulary: int) -> None:
         """Choose for the criterion of `options`, among block sizes from its minimum block to the number of `costs`.
@@ -107,15 +111,28 @@ class ConfidentBlockSize:
         rule = CRITERIA[options.accept](options).rule
         if rule is None:
             raise ValueError(f"the criterion {options.accept} has no reach")
-        self.confidence, self.minimum, self.most = confidence, options.min_block, vocabulary - 1
-        self.widths = Widths(tuple(costs), confidence.offset, confidence.exponent, reach(rule), OPTIMISM)
+        self.confidence, self.costs, self.reach = confidence, list(costs), reach(rule)
+        self.minimum, self.most = options.min_block, vocabulary - 1
 
-    def choose(self, judged: Judged, room: Tensor) -> int:
+    def widths(self, rows: int, shape: Sequence[int]) -> Widths:
+        """Return the data of a decode of `rows` rows, targets of `shape`, for `choose` and for native iterations."""
+        channels = shape[-1] if len(shape) > 1 else 1
+        pace = torch.tensor([0.0, 0.0, *[FIRST_GUESS] * channels], dtype=torch.float64).repeat(rows, 1)
+        return Widths(torch.tensor(self.costs, dtype=torch.float64), self.confidence.offset, self.confidence.exponent,
+                      self.reach, torch.ones(rows, dtype=torch.int64), pace)
+
+    def choose(self, judged: Judged, room: Tensor, widths: Widths) -> int:
         """Return the block size for proposals that have been judged, for rows that may accept `room` [B] tokens."""
         if judged.seen is None:
-            return len(self.widths.costs)
+            return len(self.costs)
         centre, slope, tokens = (tensor.numpy() for tensor in judged.seen)
-        passed = passing(self.confidence, centre, slope, tokens, self.widths.reach, self.most)  # [B, K - 1]
+        passed = passing(self.confidence, centre, slope, tokens, self.reach, self.most)  # [B, K - 1]
         survival = np.cumprod(np.pad(passed, ((0, 0), (1, 0)), constant_values=1), axis=1)  # [B, K]
-        survival *= np.arange(survival.shape[1]) < room.numpy()[:, None]
-        return max(self.minimum, best_width(survival.sum(0).tolist(), self.widths.costs))
+        shares = (survival * (np.arange(survival.shape[1]) < room.numpy()[:, None])).sum(0).tolist()
+        latest, seconds = widths.pace[0, :2].tolist()
+        size = best_width(shares, self.costs, (latest + 1) / (seconds + self.costs[0]))
+        size = max(size, self.minimum)
+        keep = 1 - 1 / MEMORY
+        widths.pace[0, 0] = keep * latest + sum(shares[:size])
+        widths.pace[0, 1] = keep * seconds + self.costs[size - 1]
+        return size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -25,7 +25,7 @@ from superres.decoding.proposers.lookahead.decoding import LookaheadDecoding
 from superres.decoding.sampling import Chooser
 from superres.decoding.state import DecodeState
 from superres.decoding.trace import RowTrace, TraceRecorder
-from superres.interfaces import IteratingSession, LoopState, ScoringModel, Session
+from superres.interfaces import IteratingSession, LoopState, ScoringModel, Session, Widths
 from superres.system.machine import TorchThreads
 
 Iterate = Callable[[int, int], Tensor]
@@ -109,8 +109,10 @@ class BlockwiseLoop:
         self.decoding = decoding_type(proposer, block_size)(
             model, session, options, criterion or CRITERIA[options.accept](options), proposer,
             self.make_chooser(self.keys), self.state, self.finite.note)
+        self.widths: Widths | None = None
         if confident is not None:
             self.decoding.judged = Judged(self.decoding.choice)
+            self.widths = confident.widths(len(keys), session.shape)
         # Native iterations use the session's own heads, choose greedily, and take the criterion's rule as data.
         rule = getattr(self.decoding.criterion, "rule", None)
         greedy = stateless and type(proposer) is HeadProposer and not options.is_sampling
@@ -150,8 +152,9 @@ class BlockwiseLoop:
             block, accepted = self.decoding.iterate(self.state)
             self.recorder.record(self.state.position - accepted, block[:, :size], accepted)
             self.state.starting = False
-            if self.confident is not None and self.decoding.judged is not None:
-                wanted = self.state.block_size = self.confident.choose(self.decoding.judged, self.state.room())
+            if self.confident is not None and self.widths is not None and self.decoding.judged is not None:
+                wanted = self.confident.choose(self.decoding.judged, self.state.room(), self.widths)
+                self.state.block_size = wanted
         elif wanted != size:
             count = 1
             self._recorded_iteration()
@@ -177,8 +180,7 @@ class BlockwiseLoop:
             if self.rule is not None and isinstance(self.session, IteratingSession):
                 self.native[size] = self.session.iterations(LoopState(
                     self.state.position, self.state.limit, self.state.store, self.state.proposals, size,
-                    self.decoding.min_block, self.rule, self.decoding.end_token, self.state.sizes,
-                    None if self.confident is None else self.confident.widths))
+                    self.decoding.min_block, self.rule, self.decoding.end_token, self.widths))
         return self.native[size]
 
     def burst(self, position: int) -> int:
@@ -253,6 +255,8 @@ class BlockwiseLoop:
         self.state.keep(kept)
         self.decoding.keep(kept, session, self.make_chooser(self.keys), self.state)
         self.native = {}
+        if self.widths is not None:
+            self.widths = replace(self.widths, sizes=self.widths.sizes[kept], pace=self.widths.pace[kept])
         self.recorder.shrink(kept)
         self.finite.shrink(kept)
 

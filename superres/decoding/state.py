@@ -18,7 +18,6 @@ class DecodeState:
         proposals: tokens to verify, int64 [B, W]; the first of them is p1's own choice.
         pending: those of them that a step reads.
         block_size: k, how many of the proposals are a block; the rest is filler.
-        sizes: k of each row, int64 [B], if native iterations choose it.
         starting: whether some rows may have yet to start.
         length: T.
     """
@@ -39,7 +38,6 @@ class DecodeState:
         self.position = torch.full((batch,), -1, dtype=torch.int64, device=device)  # [B]
         self.limit = torch.full((batch,), length, dtype=torch.int64, device=device)  # [B]
         self.proposals = torch.full((batch, width), filler, dtype=torch.int64, device=device)  # [B, W]
-        self.sizes = torch.ones(batch, dtype=torch.int64, device=device)  # [B]
         self._view()
 
     def _view(self) -> None:
@@ -79,12 +77,11 @@ class DecodeState:
         self.position.index_fill_(0, rows, -1)
         self.limit.index_fill_(0, rows, self.length)
         self.proposals.index_fill_(0, rows, self.filler)
-        self.sizes.index_fill_(0, rows, 1)
         self.starting = True
 
     def keep(self, rows: Tensor) -> None:
         """Go on with `rows` [R] alone."""
         self.store, self.position, self.limit = self.store[rows], self.position[rows], self.limit[rows]
-        width, self.proposals, self.sizes = self.pending.shape[1], self.proposals[rows], self.sizes[rows]
+        width, self.proposals = self.pending.shape[1], self.proposals[rows]
         self._view()
         self.fit(width)

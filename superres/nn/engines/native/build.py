@@ -58,8 +58,8 @@ class CWidths(Structure):
     """`Widths` of cpp/abi.h."""
 
     _fields_ = [
-        ("count", c_int64), ("costs", c_void_p),
-        *((name, c_float) for name in ("offset", "exponent", "reach", "optimism")),
+        ("count", c_int64), *((name, c_void_p) for name in ("costs", "sizes", "pace")),
+        *((name, c_float) for name in ("offset", "exponent", "reach")),
     ]
 
 
@@ -70,8 +70,8 @@ class CLoop(Structure):
         *((name, c_int64) for name in ("block_size", "room", "stride", "minimum", "best", "bound", "end_token")),
         ("widths", CWidths),
         *((name, c_void_p) for name in (
-            "sizes", "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next",
-            "best_tokens", "hidden", "scores", "scratch")),
+            "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "best_tokens",
+            "hidden", "scores", "scratch")),
     ]
 
 

@@ -165,14 +165,15 @@ class NativeSession(ProposingSession):
         width, room, stride = self.width, state.proposals.shape[1], state.store.shape[1]
         kind, bound = state.rule
         integers = torch.empty(2 * width + room + 3, self.batch, dtype=torch.int64)
-        costs = None if state.widths is None else torch.tensor(state.widths.costs, dtype=torch.float64)
         widths = CWidths()
-        if state.widths is not None and costs is not None:
-            widths = CWidths(count=len(costs), costs=costs.data_ptr(), offset=state.widths.offset,
-                             exponent=state.widths.exponent, reach=state.widths.reach,
-                             optimism=state.widths.optimism)
+        if state.widths is not None:
+            given, channels = state.widths, self.config.channels
+            widths = CWidths(
+                count=len(given.costs), costs=_address(given.costs, torch.float64, len(given.costs)),
+                sizes=_address(given.sizes, torch.int64, self.batch),
+                pace=_address(given.pace, torch.float64, self.batch, 2 + channels),
+                offset=given.offset, exponent=given.exponent, reach=given.reach)
         shared = {
-            "sizes": _address(state.sizes, torch.int64, self.batch),
             "position": _address(state.position, torch.int64, self.batch),
             "limit": _address(state.limit, torch.int64, self.batch),
             "store": _address(state.store, torch.int64, self.batch, stride),
@@ -191,7 +192,7 @@ class NativeSession(ProposingSession):
             end_token=-1 if state.end_token is None else state.end_token, widths=widths,
             **shared, **{name: None if tensor is None else tensor.data_ptr() for name, tensor in buffers.items()},
         )
-        loop.tensors = buffers, state, costs
+        loop.tensors = buffers, state
         return loop
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:

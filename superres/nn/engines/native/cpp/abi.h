@@ -47,11 +47,13 @@ struct Heads {
   Cache cross;
 };
 
-// How iterations choose their width: see `Widths` in superres/interfaces.py.
+// How iterations choose their block size: see `Widths` in superres/interfaces.py.
 struct Widths {
-  int64_t count;        // widths 1..count
+  int64_t count;        // block sizes 1..count
   const double* costs;  // [count]; null if all iterations have the same block size
-  float offset, exponent, reach, optimism;
+  int64_t* sizes;       // [batch]
+  double* pace;         // [batch, 2 + channels]
+  float offset, exponent, reach;
 };
 
 // The state of the decoding loop: see `LoopState` in superres/interfaces.py.
@@ -62,7 +64,6 @@ struct Loop {
                         // `bound` away from the best token (best = 0)
   int64_t end_token;    // -1 without one
   Widths widths;
-  int64_t* sizes;       // with `widths`, the block size of each row's pending proposals
   int64_t *position, *limit, *store, *proposals;
   int64_t *tokens, *place, *index, *first, *next, *best_tokens;  // scratch
   float *hidden, *scores, *scratch;

@@ -30,14 +30,14 @@ ALWAYS_INLINE bool passes(const Session& s, const Loop& l, int64_t b, int64_t co
 }
 
 // The block size of row b's pending proposals.
-ALWAYS_INLINE int64_t block_size(const Loop& l, int64_t b) { return l.widths.costs ? l.sizes[b] : l.block_size; }
+ALWAYS_INLINE int64_t block_size(const Loop& l, int64_t b) { return l.widths.costs ? l.widths.sizes[b] : l.block_size; }
 
 // Writes the trace of one iteration of row b: position, accepted tokens, proposals. With `widths`, -1 follows the block.
 ALWAYS_INLINE void note(const Loop& l, int64_t b, int64_t accepted, int64_t* record) {
   record[0] = l.position[b];
   record[1] = accepted;
   std::memcpy(record + 2, l.proposals + b * l.room, l.room * sizeof(int64_t));
-  if (l.widths.costs) std::fill(record + 2 + l.sizes[b], record + 2 + l.room, -1);
+  if (l.widths.costs) std::fill(record + 2 + l.widths.sizes[b], record + 2 + l.room, -1);
 }
 
 // Accepts and commits the longest passing prefix of row b's proposals and chooses p1's next token. The proposals of the
@@ -91,10 +91,9 @@ void iteration(const Session& s, const Loop& l, Team& team, int64_t begin, int64
   BlockSize size(s, l, begin, end);
   const int64_t made = propose(s, team, begin, end, l.place, l.index, l.first, more, l.hidden, nullptr, nullptr, l.scratch,
                                l.next, l.widths.costs ? &size : nullptr);
-  for (int64_t b = begin; b < end; b++) {
+  for (int64_t b = begin; b < end; b++)
     std::memcpy(l.proposals + b * l.room + 1, l.next + b * more, made * sizeof(int64_t));
-    if (l.widths.costs) l.sizes[b] = size.best > l.minimum ? size.best : l.minimum;
-  }
+  if (l.widths.costs) size.settle();
 }
 
 // Iterations of a team's rows, which stop once all of these rows are complete: see `superres_iterate`.
@@ -108,7 +107,7 @@ void iterate(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t
     } else if (l.widths.costs) {
       Session own = s;
       Loop loop = l;
-      narrow(own, loop, begin, *std::max_element(l.sizes + begin, l.sizes + end));
+      narrow(own, loop, begin, *std::max_element(l.widths.sizes + begin, l.widths.sizes + end));
       iteration(own, loop, team, begin, end, l.widths.count - 1, record);
     } else {
       iteration(s, l, team, begin, end, (n + 1 < count ? l.block_size : following) - 1, record);

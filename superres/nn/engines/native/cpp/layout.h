@@ -34,11 +34,11 @@ std::string layout() {
       AT(Heads, recurrent), AT(Heads, expand), AT(Heads, adapt), AT(Heads, contract), AT(Heads, bias),
       AT(Heads, norm_weight), AT(Heads, norm_bias), AT(Heads, conditioning), AT(Heads, direct),
       AT(Heads, cross_query), AT(Heads, cross_output), AT(Heads, cross)});
-  describe(text, "Widths", sizeof(Widths), {AT(Widths, count), AT(Widths, costs), AT(Widths, offset),
-      AT(Widths, exponent), AT(Widths, reach), AT(Widths, optimism)});
+  describe(text, "Widths", sizeof(Widths), {AT(Widths, count), AT(Widths, costs), AT(Widths, sizes),
+      AT(Widths, pace), AT(Widths, offset), AT(Widths, exponent), AT(Widths, reach)});
   describe(text, "Loop", sizeof(Loop), {AT(Loop, block_size), AT(Loop, room), AT(Loop, stride), AT(Loop, minimum),
       AT(Loop, best), AT(Loop, bound), AT(Loop, end_token), AT(Loop, widths),
-      AT(Loop, sizes), AT(Loop, position), AT(Loop, limit), AT(Loop, store),
+      AT(Loop, position), AT(Loop, limit), AT(Loop, store),
       AT(Loop, proposals), AT(Loop, tokens), AT(Loop, place), AT(Loop, index), AT(Loop, first), AT(Loop, next),
       AT(Loop, best_tokens), AT(Loop, hidden), AT(Loop, scores), AT(Loop, scratch)});
   describe(text, "Session", sizeof(Session), {AT(Session, batch), AT(Session, width), AT(Session, length),
