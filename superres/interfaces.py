@@ -204,6 +204,55 @@ Rule: TypeAlias = tuple[Literal["distance", "rank"], int]
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """How a decode samples tokens, as data: see `superres.decoding.sampling`.
+
+    Attributes:
+        kind: gumbel, quantile or speculative.
+        seed: in [0, 2**63).
+        keys: key of each row's noise, int64 [B].
+        temperatures: T of each colour channel, float32 [1 or 3].
+        top_k: sample from the `top_k` likeliest tokens; None for all tokens.
+        nucleus: sample from the likeliest tokens of this total probability.
+        q: weights of the distributions that pending proposals were drawn from, int32 [B, W, V]; [B, 0, V] if the
+            sampling is not speculative.
+        q_total: sums of these weights, int64 [B, W]; 0 without a proposal.
+    """
+
+    kind: str
+    seed: int
+    keys: Tensor
+    temperatures: Tensor
+    top_k: int | None
+    nucleus: float
+    q: Tensor
+    q_total: Tensor
+
+
+@dataclass(frozen=True)
+class ProposerData:
+    """A source of proposals as data, for native iterations: see `superres.decoding.proposers`.
+
+    Attributes:
+        kind: heads, stale, jacobi, draft, ngram or lookup.
+        draft: session of the draft model for the same rows, which reads two tokens per step.
+        keys: contexts of n-grams in ascending order, int64 [N].
+        known: the next token of each context, int64 [N].
+        order: number of tokens of the longest n-gram.
+        channels: number of channels that n-grams are counted for.
+        source: source tokens, int64 [B, S].
+    """
+
+    kind: str
+    draft: Session | None = None
+    keys: Tensor | None = None
+    known: Tensor | None = None
+    order: int = 0
+    channels: int = 0
+    source: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Widths:
     """Data for choosing the block size of every iteration by its proposals: `superres.decoding.confidence`.
 
@@ -239,6 +288,8 @@ class LoopState:
         min_block: l, the number of tokens that every step accepts regardless of the rule.
         rule: the acceptance criterion.
         end_token: as in `ScoringModel`.
+        sampling: None if tokens are chosen greedily.
+        proposer: source of proposals 2..k.
         widths: chooses the block size of every iteration; None if all have `block_size`.
     """
 
@@ -250,6 +301,8 @@ class LoopState:
     min_block: int
     rule: Rule
     end_token: int | None
+    sampling: Sampling | None = None
+    proposer: ProposerData = ProposerData("heads")
     widths: Widths | None = None
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from fakes import small_source
+import torch
+from fakes import NATIVE, VARIANTS, random_model, random_tokens, small_source
 
 from superres.nn.engines.native import build
 from superres.nn.engines.native.build import NativeUnavailable
+from superres.nn.engines.native.session import NativeModel
 
 FORK = multiprocessing.get_context("fork")
 
@@ -57,6 +61,37 @@ def loading(source: Path, cache: Path, flags: str = "-O0", privileged: bool = Tr
         return receiver.recv()
 
     return result
+
+
+def int8_scores(flags: str, cache: Path) -> bytes:
+    """Return the scores of an int8 step, from code compiled with `flags`."""
+    receiver, sender = FORK.Pipe(duplex=False)
+
+    def child() -> None:
+        os.environ.update(SUPERRES_NATIVE_FLAGS=flags, XDG_CACHE_HOME=str(cache))
+        build.library.cache_clear()
+        torch.set_num_threads(1)
+        found = b""
+        for variant in ("sequential heads", "text"):
+            config = replace(VARIANTS[variant], **NATIVE)
+            source, target = random_tokens(config, 2)
+            session = NativeModel(random_model(config, dtype=torch.float32), precision="int8", threads=1).session(source, 5)
+            output = session.step(target[:, :5], torch.zeros(2, dtype=torch.int64))
+            found += output.scores.numpy().tobytes() + output.state.hidden.numpy().tobytes()
+        sender.send(found)
+
+    process = FORK.Process(target=child)
+    process.start()
+    found = receiver.recv()
+    process.join()
+    return found
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86-64")
+def test_int8_gives_the_same_bits_with_vnni_with_avx2_and_without_either(tmp_path):
+    widest, avx2, portable = (int8_scores(f"-march={kind}", tmp_path) for kind in ("native", "x86-64-v3", "x86-64"))
+    assert widest == avx2 == portable
+    assert len(list((tmp_path / "superres").glob("native-*.so"))) == 3
 
 
 def load(*arguments, **options) -> str:

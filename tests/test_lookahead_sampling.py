@@ -76,7 +76,7 @@ def test_a_sample_depends_on_its_key_and_not_on_the_company():
     assert torch.equal(decode(MODEL, source[:1], LOOKAHEAD, keys=torch.tensor([5])).tokens[0], together[1])
 
 
-def verify(p, candidates, verdict, committed=0.5, known=True):
+def verify(p, candidates, verdict, committed=0.6, known=True):
     """Verify for one row; `p` gives the probabilities at each place."""
     table, candidates = torch.tensor(p), torch.tensor([candidates])
     return [int(x) for x in verify_candidates(

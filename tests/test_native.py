@@ -103,16 +103,17 @@ def test_padding_of_the_source_is_hidden(variant):
     check_steps(random_model(config), 3, padding=padding, session=session, close=close)
 
 
+@pytest.mark.parametrize("precision", ["float32", "int8"])
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("variant", KNOWN)
-def test_scores_do_not_depend_on_width_or_threads_by_a_single_bit(variant, rows):
+def test_scores_do_not_depend_on_width_or_threads_by_a_single_bit(variant, rows, precision):
     config = KNOWN[variant]
     model = random_model(config, dtype=torch.float32)
     source, target = random_tokens(config, rows)
     inputs = torch.cat([torch.zeros(rows, 1, dtype=torch.int64), target], dim=1)
 
     def scores(width, threads):
-        session = NativeModel(model, threads=threads).session(source, width)
+        session = NativeModel(model, threads=threads, precision=precision).session(source, width)
         steps = range(0, config.target_length - width + 1, width)
         start = torch.zeros(rows, dtype=torch.int64)
         return torch.cat([session.step(inputs[:, p : p + width], start + p).scores for p in steps], dim=1)
@@ -153,6 +154,15 @@ def test_the_same_is_proposed_as_by_the_plain_step(variant, way):
 WHOLE = {
     "greedy": DecodeConfig(1), "exact": DecodeConfig(), "distance": DecodeConfig(accept="distance", epsilon=1),
     "top-k": DecodeConfig(accept="top-k", top_k=2), "minimum block": DecodeConfig(4, min_block=2),
+    "Gumbel, alone": DecodeConfig(1, temperature=0.8), "Gumbel": DecodeConfig(temperature=0.8, seed=2**62 + 1),
+    "Gumbel, filters": DecodeConfig(temperature=0.8, sample_top_k=5, nucleus=0.8, accept="distance", epsilon=1),
+    "Gumbel, top-k": DecodeConfig(temperature=0.8, accept="top-k", top_k=3, sample_top_k=4),
+    "quantile": DecodeConfig(temperature=0.8, noise="quantile"),
+    "quantile, filters": DecodeConfig(temperature=0.8, noise="quantile", nucleus=0.8, accept="distance", epsilon=2),
+    "quantile, top-k": DecodeConfig(temperature=0.8, noise="quantile", accept="top-k", top_k=2, sample_top_k=9),
+    "speculative": DecodeConfig(temperature=0.8, sampling="speculative"),
+    "speculative, alone": DecodeConfig(1, temperature=0.8, sampling="speculative"),
+    "speculative, filters": DecodeConfig(temperature=0.8, sampling="speculative", sample_top_k=6, nucleus=0.9),
 }
 
 
@@ -187,7 +197,7 @@ def test_rows_that_do_their_iterations_apart_do_what_they_do_together(variant, t
     for end_token in (None, 0, 3):
         model = model_of(config, end_token=end_token, threads=threads)
         model.sessions = Sessions(together=together)
-        for options in (DecodeConfig(), DecodeConfig(accept="top-k", top_k=2)):
+        for options in (DecodeConfig(), WHOLE["top-k"], WHOLE["Gumbel"], WHOLE["speculative"]):
             loop = next(iterations(model, source, options))
             while not loop.done():
                 loop.run(5)  # rows end in the midst of a call
@@ -206,6 +216,35 @@ def test_whole_iterations_change_the_block_size_as_the_loop_does(variant, end_to
         assert torch.equal(whole.tokens, decode(model, source, DecodeConfig(block_size=1)).tokens)
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("way", ["Gumbel", "quantile", "speculative", "speculative, filters"])
+def test_sampled_iterations_keep_their_distributions_when_block_sizes_and_rows_change(way):
+    model, source = model_of(KNOWN["sequential heads"]), random_tokens(KNOWN["sequential heads"], 4)[0]
+    decodes = []
+    for whole in (True, False):
+        model.sessions = Sessions(whole=whole)
+        loop = next(iterations(model, source, WHOLE[way], adaptive=Restless(5, 1, 3)))
+        for number in range(12):
+            loop.run(2)
+            loop.resize(1 + number * 2 % 5)
+        kept = torch.tensor([2, 0])
+        loop.shrink(model.session(source[kept], 5), kept)
+        while not loop.done():
+            loop.run(3)
+        decodes.append(loop.result())
+    assert_same_decode(*decodes)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 30.0])
+@pytest.mark.parametrize("vocabulary", [1003, 4096])
+def test_samples_of_many_words_are_those_of_the_loop(vocabulary, temperature):
+    config = replace(KNOWN["text"], vocabulary=vocabulary)
+    model, source = model_of(config), random_tokens(config, 3)[0]
+    for options in ({}, {"nucleus": 0.7}, {"sampling": "speculative"}):
+        sampled = DecodeConfig(temperature=temperature, **options)
+        assert_same_decode(decode(model, source, sampled), by_steps(model, source, sampled))
+
+
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("apart", [0.0, 1e-7, 1e-3])
 @pytest.mark.parametrize("variant", ["text", "recurrent heads"])
@@ -213,7 +252,7 @@ def test_the_best_of_many_words_is_found_however_close_the_next(variant, apart, 
     config = replace(KNOWN[variant], vocabulary=1003)
     network = random_model(config, dtype=torch.float32)
     network.project.weight[250:1000] = network.project.weight[:250].repeat(3, 1) * (1 + apart)
-    model, source = PreparedModel(network, half=half), random_tokens(config, 4)[0]
+    model, source = PreparedModel(network, precision="bfloat16" if half else "float32"), random_tokens(config, 4)[0]
     for k in (1, 4):
         whole = decode(model, source, DecodeConfig(k))
         assert_same_decode(whole, by_steps(model, source, DecodeConfig(k)))
@@ -221,8 +260,8 @@ def test_the_best_of_many_words_is_found_however_close_the_next(variant, apart, 
 
 
 @pytest.mark.parametrize("options", [
-    DecodeConfig(temperature=0.5), DecodeConfig(proposer="left"), DecodeConfig(accept="drift-budget", epsilon=1),
-    DecodeConfig(accept="distance-by-offset", epsilon=(1, 2)),
+    DecodeConfig(proposer="left", temperature=0.5), DecodeConfig(proposer="left"),
+    DecodeConfig(accept="drift-budget", epsilon=1), DecodeConfig(accept="distance-by-offset", epsilon=(1, 2)),
 ])
 def test_iterations_that_the_code_does_not_know_are_left_to_the_loop(options):
     model, source = model_of(KNOWN["sequential heads"]), random_tokens(KNOWN["sequential heads"], 1)[0]
@@ -232,24 +271,40 @@ def test_iterations_that_the_code_does_not_know_are_left_to_the_loop(options):
     assert model.sessions.asked
 
 
-def test_bfloat16_weights_score_nearly_alike():
-    config = KNOWN["base aids"]
+@pytest.mark.parametrize("variant", ["base aids", "text"])
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_rounded_weights_score_nearly_alike(variant, precision):
+    config = KNOWN[variant]
     model = random_model(config, dtype=torch.float32)
     source, target = random_tokens(config, 2)
     position = torch.zeros(2, dtype=torch.int64)
-    full, half = (NativeModel(model, half=half).session(source, 8).step(target[:, :8], position).scores
-                  for half in (False, True))
-    assert not torch.equal(full, half)
-    assert (full - half).norm() < 0.05 * full.norm()
+    full, rounded = (NativeModel(model, precision=one).session(source, 8).step(target[:, :8], position).scores
+                     for one in ("float32", precision))
+    assert not torch.equal(full, rounded)
+    assert (full - rounded).norm() < 0.05 * full.norm()
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 @pytest.mark.parametrize("variant", ["base aids", "sequential heads", "text", "recurrent heads"])
-def test_bfloat16_blocks_of_any_width_are_bfloat16_greedy_tokens(variant):
-    model = NativeModel(random_model(KNOWN[variant], dtype=torch.float32), half=True)
+def test_blocks_of_any_width_are_greedy_tokens_with_rounded_weights(variant, precision):
+    model = NativeModel(random_model(KNOWN[variant], dtype=torch.float32), precision=precision)
     source = random_tokens(KNOWN[variant], 3)[0]
     alone = decode(model, source, DecodeConfig(block_size=1))
     for k in (2, 5):
         assert torch.equal(decode(model, source, DecodeConfig(block_size=k)).tokens, alone.tokens)
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_a_selected_row_continues_as_the_row_that_it_copies(precision):
+    model = NativeModel(random_model(BLOCKS, dtype=torch.float32), precision=precision)
+    source, target = random_tokens(BLOCKS, 1)
+    session, length = model.session(source, 3, copies=2), 37  # longer than the ring of a block, and no multiple of 4
+    for start in range(0, length, 3):
+        tokens = torch.stack([target[0, start : start + 3], target[0, start : start + 3].flip(0)])
+        session.step(tokens, torch.full((2,), start))
+    session.select(torch.tensor([1, 1]), length)
+    scores = session.step(target[:, :3].repeat(2, 1), torch.full((2,), length)).scores
+    assert torch.equal(scores[0], scores[1])
 
 
 class Timed:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from superres.config import DecodeConfig
 from superres.decoding.decode import check_options
-from superres.decoding.noise import NOISES, GumbelNoise, mix
+from superres.decoding.noise import NOISES, GumbelNoise, RandomWords, gumbel, logarithm, philox, round_keys, weights
 from superres.decoding.sampling import Chooser
 from superres.errors import ConfigError
 
@@ -75,12 +75,11 @@ def test_seeds_keys_positions_and_tokens_all_change_the_noise(seed):
     assert not bool((here == other).any())
 
 
-@pytest.mark.parametrize("bits", [0, (1 << 53) - 1])
-def test_extreme_draws_are_finite(bits, monkeypatch):
-    extreme = torch.tensor(bits << 11) if bits == 0 else torch.tensor(-1)
-    monkeypatch.setattr("superres.decoding.noise.mix", lambda x: extreme.expand_as(x))
-    values = GumbelNoise(0, torch.tensor([0]), 3).at(torch.tensor([[0]]))
-    assert bool(torch.isfinite(values).all())
+def test_extreme_words_give_finite_noise_within_the_bounds_of_compiled_code():
+    noise = gumbel(torch.tensor([0, 1, 2**31, 2**32 - 2, 2**32 - 1]))
+    assert noise.tolist() == sorted(noise.tolist(), reverse=True)
+    assert -2.9 < float(noise[-1]) < -2.8
+    assert 22.8 < float(noise[0]) < 22.9
 
 
 @pytest.mark.parametrize("key", [0, 2**63 - 1, -(2**63)])
@@ -89,14 +88,28 @@ def test_extreme_keys_and_positions_are_finite(key):
     assert bool(torch.isfinite(noise).all())
 
 
-def test_mix_is_the_finaliser_of_splitmix64():
-    def published(x):
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
-        return x ^ (x >> 31)
+@pytest.mark.parametrize(("counter", "key", "words"), [
+    ([0] * 4, [0] * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ([2**32 - 1] * 4, [2**32 - 1] * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], [0xA4093822, 0x299F31D0], "d16cfe09 94fdcceb 5001e420 24126ea1"),
+])
+def test_random_words_are_those_of_the_authors_of_philox(counter, key, words):
+    found = philox(torch.tensor(counter), round_keys(torch.tensor(key)))
+    assert " ".join(f"{word:08x}" for word in found.tolist()) == words
 
-    values = [0, 1, 2**31, 2**63 - 1, -1, -(2**63), 0x123456789ABCDEF]
-    assert [v % 2**64 for v in mix(torch.tensor(values)).tolist()] == [published(v % 2**64) for v in values]
+
+def test_words_have_the_counter_block_position_and_key_and_the_seed_as_key():
+    seed, key, position = 5 + (6 << 32), 3 + (4 << 32), 9
+    found = RandomWords(seed, torch.tensor([key])).at(torch.tensor([[position]]), torch.tensor([2]))
+    wanted = philox(torch.tensor([2, position, 3, 4]), round_keys(torch.tensor([5, 6])))
+    assert torch.equal(found.flatten(), wanted)
+
+
+def test_the_written_out_logarithm_and_exponential_are_right():
+    x = torch.cat([torch.logspace(-30, 20, 10_000), 1 + torch.linspace(-1e-3, 1e-3, 10_000)])
+    torch.testing.assert_close(logarithm(x).double(), x.double().log(), rtol=2e-7, atol=0)
+    scores = torch.linspace(-100, 0, 10_000)
+    torch.testing.assert_close(weights(scores).double() * 2.0**-24, scores.double().exp(), rtol=2e-7, atol=6e-8)
 
 
 # Sampling: argmax(scores / T + noise)

@@ -22,7 +22,7 @@ from superres.errors import ConfigError, shown
 DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR = "celeba-8to32", "multi30k-en-de"
 """Default checkpoints for faces and for translation, both bundled."""
 
-ENGINE_NAMES = ["auto", "plain", "native", "native-bf16", "graph", "graph-bf16"]
+ENGINE_NAMES = ["auto", "plain", "native", "native-bf16", "native-int8", "graph", "graph-bf16"]
 """Engines that compute the decoding step, implemented in `superres.nn.engines.ENGINES`.
 
 "plain" uses torch, "native" compiled code for CPUs, and "graph" CUDA graphs for GPUs. "auto" chooses "native" or

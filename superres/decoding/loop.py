@@ -20,12 +20,11 @@ from superres.decoding.finite import FiniteScores
 from superres.decoding.graph_cache import BURST, CapturedIterations
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer
-from superres.decoding.proposers.heads import HeadProposer
 from superres.decoding.proposers.lookahead.decoding import LookaheadDecoding
 from superres.decoding.sampling import Chooser
 from superres.decoding.state import DecodeState
 from superres.decoding.trace import RowTrace, TraceRecorder
-from superres.interfaces import IteratingSession, LoopState, ScoringModel, Session, Widths
+from superres.interfaces import IteratingSession, LoopState, ProposerData, Sampling, ScoringModel, Session, Widths
 from superres.system.machine import TorchThreads
 
 Iterate = Callable[[int, int], Tensor]
@@ -113,10 +112,11 @@ class BlockwiseLoop:
         if confident is not None:
             self.decoding.judged = Judged(self.decoding.choice)
             self.widths = confident.widths(len(keys), session.shape)
-        # Native iterations use the session's own heads, choose greedily, and take the criterion's rule as data.
-        rule = getattr(self.decoding.criterion, "rule", None)
-        greedy = stateless and type(proposer) is HeadProposer and not options.is_sampling
-        self.rule = rule if greedy else None
+        # Native iterations take the criterion's rule, the sampling and the proposer as data. A class of the user that
+        # derives from a proposer may propose other tokens.
+        self.proposer = proposer if criterion is None and type(proposer) in PROPOSERS.values() else None
+        self.rule = getattr(self.decoding.criterion, "rule", None)
+        self.sampling: Sampling | None = None
         self.native: dict[int, Iterate | None] = {}
         # Iterations that the adaptive block size has already learned from, and the seconds of those since then.
         self.learned, self.spent = 0, 0.0
@@ -177,10 +177,13 @@ class BlockwiseLoop:
         """Return the session's native iterations in blocks of `size`, or None."""
         if size not in self.native:
             self.native[size] = None
-            if self.rule is not None and isinstance(self.session, IteratingSession):
+            data = None if self.proposer is None else self.proposer.as_data(self.session)
+            if self.rule is not None and data is not None and isinstance(self.session, IteratingSession):
+                self.sampling = self.sampling or self.decoding.chooser.as_data(self.state.proposals.shape[1])
                 self.native[size] = self.session.iterations(LoopState(
                     self.state.position, self.state.limit, self.state.store, self.state.proposals, size,
-                    self.decoding.min_block, self.rule, self.decoding.end_token, self.widths))
+                    self.decoding.min_block, self.rule, self.decoding.end_token, self.sampling, ProposerData(**data),
+                    self.widths))
         return self.native[size]
 
     def burst(self, position: int) -> int:
@@ -254,6 +257,9 @@ class BlockwiseLoop:
         self.keys = self.keys[kept]
         self.state.keep(kept)
         self.decoding.keep(kept, session, self.make_chooser(self.keys), self.state)
+        if self.sampling is not None:
+            self.sampling = replace(self.sampling, keys=self.keys, q=self.sampling.q[kept],
+                                    q_total=self.sampling.q_total[kept])
         self.native = {}
         if self.widths is not None:
             self.widths = replace(self.widths, sizes=self.widths.sizes[kept], pace=self.widths.pace[kept])

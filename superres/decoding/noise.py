@@ -17,21 +17,41 @@ from torch import Tensor
 from superres.config import NOISE_NAMES, Registry
 from superres.errors import InvalidInputError
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
-_FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
-_SECOND = -7723592293110705685  # 0x94D049BB133111EB
+WORD = 0xFFFFFFFF
+"""Mask of the lower 32 bits."""
+
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+"""The constants of Philox4x32."""
+
+LANES, GROUP = 16, 64
+"""Tokens that compiled code computes together, and tokens that LANES counters give numbers to."""
 
 
-def _shift_xor(x: Tensor, bits: int) -> Tensor:
-    """Return x ^ (x >>> bits) with a logical shift; torch's shift of int64 is arithmetic."""
-    return x ^ ((x >> bits) & ((1 << (64 - bits)) - 1))
+def philox(counter: Tensor, keys: Tensor) -> Tensor:
+    """Return the four random words of each counter, int64 [4, ...] (Philox4x32-10, Salmon et al. 2011).
+
+    Args:
+        counter: four words of 32 bits, int64 [4, ...].
+        keys: key of each round, from `round_keys`.
+    """
+    even, odd = counter[::2], counter[1::2]
+    for key in keys.unbind(0):
+        # int64 wraps around, but all 64 bits of a product are right; the upper half of `odd` is masked out below.
+        products = torch.stack([even[1] * MULTIPLIERS[1], even[0] * MULTIPLIERS[0]])
+        even, odd = ((products >> 32) ^ odd ^ key) & WORD, products
+    return torch.stack([even, odd & WORD], dim=1).flatten(0, 1)
 
 
-def mix(x: Tensor) -> Tensor:
-    """Hash int64 counters to uniform 64-bit values (the finaliser of SplitMix64)."""
-    x = _shift_xor(x, 30) * _FIRST
-    x = _shift_xor(x, 27) * _SECOND
-    return _shift_xor(x, 31)
+def round_keys(key: Tensor) -> Tensor:
+    """Return the keys of the ten rounds for keys of two words, int64 [2, ...]: int64 [10, 2, ...]."""
+    weyl = torch.tensor(WEYL, device=key.device).view(2, *[1] * (key.dim() - 1))
+    return torch.stack([key + number * weyl & WORD for number in range(10)])
+
+
+def words(numbers: Tensor) -> Tensor:
+    """Return the lower and the upper 32 bits of int64 numbers [...], as [2, ...]."""
+    return torch.stack([numbers & WORD, numbers >> 32 & WORD])
 
 
 def noise_keys(keys: Iterable[int] | Tensor | None, count: int, device: torch.device) -> Tensor:
@@ -74,7 +94,9 @@ def part_keys(keys: Tensor, parts: Tensor) -> Tensor:
         keys: keys of the sequences, int64 [B].
         parts: number of the part in its sequence, int64 [B]; part 0 keeps the key of the sequence.
     """
-    return keys.where(parts == 0, mix(mix(keys + _GOLDEN) ^ parts) & (2**63 - 1))
+    random = philox(torch.cat([words(parts), words(keys)]), round_keys(words(torch.ones_like(keys))))
+    low, high = random[:2]
+    return keys.where(parts == 0, (high << 32 | low) & (2**63 - 1))
 
 
 class Noise(Protocol):
@@ -110,25 +132,82 @@ class Noise(Protocol):
         ...
 
 
-class Uniforms:
-    """Uniform numbers as a function of seed, key and counter."""
+class RandomWords:
+    """Random words of 32 bits as a function of seed, key, position and block; cpp/noise.h computes the same."""
 
     def __init__(self, seed: int, keys: Tensor) -> None:
         """Use `seed` in [0, 2**63) and `keys`, int64 [B]."""
-        self.streams = torch.empty_like(keys)
+        self.keys, self.seeds = keys.new_empty(2, len(keys), 1, 1), keys.new_empty(10, 2, 1, 1, 1)
         self.rekey(seed, keys)
 
     def rekey(self, seed: int, keys: Tensor) -> None:
         """See `Noise.rekey`."""
-        seeded = mix(torch.full_like(keys, seed) * _GOLDEN + _GOLDEN)  # [B]
-        self.streams.copy_(mix(seeded ^ mix(keys + _SECOND)))
+        self.keys.copy_(words(keys).view_as(self.keys))
+        self.seeds.copy_(round_keys(words(keys.new_full((1, 1, 1), seed))))
 
-    def at(self, counter: Tensor) -> Tensor:
-        """Return float64 numbers in (0, 1) for counters [B, ...]."""
-        streams = self.streams.view(-1, *[1] * (counter.dim() - 1))
-        # 52 bits plus half a step stay strictly between 0 and 1, where Gumbel noise is finite.
-        bits = (mix(streams + (counter + 1) * _GOLDEN) >> 12) & ((1 << 52) - 1)
-        return (bits.double() + 0.5) * 2.0**-52
+    def at(self, position: Tensor, blocks: Tensor) -> Tensor:
+        """Return the four words of each of `blocks` [M] at target positions [B, N], int64 [4, B, N, M]."""
+        shape = *position.shape, len(blocks)
+        parts = blocks, position.unsqueeze(-1) & WORD, *self.keys
+        return philox(torch.stack([part.expand(shape) for part in parts]), self.seeds)
+
+    def uniforms(self, position: Tensor) -> Tensor:
+        """Return four numbers in (0, 1) for target positions [B, N], float64 [B, N, 4]."""
+        return (self.at(position, position.new_zeros(1))[..., 0].movedim(0, -1).double() + 0.5) * 2.0**-32
+
+
+# Compiled code repeats the following functions bit for bit. So they consist of elementary operations, whose results
+# IEEE 754 defines, in a fixed order; a library's logarithm or exponential differs between versions and processors.
+
+
+def logarithm(x: Tensor) -> Tensor:
+    """Return log(x) of normal float32 numbers x > 0, to about 1 ulp (the polynomial of Cephes' logf)."""
+    bits = x.view(torch.int32)
+    half = (bits & 0x7FFFFF | 0x3F000000).view(torch.float32)  # in [0.5, 1)
+    small = half < 0.70703125
+    exponent = ((bits >> 23) - 126 - small.int()).float()
+    m = torch.where(small, half + half, half) - 1.0
+    square = m * m
+    y = m * LOG_POLYNOMIAL[0] + LOG_POLYNOMIAL[1]
+    for factor in LOG_POLYNOMIAL[2:]:
+        y = y * m + factor
+    y = y * m * square
+    y = y + exponent * -2.12194440e-4
+    y = y - square * 0.5
+    return m + y + exponent * 0.693359375
+
+
+LOG_POLYNOMIAL = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+                  -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1)
+
+
+def gumbel(bits: Tensor) -> Tensor:
+    """Return Gumbel noise in (-2.9, 22.9), float32, from uniform words of 32 bits."""
+    v = ((bits.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
+    rest = 1.0 - v
+    # -log(1 - v): the quotient corrects the rounding of 1 - v, so that a small v keeps all its bits.
+    exponential_noise = ((rest - 1.0) + v) / rest - logarithm(rest)
+    return -logarithm(exponential_noise)
+
+
+def weights(scores: Tensor) -> Tensor:
+    """Return whole numbers proportional to softmax(scores), int64 [..., V]; the largest score has 2**24.
+
+    Sums of whole numbers are exact, so they do not depend on the order of the terms.
+    """
+    x = (scores - scores.amax(-1, keepdim=True)).float().clamp(min=-87.0)
+    n = (x * 1.44269504).round()
+    r = x - n * 0.693359375
+    r = r - n * -2.12194440e-4
+    p = r * EXP_POLYNOMIAL[0] + EXP_POLYNOMIAL[1]
+    for factor in EXP_POLYNOMIAL[2:]:
+        p = p * r + factor
+    p = p * r * r + r + 1.0
+    power = (n.int() + 127 + 24 << 23).view(torch.float32)  # 2**(n + 24)
+    return (p * power).long()
+
+
+EXP_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 
 
 class GumbelNoise:
@@ -138,17 +217,18 @@ class GumbelNoise:
 
     def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
         """See `Noise`."""
-        self.uniforms = Uniforms(seed, keys)
-        self.tokens = torch.arange(vocabulary, device=keys.device)
+        self.random, self.vocabulary = RandomWords(seed, keys), vocabulary
+        self.blocks = torch.arange(-(-vocabulary // GROUP) * LANES, device=keys.device)
 
     def rekey(self, seed: int, keys: Tensor) -> None:
         """See `Noise.rekey`."""
-        self.uniforms.rekey(seed, keys)
+        self.random.rekey(seed, keys)
 
     def at(self, position: Tensor) -> Tensor:
-        """See `Noise.at`; float64 [B, N, V]."""
-        uniform = self.uniforms.at(position.unsqueeze(-1) * len(self.tokens) + self.tokens)
-        return -(-uniform.log()).log()
+        """See `Noise.at`; float32 [B, N, V]."""
+        # Token v has word v // LANES % 4 of block v // GROUP * LANES + v % LANES.
+        bits = self.random.at(position, self.blocks).view(4, *position.shape, -1, LANES)
+        return gumbel(bits.movedim(0, -2).flatten(-3)[..., : self.vocabulary])
 
     @staticmethod
     def adjust(scores: Tensor, noise: Tensor) -> Tensor:
@@ -167,27 +247,27 @@ class QuantileNoise:
 
     def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
         """See `Noise`."""
-        self.uniforms = Uniforms(seed, keys)
+        self.random = RandomWords(seed, keys)
 
     def rekey(self, seed: int, keys: Tensor) -> None:
         """See `Noise.rekey`."""
-        self.uniforms.rekey(seed, keys)
+        self.random.rekey(seed, keys)
 
     def at(self, position: Tensor) -> Tensor:
         """See `Noise.at`; float64 [B, N, 1]."""
-        return self.uniforms.at(position).unsqueeze(-1)
+        return self.random.uniforms(position)[..., :1]
 
     @staticmethod
     def adjust(scores: Tensor, noise: Tensor) -> Tensor:
-        """Return minus the distance of u from each token's interval of the cumulative distribution; see `Noise.adjust`.
+        """Return minus the distance of u from each token's interval of the cumulative weights; see `Noise.adjust`.
 
-        The score of a token of probability 0 is -inf.
+        The score of a token of weight 0 is -inf.
         """
-        probability = scores.softmax(-1)
-        upper = probability.cumsum(-1)  # [B, N, V]
-        u = noise.to(scores.dtype)  # [B, N, 1]
-        distance = torch.maximum(upper - probability - u, u - upper).clamp(min=0)
-        return (-distance).masked_fill(probability == 0, float("-inf"))
+        weight = weights(scores)
+        past = weight.cumsum(-1)  # [B, N, V]
+        u = (noise * past[..., -1:].double()).long()  # [B, N, 1]
+        distance = torch.maximum(past - weight - u, u - past + 1).clamp(min=0)
+        return (-distance.double()).masked_fill(weight == 0, float("-inf"))
 
 
 NOISES: Registry[type[Noise]] = Registry(NOISE_NAMES, {"gumbel": GumbelNoise, "quantile": QuantileNoise})

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
-from superres.decoding.noise import NOISES, Noise, Uniforms
+from superres.decoding.noise import NOISES, Noise, RandomWords, weights
+from superres.interfaces import Sampling
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 PROPOSAL, VERDICT, COMMITTED = range(3)
 """The purposes of the three uniform numbers of a position in speculative sampling."""
+
+LEAST_WEIGHT = 2.0**-40
+"""Unit of the weights from which tokens are drawn."""
 
 
 def filtered(scores: Tensor, top_k: int | None, nucleus: float) -> Tensor:
@@ -38,8 +42,9 @@ def filtered(scores: Tensor, top_k: int | None, nucleus: float) -> Tensor:
         scores = scores.masked_fill(scores < scores.topk(top_k, dim=-1).values[..., -1:], float("-inf"))
     if nucleus < 1:
         ordered = scores.sort(dim=-1, descending=True).values
-        probability = ordered.softmax(-1)
-        outside = probability.cumsum(-1) - probability >= nucleus
+        weight = weights(ordered)
+        sums = weight.cumsum(-1)
+        outside = (sums - weight).double() >= sums[..., -1:].double() * nucleus
         outside[..., 0] = False
         least = ordered.masked_fill(outside, float("inf")).amin(-1, keepdim=True)
         scores = scores.masked_fill(scores < least, float("-inf"))
@@ -159,7 +164,7 @@ class SpeculativeChoice(Choice):
     last of them is verified after accepted tokens.
 
     Attributes:
-        q: distributions of the proposals at offsets 1..k, float32 [B, k, V]; 0 without a proposal, as at offset k.
+        q: distributions of the proposals at offsets 1..k, float64 [B, k, V]; 0 without a proposal, as at offset k.
         p: p1's distributions at offsets 1..k-1, [B, k - 1, V]; None before verification.
     """
 
@@ -188,7 +193,7 @@ class SpeculativeChoice(Choice):
             q = before.q.gather(1, index.view(-1, 1, 1).expand(-1, 1, p.shape[-1]))  # [B, 1, V]
             rest = (p - q).clamp(min=0)
             # The difference is 0 where p equals q; a rejection there is due to rounding.
-            p = rest.where(rest.sum(-1, keepdim=True) > 0, p)
+            p = rest.where(rest.amax(-1, keepdim=True) >= LEAST_WEIGHT, p)
         self.q.zero_()
         return draw(p, self._uniform(slice(1), COMMITTED))
 
@@ -214,22 +219,31 @@ class SpeculativeChoice(Choice):
     def inherit(self, before: Choice, kept: Tensor) -> None:
         """See `Choice.inherit`."""
         if isinstance(before, SpeculativeChoice):
-            self.q.copy_(before.q[kept])
+            # Native iterations change the block size without this choice, and have the distributions themselves.
+            count = min(self.q.shape[1], before.q.shape[1])
+            self.q[:, :count] = before.q[kept, :count]
 
     def _distribution(self, scores: Tensor, offsets: Tensor | slice) -> Tensor:
-        return self.sampler(scores, self.temperature[:, offsets]).softmax(-1, dtype=torch.float32)
+        return distribution(self.sampler(scores, self.temperature[:, offsets]))
 
     def _uniform(self, offsets: Tensor | slice, purpose: int) -> Tensor:
         return self.noise[:, offsets, purpose].unsqueeze(-1)
 
 
-def draw(probability: Tensor, uniform: Tensor) -> Tensor:
-    """Draw tokens [B, N] from weights [B, N, V] with uniform numbers [B, N, 1] in [0, 1).
+def distribution(scores: Tensor) -> Tensor:
+    """Return softmax(scores) [..., V], float64; no probability is between 0 and LEAST_WEIGHT."""
+    weight = weights(scores)
+    return weight.double() / weight.sum(-1, keepdim=True).double()
 
-    The weights need not sum to 1; a token of weight 0 is never drawn.
+
+def draw(probability: Tensor, uniform: Tensor) -> Tensor:
+    """Draw tokens [B, N] from weights [B, N, V] of at most 1 with uniform numbers [B, N, 1] in [0, 1).
+
+    The weights need not sum to 1; a token of a weight below LEAST_WEIGHT is never drawn.
     """
-    sums = probability.cumsum(-1)  # [B, N, V]
-    tokens = torch.searchsorted(sums, uniform * sums[..., -1:], right=True).squeeze(-1)
+    sums = (probability.double() / LEAST_WEIGHT).long().cumsum(-1)  # [B, N, V], exact
+    place = (uniform.double() * sums[..., -1:].double()).long()
+    tokens = torch.searchsorted(sums, place, right=True).squeeze(-1)
     # NaN weights raise an error later (`superres.decoding.finite`); until then every token must be in range.
     return tokens.clamp(max=probability.shape[-1] - 1)
 
@@ -250,11 +264,12 @@ class Chooser:
         self.sampler = Sampler(temperatures, options.sample_top_k, options.nucleus)
         self.vocabulary = vocabulary
         self.noise: Noise | None = None
-        self.uniforms: Uniforms | None = None
+        self.uniforms: RandomWords | None = None
         if options.is_sampling and options.sampling == "speculative":
-            self.uniforms = Uniforms(options.seed, keys)
+            self.uniforms = RandomWords(options.seed, keys)
         elif options.is_sampling:
             self.noise = NOISES[options.noise](options.seed, keys, vocabulary)
+        self.options, self.keys = options, keys
         self.buffer = None if buffer_width is None else self._make(keys.new_zeros(len(keys), buffer_width))
 
     def rekey(self, seed: int, keys: Tensor) -> None:
@@ -262,6 +277,18 @@ class Chooser:
         for source in (self.noise, self.uniforms):
             if source is not None:
                 source.rekey(seed, keys)
+
+    def as_data(self, width: int) -> Sampling | None:
+        """Return the sampling as data for blocks of at most `width` tokens, or None for greedy choices."""
+        if not self.options.is_sampling:
+            return None
+        speculative = self.options.sampling == "speculative"
+        kind = "speculative" if speculative else self.options.noise
+        shape = len(self.keys), width if speculative else 0
+        return Sampling(
+            kind, self.options.seed, self.keys, self.sampler.temperatures.float(), self.sampler.top_k,
+            self.sampler.nucleus, self.keys.new_zeros(*shape, self.vocabulary, dtype=torch.int32),
+            self.keys.new_zeros(shape))
 
     def at(self, position: Tensor) -> Choice:
         """Return the choice at target positions [B, N]."""
@@ -274,17 +301,16 @@ class Chooser:
         temperature = self.sampler.temperature(position)  # [B, N, 1]
         if self.noise is not None:
             return Choice(type(self.noise), self.noise.at(position), temperature, self.sampler)
-        q = torch.zeros(*position.shape, self.vocabulary, device=position.device)  # [B, N, V]
+        shape = *position.shape, self.vocabulary
+        q = torch.zeros(shape, dtype=torch.float64, device=position.device)  # [B, N, V]
         return SpeculativeChoice(None, self.uniform(position), temperature, self.sampler, q)
 
     def uniform(self, position: Tensor) -> Tensor:
-        """Return uniform numbers in (0, 1) for target positions [B, N], one per purpose, float32 [B, N, 3].
+        """Return uniform numbers in (0, 1) for target positions [B, N], one per purpose, float64 [B, N, 3].
 
         Raises:
             ValueError: the sampling is not speculative.
         """
         if self.uniforms is None:
             raise ValueError("only speculative sampling has uniform numbers per purpose")
-        counter = 3 * position.unsqueeze(-1) + torch.arange(3, device=position.device)  # [B, N, 3]
-        # A number that rounds to 1 would be past the end of a cumulative sum.
-        return self.uniforms.at(counter).clamp(max=1 - 2.0**-20).float()
+        return self.uniforms.uniforms(position)[..., :3]

@@ -118,7 +118,8 @@ def searched(model):
 
 ENGINES = {
     "native": lambda config: NativeModel(random_model(config, dtype=torch.float32)),
-    "native-bf16": lambda config: NativeModel(random_model(config, dtype=torch.float32), half=True),
+    "native-bf16": lambda config: NativeModel(random_model(config, dtype=torch.float32), precision="bfloat16"),
+    "native-int8": lambda config: NativeModel(random_model(config, dtype=torch.float32), precision="int8"),
     "graph": lambda config: GraphModel(random_model(config), capture=Recorded),
 }
 """Engines beside the plain one, which all other small networks are decoded with."""
@@ -174,7 +175,7 @@ def _cases():
         yield f"{engine}, text", functools.partial(made, make, TEXT["text"], WAYS["exact"])
     for way, options in PICTURES.items():
         yield f"faces, native, {way}", functools.partial(upscaled, "native", options)
-    for engine in ("plain", "native-bf16"):
+    for engine in ("plain", "native-bf16", "native-int8"):
         yield f"faces, {engine}, epsilon 2", functools.partial(upscaled, engine, PICTURES["epsilon 2"])
     for engine in ("native", "plain"):
         for way, options in SENTENCES.items():

@@ -6,10 +6,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:  # the command line lists the proposers in its help, which must not wait for torch
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from superres.config import DecodeConfig
-    from superres.interfaces import Choose, Peers, ScoringModel, Session, Sources, StepOutput, Tree, TreeSession
+    from superres.interfaces import (
+        Choose,
+        LoopState,
+        Peers,
+        ScoringModel,
+        Session,
+        Sources,
+        StepOutput,
+        Tree,
+        TreeSession,
+    )
 
 
 @dataclass
@@ -78,6 +90,14 @@ class Proposer:
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """Return proposals int64 [B, k - 1] for the tokens at `context.position + offsets`; `offsets` are 1..k-1."""
         raise NotImplementedError
+
+    def as_data(self, session: Session) -> dict[str, Any] | None:
+        """Return the fields of `superres.interfaces.ProposerData` for the rows of `session`.
+
+        None leaves the proposals to `propose`, so that the engine does single steps. A class that overrides `propose`
+        overrides this method as well.
+        """
+        return None
 
     def encode(self, source: Sources, padding: Tensor | None) -> Sources:
         """Encode `source` for `new_state`; arguments as for `superres.interfaces.ScoringModel.encode`."""
@@ -150,6 +170,12 @@ class StatefulSession:
         self.width, self.shape, self.estimate = session.width, session.shape, session.estimate
         self.step, self.propose = session.step, session.propose
 
+    def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
+        """See `superres.interfaces.IteratingSession.iterations`."""
+        from superres.interfaces import IteratingSession
+
+        return self.session.iterations(state) if isinstance(self.session, IteratingSession) else None
+
     def resize(self, width: int) -> None:
         """See `superres.interfaces.Session.resize`; the proposer's state does not depend on the width."""
         self.session.resize(width)
@@ -220,12 +246,12 @@ def with_proposer_state(model: ScoringModel, proposer: Proposer) -> ScoringModel
     return StatefulModel(model, proposer) if has_state else model
 
 
-def state_of(context: Context) -> Any:  # noqa: ANN401 -- the result of the proposer's own `new_state`
-    """Return the proposer's state of the batch of `context`.
+def state_of(session: Session) -> Any:  # noqa: ANN401 -- the result of the proposer's own `new_state`
+    """Return the proposer's state of the batch of `session`.
 
     Raises:
         ValueError: the session does not include a proposer's state.
     """
-    if not isinstance(context.session, StatefulSession):
+    if not isinstance(session, StatefulSession):
         raise ValueError("the proposer stores state per row; make sessions with with_proposer_state(model, proposer)")
-    return context.session.state
+    return session.state

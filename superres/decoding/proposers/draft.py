@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from superres.config import require
 from superres.decoding.proposers.base import Context, Proposer, state_of
@@ -55,11 +55,15 @@ class DraftProposer(Proposer):
         session.resize(READ)
         return session
 
+    def as_data(self, session: Session) -> dict[str, Any]:
+        """See `Proposer.as_data`."""
+        return {"kind": "draft", "draft": state_of(session)}
+
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
         import torch
 
-        session: Session = state_of(context)
+        session: Session = state_of(context.session)
         position, first = context.position, context.first.unsqueeze(1)
         before = context.tokens.gather(1, (position - 1).clamp(min=0).unsqueeze(1))
         tokens = [before, first]  # each [B, 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from superres.decoding.proposers.base import Context, Proposer
 from superres.decoding.proposers.jacobi import JacobiProposer
@@ -11,7 +11,7 @@ from superres.decoding.proposers.jacobi import JacobiProposer
 if TYPE_CHECKING:  # the command line lists the proposers in its help, which must not wait for torch
     from torch import Tensor
 
-    from superres.interfaces import Choose
+    from superres.interfaces import Choose, Session
 
 
 class HeadProposer(Proposer):
@@ -21,6 +21,10 @@ class HeadProposer(Proposer):
     draws = True
     stateless = True
     training = "prediction heads"
+
+    def as_data(self, session: Session) -> dict[str, Any]:
+        """See `Proposer.as_data`."""
+        return {"kind": "heads"}
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
@@ -32,6 +36,10 @@ class StaleProposer(JacobiProposer):
 
     uses_heads = True
     training = "prediction heads"
+
+    def as_data(self, session: Session) -> dict[str, Any]:
+        """See `Proposer.as_data`."""
+        return {"kind": "stale"}
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""

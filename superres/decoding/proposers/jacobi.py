@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from superres.decoding.proposers.base import Context, Proposer
 
 if TYPE_CHECKING:  # the command line lists the proposers in its help, which must not wait for torch
     from torch import Tensor
+
+    from superres.interfaces import Session
 
 
 class JacobiProposer(Proposer):
@@ -20,6 +22,10 @@ class JacobiProposer(Proposer):
     """
 
     stateless = True
+
+    def as_data(self, session: Session) -> dict[str, Any]:
+        """See `Proposer.as_data`."""
+        return {"kind": "jacobi"}
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""

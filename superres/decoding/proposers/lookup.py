@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from superres.decoding.proposers.base import Context, Proposer, state_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from superres.interfaces import Session
 
 LONGEST = 3
 """Largest number of latest tokens to match."""
@@ -26,7 +28,7 @@ class Sources:
 
     def copy_rows(self, rows: Tensor, other: Sources, chosen: Tensor, cache: bool = True) -> None:
         """See `ProposerState.copy_rows`."""
-        self.tokens = self.tokens.index_copy(0, rows, other.tokens[chosen])
+        self.tokens.index_copy_(0, rows, other.tokens[chosen])
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
         """See `ProposerState.row_state`."""
@@ -43,11 +45,15 @@ class LookupProposer(Proposer):
         """See `Proposer.new_state`."""
         return Sources(source.repeat_interleave(copies, dim=0))
 
+    def as_data(self, session: Session) -> dict[str, Any]:
+        """See `Proposer.as_data`."""
+        return {"kind": "lookup", "source": state_of(session).tokens}
+
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
         import torch
 
-        source: Tensor = state_of(context).tokens
+        source: Tensor = state_of(context.session).tokens
         first = context.first.unsqueeze(1)
         text = torch.cat([source, context.tokens.scatter(1, context.position.unsqueeze(1), first)], dim=1)  # [B, N]
         last = source.shape[1] + context.position.unsqueeze(1)  # [B, 1]: place of the latest token in `text`

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,10 @@ from superres.errors import CheckpointError, ConfigError, plain
 from superres.system.reading import require_regular
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-    from superres.interfaces import ScoringModel
+    from superres.interfaces import ScoringModel, Session
 
 MOST_ORDER = 63
 """Largest order of n-grams."""
@@ -173,11 +174,19 @@ class NgramProposer(Proposer):
         require(counted == model.vocabulary, f"the n-grams have a vocabulary of {counted} tokens, but the model has "
                 f"{model.vocabulary}; count them for this model")
 
+    def as_data(self, session: Session) -> dict[str, Any]:
+        """See `Proposer.as_data`."""
+        import torch
+
+        keys, known = self._table_on(torch.device("cpu"))
+        numbering = self.table.numbering
+        return {"kind": "ngram", "keys": keys, "known": known, "order": numbering.order, "channels": numbering.channels}
+
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
         import torch
 
-        keys, known_tokens = self._table_on(context.tokens)
+        keys, known_tokens = self._table_on(context.tokens.device)
         numbering, position = self.table.numbering, context.position
         longest = numbering.order - 1
         earlier = (context.tokens.gather(1, (position - back).clamp(min=0).unsqueeze(1))[:, 0]
@@ -201,11 +210,11 @@ class NgramProposer(Proposer):
         """See `Proposer.weight_bytes`."""
         return self.table.keys.nbytes + self.table.tokens.nbytes
 
-    def _table_on(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the table's keys and tokens on the device of `like`, cached for later calls."""
+    def _table_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the table's keys and tokens on `device`, cached for later calls."""
         import torch
 
-        if self._cached is None or self._cached[0].device != like.device:
-            parts = (torch.from_numpy(part).to(like.device) for part in (self.table.keys, self.table.tokens))
+        if self._cached is None or self._cached[0].device != device:
+            parts = (torch.from_numpy(part).to(device) for part in (self.table.keys, self.table.tokens))
             self._cached = next(parts), next(parts)
         return self._cached

@@ -26,7 +26,7 @@ from superres.decoding.blockwise import BlockwiseDecoding
 from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.sampling import verify_candidates
-from superres.decoding.sampling import COMMITTED, VERDICT, Chooser
+from superres.decoding.sampling import COMMITTED, VERDICT, Chooser, distribution
 from superres.decoding.state import DecodeState
 from superres.interfaces import Peers, ScoringModel, Session, Sources, StepOutput, Tree, TreeSession
 
@@ -226,13 +226,13 @@ class LookaheadDecoding(BlockwiseDecoding):
         rows, sampler = torch.arange(len(scores), device=scores.device), self.chooser.sampler
         temperature = sampler.temperature(target)  # [B, N, 1]
 
-        def distribution(candidate: Tensor, place: int) -> Tensor:
+        def at_place(candidate: Tensor, place: int) -> Tensor:
             own = scores[rows, self.paths[candidate, place]].unsqueeze(1)  # [B, 1, V]
-            return sampler(own, temperature[:, place : place + 1]).softmax(-1).squeeze(1)
+            return distribution(sampler(own, temperature[:, place : place + 1])).squeeze(1)
 
         uniform = self.chooser.uniform(target)  # [B, N, 3]
         verdict, committed = uniform[:, :-1, VERDICT], uniform[..., COMMITTED]  # [B, N - 1], [B, N]
-        best, passed, first = verify_candidates(distribution, proposed, self.known, verdict, committed)
+        best, passed, first = verify_candidates(at_place, proposed, self.known, verdict, committed)
         return best, 1 + passed, first
 
     def _best_of_all(self, outcome: StepResult, peers: Peers) -> StepResult:

@@ -14,7 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from superres.errors import ConfigError
 from superres.system.machine import cache_folder
 
 SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 COMPILERS = ("c++", "g++", "clang++")
 
 EXTRA_FLAGS = "SUPERRES_NATIVE_FLAGS"
@@ -39,19 +39,41 @@ PANEL = 2 * LANES
 class CLinear(Structure):
     """`Linear` of cpp/abi.h."""
 
-    _fields_ = [("inputs", c_int64), ("panels", c_int64), ("half", c_int64), ("weight", c_void_p), ("bias", c_void_p)]
+    _fields_ = [*((name, c_int64) for name in ("inputs", "panels", "format")),
+                *((name, c_void_p) for name in ("weight", "bias", "scale"))]
 
 
 class CInt8Filter(Structure):
     """`Int8Filter` of cpp/abi.h."""
 
-    _fields_ = [*((name, c_void_p) for name in ("weight", "bias", "scale", "norm", "sum")), ("rounding", c_float)]
+    _fields_ = [("product", CLinear), ("norm", c_void_p), ("rounding", c_float)]
 
 
 class CCache(Structure):
     """`Cache` of cpp/abi.h."""
 
-    _fields_ = [("key", c_void_p), ("value", c_void_p)]
+    _fields_ = [(name, c_void_p) for name in ("key", "value", "key_scale", "value_scale")]
+
+
+class CSampling(Structure):
+    """`Sampling` of cpp/abi.h."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("kind", "seed", "channels", "top_k")), ("nucleus", c_double),
+        *((name, c_void_p) for name in ("keys", "temperature", "q", "q_total")),
+    ]
+
+
+class CProposer(Structure):
+    """`Proposer` of cpp/abi.h."""
+
+    _fields_ = [
+        ("kind", c_int64),
+        *((name, c_void_p) for name in (
+            "draft", "tokens", "place", "best_tokens", "hidden", "scores", "keys", "known")),
+        *((name, c_int64) for name in ("entries", "order", "channels")), ("source", c_void_p),
+        ("source_length", c_int64),
+    ]
 
 
 class CWidths(Structure):
@@ -68,10 +90,10 @@ class CLoop(Structure):
 
     _fields_ = [
         *((name, c_int64) for name in ("block_size", "room", "stride", "minimum", "best", "bound", "end_token")),
-        ("widths", CWidths),
         *((name, c_void_p) for name in (
             "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "best_tokens",
             "hidden", "scores", "scratch")),
+        ("sampling", POINTER(CSampling)), ("proposer", CProposer), ("widths", CWidths),
     ]
 
 
@@ -110,16 +132,15 @@ class CSession(Structure):
         *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "residual_sum")),
         ("source_length", c_int64), ("deviation", c_void_p), ("first", CLinear), ("second", CLinear),
         ("channel_bias", c_void_p), ("direct", c_void_p), ("residual_scale", c_float), ("initial_sharpness", c_float),
-        ("heads", CHeads), ("not_finite", c_void_p), ("seconds", c_void_p),
-        *((name, c_void_p) for name in ("x", "wide", "attended", "weights", "gathered", "projected")),
+        ("heads", CHeads), ("not_finite", c_void_p), ("seconds", c_void_p), ("groups", c_int64),
+        *((name, c_void_p) for name in ("x", "parts", "wide", "attended", "weights", "gathered", "projected")),
     ]
 
 
-STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CWidths, CLoop, CSession)
+STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CSampling, CProposer, CWidths, CLoop, CSession)
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "superres_layout": (c_char_p, []),
-    "superres_has_int8": (c_int64, []),
     "superres_busy": (c_int64, []),
     "superres_step": (None, [POINTER(CSession), *[c_void_p] * 4]),
     "superres_propose_room": (c_int64, [POINTER(CSession), c_int64]),

@@ -15,21 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from superres.config import ModelConfig
 from superres.errors import ScoresError
 from superres.interfaces import Choose, LoopState, Sources, StepOutput
 from superres.nn.attention import Attention
 from superres.nn.cache import slot_count
-from superres.nn.engines.native.build import (
-    LANES,
-    PANEL,
-    CCache,
-    CLayer,
-    CLoop,
-    CSession,
-    CWidths,
-    NativeUnavailable,
-    library,
-)
+from superres.nn.engines.native.build import LANES, PANEL, CCache, CLayer, CSession, NativeUnavailable, library
+from superres.nn.engines.native.loop import address, loop_of
 from superres.nn.engines.native.thread_trials import ThreadTrials
 from superres.nn.engines.native.weights import PackedWeights
 from superres.nn.engines.proposing import ProposingSession, StepState
@@ -38,6 +30,15 @@ from superres.nn.engines.torch_step import PARTS
 from superres.nn.image_priors import INITIAL_SHARPNESS, RESIDUAL_SCALE
 from superres.nn.model import EncoderDecoder, Memory
 from superres.system.machine import TorchThreads, usable_cores
+
+ENGINES = {"float32": "native", "bfloat16": "native-bf16", "int8": "native-int8"}
+"""Name of the engine by the format of its weights."""
+
+GROUP_WIDTH = 64
+"""Width of a group: see `Rows` in cpp/layer.h. A narrower group would not repay the wait for its thread."""
+
+SLOT_AXES = 3, 2, 2, 2
+"""The axis of the slots, or of groups of slots, in the keys, values and their scales of `NativeSession.caches`."""
 
 SOURCES_FOR_THREADS = 8
 """Smallest number of sources that torch encodes with several threads. For fewer sources, threads save 5 ms but can cost
@@ -100,8 +101,8 @@ class NativeSession(ProposingSession):
         scores = torch.empty(self.batch, self.width, self.config.vocabulary)
         hidden = torch.empty(self.batch, self.width, self.config.width)
         library().superres_step(
-            byref(self.session), _address(tokens, torch.int64, self.batch, self.width),
-            _address(position, torch.int64, self.batch), hidden.data_ptr(), scores.data_ptr(),
+            byref(self.session), address(tokens, torch.int64, self.batch, self.width),
+            address(position, torch.int64, self.batch), hidden.data_ptr(), scores.data_ptr(),
         )
         return StepOutput(scores, NativeState(hidden, position))
 
@@ -116,12 +117,12 @@ class NativeSession(ProposingSession):
         if count > self.session.heads.count:
             raise ValueError(f"{count} proposals were requested from {self.session.heads.count} heads")
         tokens = torch.empty(self.batch, count, dtype=torch.int64)
-        rows = (_address(tensor, torch.int64, self.batch) for tensor in (state.position, index, first))
+        rows = (address(tensor, torch.int64, self.batch) for tensor in (state.position, index, first))
         library().superres_propose(
             byref(self.session), *rows, count,
-            _address(state.hidden, torch.float32, self.batch, self.width, self.config.width),
-            _address(temperature, torch.float32, self.batch * count),
-            _address(noise, torch.float32, self.batch * count * self.config.vocabulary),
+            address(state.hidden, torch.float32, self.batch, self.width, self.config.width),
+            address(temperature, torch.float32, self.batch * count),
+            address(noise, torch.float32, self.batch * count * self.config.vocabulary),
             self.room.data_ptr(), tokens.data_ptr(),
         )
         return tokens
@@ -133,18 +134,24 @@ class NativeSession(ProposingSession):
             ValueError: the tensors of `state` are too small for the session's step width, or the session's step width
                 is too small for its block size or minimum block size.
         """
-        width, room = self.width, state.proposals.shape[1]
-        most = 1 if self.heads is None else min(room, 1 + self.heads.count)  # tokens of a block
+        width, room, draft = self.width, state.proposals.shape[1], state.proposer.draft
+        if not isinstance(draft, NativeSession | None):
+            return None
+        most = room  # tokens of a block
+        if state.proposer.kind in {"heads", "stale"}:
+            most = 1 if self.heads is None else min(room, 1 + self.heads.count)
         if room < width or state.store.shape[1] < 1 + self.config.target_length + width:
             raise ValueError(f"{room} proposals and {state.store.shape[1]} tokens of memory are too few "
                              f"for steps of {width}")
         if not 1 <= state.block_size <= min(width, most) or not 0 <= state.min_block <= width:
             raise ValueError(f"steps of {width} cannot verify blocks of {state.block_size}, at least {state.min_block}")
-        if state.widths is not None and not (self.config.ordinal_output and self.session.outputs == 2):
-            return None  # the heads' centres alone do not determine their proposals
-        if state.widths is not None and len(state.widths.costs) > min(width, most):
-            raise ValueError(f"steps of {width} cannot verify blocks of {len(state.widths.costs)}")
-        loop = self._loop(state)
+        if state.widths is not None:
+            if not (self.config.ordinal_output and self.session.outputs == 2) or state.sampling is not None:
+                return None  # the heads' centres alone do not determine their proposals
+            if len(state.widths.costs) > min(width, most) or state.proposer.kind != "heads":
+                raise ValueError(f"{most - 1} heads cannot propose blocks of {len(state.widths.costs)}")
+        scratch = None if self.heads is None else self.room
+        loop = loop_of(state, self.session, scratch, None if draft is None else draft.session)
 
         def iterate(count: int, following: int) -> Tensor:
             if not 1 <= following <= most or not max(state.block_size, state.min_block) <= self.width <= width:
@@ -159,41 +166,6 @@ class NativeSession(ProposingSession):
             return record[:made]
 
         return iterate
-
-    def _loop(self, state: LoopState) -> CLoop:
-        """Return the form in which native.cpp reads `state`; the result keeps all its tensors alive."""
-        width, room, stride = self.width, state.proposals.shape[1], state.store.shape[1]
-        kind, bound = state.rule
-        integers = torch.empty(2 * width + room + 3, self.batch, dtype=torch.int64)
-        widths = CWidths()
-        if state.widths is not None:
-            given, channels = state.widths, self.config.channels
-            widths = CWidths(
-                count=len(given.costs), costs=_address(given.costs, torch.float64, len(given.costs)),
-                sizes=_address(given.sizes, torch.int64, self.batch),
-                pace=_address(given.pace, torch.float64, self.batch, 2 + channels),
-                offset=given.offset, exponent=given.exponent, reach=given.reach)
-        shared = {
-            "position": _address(state.position, torch.int64, self.batch),
-            "limit": _address(state.limit, torch.int64, self.batch),
-            "store": _address(state.store, torch.int64, self.batch, stride),
-            "proposals": _address(state.proposals, torch.int64, self.batch, room),
-        }
-        buffers = {
-            "tokens": integers[:width], "best_tokens": integers[width : 2 * width], "next": integers[2 * width :],
-            "place": integers[-3], "index": integers[-2], "first": integers[-1],
-            "hidden": torch.empty(self.batch, width, self.config.width),
-            "scores": torch.empty(self.batch, width, self.config.vocabulary),
-            "scratch": self.room if self.heads is not None else None,
-        }
-        loop = CLoop(
-            block_size=state.block_size, room=room, stride=stride, minimum=state.min_block, best=kind == "rank",
-            bound=min(bound, self.config.vocabulary) if kind == "rank" else bound,
-            end_token=-1 if state.end_token is None else state.end_token, widths=widths,
-            **shared, **{name: None if tensor is None else tensor.data_ptr() for name, tensor in buffers.items()},
-        )
-        loop.tensors = buffers, state
-        return loop
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
         """See `superres.nn.engines.torch_step.StepSession.part_seconds`."""
@@ -233,9 +205,10 @@ class NativeSession(ProposingSession):
     def select(self, rows: Tensor, length: int) -> None:
         """See `superres.interfaces.Session.select`."""
         used = min(length, self.session.slots)
-        for key, value in self.caches:
-            key[..., :used] = key[rows, :, :, :used]
-            value[:, :, :used] = value[rows, :, :used]
+        for layer in self.caches:
+            for part, axis in zip(layer, SLOT_AXES, strict=False):
+                begin = part.narrow(axis, 0, -(-used * part.shape[axis] // self.session.slots))
+                begin.copy_(begin[rows])
         if self.deviation is not None:
             self.deviation.copy_(self.deviation[rows])
 
@@ -295,12 +268,9 @@ class NativeSession(ProposingSession):
         """Allocate the cache of every layer, and project the memory for cross-attention if the model has it."""
         config, session = self.config, self.session
         layers = (CLayer * config.decoder_layers)(*self.packed.layers)
-        rows, size = (self.batch, config.attention_heads), config.width // config.attention_heads
-        self.caches = [
-            (torch.zeros(*rows, size, session.slots), torch.zeros(*rows, session.slots, size)) for _ in layers
-        ]
+        self.caches = [self._cache() for _ in layers]
         for number, layer in enumerate(layers):
-            layer.self = CCache(*(self._keep(part, *part.shape) for part in self.caches[number]))
+            layer.self = CCache(*(part.data_ptr() for part in self.caches[number]))
             cross = self.packed.model.decoder[number].cross_attention
             if isinstance(cross, Attention):
                 layer.cross = self._cross_cache(*cross.keys_and_values(memory.states))
@@ -309,6 +279,16 @@ class NativeSession(ProposingSession):
             mask = torch.zeros(self.batch, session.cross_slots) if memory.mask is None else memory.mask[:, 0, 0]
             session.cross_mask = self._keep(mask, self.batch, session.cross_slots, by_row=True)
         self.layers = session.layer = layers
+
+    def _cache(self) -> tuple[Tensor, ...]:
+        """Allocate the keys and values of a layer; as bytes with their scales if the products are int8."""
+        rows, slots = (self.batch, self.config.attention_heads), self.session.slots
+        size = self.config.width // self.config.attention_heads
+        if self.packed.precision != "int8":
+            return torch.zeros(*rows, size, slots), torch.zeros(*rows, slots, size)
+        quads = (size // 4, slots, 4), (slots // 4, size, 4)
+        return (*(torch.zeros(*rows, *shape, dtype=torch.uint8) for shape in quads),
+                *(torch.zeros(*rows, slots) for _ in quads))
 
     def _cross_cache(self, key: Tensor, value: Tensor) -> CCache:
         """Keep the keys and values [B, H, S, D / H] of the memory in the layout of native.cpp."""
@@ -320,7 +300,8 @@ class NativeSession(ProposingSession):
         session, config = self.session, self.config
         rows = self.batch * self.width
         slots = max(session.slots, session.cross_slots) * config.attention_heads
-        sizes = {"x": config.width, "wide": config.filter_size,
+        session.groups = groups_of(config)
+        sizes = {"x": 2 * config.width, "parts": 2 * session.groups * config.width, "wide": config.filter_size,
                  "attended": config.width, "weights": slots, "projected": session.stride}
         for name, size in sizes.items():
             setattr(session, name, self._keep(torch.zeros(rows * size), rows * size))
@@ -329,6 +310,12 @@ class NativeSession(ProposingSession):
         if self.heads is not None:
             count = library().superres_propose_room(byref(session), self.heads.count)
             self.room = torch.empty(self.batch * count)
+
+
+def groups_of(config: ModelConfig) -> int:
+    """Return into how many groups the attention heads and hidden units of a layer are divided, for threads to share."""
+    return next(groups for groups in range(max(1, config.width // GROUP_WIDTH), 0, -1) if not (
+        config.attention_heads % groups or config.width // groups % PANEL or config.filter_size // groups % PANEL))
 
 
 def rows_together(packed: PackedWeights, slots: int) -> int:
@@ -342,20 +329,6 @@ def rows_together(packed: PackedWeights, slots: int) -> int:
     return max(2, packed.bytes // (2 * cache))
 
 
-def _address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
-    """Return the address of a tensor; None for None, which is null in C++.
-
-    Raises:
-        ValueError: the tensor is not contiguous, not on the CPU, or not of the given type and shape.
-    """
-    if tensor is None:
-        return None
-    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError(f"the native step wants contiguous {dtype} {list(shape)} on the CPU, not {tensor.dtype} "
-                         f"{list(tensor.shape)} on {tensor.device.type}")
-    return tensor.data_ptr()
-
-
 class NativeModel(StepModel):
     """`EncoderDecoder` as a `superres.interfaces.ScoringModel` whose steps run in native.cpp."""
 
@@ -363,7 +336,8 @@ class NativeModel(StepModel):
     own_threads = True
 
     def __init__(
-        self, model: EncoderDecoder, end_token: int | None = None, *, threads: int | None = None, half: bool = False,
+        self, model: EncoderDecoder, end_token: int | None = None, *, threads: int | None = None,
+        precision: str = "float32",
     ) -> None:
         """Pack the weights of `model`, which must be in evaluation mode and on the CPU.
 
@@ -371,15 +345,17 @@ class NativeModel(StepModel):
             model: the network.
             end_token: as in `StepModel`.
             threads: largest number of threads per step; None measures which number is fastest, up to torch's limit.
-            half: store weights as bfloat16, which halves the bytes that a step reads; sums stay in float32. Where the
-                processor multiplies pairs of bfloat16 (AVX-512 BF16), inputs are rounded to bfloat16 too, which is
-                twice as fast. The aligned conditioning is also computed in bfloat16.
+            precision: format of the weights. "bfloat16" halves the bytes that a step reads; sums stay in float32.
+                Where the processor multiplies pairs of bfloat16 (AVX-512 BF16), inputs are rounded to bfloat16 too,
+                which is twice as fast. "int8" also stores keys and values in a byte each, and rounds the inputs of
+                products: every column with a scale of its own, so that no result depends on the step width. The sums
+                are exact integers. The aligned conditioning is computed in bfloat16 for both.
 
         Raises:
             NativeUnavailable: the code cannot be built on this machine, or does not support the network.
         """
         super().__init__(model, end_token)
-        self.engine, self.half = "native-bf16" if half else "native", half
+        self.engine, self.half = ENGINES[precision], precision != "float32"
         config = model.config
         if model.signal.device.type != "cpu":
             raise NativeUnavailable(f"the native step runs on the CPU, not on {model.signal.device.type}; choose plain")
@@ -393,7 +369,7 @@ class NativeModel(StepModel):
         self.threads = threads
         self.trials: dict[tuple[int, int, int], ThreadTrials] = {}
         with torch.inference_mode():
-            self.packed = PackedWeights(model, half)
+            self.packed = PackedWeights(model, precision)
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `StepModel.encode`."""

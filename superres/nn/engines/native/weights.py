@@ -11,11 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.nn.engines.native.build import LANES, PANEL, CHeads, CInt8Filter, CLayer, CLinear, library
+from superres.nn.engines.native.build import LANES, PANEL, CHeads, CInt8Filter, CLayer, CLinear
 from superres.nn.heads import PredictionHeads
 from superres.nn.layers import DecoderLayer, TiedProjection
 from superres.nn.model import EncoderDecoder
 from superres.nn.recurrent import RecurrentHeads
+
+
+FORMATS = "float32", "bfloat16", "int8"
+"""The formats of weights, numbered as in abi.h."""
+
+INT8 = FORMATS.index("int8")
+
+PROPOSING = "int8"
+"""The format of the prediction heads with all precisions: proposals are verified, so rounding costs no exactness."""
+
+GROUPS = 1, 2, 4
+"""Inputs of an output that lie side by side, by format."""
 
 
 @dataclass
@@ -46,22 +58,28 @@ def fuse(linears: Sequence[nn.Linear | TiedProjection], norm: nn.LayerNorm | Non
     return Affine(weight.detach().contiguous(), bias.detach().contiguous())
 
 
-def pack(affine: Affine, half: bool = False) -> tuple[CLinear, list[Tensor]]:
+def pack(affine: Affine, precision: str = "float32") -> tuple[CLinear, list[Tensor]]:
     """Return a product for native.cpp and the tensors that must stay alive as long as the product is used.
 
     Args:
         affine: weight [in, out] and bias [out].
-        half: store the weight as bfloat16; ignored unless `in` is a multiple of LANES.
+        precision: "float32", "bfloat16" or "int8", the format of the weight; float32 unless `in` is a multiple of LANES.
     """
     inputs, outputs = affine.weight.shape
-    panels, half = -(-outputs // PANEL), half and inputs % LANES == 0
-    padded = F.pad(affine.weight.float(), (0, panels * PANEL - outputs))
-    if half:
-        weight = padded.bfloat16().view(inputs // 2, 2, panels, PANEL).permute(2, 0, 3, 1).contiguous()
-    else:
-        weight = padded.view(inputs, panels, PANEL).transpose(0, 1).contiguous()
-    bias = F.pad(affine.bias.float(), (0, panels * PANEL - outputs)).contiguous()
-    return CLinear(inputs, panels, half, weight.data_ptr(), bias.data_ptr()), [weight, bias]
+    panels, padding = -(-outputs // PANEL), (0, -outputs % PANEL)
+    chosen = FORMATS.index(precision if inputs % LANES == 0 else "float32")
+    padded, scale = F.pad(affine.weight.float(), padding), torch.empty(0)
+    if chosen == INT8:
+        scale = padded.abs().amax(0).div(127).clamp(min=1e-30)
+        # The products in native.cpp take unsigned weights, 128 larger.
+        padded = ((padded / scale).round() + 128).to(torch.uint8)
+    elif chosen:
+        padded = padded.bfloat16()
+    group = GROUPS[chosen]
+    weight = padded.view(inputs // group, group, panels, PANEL).permute(2, 0, 3, 1).contiguous()
+    bias = F.pad(affine.bias.float(), padding).contiguous()
+    return CLinear(inputs, panels, chosen, *(part.data_ptr() or None for part in (weight, bias, scale))), [
+        weight, bias, scale]
 
 
 def _transposed(weight: Tensor, bias: Tensor) -> Affine:
@@ -74,21 +92,23 @@ class PackedWeights:
     Attributes:
         bytes: size of the weights of all products.
         project: the output projection.
-        int8_filter: its int8 copy; empty for ordinal outputs and on processors without int8 dot products.
+        int8_filter: its int8 copy; empty for ordinal outputs.
         final: addresses of weight and bias of the final norm, or None.
         layers: decoder layers without their caches.
         heads: prediction heads.
     """
 
-    def __init__(self, model: EncoderDecoder, half: bool) -> None:
-        """Pack the weights of `model`; products are stored as bfloat16 if `half`."""
-        self.model, self.half = model, half
+    def __init__(self, model: EncoderDecoder, precision: str) -> None:
+        """Pack the weights of `model`, with products in the format `precision`."""
+        self.model, self.precision = model, precision
+        self.exact = "float32" if precision == "int8" else precision
         self.tensors: list[Any] = []
         self.bytes = 0
         self.pre = model.config.norm == "pre"
         self.scale = (model.config.width // model.config.attention_heads) ** -0.5  # of queries
         project = fuse([model.project])
-        self.project = self.pack(project)
+        # Scores are not rounded to int8, which would change the choice between close tokens.
+        self.project = self.pack(project, self.exact)
         # Ordinal scores are not a product, and there are too few intensities for a filter to pay.
         self.int8_filter = CInt8Filter() if model.config.ordinal_output else self._int8_filter(project)
         self.final: tuple[int | None, int | None] = (None, None)
@@ -100,7 +120,9 @@ class PackedWeights:
         self.token_table = self.keep(F.pad(embedding.table.weight.detach() * embedding.scale, (0, 0, 0, 1)))
         near = model.neighbourhood
         if near is not None:
-            self.first = self.pack(Affine(near.first.weight.detach().t(), torch.zeros(near.first.out_features)))
+            # The features have very different sizes, so that one int8 scale does not serve them all.
+            self.first = self.pack(Affine(near.first.weight.detach().t(), torch.zeros(near.first.out_features)),
+                                   self.exact)
             self.second = self.pack(fuse([near.second]))
             self.channel_bias = self.keep(near.channel.weight.detach() + near.first.bias.detach())
             self.direct = self.keep(near.direct.detach())
@@ -117,32 +139,23 @@ class PackedWeights:
         address: int = self.tensors[-1].data_ptr()
         return address
 
-    def pack(self, affine: Affine) -> CLinear:
-        """Pack a product and keep it."""
-        linear, tensors = pack(affine, self.half)
+    def pack(self, affine: Affine, precision: str | None = None) -> CLinear:
+        """Pack a product and keep it, in another format than the network's if a `precision` is given."""
+        linear, tensors = pack(affine, precision or self.precision)
         self.bytes += tensors[0].nbytes
         self.tensors += tensors
         return linear
 
     def _int8_filter(self, affine: Affine) -> CInt8Filter:
-        """Return the int8 copy of a product, or an empty filter if the processor has no int8 dot products."""
-        if not library().superres_has_int8():
-            return CInt8Filter()
-        inputs, outputs = affine.weight.shape
-        padding = (0, -outputs % PANEL)
-        weight = F.pad(affine.weight.bfloat16().float() if self.half else affine.weight.float(), padding)
-        scale = (weight.abs().amax(0) / 127).clamp(min=1e-30)
-        quantised = (weight / scale).round()
-        quads = quantised.to(torch.int8).view(inputs // 4, 4, -1, PANEL).permute(2, 0, 3, 1).contiguous()
-        total = (128 * quantised.sum(0)).to(torch.int32)
-        self.tensors += [quads, total]
-        return CInt8Filter(
-            weight=quads.data_ptr(), bias=self.keep(F.pad(affine.bias.float(), padding, value=-math.inf)),
-            scale=self.keep(scale), norm=self.keep(weight.abs().sum(0)), sum=total.data_ptr(),
-            # Half a unit for the rounding to int8, and half the last bit of bfloat16 (8 bits) at values up to 127. The
-            # excess over these bounds covers the rounding errors of the sums.
-            rounding=0.51 + 0.25 * self.half,
-        )
+        """Return the int8 copy of a product."""
+        half = self.precision == "bfloat16"
+        weight = affine.weight.bfloat16().float() if half else affine.weight.float()
+        padding = (0, -weight.shape[1] % PANEL)
+        product = self.pack(Affine(weight, affine.bias), "int8")
+        product.bias = self.keep(F.pad(affine.bias.float(), padding, value=-math.inf))
+        # Half a unit for the rounding to int8, and half the last bit of bfloat16 (8 bits) at values up to 127. The
+        # excess over these bounds covers the rounding errors of the sums.
+        return CInt8Filter(product, self.keep(F.pad(weight.abs().sum(0), padding)), 0.51 + 0.25 * half)
 
     def _layer(self, layer: DecoderLayer) -> CLayer:
         attention, cross, transform = layer.attention, layer.cross_attention, layer.feed_forward
@@ -166,11 +179,11 @@ class PackedWeights:
     def _heads(self, heads: PredictionHeads) -> CHeads:
         size = heads.contract.shape[1]
         contract = (CLinear * heads.count)(*(
-            self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1]))) for weight in heads.contract
+            self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1])), PROPOSING) for weight in heads.contract
         ))
         self.tensors.append(contract)
         result = CHeads(
-            count=heads.count, size=size, expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias)),
+            count=heads.count, size=size, expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias), PROPOSING),
             contract=contract, bias=self.keep(heads.bias), norm_weight=self.keep(heads.norm.weight),
             norm_bias=self.keep(heads.norm.bias),
         )
@@ -178,18 +191,18 @@ class PackedWeights:
             result.direct = self.keep(heads.direct)
         if heads.adapt is not None:
             result.adaptive, result.earlier = 1, heads.visible.shape[1]
-            result.adapt = self.pack(_transposed(heads.adapt.weight, heads.adapt.bias))
+            result.adapt = self.pack(_transposed(heads.adapt.weight, heads.adapt.bias), self.exact)
         return result
 
     def _recurrence(self, heads: RecurrentHeads) -> CHeads:
         expand = fuse([heads.expand], heads.state_norm)
         # One product reads the normalised state and the token's embedding, concatenated.
         expand = Affine(torch.cat([expand.weight, heads.read.weight.detach().t()]), expand.bias)
-        contract = (CLinear * 1)(self.pack(fuse([heads.contract])))
+        contract = (CLinear * 1)(self.pack(fuse([heads.contract]), PROPOSING))
         self.tensors.append(contract)
         return CHeads(
-            count=heads.count, size=heads.contract.in_features, recurrent=1, expand=self.pack(expand),
+            count=heads.count, size=heads.contract.in_features, recurrent=1, expand=self.pack(expand, PROPOSING),
             contract=contract, norm_weight=self.keep(heads.norm.weight), norm_bias=self.keep(heads.norm.bias),
-            cross_query=self.pack(fuse([heads.attention.query], heads.attention_norm, self.scale)),
-            cross_output=self.pack(fuse([heads.attention.output])),
+            cross_query=self.pack(fuse([heads.attention.query], heads.attention_norm, self.scale), PROPOSING),
+            cross_output=self.pack(fuse([heads.attention.output]), PROPOSING),
         )

@@ -8,27 +8,30 @@
 
 extern "C" {
 
-// y = x @ weight + bias. The weight is packed as [outputs / PANEL][inputs][PANEL], outputs padded with zeros; as bfloat16
-// (half), two inputs of an output lie side by side: [outputs / PANEL][inputs / 2][PANEL][2].
+// The formats of weights.
+enum Format : int64_t { FLOAT32, BFLOAT16, INT8 };
+
+// y = x @ weight + bias. A group of 1, 2 or 4 inputs of an output lies side by side, as float32, bfloat16 or int8:
+// [outputs / PANEL][inputs / group][PANEL][group], outputs padded with zeros. Bytes are unsigned, 128 larger than they count.
 struct Linear {
-  int64_t inputs, panels, half;
+  int64_t inputs, panels, format;
   const void* weight;
-  const float* bias;
+  const float* bias;   // null without one
+  const float* scale;  // only INT8, per output: the weight that one unit stands for
 };
 
 // An int8 copy of the output projection, which bounds its scores: see `screened_argmax`.
 struct Int8Filter {
-  const uint32_t* weight;  // [outputs / PANEL][inputs / 4][PANEL][4], signed; null without a filter
-  const float *bias;       // per output; -inf for padding outputs
-  const float *scale;      // per output: the weight that one int8 unit stands for
-  const float *norm;       // per output: sum of |weight|
-  const int32_t* sum;      // per output: 128 * sum of its int8 weights, which cancels the offset of the states
-  float rounding;          // largest rounding error of a state, in units of the state's scale
+  Linear product;     // bias -inf for padding outputs; its weight is null without a filter
+  const float* norm;  // per output: sum of |weight|
+  float rounding;     // largest rounding error of a state, in units of the state's scale
 };
 
-// Softmax attention over a cache: keys [row][head][size][slots], values [row][head][slots][size].
+// Softmax attention over a cache: keys [row][head][size][slots], values [row][head][slots][size], as float32. With scales,
+// as bytes 128 larger than they count: keys [row][head][size / 4][slots][4], values [row][head][slots / 4][size][4].
 struct Cache {
-  float *key, *value;
+  void *key, *value;
+  float *key_scale, *value_scale;  // [row][head][slots], what one unit stands for; null for float32
 };
 
 struct Layer {
@@ -47,6 +50,31 @@ struct Heads {
   Cache cross;
 };
 
+// How tokens are sampled: see `Sampling` in superres/interfaces.py.
+struct Sampling {
+  int64_t kind, seed;          // GUMBEL, QUANTILE or SPECULATIVE
+  int64_t channels, top_k;     // top_k is at most V
+  double nucleus;
+  const int64_t* keys;         // [batch]
+  const float* temperature;    // [channels]
+  int32_t* q;                  // only speculative sampling: the distributions of the pending proposals, [batch, room, V],
+  int64_t* q_total;            // and their sums, [batch, room]; 0 without a proposal
+};
+
+struct Session;
+
+// The source of proposals: see `ProposerData` in superres/interfaces.py.
+struct Proposer {
+  int64_t kind;
+  const Session* draft;        // a session of the draft model, and its scratch
+  int64_t *tokens, *place, *best_tokens;  // [batch, READ], [batch], [batch, READ]
+  float *hidden, *scores;                 // [batch, READ, D], [batch, READ, V]
+  const int64_t *keys, *known;            // the table of n-grams, [entries]: contexts in ascending order, next tokens
+  int64_t entries, order, channels;
+  const int64_t* source;                  // [batch, source_length]
+  int64_t source_length;
+};
+
 // How iterations choose their block size: see `Widths` in superres/interfaces.py.
 struct Widths {
   int64_t count;        // block sizes 1..count
@@ -63,10 +91,12 @@ struct Loop {
   int64_t best, bound;  // a proposal is accepted if it is among the `bound` best tokens (best = 1), or if it is at most
                         // `bound` away from the best token (best = 0)
   int64_t end_token;    // -1 without one
-  Widths widths;
   int64_t *position, *limit, *store, *proposals;
   int64_t *tokens, *place, *index, *first, *next, *best_tokens;  // scratch
   float *hidden, *scores, *scratch;
+  const Sampling* sampling;  // null if tokens are chosen greedily
+  Proposer proposer;
+  Widths widths;
 };
 
 struct Session {
@@ -96,8 +126,9 @@ struct Session {
   Heads heads;
   int64_t* not_finite;  // [1], set to 1 if any score is not finite
   double* seconds;  // [PARTS], accumulates the seconds of each part of a step; or null
-  // Scratch, one slice per row of the batch
-  float *x, *wide, *attended, *weights, *gathered, *projected;
+  int64_t groups;  // of attention heads and of hidden units, which share a sub-layer: see `Rows`
+  // Scratch, one slice per row of the batch; two each of `x` and `parts` [groups]
+  float *x, *parts, *wide, *attended, *weights, *gathered, *projected;
 };
 
 }  // extern "C"

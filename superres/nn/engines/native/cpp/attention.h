@@ -6,6 +6,31 @@
 
 namespace {
 
+// The slot of the ring that follows a group of LANES slots.
+ALWAYS_INLINE int64_t next_slot(int64_t slot, int64_t slots) { return slot + LANES == slots ? 0 : slot + LANES; }
+
+// Turns scores [groups * LANES] into exp(score - the largest score), given the largest scores of each lane. Returns 1 / their
+// sum.
+ALWAYS_INLINE float softmax(float* scores, int64_t groups, vec most) {
+  const float top = largest(most);
+  vec total{};
+  for (int64_t g = 0; g < groups; g++) {
+    const vec score = load(scores + g * LANES);
+    const vec e = pick(score > -INFINITY, exponential(score - top), vec{});
+    total += e;
+    store(scores + g * LANES, e);
+  }
+  return 1.0f / sum(total);
+}
+
+// Whether query r sees each of LANES positions.
+ALWAYS_INLINE ivec visible(int64_t position, int64_t from, int64_t last) {
+  ivec place;
+  for (int i = 0; i < LANES; i++) place[i] = i;
+  place += (int32_t)position;
+  return (place >= (int32_t)from) & (place <= (int32_t)last);
+}
+
 // V vectors of the attention output of R queries: weighted sums of the values, multiplied by each query's `scale`.
 template <int R, int V>
 ALWAYS_INLINE void attend_values(const float* value, int64_t slots, int64_t size, int64_t first, int64_t groups,
@@ -18,7 +43,7 @@ ALWAYS_INLINE void attend_values(const float* value, int64_t slots, int64_t size
       for (int v = 0; v < V; v++) {
         const vec x = load(value + (slot + i) * size + v * LANES);
 #pragma GCC unroll 12
-        for (int r = 0; r < R; r++) total[v][r] += weights[r * ws + g * LANES + i] * x;
+        for (int r = 0; r < R; r++) total[v][r] = fused(fill(weights[r * ws + g * LANES + i]), x, total[v][r]);
       }
   }
   for (int v = 0; v < V; v++)
@@ -34,8 +59,6 @@ void attend(const float* query, int64_t qs, const float* key, const float* value
             int64_t ws, float* out, int64_t os) {
   const int64_t first = begin / LANES * LANES;
   const int64_t groups = (end - first) / LANES + 1;
-  ivec lanes;
-  for (int i = 0; i < LANES; i++) lanes[i] = i;
   vec most[R];
   for (int r = 0; r < R; r++) most[r] = fill(-INFINITY);
   constexpr int G = R == 1 ? 4 : R <= 3 ? 2 : 1;
@@ -49,33 +72,20 @@ void attend(const float* query, int64_t qs, const float* key, const float* value
       for (int i = 0; i < G; i++) {
         const vec k = load(key + d * slots + slot[i]);
 #pragma GCC unroll 12
-        for (int r = 0; r < R; r++) score[i][r] += query[r * qs + d] * k;
+        for (int r = 0; r < R; r++) score[i][r] = fused(fill(query[r * qs + d]), k, score[i][r]);
       }
     for (int i = 0; i < G && g + i < groups; i++) {
-      const ivec place = lanes + (int32_t)(first + (g + i) * LANES);
       for (int r = 0; r < R; r++) {
         vec v = score[i][r];
         if (mask) v += load(mask + slot[i]);
-        const ivec visible = (place >= (int32_t)from[r]) & (place <= (int32_t)last[r]);
-        v = pick(visible, v, fill(-INFINITY));
+        v = pick(visible(first + (g + i) * LANES, from[r], last[r]), v, fill(-INFINITY));
         most[r] = pick(v > most[r], v, most[r]);
         store(weights + r * ws + (g + i) * LANES, v);
       }
     }
   }
   float scale[R];
-  for (int r = 0; r < R; r++) {
-    const float top = largest(most[r]);
-    vec total{};
-    for (int64_t g = 0; g < groups; g++) {
-      float* place = weights + r * ws + g * LANES;
-      const vec score = load(place);
-      const vec e = pick(score > -INFINITY, exponential(score - top), vec{});
-      total += e;
-      store(place, e);
-    }
-    scale[r] = 1.0f / sum(total);
-  }
+  for (int r = 0; r < R; r++) scale[r] = softmax(weights + r * ws, groups, most[r]);
   int64_t d = 0;
   if (R <= 6)
     for (; d + 2 * LANES <= size; d += 2 * LANES)
@@ -84,17 +94,140 @@ void attend(const float* query, int64_t qs, const float* key, const float* value
     attend_values<R, 1>(value + d, slots, size, first, groups, weights, ws, scale, out + d, os);
 }
 
+// One attention head's part of a cache.
+struct HeadCache {
+  const void *key, *value;
+  const float *key_scale, *value_scale;
+
+  HeadCache(const Cache& cache, int64_t head, int64_t slots, int64_t size)
+      : key_scale(past(cache.key_scale, head * slots)), value_scale(past(cache.value_scale, head * slots)) {
+    const int64_t start = head * slots * size * (cache.key_scale ? 1 : sizeof(float));
+    key = (const char*)cache.key + start;
+    value = (const char*)cache.value + start;
+  }
+};
+
+constexpr int MAX_SIZE = 256;  // of an attention head over bytes
+constexpr float LEVELS = 127;  // levels of an attention weight
+
+// As `softmax`, for scores in units of `unit`; then multiplies the exponentials by `scale` and sets `most` to the largest
+// products of each lane.
+ALWAYS_INLINE float scaled_softmax(float* scores, int64_t groups, float unit, const float* scale, vec& most) {
+  const float top = largest(most), factor = unit * 1.44269504f;
+  vec total{};
+  most = vec{};
+  for (int64_t g = 0; g < groups; g++) {
+    vec e = power_of_two((load(scores + g * LANES) - top) * factor);
+    total += e;
+    e *= load(scale + g * LANES);
+    most = larger(e, most);
+    store(scores + g * LANES, e);
+  }
+  return 1.0f / sum(total);
+}
+
+// Rounds weights [groups * LANES], whose largest is `top`, to bytes. Returns 128 * their sum.
+ALWAYS_INLINE int32_t round_weights(const float* weights, int64_t groups, float top, int8_t* bytes) {
+  const float by = top > 0 && top < INFINITY ? LEVELS / top : 0;
+  ivec total{};
+  for (int64_t g = 0; g < groups; g++) {
+    const ivec level = nearest(load(weights + g * LANES) * by);
+    total += level;
+    store_bytes(bytes + g * LANES, level);
+  }
+  return 128 * sum(total);
+}
+
+// As `attend_values`, over bytes; `offset` is 128 * the sum of each query's weights.
+template <int R, int V>
+ALWAYS_INLINE void attend_values_bytes(const uint32_t* value, int64_t slots, int64_t size, int64_t first, int64_t groups,
+                                       const int32_t* weights, const int32_t* offset, const float* scale, float* out,
+                                       int64_t os) {
+  ivec total[V][R] = {};
+  const int64_t ws = groups * LANES / 4;
+  for (int64_t g = 0, slot = first % slots; g < groups; g++, slot = next_slot(slot, slots))
+    for (int i = 0; i < LANES / 4; i++)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) {
+        const uvec x = load(value + (slot / 4 + i) * size + v * LANES);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) total[v][r] = dot4(total[v][r], x, weights[r * ws + g * LANES / 4 + i]);
+      }
+  for (int v = 0; v < V; v++)
+    for (int r = 0; r < R; r++)
+      store(out + r * os + v * LANES, __builtin_convertvector(total[v][r] - offset[r], vec) * scale[r]);
+}
+
+// As `attend`, over bytes. The scores' products and the sums over values are exact.
+template <int R>
+void attend_bytes(const float* query, int64_t qs, const HeadCache& cache, int64_t slots, int64_t size, int64_t begin,
+                  int64_t end, const int64_t* from, const int64_t* last, float* weights, int64_t ws, float* out, int64_t os) {
+  const int64_t first = begin / LANES * LANES, groups = (end - first) / LANES + 1;
+  const uint32_t *key = (const uint32_t*)cache.key, *value = (const uint32_t*)cache.value;
+  int32_t queries[R][MAX_SIZE / 4];
+  ByteRow units[R];
+  for (int r = 0; r < R; r++) units[r] = quantise(query + r * qs, size, (int8_t*)queries[r]);
+  static thread_local std::vector<float> room;
+  const int64_t span = groups * LANES;
+  if ((int64_t)room.size() < 2 * span + R * span / 4) room.resize(2 * span + R * span / 4);
+  float *key_scale = room.data(), *value_scale = key_scale + span;  // in the order of the groups
+  int32_t* bytes = (int32_t*)(value_scale + span);
+  for (int64_t g = 0, slot = first % slots; g < groups; g++, slot = next_slot(slot, slots)) {
+    ivec score[R] = {};
+    for (int64_t d = 0; d < size / 4; d++) {
+      const uvec k = load(key + d * slots + slot);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++) score[r] = dot4(score[r], k, queries[r][d]);
+    }
+    for (int r = 0; r < R; r++) std::memcpy(weights + r * ws + g * LANES, &score[r], sizeof score[r]);
+    store(key_scale + g * LANES, load(cache.key_scale + slot));
+    store(value_scale + g * LANES, load(cache.value_scale + slot));
+  }
+  // Each loop treats all queries, so that a query does not wait for the reductions of the query before it.
+  vec most[R];
+  int32_t offset[R];
+  float scale[R];
+  for (int r = 0; r < R; r++) {
+    most[r] = fill(-INFINITY);
+    for (int64_t g = 0; g < groups; g++) {
+      float* place = weights + r * ws + g * LANES;
+      const int64_t position = first + g * LANES;
+      ivec score;
+      std::memcpy(&score, place, sizeof score);
+      vec v = __builtin_convertvector(score - units[r].offset, vec) * load(key_scale + g * LANES);
+      if (position < from[r] || position + LANES - 1 > last[r]) v = pick(visible(position, from[r], last[r]), v, fill(-INFINITY));
+      most[r] = larger(v, most[r]);
+      store(place, v);
+    }
+  }
+  for (int r = 0; r < R; r++) scale[r] = scaled_softmax(weights + r * ws, groups, units[r].scale, value_scale, most[r]);
+  for (int r = 0; r < R; r++) {
+    const float top = largest(most[r]);
+    offset[r] = round_weights(weights + r * ws, groups, top, (int8_t*)(bytes + r * span / 4));
+    scale[r] *= top / LEVELS;
+  }
+  int64_t d = 0;
+  if (R <= 6)
+    for (; d + 2 * LANES <= size; d += 2 * LANES)
+      attend_values_bytes<R, 2>(value + d, slots, size, first, groups, bytes, offset, scale, out + d, os);
+  for (; d < size; d += LANES)
+    attend_values_bytes<R, 1>(value + d, slots, size, first, groups, bytes, offset, scale, out + d, os);
+}
+
 // Attention of any number of queries of one attention head: see `attend`.
-void attend_rows(int64_t rows, const float* query, int64_t qs, const float* key, const float* value, int64_t slots,
-                 int64_t size, const int64_t* from, const int64_t* last, const float* mask, float* weights, int64_t ws,
-                 float* out, int64_t os) {
+void attend_rows(int64_t rows, const float* query, int64_t qs, const HeadCache& cache, int64_t slots, int64_t size,
+                 const int64_t* from, const int64_t* last, const float* mask, float* weights, int64_t ws, float* out,
+                 int64_t os) {
   for (int64_t done = 0; done < rows;) {
     const int64_t left = rows - done;
     const int take = left > MAX_ROWS ? (left >= 2 * MAX_ROWS ? MAX_ROWS : (int)(left + 1) / 2) : (int)left;
     const int64_t *f = from + done, *l = last + done;
+    const float* q = query + done * qs;
+    float *w = weights + done * ws, *o = out + done * os;
     switch (take) {
-#define CASE(R) case R: attend<R>(query + done * qs, qs, key, value, slots, size, f[0], l[R - 1], f, l, mask, \
-                                  weights + done * ws, ws, out + done * os, os); break;
+#define CASE(R) case R: if (cache.key_scale) attend_bytes<R>(q, qs, cache, slots, size, f[0], l[R - 1], f, l, w, ws, o, os); \
+      else attend<R>(q, qs, (const float*)cache.key, (const float*)cache.value, slots, size, f[0], l[R - 1], f, l, mask, w, \
+                     ws, o, os); break;
       CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
     }

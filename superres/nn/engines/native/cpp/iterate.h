@@ -1,33 +1,57 @@
-// Iterations of greedy decoding: verify, accept, commit and propose.
+// Decoding iterations: verify, accept, commit and propose.
 
 #pragma once
 
 #include <algorithm>
 #include <cstdlib>
 
-#include "propose.h"
-#include "step.h"
+#include "proposers.h"
 
 namespace {
 
-// Whether an iteration needs only the argmax of each column, not the scores.
-ALWAYS_INLINE bool uses_int8(const Session& s, const Loop& l) { return s.int8_filter.weight && !l.best; }
+// The pending block of row b, judged by p1's scores of the columns before each token.
+struct Pending {
+  const Session& s;
+  const Loop& l;
+  const int64_t b, start;  // start: the position of the block's first token
+  int64_t column = -1, token = 0;  // the latest choice
 
-// The greedy token of row b at a column.
-ALWAYS_INLINE int64_t chosen(const Session& s, const Loop& l, int64_t b, int64_t column) {
-  const int64_t r = b * s.width + column;
-  return uses_int8(s, l) ? l.best_tokens[r] : largest_of(l.scores + r * s.vocabulary, s.vocabulary);
-}
+  int32_t* q(int64_t at) const { return l.sampling->q + (b * l.room + at) * s.vocabulary; }
+  int64_t& q_total(int64_t at) const { return l.sampling->q_total[b * l.room + at]; }
 
-// Whether the proposal at a column is accepted, judged by the scores at the column before it.
-ALWAYS_INLINE bool passes(const Session& s, const Loop& l, int64_t b, int64_t column) {
-  const int64_t token = l.tokens[b * s.width + column];
-  if (!l.best) return std::llabs(token - chosen(s, l, b, column - 1)) <= l.bound;
-  const float* scores = l.scores + (b * s.width + column - 1) * s.vocabulary;
-  int64_t better = 0;
-  for (int64_t v = 0; v < s.vocabulary; v++) better += scores[v] > scores[token];
-  return better < l.bound;
-}
+  Choice choice(int64_t at) const { return Choice(s, *l.sampling, b, start + at + 1, scores_at(s, l, b, at)); }
+
+  // p1's choice at a column.
+  int64_t chosen(int64_t at) {
+    if (at == column) return token;
+    column = at;
+    token = l.sampling ? choice(at).token() : best_at(s, l, b, at);
+    return token;
+  }
+
+  // Whether the proposal at a column is accepted, judged by the scores at the column before it.
+  bool passes(int64_t at) {
+    const int64_t proposal = l.tokens[b * s.width + at];
+    if (is_speculative(l)) return choice(at - 1).accepts(proposal, q(at - 1), q_total(at - 1));
+    if (!l.best) {
+      const int64_t difference = std::llabs(proposal - chosen(at - 1));
+      return !difference || (difference <= l.bound && (!l.sampling || choice(at - 1).is_possible(proposal)));
+    }
+    if (l.sampling) return choice(at - 1).is_among_best(proposal, l.bound);
+    const float* own = scores_at(s, l, b, at - 1);
+    int64_t better = 0;
+    for (int64_t v = 0; v < s.vocabulary; v++) better += own[v] > own[proposal];
+    return better < l.bound;
+  }
+
+  // The token after the accepted ones, scored at a column. In speculative sampling, forgets all distributions.
+  int64_t next(int64_t at) {
+    if (!is_speculative(l)) return chosen(at);
+    const int64_t drawn = choice(at).commit(q(at), start < 0 ? 0 : q_total(at));
+    std::memset(&q_total(0), 0, l.room * sizeof(int64_t));
+    return drawn;
+  }
+};
 
 // The block size of row b's pending proposals.
 ALWAYS_INLINE int64_t block_size(const Loop& l, int64_t b) { return l.widths.costs ? l.widths.sizes[b] : l.block_size; }
@@ -40,13 +64,14 @@ ALWAYS_INLINE void note(const Loop& l, int64_t b, int64_t accepted, int64_t* rec
   if (l.widths.costs) std::fill(record + 2 + l.widths.sizes[b], record + 2 + l.room, -1);
 }
 
-// Accepts and commits the longest passing prefix of row b's proposals and chooses p1's next token. The proposals of the
-// other heads are computed later, by `propose`.
+// Accepts and commits the longest passing prefix of row b's proposals and chooses p1's next token. Further
+// proposals are made later, by `propose_next`.
 void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   const int64_t start = l.position[b], room = start < 0 ? 1 : l.limit[b] - start;
   const int64_t* tokens = l.tokens + b * s.width;
+  Pending block{s, l, b, start};
   int64_t accepted = 1;
-  while (accepted < block_size(l, b) && accepted < room && passes(s, l, b, accepted)) accepted++;
+  while (accepted < block_size(l, b) && accepted < room && block.passes(accepted)) accepted++;
   if (accepted < l.minimum) accepted = l.minimum;
   if (accepted > room) accepted = room;
   for (int64_t i = 0; i < accepted; i++)
@@ -58,25 +83,27 @@ void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   note(l, b, accepted, record);
   l.position[b] = start + accepted;
   l.index[b] = accepted > 0 ? accepted - 1 : 0;
-  l.first[b] = chosen(s, l, b, l.index[b]);
+  l.first[b] = block.next(l.index[b]);
   for (int64_t i = 0; i < s.width; i++) l.proposals[b * l.room + i] = l.first[b];
 }
 
-// The session and the loop for a step of `width` tokens of the rows from `begin` on. Their scratch starts where that of
-// full steps does, because other teams use the scratch before and after it.
-void narrow(Session& s, Loop& l, int64_t begin, int64_t width) {
-  const int64_t unused = begin * (s.width - width), slots = s.slots > s.cross_slots ? s.slots : s.cross_slots;
+// The session and the loop for a step of `width` tokens of rows [begin, end). Their scratch is within that of full steps of
+// the same rows, because other teams use the scratch before and after it.
+void narrow(Session& s, Loop& l, int64_t begin, int64_t end, int64_t width) {
+  const int64_t full = begin * s.width, skipped = begin * width, slots = s.slots > s.cross_slots ? s.slots : s.cross_slots;
+  const auto move = [=](auto*& scratch, int64_t size, int64_t stride) { scratch += full * size - skipped * stride; };
   s.width = width;
-  s.x += unused * s.size_d;
-  s.wide += unused * s.filter;
-  s.attended += unused * s.size_d;
-  s.weights += unused * s.attention_heads * slots;
-  s.gathered += unused * s.features;
-  s.projected += unused * s.stride;
-  l.tokens += unused;
-  l.best_tokens += unused;
-  l.hidden += unused * s.size_d;
-  l.scores += unused * s.vocabulary;
+  s.batch = end - begin;  // the parts of a sub-layer are the parts of these rows
+  move(s.x, 2 * s.size_d, s.size_d);
+  move(s.parts, 2 * s.groups * s.size_d, s.size_d);
+  for (float** scratch : {&l.hidden, &s.attended}) move(*scratch, s.size_d, s.size_d);
+  move(s.wide, s.filter, s.filter);
+  move(s.weights, s.attention_heads * slots, s.attention_heads * slots);
+  move(s.gathered, s.features, s.features);
+  move(s.projected, s.stride, s.stride);
+  move(l.scores, s.vocabulary, s.vocabulary);
+  move(l.tokens, 1, 1);
+  move(l.best_tokens, 1, 1);
 }
 
 // One iteration of a team's rows, at most `more` proposals per row included.
@@ -89,8 +116,7 @@ void iteration(const Session& s, const Loop& l, Team& team, int64_t begin, int64
   for (int64_t b = begin; b < end; b++) advance(s, l, b, record + b * (2 + l.room));
   if (!more) return;
   BlockSize size(s, l, begin, end);
-  const int64_t made = propose(s, team, begin, end, l.place, l.index, l.first, more, l.hidden, nullptr, nullptr, l.scratch,
-                               l.next, l.widths.costs ? &size : nullptr);
+  const int64_t made = propose_next(s, l, team, begin, end, more, l.next, l.widths.costs ? &size : nullptr);
   for (int64_t b = begin; b < end; b++)
     std::memcpy(l.proposals + b * l.room + 1, l.next + b * more, made * sizeof(int64_t));
   if (l.widths.costs) size.settle();
@@ -107,7 +133,7 @@ void iterate(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t
     } else if (l.widths.costs) {
       Session own = s;
       Loop loop = l;
-      narrow(own, loop, begin, *std::max_element(l.widths.sizes + begin, l.widths.sizes + end));
+      narrow(own, loop, begin, end, *std::max_element(l.widths.sizes + begin, l.widths.sizes + end));
       iteration(own, loop, team, begin, end, l.widths.count - 1, record);
     } else {
       iteration(s, l, team, begin, end, (n + 1 < count ? l.block_size : following) - 1, record);

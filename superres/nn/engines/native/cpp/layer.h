@@ -6,7 +6,18 @@
 
 namespace {
 
+// The residual stream of a team's rows [rows, D], whose last sub-layer is not added yet: its value is x + parts + bias, then
+// normalised where norm is "post". Parts are null at the start.
+struct Residual {
+  const float *x, *parts, *bias, *norm_weight, *norm_bias;
+  float *next_x, *next_parts;  // memory for the value, and for the parts of the next sub-layer
+};
+
 // The rows of one team: batch rows [begin, end), each with W columns.
+//
+// The groups of a sub-layer (attention heads, or hidden units) are shared by the threads. Each group computes a part of the
+// sub-layer's output, so that threads wait for one another once per sub-layer. Parts are added in order: the result does not
+// depend on the number of threads.
 struct Rows {
   const Session& s;
   Team& team;
@@ -17,19 +28,60 @@ struct Rows {
   float* of(float* scratch, int64_t stride) const { return scratch + begin * s.width * stride; }
   int64_t place(int64_t b, int64_t w) const { return position[b] + w; }
   int64_t inside(int64_t b, int64_t w) const { return place(b, w) < s.length ? place(b, w) : s.length - 1; }
+  int64_t part_size() const { return s.batch * s.width * s.size_d; }  // floats from a part to the next
 
   void normalise_all(const float* x, const float* weight, const float* bias, float* out) const {
     for (int64_t r = 0; r < count(); r++) normalise(x + r * s.size_d, s.size_d, weight, bias, out + r * s.size_d);
   }
 
-  // The input of a sub-layer: x, normalised where norm is "pre". Each thread normalises all rows, which is faster than
-  // sharing the result.
-  const float* before(const float* x) const {
-    static thread_local std::vector<float> own;
-    if (!s.pre) return x;
-    if ((int64_t)own.size() < count() * s.size_d) own.resize(count() * s.size_d);
-    normalise_all(x, nullptr, nullptr, own.data());
-    return own.data();
+  // The residual stream before the first sub-layer.
+  Residual residual() const {
+    const int64_t half = part_size();
+    float *x = of(s.x, s.size_d), *parts = of(s.parts, s.size_d);
+    return {x, nullptr, nullptr, nullptr, nullptr, x + half, parts};
+  }
+
+  // Writes the value of the residual stream.
+  void settle(const Residual& residual, float* out) const {
+    const int64_t D = s.size_d, n = count(), part = part_size();
+    for (int64_t r = 0; r < n; r++) {
+      float* to = out + r * D;
+      for (int64_t i = 0; i < D; i += LANES) {
+        vec v = load(residual.x + r * D + i);
+        if (residual.parts) {
+          for (int64_t g = 0; g < s.groups; g++) v += load(residual.parts + g * part + r * D + i);
+          v += load(residual.bias + i);
+        }
+        store(to + i, v);
+      }
+      if (residual.norm_weight) normalise(to, D, residual.norm_weight, residual.norm_bias, to);
+    }
+  }
+
+  // A sub-layer: calls body(rows, x, first, last, parts) for ranges of groups, where x is the sub-layer's input [rows, D],
+  // normalised where norm is "pre". Each thread computes x for itself, which is faster than sharing it.
+  template <typename Body>
+  void sublayer(Residual& residual, const float* bias, const float* norm_weight, const float* norm_bias, const Body& body) const {
+    team.share(s.groups, [me = *this, residual, body](int64_t first, int64_t last) {
+      static thread_local std::vector<float> own;
+      const int64_t size = me.count() * me.s.size_d;
+      if ((int64_t)own.size() < size) own.resize(size);
+      float* x = own.data();
+      me.settle(residual, x);
+      if (!first) std::memcpy(residual.next_x, x, size * sizeof(float));
+      if (me.s.pre) me.normalise_all(x, nullptr, nullptr, x);
+      body(me, x, first, last, residual.next_parts);
+    });
+    float* parts = residual.next_parts;
+    const int64_t half = s.groups * part_size();
+    residual = {residual.next_x, parts, bias, s.pre ? nullptr : norm_weight, norm_bias, (float*)residual.x,
+              parts < of(s.parts, s.size_d) + half ? parts + half : parts - half};
+  }
+
+  // Groups [first, last)' parts of the product of `inner` [rows, inputs] and a weight.
+  void contract(const Linear& linear, const float* inner, int64_t first, int64_t last, float* parts) const {
+    for (int64_t g = first; g < last; g++)
+      apply_slice(linear, g, s.groups, inner + g * linear.inputs / s.groups, linear.inputs, count(), parts + g * part_size(), s.size_d);
   }
 
   // Writes the decoder's input to x and the deviations of the tokens read from their estimates.
@@ -64,25 +116,29 @@ struct Rows {
     features[s.near + left - 1] = (s.residual_sum[b * s.source_length + s.cell[place]] - spent) / left;
   }
 
-  // Adds the numeric neighbourhood's vectors to x.
-  void neighbourhood(float* x) const {
+  // The numeric neighbourhood: a sub-layer of its own input.
+  void neighbourhood(Residual& residual) const {
     float* features = of(s.gathered, s.features);
     float* wide = of(s.wide, s.filter);
     for (int64_t b = begin; b < end; b++)
       for (int64_t w = 0; w < s.width; w++) gather(b, inside(b, w), features + ((b - begin) * s.width + w) * s.features);
-    team.share(s.first.panels, [me = *this, features, wide](int64_t first, int64_t past) {
+    team.share(s.groups, [me = *this, features, wide, parts = residual.next_parts](int64_t first, int64_t last) {
       const Session& s = me.s;
-      apply_panels(s.first, features, s.features, me.count(), wide, s.filter, STORE, first, past);
+      const int64_t panels = s.filter / PANEL / s.groups;
+      apply_panels(s.first, features, s.features, me.count(), wide, s.filter, STORE, first * panels, last * panels);
       for (int64_t b = me.begin, r = 0; b < me.end; b++)
         for (int64_t w = 0; w < s.width; w++, r++) {
           const float* bias = s.channel_bias + me.inside(b, w) % s.channels * s.filter;
-          for (int64_t i = first * PANEL; i < past * PANEL; i += LANES) {
+          for (int64_t i = first * panels * PANEL; i < last * panels * PANEL; i += LANES) {
             const vec v = load(wide + r * s.filter + i) + load(bias + i);
             store(wide + r * s.filter + i, pick(v > 0.0f, v, vec{}));
           }
         }
+      me.contract(s.second, wide, first, last, parts);
     });
-    apply(s.second, team, wide, s.filter, count(), x, s.size_d, ADD);
+    residual.parts = residual.next_parts;
+    residual.bias = s.second.bias;
+    residual.next_parts += s.groups * part_size();
   }
 
   // Writes the keys and values of attention heads [first, last) to the cache.
@@ -93,11 +149,36 @@ struct Rows {
         const float* row = projected + ((b - begin) * s.width + w) * s.stride;
         const int64_t slot = place(b, w) % s.slots;
         for (int64_t h = first; h < last; h++) {
-          const int64_t start = (b * s.attention_heads + h) * s.slots * size;
-          for (int64_t i = 0; i < size; i++) cache.key[start + i * s.slots + slot] = row[D + h * size + i];
-          std::memcpy(cache.value + start + slot * size, row + 2 * D + h * size, size * sizeof(float));
+          const int64_t head = b * s.attention_heads + h, start = head * s.slots * size;
+          const float *key = row + D + h * size, *value = row + 2 * D + h * size;
+          if (cache.key_scale) {
+            write_bytes(cache, head, slot, key, value);
+            continue;
+          }
+          for (int64_t i = 0; i < size; i++) ((float*)cache.key)[start + i * s.slots + slot] = key[i];
+          std::memcpy((float*)cache.value + start + slot * size, value, size * sizeof(float));
         }
       }
+  }
+
+  // Writes the key and value of an attention head to a slot of a cache of bytes.
+  void write_bytes(const Cache& cache, int64_t head, int64_t slot, const float* key, const float* value) const {
+    const int64_t size = s.size_d / s.attention_heads, start = head * s.slots * size;
+    int8_t bytes[MAX_SIZE];
+    cache.key_scale[head * s.slots + slot] = quantise(key, size, bytes).scale;
+    uint32_t* keys = (uint32_t*)cache.key + start / 4 + slot;
+    for (int64_t i = 0; i < size / 4; i++) {
+      uint32_t four;
+      std::memcpy(&four, bytes + 4 * i, sizeof four);
+      keys[i * s.slots] = four ^ 0x80808080u;  // adds 128 to each byte
+    }
+    cache.value_scale[head * s.slots + slot] = quantise(value, size, bytes).scale;
+    uint32_t* values = (uint32_t*)cache.value + start / 4 + slot / 4 * size;
+    const uint32_t shift = slot % 4 * 8;
+    for (int64_t i = 0; i < size; i += LANES) {
+      const uvec mine = (uvec)(load_bytes(bytes + i) + 128) << shift;
+      store(values + i, (load(values + i) & ~(255u << shift)) | mine);
+    }
   }
 
   // Self-attention of attention heads [first, last), whose cache it writes first.
@@ -113,10 +194,9 @@ struct Rows {
         from[w] = start > 0 ? start : 0;
       }
       for (int64_t h = first; h < last; h++) {
-        const int64_t start = (b * s.attention_heads + h) * s.slots * size, row = (b - begin) * s.width;
-        attend_rows(s.width, projected + row * s.stride + h * size, s.stride, layer.self.key + start, layer.self.value + start,
-                    s.slots, size, from, to, nullptr, s.weights + (b * s.attention_heads + h) * s.width * stride, stride,
-                    out + row * D + h * size, D);
+        const int64_t head = b * s.attention_heads + h, row = (b - begin) * s.width;
+        attend_rows(s.width, projected + row * s.stride + h * size, s.stride, {layer.self, head, s.slots, size}, s.slots, size,
+                    from, to, nullptr, s.weights + head * s.width * stride, stride, out + row * D + h * size, D);
       }
     }
   }
@@ -129,66 +209,47 @@ struct Rows {
     for (int64_t w = 0; w < s.width; w++) from[w] = 0, to[w] = s.cross_slots - 1;
     for (int64_t b = begin; b < end; b++)
       for (int64_t h = first; h < last; h++) {
-        const int64_t start = (b * s.attention_heads + h) * s.cross_slots * size, row = (b - begin) * s.width;
-        attend_rows(s.width, query + row * D + h * size, D, layer.cross.key + start, layer.cross.value + start, s.cross_slots,
-                    size, from, to, s.cross_mask + b * s.cross_slots,
-                    s.weights + (b * s.attention_heads + h) * s.width * stride, stride, out + row * D + h * size, D);
+        const int64_t head = b * s.attention_heads + h, row = (b - begin) * s.width;
+        attend_rows(s.width, query + row * D + h * size, D, {layer.cross, head, s.cross_slots, size}, s.cross_slots, size, from,
+                    to, s.cross_mask + b * s.cross_slots, s.weights + head * s.width * stride, stride, out + row * D + h * size,
+                    D);
       }
   }
 
-  // Projects x to `parts` vectors (queries, keys, values) of D values each, at row stride ys, and calls attend(first, last)
-  // for ranges of attention heads. If a head's outputs fill whole panels, each thread projects the heads it attends with.
-  template <typename Attend>
-  void by_heads(const Linear& linear, int64_t parts, const float* x, float* y, int64_t ys, const Attend& attend) const {
-    const int64_t D = s.size_d, heads = s.attention_heads, size = D / heads;
-    if (size % PANEL) {
-      project(linear, x, y, ys, STORE);
-      team.share(heads, attend);
-      return;
-    }
-    team.share(heads, [=, me = *this, linear = &linear](int64_t first, int64_t last) {
-      const int64_t D = me.s.size_d, size = D / me.s.attention_heads;
-      const float* read = me.before(x);
-      for (int64_t part = 0; part < parts; part++)
-        apply_panels(*linear, read, D, me.count(), y, ys, STORE, (part * D + first * size) / PANEL, (part * D + last * size) / PANEL);
-      attend(first, last);
-    });
-  }
-
-  // The product of a sub-layer's input (see `before`) [rows, D] and a weight.
-  void project(const Linear& linear, const float* x, float* y, int64_t ys, Mode mode) const {
-    team.share(linear.panels, [=, me = *this, linear = &linear](int64_t begin, int64_t end) {
-      apply_panels(*linear, me.before(x), me.s.size_d, me.count(), y, ys, mode, begin, end);
-    });
-  }
-
-  // The norm after a sub-layer; nothing where norm is "pre".
-  void after(const Layer& layer, int sublayer, float* x) const {
-    if (!s.pre) normalise_all(x, layer.norm_weight[sublayer], layer.norm_bias[sublayer], x);
-  }
-
-  // One decoder layer, in place on x [rows, D].
-  void run(const Layer& l, float* x, Clock& clock) const {
-    const int64_t D = s.size_d, n = count();
-    float *wide = of(s.wide, s.filter), *projected = of(s.projected, s.stride), *attended = of(s.attended, D);
+  // One decoder layer.
+  void run(const Layer& l, Residual& residual, Clock& clock) const {
+    float *wide = of(s.wide, s.filter), *projected = of(s.projected, s.stride), *attended = of(s.attended, s.size_d);
     const Layer* layer = &l;
-    by_heads(l.projection, 3, x, projected, s.stride, [=, me = *this](int64_t first, int64_t last) {
-      me.self_attention(*layer, projected, attended, first, last);
+    sublayer(residual, l.output.bias, l.norm_weight[0], l.norm_bias[0],
+             [=](const Rows& me, const float* x, int64_t first, int64_t last, float* parts) {
+      const int64_t heads = me.s.attention_heads / me.s.groups;
+      for (int64_t part = 0; part < 3; part++) me.project(layer->projection, part, x, projected, me.s.stride, first, last);
+      me.self_attention(*layer, projected, attended, first * heads, last * heads);
+      me.contract(layer->output, attended, first, last, parts);
     });
-    apply(l.output, team, attended, D, n, x, D, ADD);
-    after(l, 0, x);
-    if (s.cross_slots) {
-      by_heads(l.cross_query, 1, x, projected, D, [=, me = *this](int64_t first, int64_t last) {
-        me.cross_attention(*layer, projected, attended, first, last);
+    if (s.cross_slots)
+      sublayer(residual, l.cross_output.bias, l.norm_weight[1], l.norm_bias[1],
+               [=](const Rows& me, const float* x, int64_t first, int64_t last, float* parts) {
+        const int64_t heads = me.s.attention_heads / me.s.groups;
+        me.project(layer->cross_query, 0, x, projected, me.s.size_d, first, last);
+        me.cross_attention(*layer, projected, attended, first * heads, last * heads);
+        me.contract(layer->cross_output, attended, first, last, parts);
       });
-      apply(l.cross_output, team, attended, D, n, x, D, ADD);
-      after(l, 1, x);
-    }
     clock.lap(ATTENTION);
-    project(l.expand, x, wide, s.filter, RELU);
-    apply(l.contract, team, wide, s.filter, n, x, D, ADD);
-    after(l, 2, x);
+    sublayer(residual, l.contract.bias, l.norm_weight[2], l.norm_bias[2],
+             [=](const Rows& me, const float* x, int64_t first, int64_t last, float* parts) {
+      const int64_t panels = layer->expand.panels / me.s.groups;
+      apply_panels(layer->expand, x, me.s.size_d, me.count(), wide, me.s.filter, RELU, first * panels, last * panels);
+      me.contract(layer->contract, wide, first, last, parts);
+    });
     clock.lap(FEED_FORWARD);
+  }
+
+ private:
+  // Vectors of the attention heads of groups [first, last): queries, keys or values, if `part` is 0, 1 or 2.
+  void project(const Linear& linear, int64_t part, const float* x, float* y, int64_t ys, int64_t first, int64_t last) const {
+    const int64_t D = s.size_d, panels = D / s.groups / PANEL, start = part * D / PANEL;
+    apply_panels(linear, x, D, count(), y, ys, STORE, start + first * panels, start + last * panels);
   }
 };
 

@@ -22,11 +22,12 @@ void describe(std::string& text, const char* name, size_t size, std::initializer
 
 std::string layout() {
   std::string text = "LANES=" + std::to_string(LANES) + " PANEL=" + std::to_string(PANEL) + "\n";
-  describe(text, "Linear", sizeof(Linear), {AT(Linear, inputs), AT(Linear, panels), AT(Linear, half),
-      AT(Linear, weight), AT(Linear, bias)});
-  describe(text, "Int8Filter", sizeof(Int8Filter), {AT(Int8Filter, weight), AT(Int8Filter, bias), AT(Int8Filter, scale),
-      AT(Int8Filter, norm), AT(Int8Filter, sum), AT(Int8Filter, rounding)});
-  describe(text, "Cache", sizeof(Cache), {AT(Cache, key), AT(Cache, value)});
+  describe(text, "Linear", sizeof(Linear), {AT(Linear, inputs), AT(Linear, panels), AT(Linear, format),
+      AT(Linear, weight), AT(Linear, bias), AT(Linear, scale)});
+  describe(text, "Int8Filter", sizeof(Int8Filter), {AT(Int8Filter, product), AT(Int8Filter, norm),
+      AT(Int8Filter, rounding)});
+  describe(text, "Cache", sizeof(Cache), {AT(Cache, key), AT(Cache, value), AT(Cache, key_scale),
+      AT(Cache, value_scale)});
   describe(text, "Layer", sizeof(Layer), {AT(Layer, projection), AT(Layer, output), AT(Layer, expand),
       AT(Layer, contract), AT(Layer, cross_query), AT(Layer, cross_output), AT(Layer, norm_weight),
       AT(Layer, norm_bias), AT(Layer, self), AT(Layer, cross)});
@@ -34,13 +35,20 @@ std::string layout() {
       AT(Heads, recurrent), AT(Heads, expand), AT(Heads, adapt), AT(Heads, contract), AT(Heads, bias),
       AT(Heads, norm_weight), AT(Heads, norm_bias), AT(Heads, conditioning), AT(Heads, direct),
       AT(Heads, cross_query), AT(Heads, cross_output), AT(Heads, cross)});
+  describe(text, "Sampling", sizeof(Sampling), {AT(Sampling, kind), AT(Sampling, seed), AT(Sampling, channels),
+      AT(Sampling, top_k), AT(Sampling, nucleus), AT(Sampling, keys), AT(Sampling, temperature), AT(Sampling, q),
+      AT(Sampling, q_total)});
+  describe(text, "Proposer", sizeof(Proposer), {AT(Proposer, kind), AT(Proposer, draft), AT(Proposer, tokens),
+      AT(Proposer, place), AT(Proposer, best_tokens), AT(Proposer, hidden), AT(Proposer, scores), AT(Proposer, keys),
+      AT(Proposer, known), AT(Proposer, entries), AT(Proposer, order), AT(Proposer, channels), AT(Proposer, source),
+      AT(Proposer, source_length)});
   describe(text, "Widths", sizeof(Widths), {AT(Widths, count), AT(Widths, costs), AT(Widths, sizes),
       AT(Widths, pace), AT(Widths, offset), AT(Widths, exponent), AT(Widths, reach)});
   describe(text, "Loop", sizeof(Loop), {AT(Loop, block_size), AT(Loop, room), AT(Loop, stride), AT(Loop, minimum),
-      AT(Loop, best), AT(Loop, bound), AT(Loop, end_token), AT(Loop, widths),
-      AT(Loop, position), AT(Loop, limit), AT(Loop, store),
+      AT(Loop, best), AT(Loop, bound), AT(Loop, end_token), AT(Loop, position), AT(Loop, limit), AT(Loop, store),
       AT(Loop, proposals), AT(Loop, tokens), AT(Loop, place), AT(Loop, index), AT(Loop, first), AT(Loop, next),
-      AT(Loop, best_tokens), AT(Loop, hidden), AT(Loop, scores), AT(Loop, scratch)});
+      AT(Loop, best_tokens), AT(Loop, hidden), AT(Loop, scores), AT(Loop, scratch),
+      AT(Loop, sampling), AT(Loop, proposer), AT(Loop, widths)});
   describe(text, "Session", sizeof(Session), {AT(Session, batch), AT(Session, width), AT(Session, length),
       AT(Session, size_d), AT(Session, attention_heads), AT(Session, filter), AT(Session, layers),
       AT(Session, vocabulary), AT(Session, channels), AT(Session, outputs), AT(Session, slots),
@@ -52,7 +60,8 @@ std::string layout() {
       AT(Session, cell), AT(Session, cell_positions), AT(Session, estimate), AT(Session, residual_sum),
       AT(Session, source_length), AT(Session, deviation), AT(Session, first), AT(Session, second),
       AT(Session, channel_bias), AT(Session, direct), AT(Session, residual_scale), AT(Session, initial_sharpness),
-      AT(Session, heads), AT(Session, not_finite), AT(Session, seconds), AT(Session, x), AT(Session, wide),
+      AT(Session, heads), AT(Session, not_finite), AT(Session, seconds), AT(Session, groups), AT(Session, x),
+      AT(Session, parts), AT(Session, wide),
       AT(Session, attended), AT(Session, weights), AT(Session, gathered), AT(Session, projected)});
   return text;
 }

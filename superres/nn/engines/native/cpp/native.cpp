@@ -40,15 +40,6 @@ const char* superres_layout() {
   return text.c_str();
 }
 
-// Whether the processor has the int8 dot products that `Int8Filter` needs.
-int64_t superres_has_int8() {
-#ifdef __AVX512VNNI__
-  return 1;
-#else
-  return 0;
-#endif
-}
-
 // Whether the machine was recently too busy for several threads.
 int64_t superres_busy() { return pool()->is_busy(); }
 
@@ -69,11 +60,12 @@ void superres_propose(const Session* session, const int64_t* position, const int
                       int64_t count, const float* hidden, const float* temperature, const float* noise, float* scratch,
                       int64_t* tokens) {
   in_groups(*session, session->batch, [&](Team& team, int64_t begin, int64_t end) {
-    propose(*session, team, begin, end, position, index, first, count, hidden, temperature, noise, scratch, tokens);
+    const NoisyChoice choose{*session, count, temperature, noise};
+    propose(*session, team, begin, end, position, index, first, count, hidden, choose, scratch, tokens);
   });
 }
 
-// Does up to `count` iterations of greedy decoding, the same as superres/decoding/loop.py, until all rows are complete.
+// Does up to `count` decoding iterations, the same as superres/decoding/loop.py, until all rows are complete.
 // Returns the number of iterations done. The last one proposes blocks of `following` tokens. Writes the trace of each to
 // `record` [count, B, 2 + room]: position, accepted tokens, proposals.
 //

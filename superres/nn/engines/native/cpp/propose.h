@@ -7,9 +7,25 @@
 
 namespace {
 
+// argmax(scores / temperature + noise), with arguments of `superres_propose`.
+struct NoisyChoice {
+  const Session& s;
+  int64_t count;
+  const float *temperature, *noise;
+  const bool greedy = !noise;
+
+  int64_t operator()(int64_t b, int64_t h, float* scores) const {
+    const int64_t r = b * count + h;
+    if (noise)
+      for (int64_t v = 0; v < s.vocabulary; v++) scores[v] = scores[v] / temperature[r] + noise[r * s.vocabulary + v];
+    return largest_of(scores, s.vocabulary);
+  }
+};
+
 // Proposals of recurrent heads: arguments as for `propose`.
+template <typename Choose>
 void recur(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* index, const int64_t* first,
-           int64_t count, const float* hidden, const float* temperature, const float* noise, float* scratch, int64_t* tokens) {
+           int64_t count, const float* hidden, const Choose& choose, float* scratch, int64_t* tokens) {
   const Recurrence heads{s, team, begin, end, scratch + begin * Recurrence::room(s)};
   for (int64_t b = begin; b < end; b++)
     std::memcpy(heads.state + (b - begin) * s.size_d, hidden + (b * s.width + index[b]) * s.size_d, s.size_d * sizeof(float));
@@ -17,8 +33,7 @@ void recur(const Session& s, Team& team, int64_t begin, int64_t end, const int64
     int64_t* own_tokens = tokens + begin * count + h;
     if (h) heads.advance(own_tokens - 1, count);
     else heads.advance(first + begin, 1);
-    heads.choose(temperature ? temperature + begin * count + h : nullptr,
-                 noise ? noise + (begin * count + h) * s.vocabulary : nullptr, own_tokens, count);
+    heads.choose(h, choose, own_tokens, count);
   }
 }
 
@@ -30,14 +45,16 @@ int64_t propose_room(const Session& s, int64_t count) {
   return s.size_d + heads.count * heads.size + count * (s.size_d + adapted + s.stride) + s.vocabulary;
 }
 
-// Proposals for a team's rows: see `superres_propose`. Returns how many each row has: `count`, or fewer if `size` is not
-// null and no more pay.
+// Proposals for a team's rows: see `superres_propose`. choose(b, h, scores) returns the token of row b and head p(h + 2);
+// `choose.greedy` says whether it is the argmax. Returns how many each row has: `count`, or fewer if `size` is not null and
+// no more pay.
+template <typename Choose>
 int64_t propose(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* position, const int64_t* index,
-                const int64_t* first, int64_t count, const float* hidden, const float* temperature, const float* noise,
-                float* scratch, int64_t* tokens, BlockSize* size = nullptr) {
+                const int64_t* first, int64_t count, const float* hidden, const Choose& choose, float* scratch,
+                int64_t* tokens, BlockSize* size = nullptr) {
   const Heads& heads = s.heads;
   if (heads.recurrent) {
-    recur(s, team, begin, end, index, first, count, hidden, temperature, noise, scratch, tokens);
+    recur(s, team, begin, end, index, first, count, hidden, choose, scratch, tokens);
     return count;
   }
   const int64_t D = s.size_d, wide = heads.count * heads.size, adapted = heads.adapt.panels * PANEL;
@@ -74,7 +91,7 @@ int64_t propose(const Session& s, Team& team, int64_t begin, int64_t end, const 
         }
       }
     });
-    if (s.int8_filter.weight && !noise) {
+    if (s.int8_filter.product.weight && choose.greedy) {
       screened_argmax(s, team, states, rows * count, projected, tokens + begin * count, 1);
       return count;
     }
@@ -92,8 +109,7 @@ int64_t propose(const Session& s, Team& team, int64_t begin, int64_t end, const 
         const int64_t r = (b - begin) * count + h;
         const float* own = projected + r * s.stride;
         const float centre = row.score(h, own, linear + r * adapted, first[b], tokens + b * count, scores);
-        tokens[b * count + h] = best(s, scores, temperature ? temperature + b * count + h : nullptr,
-                                     noise ? noise + (b * count + h) * s.vocabulary : nullptr);
+        tokens[b * count + h] = choose(b, h, scores);
         if (size) size->judge(b, h, centre, sharpness_of(s, own), tokens[b * count + h]);
       }
       if (size && !size->more(h + 2)) return h + 1;

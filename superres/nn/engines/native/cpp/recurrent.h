@@ -39,9 +39,9 @@ struct Recurrence {
     const int64_t stride = s.slots > s.cross_slots ? s.slots : s.cross_slots;
     for (int64_t b = begin; b < end; b++)
       for (int64_t h = first; h < past; h++) {
-        const int64_t head = b * s.attention_heads + h, start = head * s.cross_slots * size, row = (b - begin) * D + h * size;
-        attend_rows(1, query + row, D, s.heads.cross.key + start, s.heads.cross.value + start, s.cross_slots, size, &from,
-                    &last, s.cross_mask + b * s.cross_slots, s.weights + head * s.width * stride, stride, attended + row, D);
+        const int64_t head = b * s.attention_heads + h, row = (b - begin) * D + h * size;
+        attend_rows(1, query + row, D, {s.heads.cross, head, s.cross_slots, size}, s.cross_slots, size, &from, &last,
+                    s.cross_mask + b * s.cross_slots, s.weights + head * s.width * stride, stride, attended + row, D);
       }
   }
 
@@ -63,19 +63,18 @@ struct Recurrence {
       normalise(state + r * D, D, heads.norm_weight, heads.norm_bias, normed + r * D);
   }
 
-  // Writes the head's choice for each row to tokens[r * apart]. Temperature and noise are as for `best`, with the same
-  // stride of `apart` per row.
-  void choose(const float* temperature, const float* noise, int64_t* tokens, int64_t apart) const {
+  // Writes the choice of head p(h + 2) for each row to tokens[r * apart]; see `propose`.
+  template <typename Choose>
+  void choose(int64_t h, const Choose& choose, int64_t* tokens, int64_t apart) const {
     const int64_t rows = end - begin;
-    if (s.int8_filter.weight && !noise) {
+    if (s.int8_filter.product.weight && choose.greedy) {
       screened_argmax(s, team, normed, rows, projected, tokens, apart);
       return;
     }
     project(s, team, normed, rows, projected);
     for (int64_t r = 0; r < rows; r++) {
       std::memcpy(scores, projected + r * s.stride, s.vocabulary * sizeof(float));
-      tokens[r * apart] = best(s, scores, temperature ? temperature + r * apart : nullptr,
-                               noise ? noise + r * apart * s.vocabulary : nullptr);
+      tokens[r * apart] = choose(begin + r, h, scores);
     }
   }
 };

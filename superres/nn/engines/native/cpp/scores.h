@@ -7,8 +7,11 @@
 namespace {
 
 ALWAYS_INLINE float dot(const float* a, const float* b, int64_t count) {
-  float total = 0;
-  for (int64_t i = 0; i < count; i++) total += a[i] * b[i];
+  vec totals{};
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES) totals = fused(load(a + i), load(b + i), totals);
+  float total = sum(totals);
+  for (; i < count; i++) total += a[i] * b[i];
   return total;
 }
 
@@ -33,7 +36,9 @@ ALWAYS_INLINE float sharpness_of(const Session& s, const float* projected) {
 }
 
 // 1 / s, the slope of the ordinal term.
-ALWAYS_INLINE float slope_of(const Session& s, const float* projected) { return std::exp(sharpness_of(s, projected)); }
+ALWAYS_INLINE float slope_of(const Session& s, const float* projected) {
+  return exponential(fill(sharpness_of(s, projected)))[0];  // unlike std::exp, the same on every processor
+}
 
 // The scores [V] of intensities: the ordinal term -slope * |v - mu|, plus the free scores if the model has them.
 ALWAYS_INLINE void scores_around(const Session& s, float mu, float slope, const float* projected, float* scores) {
@@ -53,10 +58,9 @@ struct Row {
   int64_t b, place;
   const float* features;
 
-  // Writes the scores [V] of head p(h + 2), and returns the centre of an ordinal head. A sequential head reads p1's token
-  // `first` and the `tokens` of heads p2..p(h + 1).
+  // Writes the scores [V] of head p(h + 2), and returns the centre of an ordinal head. A sequential head reads p1's token `first` and the `tokens` of heads p2..p(h + 1).
   float score(int64_t h, const float* projected, const float* linear, int64_t first, const int64_t* tokens,
-              float* scores) const {
+             float* scores) const {
     if (!s.ordinal) {
       std::memcpy(scores, projected, s.vocabulary * sizeof(float));
       return 0;
@@ -75,13 +79,6 @@ struct Row {
     return mu;
   }
 };
-
-// argmax(scores / temperature + noise); greedy where both are null.
-ALWAYS_INLINE int64_t best(const Session& s, float* scores, const float* temperature, const float* noise) {
-  if (noise)
-    for (int64_t v = 0; v < s.vocabulary; v++) scores[v] = scores[v] / *temperature + noise[v];
-  return largest_of(scores, s.vocabulary);
-}
 
 // The output projection of `count` states. The team shares it if the vocabulary is large; for a few hundred outputs,
 // distributing the work would take longer than the product.

@@ -13,14 +13,14 @@ void step(const Session& s, Team& team, int64_t begin, int64_t end, const int64_
           float* hidden, float* scores, int64_t* best_tokens) {
   const Rows rows{s, team, begin, end, tokens, position};
   Clock clock(begin ? nullptr : s.seconds);
-  float* x = rows.of(s.x, s.size_d);
-  rows.embed(x);
-  if (s.features) rows.neighbourhood(x);
+  Residual residual = rows.residual();
+  rows.embed(rows.of(s.x, s.size_d));
+  if (s.features) rows.neighbourhood(residual);
   clock.lap(INPUT);
-  for (int64_t l = 0; l < s.layers; l++) rows.run(s.layer[l], x, clock);
+  for (int64_t l = 0; l < s.layers; l++) rows.run(s.layer[l], residual, clock);
   float* states = rows.of(hidden, s.size_d);
-  if (s.final_weight) rows.normalise_all(x, s.final_weight, s.final_bias, states);
-  else std::memcpy(states, x, rows.count() * s.size_d * sizeof(float));
+  rows.settle(residual, states);
+  if (s.final_weight) rows.normalise_all(states, s.final_weight, s.final_bias, states);
   float* projected = rows.of(s.projected, s.stride);
   if (best_tokens) {
     screened_argmax(s, team, states, rows.count(), projected, best_tokens + begin * s.width, 1);

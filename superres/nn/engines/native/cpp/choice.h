@@ -1,0 +1,231 @@
+// Sampling a token from scores: the computation of superres/decoding/sampling.py, bit for bit.
+
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "noise.h"
+#include "scores.h"
+
+namespace {
+
+enum { GUMBEL, QUANTILE, SPECULATIVE };        // `Sampling::kind`
+enum { PROPOSAL, VERDICT, COMMITTED };         // purposes of a position's uniform numbers in speculative sampling
+constexpr double LEAST_WEIGHT = 0x1p-40;       // unit of the weights that `draw` uses
+
+// Whether score a is before b in descending order; NaN is last.
+ALWAYS_INLINE bool above(float a, float b) { return a > b || (b != b && a == a); }
+
+// The first token whose cumulative weight exceeds u times the sum; the weights are whole numbers.
+template <typename Weight>
+int64_t at_quantile(const Weight* weight, int64_t count, int64_t total, double u) {
+  const int64_t place = (int64_t)(u * (double)total);
+  int64_t sum = 0, v = 0;
+  while (v < count - 1 && (sum += weight[v]) <= place) v++;
+  return v;
+}
+
+// Draws a token from weights of at most 1.
+int64_t draw(const double* weights, int64_t count, double u) {
+  static thread_local std::vector<int64_t> whole;
+  whole.resize(count);
+  int64_t total = 0;
+  for (int64_t v = 0; v < count; v++) total += whole[v] = (int64_t)(weights[v] / LEAST_WEIGHT);
+  return at_quantile(whole.data(), count, total, u);
+}
+
+// The scores of one position and row, divided by the temperature and filtered; the choices made from them.
+class Choice {
+ public:
+  Choice(const Session& s, const Sampling& sampling, int64_t b, int64_t position, const float* scores)
+      : s(s), sampling(sampling), count(s.vocabulary), position(position), stream(sampling.seed, sampling.keys[b]) {
+    static thread_local std::vector<float> own_scaled;
+    static thread_local std::vector<int32_t> own_weight;
+    const int64_t padded = (count + GROUP - 1) / GROUP * GROUP;
+    own_scaled.resize(padded);
+    own_weight.resize(padded);
+    scaled = own_scaled.data();
+    weight = own_weight.data();
+    const float temperature = sampling.temperature[position % sampling.channels];
+    for (int64_t v = 0; v < count; v++) scaled[v] = scores[v] / temperature;
+    for (int64_t v = count; v < padded; v++) scaled[v] = -INFINITY;
+    if (sampling.top_k < count) keep_best();
+    if (sampling.nucleus < 1) keep_nucleus();
+  }
+
+  // The sample of seed-coupled sampling.
+  int64_t token() {
+    if (sampling.kind == GUMBEL) return largest_sum();
+    weigh();
+    return at_quantile(weight, count, total, uniform(stream, position, 0));
+  }
+
+  // Whether coupled sampling could choose a token.
+  bool is_possible(int64_t token) {
+    if (sampling.kind == GUMBEL) return scaled[token] > -INFINITY;
+    weigh();
+    return weight[token];
+  }
+
+  // Whether a token is among the `bound` best ones, by the scores whose argmax is the sample.
+  bool is_among_best(int64_t token, int64_t bound) {
+    if (!is_possible(token)) return false;
+    return (sampling.kind == GUMBEL ? better_sums(token) : nearer(token)) < bound;
+  }
+
+  // Draws a proposal, and writes its distribution to q [V], whose sum is returned in `q_total`.
+  int64_t propose(int32_t* q, int64_t* q_total) {
+    weigh();
+    std::memcpy(q, weight, count * sizeof(int32_t));
+    *q_total = total;
+    return draw_rest(nullptr, 0, PROPOSAL);
+  }
+
+  // Whether speculative sampling accepts a proposal drawn from q; `q_total` is 0 without a proposal.
+  bool accepts(int64_t token, const int32_t* q, int64_t q_total) {
+    weigh();
+    const double p_token = (double)weight[token] / (double)total, q_token = q_total ? (double)q[token] / (double)q_total : 0;
+    return uniform(stream, position, VERDICT) * q_token < p_token;
+  }
+
+  // Draws the token after the accepted ones, where a proposal drawn from q was rejected.
+  int64_t commit(const int32_t* q, int64_t q_total) {
+    weigh();
+    return draw_rest(q, q_total, COMMITTED);
+  }
+
+ private:
+  const Session& s;
+  const Sampling& sampling;
+  const int64_t count, position;
+  const Stream stream;
+  float* scaled;    // [V, padded with -inf]
+  int32_t* weight;  // [V, padded with 0]: proportional to the probabilities, once `weigh` has been called
+  int64_t total = 0;
+
+  void weigh() {
+    float top = -INFINITY;
+    for (int64_t v = 0; v < count; v++) top = scaled[v] > top ? scaled[v] : top;
+    total = 0;
+    for (int64_t v = 0; v < count; v += LANES) {
+      const ivec part = weights_of(load(scaled + v) - top);
+      std::memcpy(weight + v, &part, sizeof part);
+    }
+    for (int64_t v = 0; v < count; v++) total += weight[v];
+  }
+
+  void keep_from(float least) {
+    for (int64_t v = 0; v < count; v++) scaled[v] = scaled[v] < least ? -INFINITY : scaled[v];
+  }
+
+  void keep_best() {
+    std::vector<float> sorted(scaled, scaled + count);
+    std::nth_element(sorted.begin(), sorted.begin() + sampling.top_k - 1, sorted.end(), above);
+    keep_from(sorted[sampling.top_k - 1]);
+  }
+
+  void keep_nucleus() {
+    weigh();
+    const auto below = [this](int64_t a, int64_t b) { return above(scaled[b], scaled[a]); };
+    std::vector<int64_t> heap;
+    for (int64_t v = 0; v < count; v++)
+      if (weight[v] > 0) heap.push_back(v);
+    std::make_heap(heap.begin(), heap.end(), below);
+    const double wanted = (double)total * sampling.nucleus;
+    float least = -INFINITY;
+    int64_t sum = 0;
+    for (bool any = false; !heap.empty() && (!any || (double)sum < wanted); any = true, heap.pop_back()) {
+      std::pop_heap(heap.begin(), heap.end(), below);
+      least = scaled[heap.back()];
+      sum += weight[heap.back()];
+    }
+    keep_from(least);
+  }
+
+  int64_t draw_rest(const int32_t* q, int64_t q_total, int purpose) const {
+    static thread_local std::vector<double> p, rest;
+    p.resize(count);
+    rest.resize(count);
+    double most = 0;
+    for (int64_t v = 0; v < count; v++) p[v] = (double)weight[v] / (double)total;
+    if (q_total)
+      for (int64_t v = 0; v < count; v++) {
+        const double difference = p[v] - (double)q[v] / (double)q_total;
+        rest[v] = difference > 0 ? difference : 0;
+        most = rest[v] > most ? rest[v] : most;
+      }
+    return draw(most >= LEAST_WEIGHT ? rest.data() : p.data(), count, uniform(stream, position, purpose));
+  }
+
+  // The random words of GROUP tokens from v on.
+  ALWAYS_INLINE void group_words(int64_t v, uvec* words) const {
+    philox(stream, (uvec)(numbers() + (int32_t)(v / GROUP * LANES)), position, words);
+  }
+
+  // The argmax of scores + Gumbel noise; of equal sums, the first. Noise is only computed where it may decide.
+  int64_t largest_sum() const {
+    float bar = -INFINITY;
+    for (int64_t v = 0; v < count; v++) bar = scaled[v] > bar ? scaled[v] : bar;
+    bar += LEAST_GUMBEL;
+    vec most = fill(-INFINITY);
+    ivec where{};
+    for (int64_t v = 0; v < count; v += GROUP) {
+      vec group = load(scaled + v);
+      for (int w = 1; w < 4; w++) group = larger(group, load(scaled + v + w * LANES));
+      if (!any(group + MOST_GUMBEL >= bar)) continue;
+      uvec words[4];
+      group_words(v, words);
+      for (int w = 0; w < 4; w++) {
+        const vec score = load(scaled + v + w * LANES), u = uniform_of(words[w]);
+        if (!any(score + gumbel_bound(u) >= bar)) continue;
+        const vec sum = score + gumbel(u);
+        const ivec better = sum > most;
+        most = pick(better, sum, most);
+        where = better ? numbers() + (int32_t)(v + w * LANES) : where;
+        const float top = largest(most);
+        bar = top > bar ? top : bar;
+      }
+    }
+    int64_t argmax = where[0];
+    float top = most[0];
+    for (int i = 1; i < LANES; i++)
+      if (most[i] > top || (most[i] == top && where[i] < argmax)) top = most[i], argmax = where[i];
+    return argmax;
+  }
+
+  // The number of tokens whose score + Gumbel noise exceeds that of `token`.
+  int64_t better_sums(int64_t token) {
+    for (int64_t v = 0; v < count; v += GROUP) {
+      uvec words[4];
+      group_words(v, words);
+      for (int w = 0; w < 4; w++) {
+        float* at = scaled + v + w * LANES;
+        store(at, load(at) + gumbel(uniform_of(words[w])));
+      }
+    }
+    int64_t better = 0;
+    for (int64_t v = 0; v < count; v++) better += scaled[v] > scaled[token];
+    return better;
+  }
+
+  // The number of tokens whose interval of the cumulative weights is nearer to the uniform number than that of `token`.
+  int64_t nearer(int64_t token) const {
+    const int64_t u = (int64_t)(uniform(stream, position, 0) * (double)total);
+    const auto distance = [=](int64_t v, int64_t past) {
+      const int64_t before = past - weight[v] - u, after = u - past + 1;
+      return std::max<int64_t>(0, before > after ? before : after);
+    };
+    int64_t past = 0, own = 0, better = 0;
+    for (int64_t v = 0; v <= token; v++) past += weight[v];
+    own = distance(token, past);
+    past = 0;
+    for (int64_t v = 0; v < count; v++) {
+      past += weight[v];
+      better += weight[v] && distance(v, past) < own;
+    }
+    return better;
+  }
+};
+
+}  // namespace

@@ -1,0 +1,134 @@
+// Random numbers, and the functions that sampling applies to scores: the same bits as superres/decoding/noise.py. They
+// consist of elementary operations in a fixed order.
+
+#pragma once
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+#include "vectors.h"
+
+namespace {
+
+constexpr int64_t GROUP = 4 * LANES;  // tokens that LANES counters give noise to
+constexpr float LEAST_GUMBEL = -2.9f, MOST_GUMBEL = 22.9f;
+
+// a * b, never fused with a following sum.
+ALWAYS_INLINE vec product(vec a, vec b) {
+  vec v = a * b;
+#ifdef __AVX512F__
+  asm("" : "+v"(v));
+#else
+  asm("" : "+m"(v));
+#endif
+  return v;
+}
+ALWAYS_INLINE vec product(vec a, float b) { return product(a, fill(b)); }
+
+// The lanes' numbers 0, 1, ...
+ALWAYS_INLINE ivec numbers() {
+  ivec lane;
+  for (int i = 0; i < LANES; i++) lane[i] = i;
+  return lane;
+}
+
+// The seed and the key of a row's noise.
+struct Stream {
+  uint32_t seed[2], key[2];
+
+  Stream(int64_t seed, int64_t key)
+      : seed{(uint32_t)seed, (uint32_t)(seed >> 32)}, key{(uint32_t)key, (uint32_t)(key >> 32)} {}
+};
+
+// The 64 bits of x * by.
+ALWAYS_INLINE void multiply(uvec x, uint32_t by, uvec& high, uvec& low) {
+  typedef uint64_t wide __attribute__((vector_size(4 * LANES)));
+  const uint64_t lower = 0xFFFFFFFF;
+  const wide even = ((wide)x & lower) * (uint64_t)by, odd = ((wide)x >> 32) * (uint64_t)by;
+  high = (uvec)(even >> 32 | (odd & ~lower));
+  low = (uvec)((even & lower) | odd << 32);
+}
+
+// The four words of LANES counters of a row and position, by Philox4x32-10 (Salmon et al. 2011).
+ALWAYS_INLINE void philox(const Stream& stream, uvec block, int64_t position, uvec* x) {
+  x[0] = block;
+  x[1] = uvec{} + (uint32_t)position;
+  x[2] = uvec{} + stream.key[0];
+  x[3] = uvec{} + stream.key[1];
+  uint32_t key[2] = {stream.seed[0], stream.seed[1]};
+  for (int round = 0; round < 10; round++, key[0] += 0x9E3779B9, key[1] += 0xBB67AE85) {
+    uvec high[2], low[2];
+    multiply(x[0], 0xD2511F53, high[0], low[0]);
+    multiply(x[2], 0xCD9E8D57, high[1], low[1]);
+    x[0] = high[1] ^ x[1] ^ key[0];
+    x[1] = low[1];
+    x[2] = high[0] ^ x[3] ^ key[1];
+    x[3] = low[0];
+  }
+}
+
+// A uniform number in (0, 1) of a row and position: one of four.
+inline double uniform(const Stream& stream, int64_t position, int which) {
+  uvec x[4];
+  philox(stream, uvec{}, position, x);
+  return (x[which][0] + 0.5) * 0x1p-32;
+}
+
+// log(x) of normal x > 0.
+ALWAYS_INLINE vec logarithm(vec x) {
+  const ivec bits = (ivec)x;
+  const vec half = (vec)((bits & 0x7FFFFF) | 0x3F000000);
+  const ivec small = half < 0.70703125f;
+  const vec exponent = __builtin_convertvector((bits >> 23) - 126 + small, vec);  // a true lane is -1
+  const vec m = pick(small, half + half, half) - 1.0f;
+  const vec square = product(m, m);
+  vec y = product(m, 7.0376836292e-2f) - 1.1514610310e-1f;
+  y = product(y, m) + 1.1676998740e-1f;
+  y = product(y, m) - 1.2420140846e-1f;
+  y = product(y, m) + 1.4249322787e-1f;
+  y = product(y, m) - 1.6668057665e-1f;
+  y = product(y, m) + 2.0000714765e-1f;
+  y = product(y, m) - 2.4999993993e-1f;
+  y = product(y, m) + 3.3333331174e-1f;
+  y = product(product(y, m), square);
+  y = y + product(exponent, -2.12194440e-4f);
+  y = y - product(square, 0.5f);
+  return m + y + product(exponent, 0.693359375f);
+}
+
+// Uniform numbers in (0, 1) of random words, with all bits of small numbers.
+ALWAYS_INLINE vec uniform_of(uvec bits) {
+  const vec high = __builtin_convertvector((ivec)(bits >> 16), vec), low = __builtin_convertvector((ivec)(bits & 0xFFFF), vec);
+  const vec v = product(product(high, 65536.0f) + low + 0.5f, 0x1p-32f);
+  return pick(v > 1 - 0x1p-24f, fill(1 - 0x1p-24f), v);
+}
+
+// Gumbel noise of uniform numbers.
+ALWAYS_INLINE vec gumbel(vec v) {
+  const vec rest = 1.0f - v;
+  return -logarithm(((rest - 1.0f) + v) / rest - logarithm(rest));
+}
+
+// An upper bound of `gumbel`, from the exponents of the uniform numbers.
+ALWAYS_INLINE vec gumbel_bound(vec v) {
+  return 0.01f - __builtin_convertvector(((ivec)v >> 23) - 127, vec) * 0.6931472f;
+}
+
+// Whole numbers proportional to exp(x), for x <= 0: 2^24 at 0.
+ALWAYS_INLINE ivec weights_of(vec x) {
+  x = pick(x < -87.0f, fill(-87.0f), x);
+  const vec n = (product(x, 1.44269504f) + 12582912.0f) - 12582912.0f;  // the nearest integer
+  vec r = x - product(n, 0.693359375f);
+  r = r - product(n, -2.12194440e-4f);
+  vec p = product(r, 1.9875691500e-4f) + 1.3981999507e-3f;
+  p = product(p, r) + 8.3334519073e-3f;
+  p = product(p, r) + 4.1665795894e-2f;
+  p = product(p, r) + 1.6666665459e-1f;
+  p = product(p, r) + 5.0000001201e-1f;
+  p = product(product(p, r), r) + r + 1.0f;
+  const ivec power = (__builtin_convertvector(n, ivec) + (127 + 24)) << 23;
+  return __builtin_convertvector(product(p, (vec)power), ivec);
+}
+
+}  // namespace

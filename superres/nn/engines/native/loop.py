@@ -1,0 +1,113 @@
+"""The decoder's loop in the form in which native.cpp reads it."""
+
+from __future__ import annotations
+
+from ctypes import addressof, pointer
+
+import torch
+from torch import Tensor
+
+from superres.interfaces import LoopState, ProposerData, Sampling, Widths
+from superres.nn.engines.native.build import CLoop, CProposer, CSampling, CSession, CWidths
+
+SAMPLING_KINDS = ("gumbel", "quantile", "speculative")
+"""Kinds of sampling in the order of cpp/choice.h."""
+
+PROPOSER_KINDS = ("heads", "stale", "jacobi", "draft", "ngram", "lookup")
+"""Kinds of proposers in the order of cpp/proposers.h."""
+
+
+def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: CSession | None) -> CLoop:
+    """Return the form in which native.cpp reads `state`; the result keeps all its tensors alive.
+
+    Args:
+        state: the loop.
+        session: decodes the rows.
+        scratch: memory for the heads' proposals; None without heads.
+        draft: session of the draft model; None without one.
+    """
+    batch, width, vocabulary = session.batch, session.width, session.vocabulary
+    room, stride = state.proposals.shape[1], state.store.shape[1]
+    kind, bound = state.rule
+    integers = torch.empty(2 * width + room + 3, batch, dtype=torch.int64)
+    shared = {
+        "position": address(state.position, torch.int64, batch),
+        "limit": address(state.limit, torch.int64, batch),
+        "store": address(state.store, torch.int64, batch, stride),
+        "proposals": address(state.proposals, torch.int64, batch, room),
+    }
+    buffers = {
+        "tokens": integers[:width], "best_tokens": integers[width : 2 * width], "next": integers[2 * width :],
+        "place": integers[-3], "index": integers[-2], "first": integers[-1],
+        "hidden": torch.empty(batch, width, session.size_d),
+        "scores": torch.empty(batch, width, vocabulary),
+        "scratch": scratch,
+    }
+    loop = CLoop(
+        block_size=state.block_size, room=room, stride=stride, minimum=state.min_block, best=kind == "rank",
+        bound=min(bound, vocabulary) if kind == "rank" else bound,
+        end_token=-1 if state.end_token is None else state.end_token,
+        **shared, **{name: None if tensor is None else tensor.data_ptr() for name, tensor in buffers.items()},
+    )
+    proposer = _proposer_of(state.proposer, batch, draft)
+    loop.proposer = proposer
+    if state.sampling is not None:
+        loop.sampling = pointer(_sampling_of(state.sampling, batch, room, vocabulary))
+    if state.widths is not None:
+        loop.widths = _widths_of(state.widths, batch, session.channels)
+    loop.tensors = buffers, state, proposer
+    return loop
+
+
+def _proposer_of(proposer: ProposerData, batch: int, draft: CSession | None) -> CProposer:
+    """Return the form in which native.cpp reads `proposer`; the result keeps its scratch alive."""
+    made = CProposer(kind=PROPOSER_KINDS.index(proposer.kind))
+    if draft is not None:
+        integers = torch.empty(5, batch, dtype=torch.int64)
+        scratch = integers, torch.empty(batch, 2, draft.size_d), torch.empty(batch, 2, draft.vocabulary)
+        made.draft, made.scratch = addressof(draft), scratch
+        made.tokens, made.best_tokens, made.place = (part.data_ptr() for part in (
+            integers[:2], integers[2:4], integers[4]))
+        made.hidden, made.scores = (part.data_ptr() for part in scratch[1:])
+    if proposer.keys is not None:
+        made.entries, made.order, made.channels = len(proposer.keys), proposer.order, proposer.channels
+        made.keys, made.known = (address(part, torch.int64, made.entries) for part in (proposer.keys, proposer.known))
+    if proposer.source is not None:
+        made.source_length = proposer.source.shape[1]
+        made.source = address(proposer.source, torch.int64, batch, made.source_length)
+    return made
+
+
+def _sampling_of(sampling: Sampling, batch: int, room: int, vocabulary: int) -> CSampling:
+    """Return the form in which native.cpp reads `sampling`, for blocks of at most `room` tokens."""
+    channels, proposals = len(sampling.temperatures), room if sampling.kind == "speculative" else 0
+    return CSampling(
+        kind=SAMPLING_KINDS.index(sampling.kind), seed=sampling.seed, channels=channels,
+        top_k=min(sampling.top_k or vocabulary, vocabulary), nucleus=sampling.nucleus,
+        keys=address(sampling.keys, torch.int64, batch),
+        temperature=address(sampling.temperatures, torch.float32, channels),
+        q=address(sampling.q, torch.int32, batch, proposals, vocabulary),
+        q_total=address(sampling.q_total, torch.int64, batch, proposals),
+    )
+
+
+def _widths_of(widths: Widths, batch: int, channels: int) -> CWidths:
+    """Return the form in which native.cpp reads `widths`."""
+    return CWidths(
+        count=len(widths.costs), costs=address(widths.costs, torch.float64, len(widths.costs)),
+        sizes=address(widths.sizes, torch.int64, batch), pace=address(widths.pace, torch.float64, batch, 2 + channels),
+        offset=widths.offset, exponent=widths.exponent, reach=widths.reach)
+
+
+def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
+    """Return the address of a tensor; None for None, which is null in C++.
+
+    Raises:
+        ValueError: the tensor is not contiguous, not on the CPU, or not of the given type and shape.
+    """
+    if tensor is None:
+        return None
+    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(f"the native step wants contiguous {dtype} {list(shape)} on the CPU, not {tensor.dtype} "
+                         f"{list(tensor.shape)} on {tensor.device.type}")
+    return tensor.data_ptr()
