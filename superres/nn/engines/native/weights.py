@@ -22,6 +22,9 @@ FORMATS = "float32", "bfloat16", "int8"
 
 INT8 = FORMATS.index("int8")
 
+PROPOSING = "int8"
+"""The format of the prediction heads in all engines: proposals are verified, so that rounding costs no exactness."""
+
 GROUPS = 1, 2, 4
 """Inputs of an output that lie side by side, by format."""
 
@@ -175,11 +178,11 @@ class PackedWeights:
     def _heads(self, heads: PredictionHeads) -> CHeads:
         size = heads.contract.shape[1]
         contract = (CLinear * heads.count)(*(
-            self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1]))) for weight in heads.contract
+            self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1])), PROPOSING) for weight in heads.contract
         ))
         self.tensors.append(contract)
         result = CHeads(
-            count=heads.count, size=size, expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias)),
+            count=heads.count, size=size, expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias), PROPOSING),
             contract=contract, bias=self.keep(heads.bias), norm_weight=self.keep(heads.norm.weight),
             norm_bias=self.keep(heads.norm.bias),
         )
@@ -194,11 +197,11 @@ class PackedWeights:
         expand = fuse([heads.expand], heads.state_norm)
         # One product reads the normalised state and the token's embedding, concatenated.
         expand = Affine(torch.cat([expand.weight, heads.read.weight.detach().t()]), expand.bias)
-        contract = (CLinear * 1)(self.pack(fuse([heads.contract])))
+        contract = (CLinear * 1)(self.pack(fuse([heads.contract]), PROPOSING))
         self.tensors.append(contract)
         return CHeads(
-            count=heads.count, size=heads.contract.in_features, recurrent=1, expand=self.pack(expand),
+            count=heads.count, size=heads.contract.in_features, recurrent=1, expand=self.pack(expand, PROPOSING),
             contract=contract, norm_weight=self.keep(heads.norm.weight), norm_bias=self.keep(heads.norm.bias),
-            cross_query=self.pack(fuse([heads.attention.query], heads.attention_norm, self.scale)),
-            cross_output=self.pack(fuse([heads.attention.output])),
+            cross_query=self.pack(fuse([heads.attention.query], heads.attention_norm, self.scale), PROPOSING),
+            cross_output=self.pack(fuse([heads.attention.output]), PROPOSING),
         )
