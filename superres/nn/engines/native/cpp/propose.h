@@ -11,7 +11,9 @@ struct NoisyChoice {
   const Session& s;
   int64_t count;
   const float *temperature, *noise;
-  const bool greedy = !noise;
+  const bool screens = !noise;
+
+  GumbelAt gumbel_at(int64_t, int64_t) const { return GumbelAt(nullptr, 0, 0); }
 
   int64_t operator()(int64_t b, int64_t h, float* scores) const {
     const int64_t r = b * count + h;
@@ -45,7 +47,7 @@ int64_t propose_room(const Session& s, int64_t count) {
 }
 
 // Proposals for a team's rows: see `superres_propose`. choose(b, h, scores) returns the token of row b and head p(h + 2);
-// `choose.greedy` says whether it is the argmax.
+// `choose.screens` says whether it is an argmax, with noise from choose.gumbel_at(b, h) or without.
 template <typename Choose>
 void propose(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* position, const int64_t* index,
              const int64_t* first, int64_t count, const float* hidden, const Choose& choose, float* scratch,
@@ -85,8 +87,9 @@ void propose(const Session& s, Team& team, int64_t begin, int64_t end, const int
       }
     }
   });
-  if (s.int8_filter.product.weight && choose.greedy) {
-    screened_argmax(s, team, states, rows * count, projected, tokens + begin * count, 1);
+  if (s.int8_filter.product.weight && choose.screens) {
+    const auto gumbel_at = [=, &choose](int64_t r) { return choose.gumbel_at(begin + r / count, r % count); };
+    screened_argmax(s, team, states, rows * count, projected, tokens + begin * count, 1, gumbel_at);
     return;
   }
   project(s, team, states, rows * count, projected);
