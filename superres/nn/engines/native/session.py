@@ -138,19 +138,10 @@ class NativeSession(ProposingSession):
         width, room, draft = self.width, state.proposals.shape[1], state.proposer.draft
         if not isinstance(draft, NativeSession | None):
             return None
-        most = room  # tokens of a block
-        if state.proposer.kind in {"heads", "stale"}:
-            most = 1 if self.heads is None else min(room, 1 + self.heads.count)
-        if room < width or state.store.shape[1] < 1 + self.config.target_length + width:
-            raise ValueError(f"{room} proposals and {state.store.shape[1]} tokens of memory are too few "
-                             f"for steps of {width}")
-        if not 1 <= state.block_size <= min(width, most) or not 0 <= state.min_block <= width:
-            raise ValueError(f"steps of {width} cannot verify blocks of {state.block_size}, at least {state.min_block}")
-        if state.widths is not None:
-            if not (self.config.ordinal_output and self.session.outputs == 2) or state.sampling is not None:
-                return None  # the heads' centres alone do not determine their proposals
-            if len(state.widths.costs) > min(width, most) or state.proposer.kind != "heads":
-                raise ValueError(f"{most - 1} heads cannot propose blocks of {len(state.widths.costs)}")
+        most = self._largest_block(state)
+        if state.widths is not None and (
+                not self.config.ordinal_output or self.session.outputs != 2 or state.sampling is not None):
+            return None  # the heads' centres alone do not determine their proposals
         scratch = None if self.heads is None else self.room
         loop = loop_of(state, self.session, scratch, None if draft is None else draft.session)
 
@@ -167,6 +158,21 @@ class NativeSession(ProposingSession):
             return record[:made]
 
         return iterate
+
+    def _largest_block(self, state: LoopState) -> int:
+        """Return the most tokens of a block, after the checks of `iterations`."""
+        width, room = self.width, state.proposals.shape[1]
+        most = room
+        if state.proposer.kind in {"heads", "stale"}:
+            most = 1 if self.heads is None else min(room, 1 + self.heads.count)
+        if room < width or state.store.shape[1] < 1 + self.config.target_length + width:
+            raise ValueError(f"{room} proposals and {state.store.shape[1]} tokens of memory are too few "
+                             f"for steps of {width}")
+        if not 1 <= state.block_size <= min(width, most) or not 0 <= state.min_block <= width:
+            raise ValueError(f"steps of {width} cannot verify blocks of {state.block_size}, at least {state.min_block}")
+        if state.widths is not None and (len(state.widths.costs) > min(width, most) or state.proposer.kind != "heads"):
+            raise ValueError(f"{most - 1} heads cannot propose blocks of {len(state.widths.costs)}")
+        return most
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
         """See `superres.nn.engines.torch_step.StepSession.part_seconds`."""

@@ -182,8 +182,9 @@ class PackedWeights:
         ))
         self.tensors.append(contract)
         result = CHeads(
-            count=heads.count, size=size, expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias), PROPOSING),
-            contract=contract, bias=self.keep(heads.bias), norm_weight=self.keep(heads.norm.weight),
+            count=heads.count, size=size, contract=contract,
+            expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias), PROPOSING),
+            bias=self.keep(heads.bias), norm_weight=self.keep(heads.norm.weight),
             norm_bias=self.keep(heads.norm.bias),
         )
         if heads.direct is not None:

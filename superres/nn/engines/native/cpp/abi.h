@@ -57,9 +57,12 @@ struct Heads {
   Cache cross;
 };
 
+// The kinds of sampling.
+enum Kind : int64_t { GUMBEL, QUANTILE, SPECULATIVE };
+
 // How tokens are sampled: see `Sampling` in superres/interfaces.py.
 struct Sampling {
-  int64_t kind, seed;          // GUMBEL, QUANTILE or SPECULATIVE
+  int64_t kind, seed;
   int64_t channels, top_k;     // top_k is at most V
   double nucleus;
   const int64_t* keys;         // [batch]

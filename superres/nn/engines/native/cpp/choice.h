@@ -10,7 +10,6 @@
 
 namespace {
 
-enum { GUMBEL, QUANTILE, SPECULATIVE };        // `Sampling::kind`
 enum { PROPOSAL, VERDICT, COMMITTED };         // purposes of a position's uniform numbers in speculative sampling
 constexpr double LEAST_WEIGHT = 0x1p-40;       // unit of the weights that `draw` uses
 
@@ -158,11 +157,6 @@ class Choice {
     return draw(most >= LEAST_WEIGHT ? rest.data() : p.data(), count, uniform(stream, position, purpose));
   }
 
-  // The random words of GROUP tokens from v on.
-  ALWAYS_INLINE void group_words(int64_t v, uvec* words) const {
-    philox(stream, (uvec)(numbers() + (int32_t)(v / GROUP * LANES)), position, words);
-  }
-
   // The argmax of scores + Gumbel noise; of equal sums, the first. Noise is only computed where it may decide.
   int64_t largest_sum() const {
     float bar = -INFINITY;
@@ -175,7 +169,7 @@ class Choice {
       for (int w = 1; w < 4; w++) group = larger(group, load(scaled + v + w * LANES));
       if (!any(group + MOST_GUMBEL >= bar)) continue;
       uvec words[4];
-      group_words(v, words);
+      group_words(stream, position, v, words);
       for (int w = 0; w < 4; w++) {
         const vec score = load(scaled + v + w * LANES), u = uniform_of(words[w]);
         if (!any(score + gumbel_bound(u) >= bar)) continue;
@@ -198,7 +192,7 @@ class Choice {
   int64_t better_sums(int64_t token) {
     for (int64_t v = 0; v < count; v += GROUP) {
       uvec words[4];
-      group_words(v, words);
+      group_words(stream, position, v, words);
       for (int w = 0; w < 4; w++) {
         float* at = scaled + v + w * LANES;
         store(at, load(at) + gumbel(uniform_of(words[w])));

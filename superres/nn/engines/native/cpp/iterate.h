@@ -25,7 +25,7 @@ struct Pending {
   int64_t chosen(int64_t at) {
     if (at == column) return token;
     column = at;
-    token = l.sampling ? choice(at).token() : best_at(s, l, b, at);
+    token = l.sampling && !uses_int8(s, l) ? choice(at).token() : best_at(s, l, b, at);
     return token;
   }
 
@@ -35,7 +35,8 @@ struct Pending {
     if (is_speculative(l)) return choice(at - 1).accepts(proposal, q(at - 1), q_total(at - 1));
     if (!l.best) {
       const int64_t difference = std::llabs(proposal - chosen(at - 1));
-      return !difference || (difference <= l.bound && (!l.sampling || choice(at - 1).is_possible(proposal)));
+      if (!difference || difference > l.bound || !l.sampling || uses_int8(s, l)) return difference <= l.bound;
+      return choice(at - 1).is_possible(proposal);
     }
     if (l.sampling) return choice(at - 1).is_among_best(proposal, l.bound);
     const float* own = scores_at(s, l, b, at - 1);
@@ -112,7 +113,7 @@ void iteration(const Session& s, const Loop& l, Team& team, int64_t begin, int64
     l.place[b] = l.position[b] + 1;
     std::memcpy(l.tokens + b * s.width, l.proposals + b * l.room, s.width * sizeof(int64_t));
   }
-  step(s, team, begin, end, l.tokens, l.place, l.hidden, l.scores, uses_int8(s, l) ? l.best_tokens : nullptr);
+  step(s, team, begin, end, l.tokens, l.place, l.hidden, l.scores, uses_int8(s, l) ? l.best_tokens : nullptr, l.sampling);
   for (int64_t b = begin; b < end; b++) advance(s, l, b, record + b * (2 + l.room));
   if (!more) return;
   BlockSize size(s, l, begin, end);

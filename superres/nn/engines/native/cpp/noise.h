@@ -52,6 +52,11 @@ ALWAYS_INLINE void philox(const Stream& stream, uvec block, int64_t position, uv
   }
 }
 
+// The random words of GROUP tokens from `first` on, LANES tokens per vector.
+ALWAYS_INLINE void group_words(const Stream& stream, int64_t position, int64_t first, uvec* words) {
+  philox(stream, (uvec)(numbers() + (int32_t)(first / GROUP * LANES)), position, words);
+}
+
 // A uniform number in (0, 1) of a row and position: one of four.
 inline double uniform(const Stream& stream, int64_t position, int which) {
   uvec x[4];

@@ -12,7 +12,9 @@ struct NoisyChoice {
   const Session& s;
   int64_t count;
   const float *temperature, *noise;
-  const bool greedy = !noise;
+  const bool screens = !noise;
+
+  GumbelAt gumbel_at(int64_t, int64_t) const { return GumbelAt(nullptr, 0, 0); }
 
   int64_t operator()(int64_t b, int64_t h, float* scores) const {
     const int64_t r = b * count + h;
@@ -46,8 +48,8 @@ int64_t propose_room(const Session& s, int64_t count) {
 }
 
 // Proposals for a team's rows: see `superres_propose`. choose(b, h, scores) returns the token of row b and head p(h + 2);
-// `choose.greedy` says whether it is the argmax. Returns how many each row has: `count`, or fewer if `size` is not null and
-// no more pay.
+// `choose.screens` says whether it is an argmax, with noise from choose.gumbel_at(b, h) or without. Returns how many each row
+// has: `count`, or fewer if `size` is not null and no more pay.
 template <typename Choose>
 int64_t propose(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* position, const int64_t* index,
                 const int64_t* first, int64_t count, const float* hidden, const Choose& choose, float* scratch,
@@ -67,14 +69,12 @@ int64_t propose(const Session& s, Team& team, int64_t begin, int64_t end, const 
   if (size && !size->more(1)) return 0;
   const int64_t together = size ? team.size : count;  // heads
   for (int64_t from = 0; from < count; from += together) {
-    const int64_t to = from + together < count ? from + together : count, panel = from * heads.size / PANEL;
-    team.share((to * heads.size + PANEL - 1) / PANEL - panel, [=, &s](int64_t least, int64_t past) {
-      apply_panels(s.heads.expand, here, D, rows, inner, wide, RELU, panel + least, panel + past);
-    });
+    const int64_t to = from + together < count ? from + together : count;
     team.share(to - from, [=, &s](int64_t least, int64_t past) {
       const Heads& heads = s.heads;
-      const int64_t D = s.size_d;
+      const int64_t D = s.size_d, panels = heads.size / PANEL;
       Team alone;
+      apply_panels(heads.expand, here, D, rows, inner, wide, RELU, (from + least) * panels, (from + past) * panels);
       for (int64_t h = from + least; h < from + past; h++) {
         for (int64_t r = 0; r < rows; r++) std::memcpy(states + (r * count + h) * D, heads.bias + h * D, D * sizeof(float));
         apply(heads.contract[h], alone, inner + h * heads.size, wide, rows, states + h * D, count * D, ADD);
@@ -91,8 +91,9 @@ int64_t propose(const Session& s, Team& team, int64_t begin, int64_t end, const 
         }
       }
     });
-    if (s.int8_filter.product.weight && choose.greedy) {
-      screened_argmax(s, team, states, rows * count, projected, tokens + begin * count, 1);
+    if (s.int8_filter.product.weight && choose.screens) {
+      const auto gumbel_at = [=, &choose](int64_t r) { return choose.gumbel_at(begin + r / count, r % count); };
+      screened_argmax(s, team, states, rows * count, projected, tokens + begin * count, 1, gumbel_at);
       return count;
     }
     // The states of all heads are consecutive; those of some heads are consecutive within a row only.

@@ -17,10 +17,13 @@ ALWAYS_INLINE bool is_speculative(const Loop& l) { return l.sampling && l.sampli
 // Whether proposals are drawn from a distribution that speculative sampling has to know.
 ALWAYS_INLINE bool draws(const Loop& l) { return l.proposer.kind == HEADS || l.proposer.kind == DRAFT; }
 
-// Whether an iteration needs only the argmax of each column, not the scores.
-ALWAYS_INLINE bool uses_int8(const Session& s, const Loop& l) { return s.int8_filter.product.weight && !l.best && !l.sampling; }
+// Whether an iteration needs only the choice of each column, not the scores. Stale choices of samples need the scores.
+ALWAYS_INLINE bool uses_int8(const Session& s, const Loop& l) {
+  if (!s.int8_filter.product.weight || l.best) return false;
+  return !l.sampling || (is_gumbel(s, *l.sampling) && l.proposer.kind != JACOBI && l.proposer.kind != STALE);
+}
 
-// p1's scores of row b at a column, and their argmax.
+// p1's scores of row b at a column, and its choice if that is an argmax.
 ALWAYS_INLINE const float* scores_at(const Session& s, const Loop& l, int64_t b, int64_t column) {
   return l.scores + (b * s.width + column) * s.vocabulary;
 }
@@ -33,6 +36,9 @@ struct ProposalChoice {
   const Session& s;
   const Loop& l;
   const bool greedy = !l.sampling || (is_speculative(l) && !draws(l));
+  const bool screens = greedy || is_gumbel(s, *l.sampling);
+
+  GumbelAt gumbel_at(int64_t b, int64_t h) const { return GumbelAt(greedy ? nullptr : l.sampling, b, l.position[b] + h + 1); }
 
   int64_t operator()(int64_t b, int64_t h, const float* scores) const {
     if (greedy) return largest_of(scores, s.vocabulary);
@@ -52,7 +58,9 @@ ALWAYS_INLINE int64_t stale(const ProposalChoice& choose, int64_t b, int64_t h, 
 struct StaleChoice {
   const ProposalChoice choose;
   const int64_t count;
-  static constexpr bool greedy = false;
+  static constexpr bool screens = false;
+
+  GumbelAt gumbel_at(int64_t, int64_t) const { return GumbelAt(nullptr, 0, 0); }
 
   int64_t operator()(int64_t b, int64_t h, const float* scores) const {
     const int64_t column = choose.l.index[b] + h + 1;
@@ -90,7 +98,7 @@ void propose_draft(const ProposalChoice& choose, Team& team, int64_t begin, int6
   const Loop& l = choose.l;
   const Proposer& p = l.proposer;
   Session draft = *p.draft;
-  const bool int8 = draft.int8_filter.product.weight && choose.greedy;
+  const bool int8 = draft.int8_filter.product.weight && choose.screens;
   for (int64_t h = 0; h < count; h++) {
     if (h == 1) draft = narrowed(draft, begin);
     const int64_t width = draft.width, shift = begin * (READ - width);
@@ -102,7 +110,7 @@ void propose_draft(const ProposalChoice& choose, Team& team, int64_t begin, int6
       if (!h) read[b * width] = store[position > 1 ? position - 1 : 0];
       read[b * width + width - 1] = h ? tokens[b * count + h - 1] : l.first[b];
     }
-    step(draft, team, begin, end, read, p.place, hidden, scores, int8 ? best : nullptr);
+    step(draft, team, begin, end, read, p.place, hidden, scores, int8 ? best : nullptr, choose.greedy ? nullptr : l.sampling);
     for (int64_t b = begin; b < end; b++) {
       const int64_t r = b * width + width - 1;
       tokens[b * count + h] = int8 ? best[r] : choose(b, h, scores + r * draft.vocabulary);

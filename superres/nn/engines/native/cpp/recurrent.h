@@ -67,8 +67,9 @@ struct Recurrence {
   template <typename Choose>
   void choose(int64_t h, const Choose& choose, int64_t* tokens, int64_t apart) const {
     const int64_t rows = end - begin;
-    if (s.int8_filter.product.weight && choose.greedy) {
-      screened_argmax(s, team, normed, rows, projected, tokens, apart);
+    if (s.int8_filter.product.weight && choose.screens) {
+      const auto gumbel_at = [=, &choose, first = begin](int64_t r) { return choose.gumbel_at(first + r, h); };
+      screened_argmax(s, team, normed, rows, projected, tokens, apart, gumbel_at);
       return;
     }
     project(s, team, normed, rows, projected);

@@ -1,7 +1,10 @@
-// The argmax over a large vocabulary from int8 bounds on the scores, computing exact scores of few panels only.
+// The argmax or a sample over a large vocabulary from int8 bounds on the scores, computing exact scores of few panels only.
 
 #pragma once
 
+#include <vector>
+
+#include "noise.h"
 #include "scores.h"
 
 namespace {
@@ -13,44 +16,104 @@ float norm_of(const int8_t* bytes, int64_t size, float scale) {
   return total * scale;
 }
 
-// The argmax of the exact scores of a state, given its approximate scores `rough`. A panel is computed exactly only if
-// one of its scores may exceed the largest lower bound.
-int64_t argmax_near(const Session& s, const float* state, float scale, float norm, const float* rough) {
-  const Int8Filter& int8_filter = s.int8_filter;
-  const int64_t bytes = s.project.inputs * PANEL * (s.project.format == BFLOAT16 ? 2 : 4);
-  const auto error = [&](int64_t v) {
-    return load(int8_filter.norm + v) * (int8_filter.rounding * scale) + load(int8_filter.product.scale + v) * (0.51f * norm);
-  };
-  vec least = fill(-INFINITY);
-  for (int64_t v = 0; v < s.project.panels * PANEL; v += LANES) {
-    const vec score = load(rough + v) - error(v);
-    least = pick(score > least, score, least);
-  }
-  const float bar = largest(least);
-  float top = -INFINITY, scores[PANEL];
-  int64_t found = 0;
-  for (int64_t p = 0; p < s.project.panels; p++) {
-    const int64_t v = p * PANEL;
-    const ivec low = load(rough + v) + error(v) >= bar, high = load(rough + v + LANES) + error(v + LANES) >= bar;
-    if (!any(low | high)) continue;
-    Linear one = s.project;
-    one.panels = 1;
-    one.weight = (const char*)one.weight + p * bytes;
-    one.bias += v;
-    Team alone;
-    apply(one, alone, state, s.size_d, 1, scores, PANEL, STORE);
-    for (int64_t i = 0; i < PANEL && v + i < s.vocabulary; i++)
-      if (scores[i] > top) top = scores[i], found = v + i;
-  }
-  refuse_unless(s, std::isfinite(top));
-  return found;
+// Gumbel noise of a row and position, which is added to scores / temperature; none if the temperature is 0.
+struct GumbelAt {
+  Stream stream;
+  int64_t position;
+  float temperature;
+
+  GumbelAt(const Sampling* sampling, int64_t b, int64_t position)
+      : stream(sampling ? sampling->seed : 0, sampling ? sampling->keys[b] : 0), position(position),
+        temperature(sampling ? sampling->temperature[position % sampling->channels] : 0) {}
+};
+
+// Whether a sample is the argmax of scores / temperature + Gumbel noise of all tokens.
+ALWAYS_INLINE bool is_gumbel(const Session& s, const Sampling& sampling) {
+  return sampling.kind == GUMBEL && sampling.top_k >= s.vocabulary && sampling.nucleus >= 1;
 }
 
+// The scores of a state within bounds: approximate scores `rough`, and their largest error.
+struct Bounds {
+  const Session& s;
+  const float *state, *rough;
+  const float scale, norm;
+  const GumbelAt& gumbel_at;
+  const int64_t count = s.project.panels * PANEL;
+
+  vec error(int64_t v) const {
+    const Int8Filter& f = s.int8_filter;
+    return load(f.norm + v) * (f.rounding * scale) + load(f.product.scale + v) * (0.51f * norm);
+  }
+  vec tempered(vec score) const { return gumbel_at.temperature > 0 ? score / gumbel_at.temperature : score; }
+  vec least(int64_t v) const { return tempered(load(rough + v) - error(v)); }
+  vec most(int64_t v) const { return tempered(load(rough + v) + error(v)); }
+
+  float largest_least() const {
+    vec top = fill(-INFINITY);
+    for (int64_t v = 0; v < count; v += LANES) top = larger(least(v), top);
+    return largest(top);
+  }
+
+  // Writes the noise of all tokens that may have the largest sum, and -inf for others. Returns a lower bound of that sum.
+  float write_noise(float* noise) const {
+    float bar = largest_least() + LEAST_GUMBEL;
+    for (int64_t group = 0; group < count; group += GROUP) {
+      const int64_t end = group + GROUP < count ? group + GROUP : count;
+      bool near = false;
+      for (int64_t v = group; v < end; v += LANES) {
+        near = near || any(most(v) + MOST_GUMBEL >= bar);
+        store(noise + v, fill(-INFINITY));
+      }
+      if (!near) continue;
+      uvec words[4];
+      group_words(gumbel_at.stream, gumbel_at.position, group, words);
+      for (int64_t v = group; v < end; v += LANES) {
+        const vec u = uniform_of(words[(v - group) / LANES]);
+        if (!any(most(v) + gumbel_bound(u) >= bar)) continue;
+        const vec own = gumbel(u);
+        store(noise + v, own);
+        const float sum = largest(least(v) + own);
+        bar = sum > bar ? sum : bar;
+      }
+    }
+    return bar;
+  }
+
+  // The argmax of the exact sums. A panel is computed exactly only if one of its sums may exceed the largest lower bound.
+  int64_t argmax() const {
+    static thread_local std::vector<float> own;
+    own.resize(count);
+    float* noise = gumbel_at.temperature > 0 ? own.data() : nullptr;
+    const float bar = noise ? write_noise(noise) : largest_least();
+    const auto near = [&](int64_t v) { return (noise ? most(v) + load(noise + v) : most(v)) >= bar; };
+    const int64_t bytes = s.project.inputs * PANEL * (s.project.format == BFLOAT16 ? 2 : 4);
+    float top = -INFINITY, scores[PANEL];
+    int64_t found = 0;
+    for (int64_t v = 0; v < count; v += PANEL) {
+      if (!any(near(v) | near(v + LANES))) continue;
+      Linear one = s.project;
+      one.panels = 1;
+      one.weight = (const char*)one.weight + v / PANEL * bytes;
+      one.bias += v;
+      Team alone;
+      apply(one, alone, state, s.size_d, 1, scores, PANEL, STORE);
+      for (int64_t i = 0; i < PANEL && v + i < s.vocabulary; i++) {
+        const float sum = noise ? scores[i] / gumbel_at.temperature + noise[v + i] : scores[i];
+        if (sum > top) top = sum, found = v + i;
+      }
+    }
+    refuse_unless(s, std::isfinite(top));
+    return found;
+  }
+};
+
 // Writes the argmax of the output projection of each of `count` states to tokens[r * apart]; of equal scores, the first.
-// The result is the argmax of `project`, exactly: int8 products give every score within a known error bound, and all
-// panels that may hold the largest score are then computed in full.
+// With noise, it is the argmax of scores / temperature + noise; gumbel_at(r) returns the `GumbelAt` of a state. The result is
+// that of `project`, exactly: int8 products give every score within a known error bound, and all panels that may hold the
+// largest sum are then computed in full.
+template <typename At>
 void screened_argmax(const Session& s, Team& team, const float* states, int64_t count, float* rough, int64_t* tokens,
-                     int64_t apart) {
+                     int64_t apart, const At& gumbel_at) {
   static thread_local ByteRows own;
   const ByteRows& bytes = own;  // the calling thread's copy, which the helper threads read
   own.read(states, s.size_d, count, s.size_d);
@@ -61,7 +124,7 @@ void screened_argmax(const Session& s, Team& team, const float* states, int64_t 
   team.share(count, [=, &s, &bytes](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; r++) {
       const float scale = bytes.rows[r].scale, norm = norm_of((const int8_t*)(bytes.words.data() + r * s.size_d / 4), s.size_d, scale);
-      tokens[r * apart] = argmax_near(s, states + r * s.size_d, scale, norm, rough + r * s.stride);
+      tokens[r * apart] = Bounds{s, states + r * s.size_d, rough + r * s.stride, scale, norm, gumbel_at(r)}.argmax();
     }
   });
 }

@@ -10,7 +10,7 @@ namespace {
 // A step of a team's rows: see `superres_step`. If `best_tokens` [B, W] is not null, writes the argmax of each column there
 // and no scores.
 void step(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* tokens, const int64_t* position,
-          float* hidden, float* scores, int64_t* best_tokens) {
+          float* hidden, float* scores, int64_t* best_tokens, const Sampling* sampling = nullptr) {
   const Rows rows{s, team, begin, end, tokens, position};
   Clock clock(begin ? nullptr : s.seconds);
   Residual residual = rows.residual();
@@ -23,7 +23,11 @@ void step(const Session& s, Team& team, int64_t begin, int64_t end, const int64_
   if (s.final_weight) rows.normalise_all(states, s.final_weight, s.final_bias, states);
   float* projected = rows.of(s.projected, s.stride);
   if (best_tokens) {
-    screened_argmax(s, team, states, rows.count(), projected, best_tokens + begin * s.width, 1);
+    const auto gumbel_at = [=, &s](int64_t r) {
+      const int64_t b = begin + r / s.width;
+      return GumbelAt(sampling, b, position[b] + r % s.width);
+    };
+    screened_argmax(s, team, states, rows.count(), projected, best_tokens + begin * s.width, 1, gumbel_at);
     clock.lap(SCORES);
     return;
   }
