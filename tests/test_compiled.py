@@ -75,7 +75,8 @@ def int8_scores(flags: str, cache: Path) -> bytes:
         for variant in ("sequential heads", "text"):
             config = replace(VARIANTS[variant], **NATIVE)
             source, target = random_tokens(config, 2)
-            session = NativeModel(random_model(config, dtype=torch.float32), precision="int8", threads=1).session(source, 5)
+            model = NativeModel(random_model(config, dtype=torch.float32), precision="int8", threads=1)
+            session = model.session(source, 5)
             output = session.step(target[:, :5], torch.zeros(2, dtype=torch.int64))
             found += output.scores.numpy().tobytes() + output.state.hidden.numpy().tobytes()
         sender.send(found)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fakes import Waiting, draft_of, ngrams_of, proposer_for, random_tokens, stacked
-from test_native import KNOWN, Sessions, assert_same_decode, by_steps, model_of
+from test_native import KNOWN, Sessions, assert_same_decode, by_steps, exact_heads, model_of  # noqa: F401
 
 from superres.config import DecodeConfig
 from superres.decoding.batching import ListFeed, RefilledDecoder
@@ -18,7 +18,8 @@ from superres.decoding.proposers.ngrams import NgramProposer
 from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel
 
-pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+pytestmark = [pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine"),
+              pytest.mark.usefixtures("exact_heads")]
 
 PROPOSED = ("stale", "jacobi", "draft", "ngram", "lookup")
 WAYS = {
@@ -71,10 +72,10 @@ def test_a_row_that_is_refilled_is_decoded_as_alone(way, proposer):
     assert len(finished) == 6
 
 
-@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("together", [1, 2, 5])
 @pytest.mark.parametrize("proposer", PROPOSED)
 def test_rows_that_propose_apart_propose_what_they_do_together(proposer, together):
-    model, source = model_of(NETWORKS["faces"], threads=2), random_tokens(NETWORKS["faces"], 5)[0]
+    model, source = model_of(NETWORKS["faces"], threads=3), random_tokens(NETWORKS["faces"], 5)[0]
     options = DecodeConfig(block_size=4, proposer=proposer, temperature=0.8)
     model.sessions = Sessions(together=together)
     apart = decode(model, source, options, proposer=made(proposer, model))

@@ -15,7 +15,7 @@ from superres.config import DecodeConfig
 from superres.decoding.acceptance import Criterion
 from superres.decoding.confidence import Judged
 from superres.decoding.proposers.base import Context, Proposer
-from superres.decoding.sampling import Chooser
+from superres.decoding.sampling import Choice, Chooser
 from superres.decoding.state import DecodeState
 from superres.interfaces import ScoringModel, Session, Sources, StepOutput
 
@@ -28,7 +28,6 @@ class BlockwiseDecoding:
     Attributes:
         session: the rows' cache.
         block_size: k of the next proposals.
-        choice: chooses tokens at the positions of the pending block.
         judged: how sure the heads were of the pending proposals; None unless the loop has set it.
     """
 
@@ -51,8 +50,16 @@ class BlockwiseDecoding:
         self.session, self.observe = session, observe
         self.criterion, self.proposer, self.chooser = criterion, proposer, chooser
         self.min_block, self.end_token, self.block_size = options.min_block, model.end_token, state.block_size
-        self.choice = chooser.at(state.targets(self.block_size))
         self.judged: Judged | None = None
+        self._state = state
+        self._choice = None if chooser.buffer is None else chooser.at(state.targets(self.block_size))
+
+    @property
+    def choice(self) -> Choice:
+        """Chooses tokens at the positions of the pending block; made when needed, since native iterations need none."""
+        if self._choice is None:
+            self._choice = self.chooser.at(self._state.targets(self._state.block_size))
+        return self._choice
 
     def iterate(self, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Do one iteration, and return the block that it verified [B, W] and the number of accepted tokens [B]."""
@@ -92,7 +99,7 @@ class BlockwiseDecoding:
         if state.block_size > 1:
             scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
         k = state.block_size = self.block_size
-        before, self.choice = self.choice, self.chooser.at(state.targets(k))  # for proposing and for verifying
+        before, self._choice = self.choice, self.chooser.at(state.targets(k))  # for proposing and for verifying
         parts = [self.choice.first(scores, before, index)]  # [B, 1]
         if k > 1:
             first = parts[0][:, 0]
@@ -108,13 +115,15 @@ class BlockwiseDecoding:
 
     def start(self, rows: Tensor) -> None:
         """Clear the state of `rows` [R], which begin new sequences."""
-        self.choice.clear(rows)
+        if self._choice is not None:
+            self._choice.clear(rows)
 
     def keep(self, rows: Tensor, session: Session, chooser: Chooser, state: DecodeState) -> None:
         """Continue with `rows` [R] only; `session`, `chooser` and `state` are already reduced to them."""
         self.session, self.chooser = session, chooser
-        before, self.choice = self.choice, chooser.at(state.targets(state.block_size))
-        self.choice.inherit(before, rows)
+        before, self._choice = self._choice, None
+        if before is not None:
+            self.choice.inherit(before, rows)
 
     @classmethod
     def open_session(

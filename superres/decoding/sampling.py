@@ -219,9 +219,7 @@ class SpeculativeChoice(Choice):
     def inherit(self, before: Choice, kept: Tensor) -> None:
         """See `Choice.inherit`."""
         if isinstance(before, SpeculativeChoice):
-            # Native iterations change the block size without this choice, and have the distributions themselves.
-            count = min(self.q.shape[1], before.q.shape[1])
-            self.q[:, :count] = before.q[kept, :count]
+            self.q.copy_(before.q[kept])
 
     def _distribution(self, scores: Tensor, offsets: Tensor | slice) -> Tensor:
         return distribution(self.sampler(scores, self.temperature[:, offsets]))

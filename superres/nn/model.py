@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,9 @@ class Memory:
         conditioning: vectors added to the decoder's input [B, T, D], or None.
         estimate: intensities expected before decoding [B, T] in grey levels, or None.
         residual_sum: what the deviations in each cell must add up to [B, S], in units of RESIDUAL_SCALE; or None.
+        position_table: position signal plus conditioning [B, T, D], from an encoder that returns it in place of
+            `conditioning`; or None.
+        head_table: the head layer's conditioning vectors [B, T, D], from such an encoder; or None.
     """
 
     states: Tensor
@@ -43,6 +46,8 @@ class Memory:
     conditioning: Tensor | None = None
     estimate: Tensor | None = None
     residual_sum: Tensor | None = None
+    position_table: Tensor | None = None
+    head_table: Tensor | None = None
 
     def hidden(self, dtype: torch.dtype) -> Tensor:
         """Return the mask added to cross-attention scores [B, 1, 1, S] as `dtype`; zeros if no source is padded."""
@@ -51,8 +56,8 @@ class Memory:
 
     def __getitem__(self, rows: Tensor) -> Memory:
         """Return a memory of the rows `rows`, int64 [R]; a row may occur several times."""
-        parts = (self.mask, self.conditioning, self.estimate, self.residual_sum)
-        return Memory(self.states[rows], *(None if part is None else part[rows] for part in parts))
+        parts = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return replace(self, **{name: part[rows] for name, part in parts if part is not None})
 
     def repeat(self, copies: int) -> Memory:
         """Return a memory with every row repeated `copies` times in succession."""

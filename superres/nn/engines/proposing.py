@@ -48,14 +48,15 @@ class ProposingSession:
         self.width, self.batch = width, len(memory.states)
         self.shape = self.config.target_shape
         self.estimate, self.residual_sum = memory.estimate, memory.residual_sum
-        self.position_table = model.signal.unsqueeze(0)  # [1, T, D]
-        self.conditioned = memory.conditioning is not None
-        if memory.conditioning is not None:
+        self.position_table, self.head_table = model.signal.unsqueeze(0), memory.head_table  # [1, T, D], [B, T, D]
+        self.conditioned = memory.position_table is not None or memory.conditioning is not None
+        if memory.position_table is not None:
+            self.position_table = memory.position_table  # [B, T, D]
+        elif memory.conditioning is not None:
             self.position_table = self.position_table + memory.conditioning  # [B, T, D]
         rows = torch.arange(self.batch, device=memory.states.device).unsqueeze(1)
         # Start of each row's own position table; None if all rows share one table.
         self.row_start = rows * self.config.target_length if self.conditioned and self.batch > 1 else None
-        self.head_table: Tensor | None = None  # [B, T, D]
         if memory.conditioning is not None and self.heads is not None and self.heads.conditioning is not None:
             self.head_table = self.heads.conditioning(memory.conditioning)
         self.source: tuple[Tensor, Tensor, Tensor] | None = None  # keys, values and mask of recurrent heads

@@ -35,6 +35,9 @@ LANES = 16
 PANEL = 2 * LANES
 """Outputs that are adjacent in a packed weight."""
 
+NEAR, FAR = 5, 9
+"""The finite points of Winograd's convolution besides 0, in eighths and with either sign."""
+
 
 class CLinear(Structure):
     """`Linear` of cpp/abi.h."""
@@ -137,11 +140,35 @@ class CSession(Structure):
     ]
 
 
-STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CSampling, CProposer, CWidths, CLoop, CSession)
+class CEncoder(Structure):
+    """`Encoder` of cpp/abi.h."""
+
+    _fields_ = [
+        *((name, c_int64) for name in (
+            "source_length", "length", "size_d", "attention_heads", "filter", "layers", "vocabulary", "channels",
+            "pre")),
+        ("layer", POINTER(CLayer)),
+        *((name, c_void_p) for name in ("final_weight", "final_bias", "token_table", "source_signal")),
+        *((name, c_int64) for name in ("rows", "columns", "height", "width", "maps", "blocks")),
+        ("row_weights", c_void_p), ("column_weights", c_void_p), ("shuffle", CLinear), ("products", POINTER(CLinear)),
+        ("biases", c_void_p), ("refinement", CLinear), ("refinement_bias", c_void_p), ("vectors", CLinear),
+        ("head_vectors", CLinear), ("signal", c_void_p), ("residual_scale", c_float),
+    ]
+
+
+class CEncoded(Structure):
+    """`Encoded` of cpp/abi.h."""
+
+    _fields_ = [
+        (name, c_void_p) for name in ("states", "position_table", "head_table", "estimate", "residual_sum")]
+
+
+STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CSampling, CProposer, CWidths, CLoop, CSession, CEncoder, CEncoded)
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "superres_layout": (c_char_p, []),
     "superres_busy": (c_int64, []),
+    "superres_encode": (None, [POINTER(CEncoder), POINTER(CEncoded), c_int64, c_int64, c_void_p]),
     "superres_step": (None, [POINTER(CSession), *[c_void_p] * 4]),
     "superres_propose_room": (c_int64, [POINTER(CSession), c_int64]),
     "superres_propose": (None, [POINTER(CSession), *[c_void_p] * 3, c_int64, *[c_void_p] * 5]),
@@ -152,7 +179,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 def layout() -> str:
     """Return the constants, the sizes of the structures and the offsets of their fields, as `superres_layout` does."""
-    lines = [f"LANES={LANES} PANEL={PANEL}\n"]
+    lines = [f"LANES={LANES} PANEL={PANEL} NEAR={NEAR} FAR={FAR}\n"]
     for kind in STRUCTURES:
         fields = [f"{name}={getattr(kind, name).offset}" for name, *_ in kind._fields_]
         lines.append(" ".join([f"{kind.__name__[1:]}:{ctypes.sizeof(kind)}", *fields]) + "\n")

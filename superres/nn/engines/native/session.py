@@ -21,6 +21,7 @@ from superres.interfaces import Choose, LoopState, Sources, StepOutput
 from superres.nn.attention import Attention
 from superres.nn.cache import slot_count
 from superres.nn.engines.native.build import LANES, PANEL, CCache, CLayer, CSession, NativeUnavailable, library
+from superres.nn.engines.native.encoder import NativeEncoder, supports
 from superres.nn.engines.native.loop import address, loop_of
 from superres.nn.engines.native.thread_trials import ThreadTrials
 from superres.nn.engines.native.weights import PackedWeights
@@ -82,7 +83,7 @@ class NativeSession(ProposingSession):
             int8_filter=packed.int8_filter,
             token_table=packed.token_table, not_finite=self.not_finite.data_ptr(),
             position_table=self._keep(self.position_table, *self._table_shape(), by_row=self.conditioned),
-            conditioned=memory.conditioning is not None, ordinal=config.ordinal_output,
+            conditioned=self.conditioned, ordinal=config.ordinal_output,
             residual_scale=RESIDUAL_SCALE, initial_sharpness=INITIAL_SHARPNESS, heads=packed.heads,
         )
         if self.head_table is not None:
@@ -221,8 +222,9 @@ class NativeSession(ProposingSession):
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
         """See `superres.interfaces.Session.row_state`; adds the tensors that native.cpp reads."""
-        tensors = [*self.by_row, *(part for layer in self.caches for part in layer if cache)]
-        return [*super().row_state(), *(tensor.view(self.batch, -1) for tensor in tensors)]
+        tensors = [*super().row_state(), *self.by_row, *(part for layer in self.caches for part in layer if cache)]
+        # Some of the tensors that native.cpp reads are those of the plain session.
+        return list({tensor.data_ptr(): tensor for tensor in tensors}.values())
 
     def _table_shape(self) -> tuple[int, int, int]:
         """Return the shape of the tables that are looked up by position, [B or 1, T, D]."""
@@ -285,10 +287,11 @@ class NativeSession(ProposingSession):
         rows, slots = (self.batch, self.config.attention_heads), self.session.slots
         size = self.config.width // self.config.attention_heads
         if self.packed.precision != "int8":
-            return torch.zeros(*rows, size, slots), torch.zeros(*rows, slots, size)
+            # A hidden slot has weight 0, and 0 times NaN would be NaN: its values must be finite, its keys need not.
+            return torch.empty(*rows, size, slots), torch.zeros(*rows, slots, size)
         quads = (size // 4, slots, 4), (slots // 4, size, 4)
-        return (*(torch.zeros(*rows, *shape, dtype=torch.uint8) for shape in quads),
-                *(torch.zeros(*rows, slots) for _ in quads))
+        return (*(torch.empty(*rows, *shape, dtype=torch.uint8) for shape in quads),
+                torch.empty(*rows, slots), torch.zeros(*rows, slots))
 
     def _cross_cache(self, key: Tensor, value: Tensor) -> CCache:
         """Keep the keys and values [B, H, S, D / H] of the memory in the layout of native.cpp."""
@@ -304,8 +307,8 @@ class NativeSession(ProposingSession):
         sizes = {"x": 2 * config.width, "parts": 2 * session.groups * config.width, "wide": config.filter_size,
                  "attended": config.width, "weights": slots, "projected": session.stride}
         for name, size in sizes.items():
-            setattr(session, name, self._keep(torch.zeros(rows * size), rows * size))
-        self.gathered = torch.zeros(self.batch, self.width, session.features)
+            setattr(session, name, self._keep(torch.empty(rows * size), rows * size))
+        self.gathered = torch.empty(self.batch, self.width, session.features)
         session.gathered = self.gathered.data_ptr()
         if self.heads is not None:
             count = library().superres_propose_room(byref(session), self.heads.count)
@@ -349,7 +352,7 @@ class NativeModel(StepModel):
                 Where the processor multiplies pairs of bfloat16 (AVX-512 BF16), inputs are rounded to bfloat16 too,
                 which is twice as fast. "int8" also stores keys and values in a byte each, and rounds the inputs of
                 products: every column with a scale of its own, so that no result depends on the step width. The sums
-                are exact integers. The aligned conditioning is computed in bfloat16 for both.
+                are exact integers. The encoder of images has the same format.
 
         Raises:
             NativeUnavailable: the code cannot be built on this machine, or does not support the network.
@@ -370,19 +373,22 @@ class NativeModel(StepModel):
         self.trials: dict[tuple[int, int, int], ThreadTrials] = {}
         with torch.inference_mode():
             self.packed = PackedWeights(model, precision)
+            self.encoder = NativeEncoder(model, precision) if supports(model) else None
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `StepModel.encode`."""
-        with _threads_for(len(source.states if isinstance(source, Memory) else source)):
+        if self.encoder is not None and padding is None and isinstance(source, Tensor):
+            source = self.encoder(source, self._most_threads())
+        with self._torch_threads(len(source.states if isinstance(source, Memory) else source)):
             return super().encode(source, padding, copies)
 
     def session(  # type: ignore[override]
         self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1,
     ) -> NativeSession:
         """See `superres.interfaces.ScoringModel.session`."""
-        most = self.threads or min(TorchThreads.limit(), usable_cores())
+        most = self._most_threads()
         memory = self.encode(source, padding, copies)
-        with _threads_for(len(memory.states)):
+        with self._torch_threads(len(memory.states)):
             session = NativeSession(self.packed, memory, width, most)
         if self.threads is None:
             # With at least one row per thread, threads do not wait for one another: such batches share their timings.
@@ -390,7 +396,10 @@ class NativeModel(StepModel):
             session.choose_threads(trials)
         return session
 
+    def _most_threads(self) -> int:
+        return self.threads or min(TorchThreads.limit(), usable_cores())
 
-def _threads_for(sources: int) -> TorchThreads:
-    """Limit torch to one thread while it encodes few sources, or any on a busy machine; else use all its threads."""
-    return TorchThreads(1 if sources < SOURCES_FOR_THREADS or library().superres_busy() else None)
+    def _torch_threads(self, sources: int) -> TorchThreads:
+        """Limit torch to one thread for few sources or little work, or on a busy machine; else use all its threads."""
+        few = self.encoder is not None or sources < SOURCES_FOR_THREADS
+        return TorchThreads(1 if few or library().superres_busy() else None)

@@ -17,14 +17,10 @@ from superres.nn.layers import DecoderLayer, TiedProjection
 from superres.nn.model import EncoderDecoder
 from superres.nn.recurrent import RecurrentHeads
 
-
 FORMATS = "float32", "bfloat16", "int8"
 """The formats of weights, numbered as in abi.h."""
 
 INT8 = FORMATS.index("int8")
-
-PROPOSING = "int8"
-"""The format of the prediction heads with all precisions: proposals are verified, so rounding costs no exactness."""
 
 GROUPS = 1, 2, 4
 """Inputs of an output that lie side by side, by format."""
@@ -63,7 +59,7 @@ def pack(affine: Affine, precision: str = "float32") -> tuple[CLinear, list[Tens
 
     Args:
         affine: weight [in, out] and bias [out].
-        precision: "float32", "bfloat16" or "int8", the format of the weight; float32 unless `in` is a multiple of LANES.
+        precision: format of the weight, in FORMATS; float32 unless `in` is a multiple of LANES.
     """
     inputs, outputs = affine.weight.shape
     panels, padding = -(-outputs // PANEL), (0, -outputs % PANEL)
@@ -179,11 +175,11 @@ class PackedWeights:
     def _heads(self, heads: PredictionHeads) -> CHeads:
         size = heads.contract.shape[1]
         contract = (CLinear * heads.count)(*(
-            self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1])), PROPOSING) for weight in heads.contract
+            self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1]))) for weight in heads.contract
         ))
         self.tensors.append(contract)
         result = CHeads(
-            count=heads.count, size=size, expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias), PROPOSING),
+            count=heads.count, size=size, expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias)),
             contract=contract, bias=self.keep(heads.bias), norm_weight=self.keep(heads.norm.weight),
             norm_bias=self.keep(heads.norm.bias),
         )
@@ -198,11 +194,11 @@ class PackedWeights:
         expand = fuse([heads.expand], heads.state_norm)
         # One product reads the normalised state and the token's embedding, concatenated.
         expand = Affine(torch.cat([expand.weight, heads.read.weight.detach().t()]), expand.bias)
-        contract = (CLinear * 1)(self.pack(fuse([heads.contract]), PROPOSING))
+        contract = (CLinear * 1)(self.pack(fuse([heads.contract])))
         self.tensors.append(contract)
         return CHeads(
-            count=heads.count, size=heads.contract.in_features, recurrent=1, expand=self.pack(expand, PROPOSING),
+            count=heads.count, size=heads.contract.in_features, recurrent=1, expand=self.pack(expand),
             contract=contract, norm_weight=self.keep(heads.norm.weight), norm_bias=self.keep(heads.norm.bias),
-            cross_query=self.pack(fuse([heads.attention.query], heads.attention_norm, self.scale), PROPOSING),
-            cross_output=self.pack(fuse([heads.attention.output]), PROPOSING),
+            cross_query=self.pack(fuse([heads.attention.query], heads.attention_norm, self.scale)),
+            cross_output=self.pack(fuse([heads.attention.output])),
         )

@@ -6,6 +6,13 @@
 
 #include "vectors.h"
 
+namespace {
+
+// The finite points of Winograd's convolution besides 0, in eighths: see encoder.h.
+constexpr int NEAR_EIGHTHS = 5, FAR_EIGHTHS = 9;
+
+}  // namespace
+
 extern "C" {
 
 // The formats of weights.
@@ -129,6 +136,30 @@ struct Session {
   int64_t groups;  // of attention heads and of hidden units, which share a sub-layer: see `Rows`
   // Scratch, one slice per row of the batch; two each of `x` and `parts` [groups]
   float *x, *parts, *wide, *attended, *weights, *gathered, *projected;
+};
+
+// The encoder of images with aligned conditioning. Target images have rows * height rows and columns * width columns.
+struct Encoder {
+  int64_t source_length, length, size_d, attention_heads, filter, layers, vocabulary, channels, pre;
+  const Layer* layer;                       // without cross-attention and caches
+  const float *final_weight, *final_bias;   // null where there is no final norm
+  const float *token_table, *source_signal; // [channels * V, D], [S, D]
+  int64_t rows, columns, height, width;     // of the source, and of a cell
+  int64_t maps, blocks;
+  const float *row_weights, *column_weights;  // of the bicubic enlargement [rows * height, rows], [columns * width, columns]
+  Linear shuffle;
+  const Linear* products;  // [1 + 2 * blocks, 36]: transformed weights of the convolutions, see `convolve`
+  const float* biases;     // [1 + 2 * blocks, maps]
+  Linear refinement;       // outputs [9 * channels]: each tap's product
+  const float* refinement_bias;  // [channels]
+  Linear vectors, head_vectors;  // outputs [channels * D]
+  const float* signal;           // [T, D]
+  float residual_scale;
+};
+
+// What the encoder writes: see `Memory` in superres/nn/model.py. `head_table` and `residual_sum` may be null.
+struct Encoded {
+  float *states, *position_table, *head_table, *estimate, *residual_sum;
 };
 
 }  // extern "C"

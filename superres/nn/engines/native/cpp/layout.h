@@ -21,7 +21,8 @@ void describe(std::string& text, const char* name, size_t size, std::initializer
 }
 
 std::string layout() {
-  std::string text = "LANES=" + std::to_string(LANES) + " PANEL=" + std::to_string(PANEL) + "\n";
+  std::string text = "LANES=" + std::to_string(LANES) + " PANEL=" + std::to_string(PANEL) + " NEAR=" + std::to_string(NEAR_EIGHTHS)
+      + " FAR=" + std::to_string(FAR_EIGHTHS) + "\n";
   describe(text, "Linear", sizeof(Linear), {AT(Linear, inputs), AT(Linear, panels), AT(Linear, format),
       AT(Linear, weight), AT(Linear, bias), AT(Linear, scale)});
   describe(text, "Int8Filter", sizeof(Int8Filter), {AT(Int8Filter, product), AT(Int8Filter, norm),
@@ -63,6 +64,16 @@ std::string layout() {
       AT(Session, heads), AT(Session, not_finite), AT(Session, seconds), AT(Session, groups), AT(Session, x),
       AT(Session, parts), AT(Session, wide),
       AT(Session, attended), AT(Session, weights), AT(Session, gathered), AT(Session, projected)});
+  describe(text, "Encoder", sizeof(Encoder), {AT(Encoder, source_length), AT(Encoder, length), AT(Encoder, size_d),
+      AT(Encoder, attention_heads), AT(Encoder, filter), AT(Encoder, layers), AT(Encoder, vocabulary),
+      AT(Encoder, channels), AT(Encoder, pre), AT(Encoder, layer), AT(Encoder, final_weight),
+      AT(Encoder, final_bias), AT(Encoder, token_table), AT(Encoder, source_signal), AT(Encoder, rows),
+      AT(Encoder, columns), AT(Encoder, height), AT(Encoder, width), AT(Encoder, maps), AT(Encoder, blocks),
+      AT(Encoder, row_weights), AT(Encoder, column_weights), AT(Encoder, shuffle), AT(Encoder, products),
+      AT(Encoder, biases), AT(Encoder, refinement), AT(Encoder, refinement_bias), AT(Encoder, vectors),
+      AT(Encoder, head_vectors), AT(Encoder, signal), AT(Encoder, residual_scale)});
+  describe(text, "Encoded", sizeof(Encoded), {AT(Encoded, states), AT(Encoded, position_table),
+      AT(Encoded, head_table), AT(Encoded, estimate), AT(Encoded, residual_sum)});
   return text;
 }
 

@@ -7,6 +7,7 @@
 // With at least one row per thread, groups of rows are distributed over the threads of a team. With fewer rows, the
 // threads share the outputs of each product.
 
+#include "encoder.h"
 #include "iterate.h"
 #include "layout.h"
 
@@ -14,20 +15,25 @@ namespace {
 
 // Calls body(team, begin, end) for all rows; in groups of at most `together` rows if the threads divide the rows.
 template <typename Body>
-void in_groups(const Session& s, int64_t together, const Body& body) {
-  with_team((int)s.threads, s.patient, [&](Team& team) {
-    if (team.size > 1 && s.batch < team.size) {
-      body(team, (int64_t)0, s.batch);
+void in_groups(int64_t batch, int64_t threads, bool patient, int64_t together, const Body& body) {
+  with_team((int)threads, patient, [&](Team& team) {
+    if (team.size > 1 && batch < team.size) {
+      body(team, (int64_t)0, batch);
       return;
     }
-    const int64_t share = (s.batch + team.size - 1) / team.size, group = together < share ? together : share;
-    team.deal(s.batch, (s.batch + group - 1) / group, [=, body = &body](int64_t begin, int64_t end) {
+    const int64_t share = (batch + team.size - 1) / team.size, group = together < share ? together : share;
+    team.deal(batch, (batch + group - 1) / group, [=, body = &body](int64_t begin, int64_t end) {
       for (int64_t b = begin; b < end; b += group) {
         Team alone;
         (*body)(alone, b, b + group < end ? b + group : end);
       }
     });
   });
+}
+
+template <typename Body>
+void in_groups(const Session& s, int64_t together, const Body& body) {
+  in_groups(s.batch, s.threads, s.patient, together, body);
 }
 
 }  // namespace
@@ -42,6 +48,13 @@ const char* superres_layout() {
 
 // Whether the machine was recently too busy for several threads.
 int64_t superres_busy() { return pool()->is_busy(); }
+
+// Encodes sources [batch, S] on at most `threads` threads.
+void superres_encode(const Encoder* encoder, const Encoded* encoded, int64_t batch, int64_t threads, const int64_t* sources) {
+  in_groups(batch, threads, false, 1, [&](Team& team, int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; b++) encode(*encoder, *encoded, team, sources, b);
+  });
+}
 
 // Reads tokens [B, W] at positions [B] + 0..W-1. Writes p1's scores [B, W, V] and the hidden states [B, W, D]; with a
 // numeric neighbourhood also its features, into `gathered` [B, W, N].

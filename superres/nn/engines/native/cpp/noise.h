@@ -1,11 +1,7 @@
 // Random numbers, and the functions that sampling applies to scores: the same bits as superres/decoding/noise.py. They
-// consist of elementary operations in a fixed order.
+// consist of elementary operations in a fixed order, which -ffp-contract=off keeps apart.
 
 #pragma once
-
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
 
 #include "vectors.h"
 
@@ -13,18 +9,6 @@ namespace {
 
 constexpr int64_t GROUP = 4 * LANES;  // tokens that LANES counters give noise to
 constexpr float LEAST_GUMBEL = -2.9f, MOST_GUMBEL = 22.9f;
-
-// a * b, never fused with a following sum.
-ALWAYS_INLINE vec product(vec a, vec b) {
-  vec v = a * b;
-#ifdef __AVX512F__
-  asm("" : "+v"(v));
-#else
-  asm("" : "+m"(v));
-#endif
-  return v;
-}
-ALWAYS_INLINE vec product(vec a, float b) { return product(a, fill(b)); }
 
 // The lanes' numbers 0, 1, ...
 ALWAYS_INLINE ivec numbers() {
@@ -82,25 +66,25 @@ ALWAYS_INLINE vec logarithm(vec x) {
   const ivec small = half < 0.70703125f;
   const vec exponent = __builtin_convertvector((bits >> 23) - 126 + small, vec);  // a true lane is -1
   const vec m = pick(small, half + half, half) - 1.0f;
-  const vec square = product(m, m);
-  vec y = product(m, 7.0376836292e-2f) - 1.1514610310e-1f;
-  y = product(y, m) + 1.1676998740e-1f;
-  y = product(y, m) - 1.2420140846e-1f;
-  y = product(y, m) + 1.4249322787e-1f;
-  y = product(y, m) - 1.6668057665e-1f;
-  y = product(y, m) + 2.0000714765e-1f;
-  y = product(y, m) - 2.4999993993e-1f;
-  y = product(y, m) + 3.3333331174e-1f;
-  y = product(product(y, m), square);
-  y = y + product(exponent, -2.12194440e-4f);
-  y = y - product(square, 0.5f);
-  return m + y + product(exponent, 0.693359375f);
+  const vec square = m * m;
+  vec y = m * 7.0376836292e-2f - 1.1514610310e-1f;
+  y = y * m + 1.1676998740e-1f;
+  y = y * m - 1.2420140846e-1f;
+  y = y * m + 1.4249322787e-1f;
+  y = y * m - 1.6668057665e-1f;
+  y = y * m + 2.0000714765e-1f;
+  y = y * m - 2.4999993993e-1f;
+  y = y * m + 3.3333331174e-1f;
+  y = y * m * square;
+  y = y + exponent * -2.12194440e-4f;
+  y = y - square * 0.5f;
+  return m + y + exponent * 0.693359375f;
 }
 
 // Uniform numbers in (0, 1) of random words, with all bits of small numbers.
 ALWAYS_INLINE vec uniform_of(uvec bits) {
   const vec high = __builtin_convertvector((ivec)(bits >> 16), vec), low = __builtin_convertvector((ivec)(bits & 0xFFFF), vec);
-  const vec v = product(product(high, 65536.0f) + low + 0.5f, 0x1p-32f);
+  const vec v = (high * 65536.0f + low + 0.5f) * 0x1p-32f;
   return pick(v > 1 - 0x1p-24f, fill(1 - 0x1p-24f), v);
 }
 
@@ -118,17 +102,17 @@ ALWAYS_INLINE vec gumbel_bound(vec v) {
 // Whole numbers proportional to exp(x), for x <= 0: 2^24 at 0.
 ALWAYS_INLINE ivec weights_of(vec x) {
   x = pick(x < -87.0f, fill(-87.0f), x);
-  const vec n = (product(x, 1.44269504f) + 12582912.0f) - 12582912.0f;  // the nearest integer
-  vec r = x - product(n, 0.693359375f);
-  r = r - product(n, -2.12194440e-4f);
-  vec p = product(r, 1.9875691500e-4f) + 1.3981999507e-3f;
-  p = product(p, r) + 8.3334519073e-3f;
-  p = product(p, r) + 4.1665795894e-2f;
-  p = product(p, r) + 1.6666665459e-1f;
-  p = product(p, r) + 5.0000001201e-1f;
-  p = product(product(p, r), r) + r + 1.0f;
+  const vec n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // the nearest integer
+  vec r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
   const ivec power = (__builtin_convertvector(n, ivec) + (127 + 24)) << 23;
-  return __builtin_convertvector(product(p, (vec)power), ivec);
+  return __builtin_convertvector(p * (vec)power, ivec);
 }
 
 }  // namespace

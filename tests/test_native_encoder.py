@@ -1,0 +1,144 @@
+"""The compiled encoder computes the network's memory, by the same bits in every batch and on any number of threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import NATIVE, SMALL, VARIANTS, Waiting, random_model, random_tokens, stacked
+
+from superres.config import DecodeConfig
+from superres.decoding.batching import ListFeed, RefilledDecoder
+from superres.decoding.decode import decode
+from superres.nn.engines.native import build
+from superres.nn.engines.native.session import NativeModel
+
+PICTURES = replace(SMALL, **NATIVE, conditioning_width=32, source_shape=(4, 6, 3), target_shape=(8, 12, 3))
+NETWORKS = {
+    "a picture": PICTURES,
+    "parts of tiles": replace(PICTURES, source_shape=(3, 2, 3), target_shape=(9, 6, 3), conditioning_blocks=2),
+    "less than a tile": replace(PICTURES, source_shape=(1, 3, 3), target_shape=(1, 3, 3)),
+    "cells of another shape": replace(PICTURES, source_shape=(4, 5, 3), target_shape=(8, 25, 3)),
+    "grey": replace(PICTURES, source_shape=(4, 4, 1), target_shape=(16, 16, 1)),
+    "many channels": replace(PICTURES, source_shape=(2, 2, 4), target_shape=(8, 8, 4), conditioning_width=64),
+    "no blocks": replace(PICTURES, conditioning_blocks=0),
+    "no layers": replace(PICTURES, encoder_layers=0),
+    "three layers": replace(PICTURES, encoder_layers=3, source_shape=(6, 6, 3), target_shape=(12, 12, 3)),
+    "post-norm": replace(PICTURES, norm="post"),
+    "one head": replace(PICTURES, prediction_heads=1),
+    "no neighbourhood": replace(PICTURES, numeric_neighbourhood=False, cell_remainder=False),
+    "no cross-attention": replace(PICTURES, cross_attention=False),
+}
+BOUNDS = {"float32": 1e-5, "bfloat16": 5e-2, "int8": 2e-1}
+"""Largest error of the memory over its largest value, by the format of the weights."""
+
+PARTS = "states", "position_table", "head_table", "estimate", "residual_sum"
+
+pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+
+
+def model_of(config, **options):
+    return NativeModel(random_model(config, dtype=torch.float32), **options)
+
+
+def encoder_of(config, **options):
+    return model_of(config, **options).encoder
+
+
+def parts(memory):
+    return {name: getattr(memory, name) for name in PARTS if getattr(memory, name) is not None}
+
+
+def expected(config, source):
+    """Return the parts of the memory by the network itself in float64."""
+    network = random_model(config)
+    memory = network.encode(source)
+    found = {"states": memory.states, "position_table": network.signal + memory.conditioning,
+             "estimate": memory.estimate, "residual_sum": memory.residual_sum}
+    if network.heads is not None:
+        found["head_table"] = network.heads.conditioning(memory.conditioning)
+    return {name: part for name, part in found.items() if part is not None}
+
+
+@pytest.mark.parametrize("precision", BOUNDS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_memory_is_that_of_the_network(network, precision):
+    config = NETWORKS[network]
+    source = random_tokens(config, 3)[0]
+    true, found = expected(config, source), parts(encoder_of(config, precision=precision)(source, 1))
+    assert found.keys() == true.keys()
+    for name, part in found.items():
+        error = (part - true[name]).abs().max() / true[name].abs().max()
+        assert error < BOUNDS[precision], (name, error)
+
+
+@pytest.mark.parametrize("precision", BOUNDS)
+@pytest.mark.parametrize("network", ["three layers", "cells of another shape"])
+def test_a_picture_has_the_same_bits_alone_in_a_batch_and_on_any_number_of_threads(network, precision):
+    encoder, source = encoder_of(NETWORKS[network], precision=precision), random_tokens(NETWORKS[network], 5)[0]
+    alone = [parts(encoder(one[None], 1)) for one in source]
+    for _ in range(5):
+        for batch, threads in ((1, 2), (1, 3), (2, 3), (5, 1), (5, 2), (5, 4)):
+            for name, part in parts(encoder(source[:batch], threads)).items():
+                assert torch.equal(part, torch.cat([one[name] for one in alone[:batch]])), (name, batch, threads)
+
+
+@pytest.mark.parametrize("precision", BOUNDS)
+def test_networks_that_share_a_threads_memory_do_not_disturb_each_other(precision):
+    encoders = [encoder_of(config, precision=precision) for config in NETWORKS.values()]
+    sources = [random_tokens(config, 1)[0] for config in NETWORKS.values()]
+    first = [parts(encoder(source, 1)) for encoder, source in zip(encoders, sources, strict=True)]
+    for encoder, source, before in reversed(list(zip(encoders, sources, first, strict=True))):
+        again = parts(encoder(source, 1))
+        assert all(torch.equal(again[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("network", ["three layers", "no neighbourhood"])
+def test_tokens_do_not_depend_on_what_was_in_memory_before(network, monkeypatch):
+    model, source = model_of(NETWORKS[network]), random_tokens(NETWORKS[network], 3)[0]
+    clean = decode(model, source, DecodeConfig()).tokens
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: (
+        empty(*size, **options) if options.get("dtype", torch.float32) != torch.float32
+        else empty(*size, **options).fill_(torch.nan)))
+    assert torch.equal(decode(model, source, DecodeConfig()).tokens, clean)
+
+
+def test_decoding_encodes_in_compiled_code_alone_and_with_refilled_rows(monkeypatch):
+    model, source = model_of(PICTURES), random_tokens(PICTURES, 5)[0]
+    monkeypatch.delattr("superres.nn.model.EncoderDecoder.encode")
+    expected = decode(model, source, DecodeConfig()).tokens
+    feed = ListFeed([Waiting(one, key, key) for key, one in enumerate(source)])
+    done = [one for some in RefilledDecoder(model, feed, stacked, DecodeConfig(), 2).run() for one in some]
+    assert len(done) == len(source)
+    for one in done:
+        assert torch.equal(one.tokens, expected[one.item.tag])
+
+
+def test_an_encoded_row_that_repeats_keeps_its_tables():
+    model, source = model_of(PICTURES), random_tokens(PICTURES, 2)[0]
+    repeated = parts(model.encode(source, copies=2))
+    for name, part in parts(model.encode(source)).items():
+        assert torch.equal(repeated[name], part[[0, 0, 1, 1]])
+
+
+@pytest.mark.parametrize(("source", "message"), [
+    (torch.full((2, 72), 6), r"tokens must be in \[0, 6\), not 6 to 6"),
+    (torch.full((2, 72), -1), r"tokens must be in \[0, 6\), not -1 to -1"),
+    (torch.zeros(2, 71, dtype=torch.int64), r"sources must have 72 tokens, not \[71\]"),
+])
+def test_sources_that_are_none_are_refused(source, message):
+    with pytest.raises(ValueError, match=message):
+        model_of(PICTURES).session(source, 1)
+
+
+@pytest.mark.parametrize("config", [
+    replace(PICTURES, conditioning_width=24), replace(VARIANTS["text"], **NATIVE),
+    replace(VARIANTS["no conditioning"], **NATIVE),
+])
+def test_torch_encodes_for_other_networks(config):
+    model = model_of(config)
+    assert model.encoder is None
+    assert torch.equal(model.encode(random_tokens(config, 1)[0]).states[:, : config.source_length],
+                       model.model.encode(random_tokens(config, 1)[0]).states)
