@@ -163,7 +163,8 @@ class CEncoded(Structure):
         (name, c_void_p) for name in ("states", "position_table", "head_table", "estimate", "residual_sum")]
 
 
-STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CSampling, CProposer, CWidths, CLoop, CSession, CEncoder, CEncoded)
+STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CSampling, CProposer, CWidths, CLoop, CSession, CEncoder,
+              CEncoded)
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "superres_layout": (c_char_p, []),
