@@ -136,12 +136,9 @@ class NativeSession(ProposingSession):
                 is too small for its block size or minimum block size.
         """
         width, room, draft = self.width, state.proposals.shape[1], state.proposer.draft
-        if not isinstance(draft, NativeSession | None):
+        if not isinstance(draft, NativeSession | None) or not self._knows_widths(state):
             return None
         most = self._largest_block(state)
-        if state.widths is not None and (
-                not self.config.ordinal_output or self.session.outputs != 2 or state.sampling is not None):
-            return None  # the heads' centres alone do not determine their proposals
         scratch = None if self.heads is None else self.room
         loop = loop_of(state, self.session, scratch, None if draft is None else draft.session)
 
@@ -170,9 +167,16 @@ class NativeSession(ProposingSession):
                              f"for steps of {width}")
         if not 1 <= state.block_size <= min(width, most) or not 0 <= state.min_block <= width:
             raise ValueError(f"steps of {width} cannot verify blocks of {state.block_size}, at least {state.min_block}")
-        if state.widths is not None and (len(state.widths.costs) > min(width, most) or state.proposer.kind != "heads"):
-            raise ValueError(f"{most - 1} heads cannot propose blocks of {len(state.widths.costs)}")
         return most
+
+    def _knows_widths(self, state: LoopState) -> bool:
+        """Return whether the session can choose the block size of every iteration, or need not."""
+        if state.widths is None:
+            return True
+        most = 0 if self.heads is None or state.proposer.kind != "heads" else 1 + self.heads.count
+        # The heads' centres alone must determine their proposals.
+        known = self.config.ordinal_output and self.session.outputs == 2 and state.sampling is None
+        return known and len(state.widths.costs) <= min(self.width, most)
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
         """See `superres.nn.engines.torch_step.StepSession.part_seconds`."""
