@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from superres.config import FORMAT_VERSION, DecodeConfig, ModelConfig, require
+from superres.config import FORMAT_VERSION, Confidence, DecodeConfig, ModelConfig, require
 from superres.errors import CheckpointError, OutputError, SuperresError, first_line, plain, shown
 from superres.nn.model import EncoderDecoder
 from superres.nn.outline import outline
@@ -35,6 +35,8 @@ TRAINING = "training.jsonl"
 """Training history of the weights: one JSON object per stage, oldest first."""
 DECODE = "decode"
 """Optional entry of config.json: the default decoding settings by type of device ("cpu", "cuda")."""
+CONFIDENCE = "confidence"
+"""Optional entry of config.json: the coefficients of `superres.config.Confidence`."""
 RETIRED = "-old"
 """Suffix of a folder's name while a new folder replaces it."""
 MAX_BYTES = 2**24
@@ -187,6 +189,20 @@ def read_decode_default(folder: str | Path, kind: str) -> DecodeConfig:
         return dataclasses.replace(default, draft=draft, ngrams=_inside(folder, default.ngrams))
     except (SuperresError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{folder / CONFIG}: {DECODE} for {kind} is damaged ({error}); run superres tune again"
+                              ) from error
+
+
+def read_confidence(folder: str | Path) -> Confidence | None:
+    """Return the coefficients in a checkpoint's config.json; None without the entry.
+
+    Raises:
+        CheckpointError: the entry is damaged.
+    """
+    values = read_config(folder).get(CONFIDENCE)
+    try:
+        return None if values is None else Confidence.from_dict(values)
+    except SuperresError as error:
+        raise CheckpointError(f"{Path(folder) / CONFIG}: {CONFIDENCE} is damaged ({error}); run superres tune again"
                               ) from error
 
 

@@ -25,6 +25,15 @@ class Choose(Protocol):
         ...
 
 
+@runtime_checkable
+class Judge(Choose, Protocol):
+    """A `Choose` that also reads the distributions which the ordinal heads proposed from."""
+
+    def judge(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
+        """Read the heads' centres and slopes [B, N] in grey levels, and the `tokens` [B, N] that they proposed."""
+        ...
+
+
 @dataclass
 class StepOutput:
     """Result of one model call.
@@ -244,6 +253,29 @@ class ProposerData:
 
 
 @dataclass(frozen=True)
+class Widths:
+    """Data for choosing the block size of every iteration by its proposals: `superres.decoding.confidence`.
+
+    Attributes:
+        costs: seconds of an iteration at block sizes 1 to K, float64 [K].
+        offset: as in `superres.config.Confidence`.
+        exponent: as in `superres.config.Confidence`.
+        reach: distance from a proposal within which p1's centre must lie for the proposal to pass.
+        sizes: block size of each row's pending proposals, int64 [B].
+        pace: running values of each row, float64 [B, 2 + channels]: expected tokens and seconds of the latest
+            iterations, and the probability that a proposal for each channel passes. A group of rows uses those of its
+            first row.
+    """
+
+    costs: Tensor
+    offset: float
+    exponent: float
+    reach: float
+    sizes: Tensor
+    pace: Tensor
+
+
+@dataclass(frozen=True)
 class LoopState:
     """Tensors and settings of the decoder's loop that native iterations need besides a session.
 
@@ -258,6 +290,7 @@ class LoopState:
         end_token: as in `ScoringModel`.
         sampling: None if tokens are chosen greedily.
         proposer: source of proposals 2..k.
+        widths: chooses the block size of every iteration; None if all have `block_size`.
     """
 
     position: Tensor
@@ -270,6 +303,7 @@ class LoopState:
     end_token: int | None
     sampling: Sampling | None = None
     proposer: ProposerData = ProposerData("heads")
+    widths: Widths | None = None
 
 
 @runtime_checkable
@@ -281,7 +315,7 @@ class IteratingSession(Protocol):
 
         The function takes the number n of iterations and the block size of the proposals that the last one makes. It
         changes `state` in place and stops early when all rows are complete. It returns position, number of accepted
-        tokens and proposals for each iteration and row, int64 [<= n, B, 2 + W].
+        tokens and proposals for each iteration and row, int64 [<= n, B, 2 + W]. With `widths`, -1 follows the block.
         """
         ...
 

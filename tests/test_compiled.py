@@ -7,19 +7,17 @@ import multiprocessing
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import torch
-from fakes import NATIVE, VARIANTS, random_model, random_tokens, small_source
+from fakes import small_source
 
 from superres.nn.engines.native import build
 from superres.nn.engines.native.build import NativeUnavailable
-from superres.nn.engines.native.session import NativeModel
 
 FORK = multiprocessing.get_context("fork")
 
@@ -63,28 +61,32 @@ def loading(source: Path, cache: Path, flags: str = "-O0", privileged: bool = Tr
     return result
 
 
-def int8_scores(flags: str, cache: Path) -> bytes:
-    """Return the scores of an int8 step, from code compiled with `flags`."""
-    receiver, sender = FORK.Pipe(duplex=False)
+INT8_SCORES = """
+from dataclasses import replace
+from hashlib import sha256
+import torch
+from fakes import NATIVE, VARIANTS, random_model, random_tokens
+from superres.nn.engines.native.session import NativeModel
 
-    def child() -> None:
-        os.environ.update(SUPERRES_NATIVE_FLAGS=flags, XDG_CACHE_HOME=str(cache))
-        build.library.cache_clear()
-        torch.set_num_threads(1)
-        found = b""
-        for variant in ("sequential heads", "text"):
-            config = replace(VARIANTS[variant], **NATIVE)
-            source, target = random_tokens(config, 2)
-            session = NativeModel(random_model(config, dtype=torch.float32), precision="int8", threads=1).session(source, 5)
-            output = session.step(target[:, :5], torch.zeros(2, dtype=torch.int64))
-            found += output.scores.numpy().tobytes() + output.state.hidden.numpy().tobytes()
-        sender.send(found)
+torch.set_num_threads(1)
+found = sha256()
+for variant in ("sequential heads", "text"):
+    config = replace(VARIANTS[variant], **NATIVE)
+    source, target = random_tokens(config, 2)
+    model = NativeModel(random_model(config, dtype=torch.float32), precision="int8", threads=1)
+    output = model.session(source, 5).step(target[:, :5], torch.zeros(2, dtype=torch.int64))
+    for part in (output.scores, output.state.hidden):
+        found.update(part.numpy().tobytes())
+print(found.hexdigest())
+"""
 
-    process = FORK.Process(target=child)
-    process.start()
-    found = receiver.recv()
-    process.join()
-    return found
+
+def int8_scores(flags: str, cache: Path) -> str:
+    """Return a digest of the scores of int8 steps, from code compiled with `flags`."""
+    environment = {**os.environ, "SUPERRES_NATIVE_FLAGS": flags, "XDG_CACHE_HOME": str(cache)}
+    result = subprocess.run([sys.executable, "-c", INT8_SCORES], cwd=Path(__file__).parent, env=environment, check=True,
+                            capture_output=True, text=True)
+    return result.stdout
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86-64")

@@ -36,7 +36,7 @@ def scores(psnr, bits=0.0):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
-    model = random_model(replace(TINY, **NATIVE), dtype=torch.float32)
+    model = random_model(replace(TINY, **NATIVE, free_scores=False), dtype=torch.float32)
     save_checkpoint(model, folder, {"training": [{"stage": "base"}]})
     return folder
 
@@ -116,7 +116,7 @@ def test_what_few_images_allow_is_dropped_where_all_images_do_not():
 def test_tune_measures_the_real_network_and_saves_the_default_of_the_device(folder, data, monkeypatch, capsys):
     monkeypatch.setattr(tuning, "ACCEPTANCE", (replace(LOOSE, block_size=None),))
     monkeypatch.setattr(tuning, "BLOCK_SIZES", ())
-    assert tune("--data", data, "--limit", 1, "--checkpoint", folder, "--min-psnr-to-greedy", 1, "--json") == 0
+    assert tune("--data", data, "--limit", 2, "--checkpoint", folder, "--min-psnr-to-greedy", 1, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     fastest = DecodeConfig.from_dict(report["fastest"])
     assert (fastest.accept, fastest.block_size) == ("distance", 8)
@@ -127,6 +127,9 @@ def test_tune_measures_the_real_network_and_saves_the_default_of_the_device(fold
     document = json.loads((folder / CONFIG).read_text())
     assert document["decode"] == {"cpu": report["fastest"]}
     assert document["training"] == [{"stage": "base"}]
+    assert document["confidence"].items() <= report["confidence"].items()
+    assert 0 <= report["confidence"]["calibration_error"] <= 1
+    assert load(folder, "cpu").block_sizes.confidence.to_dict() == document["confidence"]
     assert load(folder, "cpu").default == fastest
 
 

@@ -130,12 +130,13 @@ def tune(
     """Find the fastest decoding settings within a quality bound.
 
     The settings become the checkpoint's default for this machine's kind of device (cpu or cuda). They are the fastest
-    for the given batch size.
+    for the given batch size. The coefficients that --adaptive needs are fitted to the same images.
     """
     bound = QualityBound(min_psnr_to_greedy, max_bits_loss)
     check_split(context, data)
 
     from superres.checkpoint import find_checkpoint
+    from superres.evaluation.calibration import IMAGES, calibrate, confidence_line
     from superres.evaluation.comparison import label
     from superres.evaluation.tuning import save_default
     from superres.evaluation.tuning import tune as search
@@ -148,8 +149,9 @@ def tune(
         prepare_folder(folder, "--checkpoint, or give --no-save")
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     report, table, fastest = search(pairs, upscaler, bound, batch_size)
+    confidence, report["confidence"] = calibrate(upscaler.model, upscaler.source_tokens(pairs.lr[:IMAGES]))
     if save:
-        save_default(folder, upscaler.device.type, fastest)
+        save_default(folder, upscaler.device.type, fastest, confidence)
     report["device"] = upscaler.device.type
     report["saved"] = str(folder) if save else None
     if as_json:
@@ -157,6 +159,8 @@ def tune(
     else:
         echo(table, err=True)
         outcome = f"saved as its default on {upscaler.device.type} in {folder}" if save else "not saved"
+        if confidence is not None:
+            say(confidence_line(report["confidence"]))
         say(f"fastest for {report['checkpoint']}: {label(fastest)}; {outcome}")
 
 

@@ -10,6 +10,7 @@ from superres.config.decoding import (
     NOISE_NAMES,
     PROPOSER_NAMES,
     BeamConfig,
+    Confidence,
     DecodeConfig,
     QualityBound,
     parse_temperature,
@@ -31,7 +32,7 @@ from superres.config.settings import (
 __all__ = [
     "CRITERION_NAMES", "DECODING", "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR", "ENGINE_NAMES", "EXPERTS", "FACES",
     "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LEAST_TEMPERATURE", "NOISE_NAMES", "PRESETS", "PROPOSER_NAMES",
-    "SAMPLING", "SIZES", "TRANSLATION", "BeamConfig", "Config", "Control", "DecodeConfig", "ModelConfig",
+    "SAMPLING", "SIZES", "TRANSLATION", "BeamConfig", "Confidence", "Config", "Control", "DecodeConfig", "ModelConfig",
     "QualityBound", "Registry", "Setting", "is_number", "is_whole", "parse_temperature", "require",
     "require_choice", "require_whole", "setting", "settings_of",
 ]

@@ -209,6 +209,26 @@ class DecodeConfig(Config):
         return dataclasses.replace(self, **{**changes, **given})
 
 
+LARGEST_COEFFICIENT = 8
+"""Largest absolute value of a coefficient of `Confidence`; the spread of its probabilities then fits into float32."""
+
+
+@dataclass(frozen=True)
+class Confidence(Config):
+    """Coefficients of the probability that a proposal passes, fitted to a checkpoint: `superres.decoding.confidence`.
+
+    The slope of the probability is exp(offset + exponent * log(slope of the prediction head)).
+    """
+
+    offset: float
+    exponent: float
+
+    def __post_init__(self) -> None:
+        for name, value in self.to_dict().items():
+            require(is_number(value) and abs(value) <= LARGEST_COEFFICIENT,
+                    f"{name} must be at most {LARGEST_COEFFICIENT} in absolute value, not {shown(value)}")
+
+
 LARGEST_BEAM, LARGEST_PENALTY = 1024, 10
 """Largest number of hypotheses per sequence, and largest exponent of the length penalty."""
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
-from superres.decoding.block_size import AdaptiveBlockSize
-from superres.decoding.decode import check_interval, check_options, driven, opened_loop
+from superres.decoding.decode import BlockSizeChooser, check_interval, check_options, driven, opened_loop
 from superres.decoding.loop import BlockwiseLoop, decoding_type
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
@@ -121,7 +120,7 @@ class RefilledDecoder(Generic[ItemT]):
     def __init__(
         self, model: ScoringModel, feed: Feed[ItemT], sources: Callable[[Sequence[ItemT]], Source],
         options: DecodeConfig, rows: int, *, proposer: Proposer | None = None, group: int | None = None,
-        width: int | None = None, adaptive: Callable[[Tensor, Tensor | None], AdaptiveBlockSize | None] | None = None,
+        width: int | None = None, adaptive: Callable[[Tensor, Tensor | None], BlockSizeChooser | None] | None = None,
     ) -> None:
         """Prepare; nothing is taken from the feed yet.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import Criterion
+from superres.decoding.confidence import Judged
 from superres.decoding.proposers.base import Context, Proposer
 from superres.decoding.sampling import Choice, Chooser
 from superres.decoding.state import DecodeState
@@ -27,6 +28,7 @@ class BlockwiseDecoding:
     Attributes:
         session: the rows' cache.
         block_size: k of the next proposals.
+        judged: how sure the heads were of the pending proposals; None unless the loop has set it.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class BlockwiseDecoding:
         self.session, self.observe = session, observe
         self.criterion, self.proposer, self.chooser = criterion, proposer, chooser
         self.min_block, self.end_token, self.block_size = options.min_block, model.end_token, state.block_size
+        self.judged: Judged | None = None
         self._state = state
         self._choice = None if chooser.buffer is None else chooser.at(state.targets(self.block_size))
 
@@ -100,7 +103,10 @@ class BlockwiseDecoding:
         parts = [self.choice.first(scores, before, index)]  # [B, 1]
         if k > 1:
             first = parts[0][:, 0]
-            context = Context(self.session, output, index, state.position, first, state.tokens, self.choice)
+            if self.judged is not None:
+                self.judged = Judged(self.choice)
+            context = Context(
+                self.session, output, index, state.position, first, state.tokens, self.judged or self.choice)
             parts.append(self.choice.propose(self.proposer, context, state.columns[1:k]))  # [B, k - 1]
         width = max(k, state.pending.shape[1])
         if k < width:  # the step is wider than the block

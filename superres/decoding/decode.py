@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.block_size import AdaptiveBlockSize
+from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.graph_cache import keep, take
 from superres.decoding.loop import BlockwiseLoop, Decoded, decoding_type, is_ordinary
 from superres.decoding.noise import noise_keys
@@ -25,6 +27,9 @@ DONE_CHECK_INTERVAL = 16
 
 END_CHECK_INTERVAL = 4
 """The same on an accelerator if an end token may end a row: a sentence takes only a few iterations."""
+
+BlockSizeChooser: TypeAlias = AdaptiveBlockSize | ConfidentBlockSize
+"""Chooses the block size while decoding: every few iterations by what was accepted, or every iteration."""
 
 DEFAULT_BLOCK_SIZE = 5
 """Block size if neither the options nor the number of prediction heads determine it."""
@@ -70,7 +75,7 @@ def check_interval(end_token: int | None, kind: str) -> int:
 def iterations(
     model: ScoringModel, source: Tensor, options: DecodeConfig, *, padding: Tensor | None = None,
     keys: Sequence[int] | Tensor | None = None, width: int | None = None, proposer: Proposer | None = None,
-    adaptive: AdaptiveBlockSize | None = None,
+    adaptive: BlockSizeChooser | None = None,
 ) -> Iterator[BlockwiseLoop]:
     """Decode a batch blockwise, and yield the loop every `check_interval` iterations.
 
@@ -108,7 +113,7 @@ def iterations(
         yield from driven(loop, adaptive, check_interval(model.end_token, source.device.type))
 
 
-def driven(loop: BlockwiseLoop, adaptive: AdaptiveBlockSize | None, interval: int) -> Iterator[BlockwiseLoop]:
+def driven(loop: BlockwiseLoop, adaptive: BlockSizeChooser | None, interval: int) -> Iterator[BlockwiseLoop]:
     """Run a loop until all its rows are complete, and yield it every few iterations.
 
     The caller may meanwhile begin new sequences in complete rows (`BlockwiseLoop.restart`); the loop then goes on.
@@ -124,36 +129,39 @@ def driven(loop: BlockwiseLoop, adaptive: AdaptiveBlockSize | None, interval: in
     Raises:
         ScoresError: the model's scores are not finite.
     """
-    if adaptive is not None:
-        interval = min(interval, adaptive.interval)
+    learning = adaptive if isinstance(adaptive, AdaptiveBlockSize) else None
+    if learning is not None:
+        interval = min(interval, learning.interval)
     loop.run(1)  # reads the start of the sequences, and makes the first proposals
     loop.done()
     yield loop
     while not loop.complete:
         loop.run(interval)
-        if adaptive is not None:
-            loop.adapt(adaptive)
+        if learning is not None:
+            loop.adapt(learning)
         loop.done()
         yield loop
-    if adaptive is not None:
-        loop.adapt(adaptive)
-        adaptive.waited += loop.spent
+    if learning is not None:
+        loop.adapt(learning)
+        learning.waited += loop.spent
 
 
 @contextmanager
 def opened_loop(
     model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int, proposer: Proposer,
-    adaptive: AdaptiveBlockSize | None,
+    adaptive: BlockSizeChooser | None,
 ) -> Iterator[BlockwiseLoop]:
     """Open a loop over the sequences of an empty `session`, in blocks of at most `block_size`.
 
     Capturing iterations takes long, so a captured loop is kept and serves later decodes of the same shape, unless it
     fails.
     """
-    first = block_size if adaptive is None else adaptive.choose()
+    first = adaptive.choose() if isinstance(adaptive, AdaptiveBlockSize) else block_size
     fitted, graph_capture = adaptive is not None, model.graph_capture
+    confident = adaptive if isinstance(adaptive, ConfidentBlockSize) else None
     if graph_capture is None or not is_ordinary(proposer, options):
-        yield BlockwiseLoop(model, session, options, keys, first, proposer, fitted=fitted)
+        yield BlockwiseLoop(
+            model, session, options, keys, first, proposer, fitted=fitted, confident=confident)
         return
     shapes = tuple(tensor.shape for tensor in session.row_state())
     # Loops with an adaptive block size serve any first block size.
@@ -176,7 +184,7 @@ def opened_loop(
 def decode(
     model: ScoringModel, source: Tensor, options: DecodeConfig, *, padding: Tensor | None = None,
     keys: Sequence[int] | Tensor | None = None, width: int | None = None, proposer: Proposer | None = None,
-    adaptive: AdaptiveBlockSize | None = None, progress: Callable[[int, int], None] | None = None,
+    adaptive: BlockSizeChooser | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> Decoded:
     """Decode a batch blockwise (Stern et al. 2018, section 4).
 

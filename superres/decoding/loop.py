@@ -15,6 +15,7 @@ from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.blockwise import BlockwiseDecoding
+from superres.decoding.confidence import ConfidentBlockSize, Judged
 from superres.decoding.finite import FiniteScores
 from superres.decoding.graph_cache import BURST, CapturedIterations
 from superres.decoding.proposers import PROPOSERS
@@ -23,7 +24,7 @@ from superres.decoding.proposers.lookahead.decoding import LookaheadDecoding
 from superres.decoding.sampling import Chooser
 from superres.decoding.state import DecodeState
 from superres.decoding.trace import RowTrace, TraceRecorder
-from superres.interfaces import IteratingSession, LoopState, ProposerData, Sampling, ScoringModel, Session
+from superres.interfaces import IteratingSession, LoopState, ProposerData, Sampling, ScoringModel, Session, Widths
 from superres.system.machine import TorchThreads
 
 Iterate = Callable[[int, int], Tensor]
@@ -75,6 +76,7 @@ class BlockwiseLoop:
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
         proposer: Proposer | None = None, criterion: Criterion | None = None, fitted: bool = False,
+        confident: ConfidentBlockSize | None = None,
     ) -> None:
         """Prepare; the first iteration reads the start of every sequence and makes the first proposals.
 
@@ -87,10 +89,11 @@ class BlockwiseLoop:
             proposer: source of proposals 2..k; by `options.proposer` if None.
             criterion: acceptance; by `options.accept` if None.
             fitted: whether `resize` may change the block size; the session's width then follows it.
+            confident: chooses the block size of every iteration, up to `block_size`; the loop must be `fitted`.
         """
         proposer = proposer or PROPOSERS[options.proposer]()
         stateless = criterion is None and getattr(proposer, "stateless", False)
-        self.fitted, self.complete = fitted, False
+        self.fitted, self.complete, self.confident = fitted, False, confident
         self.torch_threads = TorchThreads(1 if model.own_threads else None)
         self.seed, self.keys = options.seed, keys.clone()
         self.recorder, self.finite = TraceRecorder(), FiniteScores(len(keys), session.width, keys.device)
@@ -105,6 +108,10 @@ class BlockwiseLoop:
         self.decoding = decoding_type(proposer, block_size)(
             model, session, options, criterion or CRITERIA[options.accept](options), proposer,
             self.make_chooser(self.keys), self.state, self.finite.note)
+        self.widths: Widths | None = None
+        if confident is not None:
+            self.decoding.judged = Judged(self.decoding.choice)
+            self.widths = confident.widths(len(keys), session.shape)
         # Native iterations take the criterion's rule, the sampling and the proposer as data. A class of the user that
         # derives from a proposer may propose other tokens.
         self.proposer = proposer if criterion is None and type(proposer) in PROPOSERS.values() else None
@@ -145,6 +152,9 @@ class BlockwiseLoop:
             block, accepted = self.decoding.iterate(self.state)
             self.recorder.record(self.state.position - accepted, block[:, :size], accepted)
             self.state.starting = False
+            if self.confident is not None and self.widths is not None and self.decoding.judged is not None:
+                wanted = self.confident.choose(self.decoding.judged, self.state.room(), self.widths)
+                self.state.block_size = wanted
         elif wanted != size:
             count = 1
             self._recorded_iteration()
@@ -172,7 +182,8 @@ class BlockwiseLoop:
                 self.sampling = self.sampling or self.decoding.chooser.as_data(self.state.proposals.shape[1])
                 self.native[size] = self.session.iterations(LoopState(
                     self.state.position, self.state.limit, self.state.store, self.state.proposals, size,
-                    self.decoding.min_block, self.rule, self.decoding.end_token, self.sampling, ProposerData(**data)))
+                    self.decoding.min_block, self.rule, self.decoding.end_token, self.sampling, ProposerData(**data),
+                    self.widths))
         return self.native[size]
 
     def burst(self, position: int) -> int:
@@ -250,6 +261,8 @@ class BlockwiseLoop:
             self.sampling = replace(self.sampling, keys=self.keys, q=self.sampling.q[kept],
                                     q_total=self.sampling.q_total[kept])
         self.native = {}
+        if self.widths is not None:
+            self.widths = replace(self.widths, sizes=self.widths.sizes[kept], pace=self.widths.pace[kept])
         self.recorder.shrink(kept)
         self.finite.shrink(kept)
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from superres.checkpoint import CONFIG, DECODE, read_config
-from superres.config import DecodeConfig, QualityBound, require
+from superres.checkpoint import CONFIDENCE, CONFIG, DECODE, read_config
+from superres.config import Confidence, DecodeConfig, QualityBound, require
 from superres.errors import OutputError
 from superres.evaluation.comparison import ACCEPTANCE, Scores, as_rows, compare, comparison_table, psnr_to_greedy
 from superres.pipeline.upscaler import Upscaler
@@ -107,10 +107,10 @@ def tune(
     return report, comparison_table(rows, marks), kept[0]
 
 
-def save_default(folder: Path, kind: str, options: DecodeConfig) -> None:
+def save_default(folder: Path, kind: str, options: DecodeConfig, confidence: Confidence | None = None) -> None:
     """Make `options` the default of the checkpoint in `folder` on devices of `kind` ("cpu", "cuda").
 
-    Other entries of its config.json are unchanged.
+    Other entries of its config.json are unchanged; its coefficients too, if `confidence` is None.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged.
@@ -118,6 +118,8 @@ def save_default(folder: Path, kind: str, options: DecodeConfig) -> None:
     """
     document = read_config(folder)
     document[DECODE] = {**document.get(DECODE, {}), kind: options.to_dict()}
+    if confidence is not None:
+        document[CONFIDENCE] = confidence.to_dict()
     try:
         write_atomically(folder / CONFIG, (json.dumps(document, indent=2) + "\n").encode())
     except OSError as error:

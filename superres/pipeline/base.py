@@ -9,7 +9,13 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
-from superres.checkpoint import find_checkpoint, load_checkpoint, read_decode_default, weights_digest
+from superres.checkpoint import (
+    find_checkpoint,
+    load_checkpoint,
+    read_confidence,
+    read_decode_default,
+    weights_digest,
+)
 from superres.config import DecodeConfig
 from superres.decoding.decode import check_options
 from superres.errors import CheckpointError, ConfigError
@@ -131,11 +137,11 @@ class Pipeline:
             ConfigError: the device is not available, or does not support the engine.
         """
         folder = find_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
-        default = read_decode_default(folder, pick_device(device).type)
+        default, confidence = read_decode_default(folder, pick_device(device).type), read_confidence(folder)
         model, name = load_checkpoint(folder), folder.resolve().name
         arguments = cls._task_arguments(folder, model)
         pipeline = cls(model, name, weights_digest(folder), device, default, engine, **arguments)
-        pipeline.proposers.folder = folder
+        pipeline.proposers.folder, pipeline.block_sizes.confidence = folder, confidence
         return pipeline
 
     @classmethod

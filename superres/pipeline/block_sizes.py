@@ -10,9 +10,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from superres.config import DecodeConfig
+from superres.config import Confidence, DecodeConfig
+from superres.decoding.acceptance import CRITERIA
 from superres.decoding.block_size import AdaptiveBlockSize
+from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.cost import measured_costs
+from superres.decoding.decode import BlockSizeChooser
 from superres.errors import OutputError
 from superres.interfaces import ScoringModel
 from superres.system.machine import cache_folder, machine
@@ -20,7 +23,13 @@ from superres.system.output import write_result
 
 
 class BlockSizes:
-    """The adaptive block sizes of one network on one device, one per batch size and decoding settings."""
+    """The adaptive block sizes of one network on one device, one per batch size and decoding settings.
+
+    Attributes:
+        confidence: the checkpoint's coefficients; None if it has none.
+    """
+
+    confidence: Confidence | None = None
 
     def __init__(
         self, model: ScoringModel, revision: str, engine: str, device: torch.device,
@@ -29,9 +38,9 @@ class BlockSizes:
         """Use `model`; `revision`, `engine`, `device` and the machine identify its measured costs in the cache."""
         self.model, self.revision, self.engine, self.device = model, revision, engine, device
         self.measure = measure
-        self._sizes: dict[tuple[int, DecodeConfig], AdaptiveBlockSize] = {}
+        self._sizes: dict[tuple[int, DecodeConfig], BlockSizeChooser] = {}
 
-    def get(self, options: DecodeConfig, source: Tensor, padding: Tensor | None = None) -> AdaptiveBlockSize | None:
+    def get(self, options: DecodeConfig, source: Tensor, padding: Tensor | None = None) -> BlockSizeChooser | None:
         """Return the adaptive block size for `source` [B, S]; None if `options` have a fixed block size.
 
         The first call per batch size measures the costs, in about half a second, unless this machine has cached them.
@@ -44,8 +53,19 @@ class BlockSizes:
         if key not in self._sizes:
             rows = torch.arange(batch, device=source.device) % len(source)
             costs = self._costs(options, source[rows], None if padding is None else padding[rows])
-            self._sizes[key] = AdaptiveBlockSize(costs, options.min_block)
+            if self.confidence is None or not self._is_confident(options):
+                self._sizes[key] = AdaptiveBlockSize(costs, options.min_block)
+            else:
+                self._sizes[key] = ConfidentBlockSize(self.confidence, costs, options, self.model.vocabulary)
         return self._sizes[key]
+
+    def _is_confident(self, options: DecodeConfig) -> bool:
+        """Return whether every iteration can choose its block size.
+
+        Sampling, and criteria without a rule, have no known reach. Widths hardly cost anything on an accelerator.
+        """
+        rule = CRITERIA[options.accept](options).rule
+        return rule is not None and not options.is_sampling and self.device.type == "cpu"
 
     def _costs(self, options: DecodeConfig, source: Tensor, padding: Tensor | None) -> list[float]:
         largest = options.block_size or self.model.prediction_heads

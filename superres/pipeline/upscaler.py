@@ -162,7 +162,7 @@ class Upscaler(Pipeline):
         options = options or self.default
 
         def sources(faces: Sequence[FaceT]) -> tuple[torch.Tensor, None]:
-            return self._source_tokens(np.stack([face.source for face in faces])), None
+            return self.source_tokens(np.stack([face.source for face in faces])), None
 
         return RefilledDecoder(
             self.scoring, feed, sources, options, rows, proposer=self.proposers.get(options),
@@ -191,9 +191,9 @@ class Upscaler(Pipeline):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Check the arguments of a call, and return source tokens [N, 192] and keys [N] on the device."""
         self.block_size(options)
-        return self._source_tokens(sources), noise_keys(keys, len(sources), self.device)
+        return self.source_tokens(sources), noise_keys(keys, len(sources), self.device)
 
-    def _source_tokens(self, sources: np.ndarray) -> torch.Tensor:
+    def source_tokens(self, sources: np.ndarray) -> torch.Tensor:
         """Return the tokens [N, 192] of uint8 images [N, 8, 8, 3], on the device.
 
         Raises:

@@ -97,9 +97,9 @@ def _warm_start(model: EncoderDecoder, base: EncoderDecoder, origin: str) -> Non
     weights, fewer, layer = base.state_dict(), base.heads, model.heads
     if isinstance(fewer, PredictionHeads) and isinstance(layer, PredictionHeads) and fewer.count < layer.count:
         kinds = [(network.config.head_layer, network.config.head_filter_size) for network in (base, model)]
-        require(kinds[0] == kinds[1], f"{origin} has a head layer {kinds[0][0]} of {kinds[0][1]} hidden units per head, "
-                                      f"which further heads have to share, not {kinds[1][0]} of {kinds[1][1]}; leave "
-                                      "--head-layer out")
+        require(kinds[0] == kinds[1], f"{origin} has a head layer {kinds[0][0]} with {kinds[0][1]} hidden units per "
+                                      f"head, which further heads have to share, not {kinds[1][0]} with {kinds[1][1]}; "
+                                      "leave --head-layer out")
         layer.take_heads(fewer)
         weights = {name: weight for name, weight in weights.items() if not name.startswith("heads.")}
     load_weights(model, weights, origin, optional="heads.")

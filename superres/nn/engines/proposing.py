@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from superres.interfaces import Choose, StepOutput
+from superres.interfaces import Choose, Judge, StepOutput
 from superres.nn.heads import PredictionHeads
 from superres.nn.image_priors import RESIDUAL_SCALE, ordinal_term, scores_around
 from superres.nn.model import EncoderDecoder, Memory
@@ -111,7 +111,10 @@ class ProposingSession:
             weights = weights[..., :count]
             mu = torch.baddbmm(mu.unsqueeze(2), weights, estimate[:, :count].unsqueeze(2), alpha=-1).squeeze(2)
         if projected.shape[-1] == 2 and choose.additive(offsets) == (None, None):
-            return nearest(mu, weights, first, self.config.vocabulary - 1)
+            chosen, centre = nearest(mu, weights, first, self.config.vocabulary - 1)
+            if isinstance(choose, Judge):
+                choose.judge(centre, slope, chosen)
+            return chosen
         vocabulary = self.config.vocabulary
         if weights is None:
             return choose(scores_around(mu, slope, projected, vocabulary), offsets)
@@ -137,20 +140,23 @@ class ProposingSession:
         return torch.cat(tokens[1:], dim=1)
 
 
-def nearest(mu: Tensor, weights: Tensor | None, first: Tensor, most: int) -> Tensor:
-    """Return the tokens [B, N] nearest to `mu` [B, N], which have the largest scores if all scores are ordinal.
+def nearest(mu: Tensor, weights: Tensor | None, first: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Return the tokens nearest to the heads' centres, which have the largest scores if all scores are ordinal.
 
     Args:
         mu: centres of the heads' ordinal terms, without the terms of earlier tokens.
         weights: weights of each head on the tokens from p1's on [B, N, N], or None.
         first: p1's token [B].
         most: the largest token.
+
+    Returns:
+        The tokens, int64 [B, N], and the centres with the terms of earlier tokens [B, N].
     """
     below = mu - 0.5  # at equal distance the lower token wins, as in argmax
     if weights is None:
-        return below.ceil_().clamp_(0, most).long()
+        return below.ceil_().clamp_(0, most).long(), mu
     tokens = [first.unsqueeze(1).to(mu.dtype)]
     for head, weight in enumerate(weights.unbind(2)):
         below.addcmul_(weight, tokens[head])
         tokens.append(below[:, head : head + 1].ceil().clamp_(0, most))
-    return torch.cat(tokens[1:], dim=1).long()
+    return torch.cat(tokens[1:], dim=1).long(), below + 0.5

@@ -79,6 +79,15 @@ class CProposer(Structure):
     ]
 
 
+class CWidths(Structure):
+    """`Widths` of cpp/abi.h."""
+
+    _fields_ = [
+        ("count", c_int64), *((name, c_void_p) for name in ("costs", "sizes", "pace")),
+        *((name, c_float) for name in ("offset", "exponent", "reach")),
+    ]
+
+
 class CLoop(Structure):
     """`Loop` of cpp/abi.h."""
 
@@ -87,7 +96,7 @@ class CLoop(Structure):
         *((name, c_void_p) for name in (
             "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "best_tokens",
             "hidden", "scores", "scratch")),
-        ("sampling", POINTER(CSampling)), ("proposer", CProposer),
+        ("sampling", POINTER(CSampling)), ("proposer", CProposer), ("widths", CWidths),
     ]
 
 
@@ -154,7 +163,7 @@ class CEncoded(Structure):
         (name, c_void_p) for name in ("states", "position_table", "head_table", "estimate", "residual_sum")]
 
 
-STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CSampling, CProposer, CLoop, CSession, CEncoder, CEncoded)
+STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CSampling, CProposer, CWidths, CLoop, CSession, CEncoder, CEncoded)
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "superres_layout": (c_char_p, []),

@@ -7,8 +7,8 @@ from ctypes import addressof, pointer
 import torch
 from torch import Tensor
 
-from superres.interfaces import LoopState, ProposerData, Sampling
-from superres.nn.engines.native.build import CLoop, CProposer, CSampling, CSession
+from superres.interfaces import LoopState, ProposerData, Sampling, Widths
+from superres.nn.engines.native.build import CLoop, CProposer, CSampling, CSession, CWidths
 
 SAMPLING_KINDS = ("gumbel", "quantile", "speculative")
 """Kinds of sampling in the order of cpp/choice.h."""
@@ -53,6 +53,8 @@ def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: 
     loop.proposer = proposer
     if state.sampling is not None:
         loop.sampling = pointer(_sampling_of(state.sampling, batch, room, vocabulary))
+    if state.widths is not None:
+        loop.widths = _widths_of(state.widths, batch, session.channels)
     loop.tensors = buffers, state, proposer
     return loop
 
@@ -87,6 +89,14 @@ def _sampling_of(sampling: Sampling, batch: int, room: int, vocabulary: int) -> 
         q=address(sampling.q, torch.int32, batch, proposals, vocabulary),
         q_total=address(sampling.q_total, torch.int64, batch, proposals),
     )
+
+
+def _widths_of(widths: Widths, batch: int, channels: int) -> CWidths:
+    """Return the form in which native.cpp reads `widths`."""
+    return CWidths(
+        count=len(widths.costs), costs=address(widths.costs, torch.float64, len(widths.costs)),
+        sizes=address(widths.sizes, torch.int64, batch), pace=address(widths.pace, torch.float64, batch, 2 + channels),
+        offset=widths.offset, exponent=widths.exponent, reach=widths.reach)
 
 
 def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:

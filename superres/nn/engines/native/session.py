@@ -146,6 +146,11 @@ class NativeSession(ProposingSession):
                              f"for steps of {width}")
         if not 1 <= state.block_size <= min(width, most) or not 0 <= state.min_block <= width:
             raise ValueError(f"steps of {width} cannot verify blocks of {state.block_size}, at least {state.min_block}")
+        if state.widths is not None:
+            if not (self.config.ordinal_output and self.session.outputs == 2) or state.sampling is not None:
+                return None  # the heads' centres alone do not determine their proposals
+            if len(state.widths.costs) > min(width, most) or state.proposer.kind != "heads":
+                raise ValueError(f"{most - 1} heads cannot propose blocks of {len(state.widths.costs)}")
         scratch = None if self.heads is None else self.room
         loop = loop_of(state, self.session, scratch, None if draft is None else draft.session)
 

@@ -17,14 +17,13 @@ from superres.nn.layers import DecoderLayer, TiedProjection
 from superres.nn.model import EncoderDecoder
 from superres.nn.recurrent import RecurrentHeads
 
-
 FORMATS = "float32", "bfloat16", "int8"
 """The formats of weights, numbered as in abi.h."""
 
 INT8 = FORMATS.index("int8")
 
 PROPOSING = "int8"
-"""The format of the prediction heads with all precisions: proposals are verified, so rounding costs no exactness."""
+"""The format of the prediction heads in all engines: proposals are verified, so that rounding costs no exactness."""
 
 GROUPS = 1, 2, 4
 """Inputs of an output that lie side by side, by format."""
@@ -63,7 +62,7 @@ def pack(affine: Affine, precision: str = "float32") -> tuple[CLinear, list[Tens
 
     Args:
         affine: weight [in, out] and bias [out].
-        precision: "float32", "bfloat16" or "int8", the format of the weight; float32 unless `in` is a multiple of LANES.
+        precision: format of the weight, in FORMATS; float32 unless `in` is a multiple of LANES.
     """
     inputs, outputs = affine.weight.shape
     panels, padding = -(-outputs // PANEL), (0, -outputs % PANEL)

@@ -85,6 +85,15 @@ struct Proposer {
   int64_t source_length;
 };
 
+// How iterations choose their block size: see `Widths` in superres/interfaces.py.
+struct Widths {
+  int64_t count;        // block sizes 1..count
+  const double* costs;  // [count]; null if all iterations have the same block size
+  int64_t* sizes;       // [batch]
+  double* pace;         // [batch, 2 + channels]
+  float offset, exponent, reach;
+};
+
 // The state of the decoding loop: see `LoopState` in superres/interfaces.py.
 struct Loop {
   int64_t block_size, room, stride;  // strides of `proposals` and `store`
@@ -97,6 +106,7 @@ struct Loop {
   float *hidden, *scores, *scratch;
   const Sampling* sampling;  // null if tokens are chosen greedily
   Proposer proposer;
+  Widths widths;
 };
 
 struct Session {

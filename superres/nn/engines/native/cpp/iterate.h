@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "proposers.h"
@@ -53,11 +54,15 @@ struct Pending {
   }
 };
 
-// Writes the trace of one iteration of row b: position, accepted tokens, proposals.
+// The block size of row b's pending proposals.
+ALWAYS_INLINE int64_t block_size(const Loop& l, int64_t b) { return l.widths.costs ? l.widths.sizes[b] : l.block_size; }
+
+// Writes the trace of one iteration of row b: position, accepted tokens, proposals. With `widths`, -1 follows the block.
 ALWAYS_INLINE void note(const Loop& l, int64_t b, int64_t accepted, int64_t* record) {
   record[0] = l.position[b];
   record[1] = accepted;
   std::memcpy(record + 2, l.proposals + b * l.room, l.room * sizeof(int64_t));
+  if (l.widths.costs) std::fill(record + 2 + l.widths.sizes[b], record + 2 + l.room, -1);
 }
 
 // Accepts and commits the longest passing prefix of row b's proposals and chooses p1's next token. Further
@@ -67,7 +72,7 @@ void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   const int64_t* tokens = l.tokens + b * s.width;
   Pending block{s, l, b, start};
   int64_t accepted = 1;
-  while (accepted < l.block_size && accepted < room && block.passes(accepted)) accepted++;
+  while (accepted < block_size(l, b) && accepted < room && block.passes(accepted)) accepted++;
   if (accepted < l.minimum) accepted = l.minimum;
   if (accepted > room) accepted = room;
   for (int64_t i = 0; i < accepted; i++)
@@ -83,25 +88,57 @@ void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   for (int64_t i = 0; i < s.width; i++) l.proposals[b * l.room + i] = l.first[b];
 }
 
+// The session and the loop for a step of `width` tokens of rows [begin, end). Their scratch is within that of full steps of
+// the same rows, because other teams use the scratch before and after it.
+void narrow(Session& s, Loop& l, int64_t begin, int64_t end, int64_t width) {
+  const int64_t full = begin * s.width, skipped = begin * width, slots = s.slots > s.cross_slots ? s.slots : s.cross_slots;
+  const auto move = [=](auto*& scratch, int64_t size, int64_t stride) { scratch += full * size - skipped * stride; };
+  s.width = width;
+  s.batch = end - begin;  // the parts of a sub-layer are the parts of these rows
+  move(s.x, 2 * s.size_d, s.size_d);
+  move(s.parts, 2 * s.groups * s.size_d, s.size_d);
+  for (float** scratch : {&l.hidden, &s.attended}) move(*scratch, s.size_d, s.size_d);
+  move(s.wide, s.filter, s.filter);
+  move(s.weights, s.attention_heads * slots, s.attention_heads * slots);
+  move(s.gathered, s.features, s.features);
+  move(s.projected, s.stride, s.stride);
+  move(l.scores, s.vocabulary, s.vocabulary);
+  move(l.tokens, 1, 1);
+  move(l.best_tokens, 1, 1);
+}
+
+// One iteration of a team's rows, at most `more` proposals per row included.
+void iteration(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t end, int64_t more, int64_t* record) {
+  for (int64_t b = begin; b < end; b++) {
+    l.place[b] = l.position[b] + 1;
+    std::memcpy(l.tokens + b * s.width, l.proposals + b * l.room, s.width * sizeof(int64_t));
+  }
+  step(s, team, begin, end, l.tokens, l.place, l.hidden, l.scores, uses_int8(s, l) ? l.best_tokens : nullptr, l.sampling);
+  for (int64_t b = begin; b < end; b++) advance(s, l, b, record + b * (2 + l.room));
+  if (!more) return;
+  BlockSize size(s, l, begin, end);
+  const int64_t made = propose_next(s, l, team, begin, end, more, l.next, l.widths.costs ? &size : nullptr);
+  for (int64_t b = begin; b < end; b++)
+    std::memcpy(l.proposals + b * l.room + 1, l.next + b * more, made * sizeof(int64_t));
+  if (l.widths.costs) size.settle();
+}
+
 // Iterations of a team's rows, which stop once all of these rows are complete: see `superres_iterate`.
 void iterate(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t end, int64_t count, int64_t following,
              int64_t* record) {
   for (int64_t n = 0; n < count; n++, record += s.batch * (2 + l.room)) {
     bool complete = true;
     for (int64_t b = begin; b < end; b++) complete = complete && l.position[b] >= l.limit[b];
-    for (int64_t b = begin; b < end; b++) {
-      if (complete) note(l, b, 0, record + b * (2 + l.room));  // rows of other teams may not be complete yet
-      l.place[b] = l.position[b] + 1;
-      std::memcpy(l.tokens + b * s.width, l.proposals + b * l.room, s.width * sizeof(int64_t));
+    if (complete) {  // rows of other teams may not be complete yet
+      for (int64_t b = begin; b < end; b++) note(l, b, 0, record + b * (2 + l.room));
+    } else if (l.widths.costs) {
+      Session own = s;
+      Loop loop = l;
+      narrow(own, loop, begin, end, *std::max_element(l.widths.sizes + begin, l.widths.sizes + end));
+      iteration(own, loop, team, begin, end, l.widths.count - 1, record);
+    } else {
+      iteration(s, l, team, begin, end, (n + 1 < count ? l.block_size : following) - 1, record);
     }
-    if (complete) continue;
-    step(s, team, begin, end, l.tokens, l.place, l.hidden, l.scores, uses_int8(s, l) ? l.best_tokens : nullptr, l.sampling);
-    for (int64_t b = begin; b < end; b++) advance(s, l, b, record + b * (2 + l.room));
-    const int64_t more = (n + 1 < count ? l.block_size : following) - 1;
-    if (!more) continue;
-    propose_next(s, l, team, begin, end, more, l.next);
-    for (int64_t b = begin; b < end; b++)
-      std::memcpy(l.proposals + b * l.room + 1, l.next + b * more, more * sizeof(int64_t));
   }
 }
 

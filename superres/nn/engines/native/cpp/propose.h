@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "confidence.h"
 #include "recurrent.h"
 
 namespace {
@@ -47,15 +48,16 @@ int64_t propose_room(const Session& s, int64_t count) {
 }
 
 // Proposals for a team's rows: see `superres_propose`. choose(b, h, scores) returns the token of row b and head p(h + 2);
-// `choose.screens` says whether it is an argmax, with noise from choose.gumbel_at(b, h) or without.
+// `choose.screens` says whether it is an argmax, with noise from choose.gumbel_at(b, h) or without. Returns how many each row has: `count`, or fewer if `size` is not null and
+// no more pay.
 template <typename Choose>
-void propose(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* position, const int64_t* index,
-             const int64_t* first, int64_t count, const float* hidden, const Choose& choose, float* scratch,
-             int64_t* tokens) {
+int64_t propose(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* position, const int64_t* index,
+                const int64_t* first, int64_t count, const float* hidden, const Choose& choose, float* scratch,
+                int64_t* tokens, BlockSize* size = nullptr) {
   const Heads& heads = s.heads;
   if (heads.recurrent) {
     recur(s, team, begin, end, index, first, count, hidden, choose, scratch, tokens);
-    return;
+    return count;
   }
   const int64_t D = s.size_d, wide = heads.count * heads.size, adapted = heads.adapt.panels * PANEL;
   const int64_t room = propose_room(s, count);
@@ -64,45 +66,59 @@ void propose(const Session& s, Team& team, int64_t begin, int64_t end, const int
   float *linear = states + rows * count * D, *projected = linear + rows * count * adapted, *scores = projected + rows * count * s.stride;
   for (int64_t b = begin; b < end; b++)
     std::memcpy(here + (b - begin) * D, hidden + (b * s.width + index[b]) * D, D * sizeof(float));
-  Linear expand = heads.expand;
-  expand.panels = (count * heads.size + PANEL - 1) / PANEL;
-  apply(expand, team, here, D, rows, inner, wide, RELU);
-  team.share(count, [=, &s](int64_t from, int64_t to) {
-    const Heads& heads = s.heads;
-    const int64_t D = s.size_d;
-    Team alone;
-    for (int64_t h = from; h < to; h++) {
-      for (int64_t r = 0; r < rows; r++) std::memcpy(states + (r * count + h) * D, heads.bias + h * D, D * sizeof(float));
-      apply(heads.contract[h], alone, inner + h * heads.size, wide, rows, states + h * D, count * D, ADD);
-      for (int64_t b = begin; b < end; b++) {
-        float* state = states + ((b - begin) * count + h) * D;
-        const float* vectors = heads.conditioning;
-        const int64_t target = within(s, position[b] + index[b] + h + 1);
-        if (vectors) vectors += ((s.conditioned ? b * s.length : 0) + target) * D;
-        for (int64_t i = 0; i < D; i += LANES) {
-          const vec v = load(state + i) + load(here + (b - begin) * D + i);
-          store(state + i, vectors ? v + load(vectors + i) : v);
+  if (size && !size->more(1)) return 0;
+  const int64_t together = size ? team.size : count;  // heads
+  for (int64_t from = 0; from < count; from += together) {
+    const int64_t to = from + together < count ? from + together : count, panel = from * heads.size / PANEL;
+    team.share((to * heads.size + PANEL - 1) / PANEL - panel, [=, &s](int64_t least, int64_t past) {
+      apply_panels(s.heads.expand, here, D, rows, inner, wide, RELU, panel + least, panel + past);
+    });
+    team.share(to - from, [=, &s](int64_t least, int64_t past) {
+      const Heads& heads = s.heads;
+      const int64_t D = s.size_d;
+      Team alone;
+      for (int64_t h = from + least; h < from + past; h++) {
+        for (int64_t r = 0; r < rows; r++) std::memcpy(states + (r * count + h) * D, heads.bias + h * D, D * sizeof(float));
+        apply(heads.contract[h], alone, inner + h * heads.size, wide, rows, states + h * D, count * D, ADD);
+        for (int64_t b = begin; b < end; b++) {
+          float* state = states + ((b - begin) * count + h) * D;
+          const float* vectors = heads.conditioning;
+          const int64_t target = within(s, position[b] + index[b] + h + 1);
+          if (vectors) vectors += ((s.conditioned ? b * s.length : 0) + target) * D;
+          for (int64_t i = 0; i < D; i += LANES) {
+            const vec v = load(state + i) + load(here + (b - begin) * D + i);
+            store(state + i, vectors ? v + load(vectors + i) : v);
+          }
+          normalise(state, D, heads.norm_weight, heads.norm_bias, state);
         }
-        normalise(state, D, heads.norm_weight, heads.norm_bias, state);
       }
+    });
+    if (s.int8_filter.product.weight && choose.screens) {
+      const auto gumbel_at = [=, &choose](int64_t r) { return choose.gumbel_at(begin + r / count, r % count); };
+      screened_argmax(s, team, states, rows * count, projected, tokens + begin * count, 1, gumbel_at);
+      return count;
     }
-  });
-  if (s.int8_filter.product.weight && choose.screens) {
-    const auto gumbel_at = [=, &choose](int64_t r) { return choose.gumbel_at(begin + r / count, r % count); };
-    screened_argmax(s, team, states, rows * count, projected, tokens + begin * count, 1, gumbel_at);
-    return;
-  }
-  project(s, team, states, rows * count, projected);
-  Team alone;
-  if (heads.adaptive) apply(heads.adapt, alone, states, D, rows * count, linear, adapted, STORE);
-  for (int64_t b = begin; b < end; b++) {
-    const Row row{s, b, within(s, position[b] + index[b]), s.gathered + (b * s.width + index[b]) * s.features};
-    for (int64_t h = 0; h < count; h++) {
-      const int64_t r = (b - begin) * count + h;
-      row.score(h, projected + r * s.stride, linear + r * adapted, first[b], tokens + b * count, scores);
-      tokens[b * count + h] = choose(b, h, scores);
+    // The states of all heads are consecutive; those of some heads are consecutive within a row only.
+    const int64_t parts = to - from == count ? 1 : rows, states_each = rows * (to - from) / parts;
+    Team alone;
+    for (int64_t part = 0; part < parts; part++) {
+      const int64_t r = part * count + from;
+      project(s, team, states + r * D, states_each, projected + r * s.stride);
+      if (heads.adaptive) apply(heads.adapt, alone, states + r * D, D, states_each, linear + r * adapted, adapted, STORE);
+    }
+    for (int64_t h = from; h < to; h++) {
+      for (int64_t b = begin; b < end; b++) {
+        const Row row{s, b, within(s, position[b] + index[b]), s.gathered + (b * s.width + index[b]) * s.features};
+        const int64_t r = (b - begin) * count + h;
+        const float* own = projected + r * s.stride;
+        const float centre = row.score(h, own, linear + r * adapted, first[b], tokens + b * count, scores);
+        tokens[b * count + h] = choose(b, h, scores);
+        if (size) size->judge(b, h, centre, sharpness_of(s, own), tokens[b * count + h]);
+      }
+      if (size && !size->more(h + 2)) return h + 1;
     }
   }
+  return count;
 }
 
 }  // namespace

@@ -157,11 +157,14 @@ void propose_lookup(const Loop& l, int64_t b, int64_t count, int64_t* tokens) {
   for (int64_t h = 0; h < count; h++) tokens[h] = longest ? text(found + 1 + h % (last - found)) : l.first[b];
 }
 
-// Writes `count` proposals per row, for the tokens after p1's next one, to tokens [batch, count].
-void propose_next(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t end, int64_t count, int64_t* tokens) {
+// Writes `count` proposals per row, for the tokens after p1's next one, to tokens [batch, count]. Returns how many each row
+// has: fewer if `size` is not null and no more pay.
+int64_t propose_next(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t end, int64_t count, int64_t* tokens,
+                     BlockSize* size) {
   const ProposalChoice choose{s, l};
   const int64_t kind = l.proposer.kind;
-  if (kind == HEADS) propose(s, team, begin, end, l.place, l.index, l.first, count, l.hidden, choose, l.scratch, tokens);
+  if (kind == HEADS)
+    return propose(s, team, begin, end, l.place, l.index, l.first, count, l.hidden, choose, l.scratch, tokens, size);
   if (kind == STALE) {
     const StaleChoice own{choose, count};
     propose(s, team, begin, end, l.place, l.index, l.first, count, l.hidden, own, l.scratch, tokens);
@@ -181,6 +184,7 @@ void propose_next(const Session& s, const Loop& l, Team& team, int64_t begin, in
       l.sampling->q_total[slot] = 1;
     }
   }
+  return count;
 }
 
 }  // namespace

@@ -29,11 +29,15 @@ ALWAYS_INLINE bool all_finite(const float* scores, int64_t count) {
   return rest == 0;
 }
 
+// log(1 / s) of the ordinal term.
+ALWAYS_INLINE float sharpness_of(const Session& s, const float* projected) {
+  const float sharpness = projected[s.outputs - 1] + s.initial_sharpness;
+  return sharpness < -7.0f ? -7.0f : sharpness > 3.0f ? 3.0f : sharpness;
+}
+
 // 1 / s, the slope of the ordinal term.
 ALWAYS_INLINE float slope_of(const Session& s, const float* projected) {
-  float sharpness = projected[s.outputs - 1] + s.initial_sharpness;
-  sharpness = sharpness < -7.0f ? -7.0f : sharpness > 3.0f ? 3.0f : sharpness;
-  return exponential(fill(sharpness))[0];  // unlike std::exp, the same on every processor
+  return exponential(fill(sharpness_of(s, projected)))[0];  // unlike std::exp, the same on every processor
 }
 
 // The scores [V] of intensities: the ordinal term -slope * |v - mu|, plus the free scores if the model has them.
@@ -54,12 +58,12 @@ struct Row {
   int64_t b, place;
   const float* features;
 
-  // Writes the scores [V] of head p(h + 2). A sequential head reads p1's token `first` and the `tokens` of heads p2..p(h + 1).
-  void score(int64_t h, const float* projected, const float* linear, int64_t first, const int64_t* tokens,
+  // Writes the scores [V] of head p(h + 2), and returns the centre of an ordinal head. A sequential head reads p1's token `first` and the `tokens` of heads p2..p(h + 1).
+  float score(int64_t h, const float* projected, const float* linear, int64_t first, const int64_t* tokens,
              float* scores) const {
     if (!s.ordinal) {
       std::memcpy(scores, projected, s.vocabulary * sizeof(float));
-      return;
+      return 0;
     }
     const Heads& heads = s.heads;
     const float* estimate = s.estimate + b * s.length;
@@ -72,6 +76,7 @@ struct Row {
     for (int64_t e = 0; e <= h && e < heads.earlier; e++)
       mu += linear[s.features + e] * ((e ? tokens[e - 1] : first) - estimate[within(s, place + e)]);
     scores_around(s, mu, slope_of(s, projected), projected, scores);
+    return mu;
   }
 };
 

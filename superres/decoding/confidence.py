@@ -1,0 +1,138 @@
+"""Confidence: the probability that a proposal passes, known before it is verified, and the width that pays for it.
+
+An ordinal head scores intensities by their distance from its centre mu. p1 will read more tokens than the head did, so
+its centre differs from mu. The difference has a Laplace distribution: the sharper the head, the smaller it is. A
+proposal passes if p1's centre is at most the criterion's reach away from it. Two coefficients per checkpoint calibrate
+the slope of that distribution, for all criteria. Confidence decides only how many proposals are verified.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from superres.config import Confidence, DecodeConfig
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.sampling import Choice
+from superres.interfaces import Rule, Widths
+
+FIRST_GUESS = 0.8
+"""Probability that a proposal passes, before there are any."""
+
+MEMORY = 100
+"""Number of iterations after which an earlier iteration counts for 1/e in the running values."""
+
+
+def reach(rule: Rule) -> float:
+    """Return the distance from a proposal within which p1's centre must lie for the proposal to pass."""
+    kind, bound = rule
+    return bound / 2 if kind == "rank" else bound + 0.5
+
+
+def passing(
+    confidence: Confidence, centre: np.ndarray, slope: np.ndarray, tokens: np.ndarray, limit: float, most: int,
+) -> np.ndarray:
+    """Return the probability that each proposal passes if the proposals before it pass.
+
+    Args:
+        confidence: coefficients of the checkpoint.
+        centre: centres of the heads, [..., N].
+        slope: slopes of the heads, [..., N].
+        tokens: proposals, [..., N].
+        limit: reach of the criterion.
+        most: the largest token. p1 chooses no token beyond 0 and `most`, so a proposal near them passes on that side.
+    """
+    own = np.exp(confidence.offset + confidence.exponent * np.log(slope))
+    above = centre - tokens
+    # The probability that p1's centre is too low, and that it is too high.
+    low = np.where(tokens <= limit, 0.0, np.exp(-own * np.maximum(limit + above, 0)))
+    high = np.where(tokens >= most - limit, 0.0, np.exp(-own * np.maximum(limit - above, 0)))
+    result: np.ndarray = 1 - (low + high) / 2
+    return result
+
+
+def best_width(survival: Sequence[float], costs: Sequence[float], pace: float) -> int:
+    """Return the width of a step whose expected tokens exceed most what decoding yields in the same time.
+
+    Steps of this width give the most tokens per second if `pace` is that rate; a step alone cannot tell.
+
+    Args:
+        survival: expected number of rows that accept token i of their block, for i = 1, 2 and so on.
+        costs: seconds of an iteration at widths 1, 2 and so on; at least as many as `survival`.
+        pace: tokens per second.
+    """
+    best, surplus, expected = 1, -math.inf, 0.0
+    for width, (share, cost) in enumerate(zip(survival, costs, strict=False), 1):
+        expected += share
+        if expected - pace * cost > surplus:
+            best, surplus = width, expected - pace * cost
+    return best
+
+
+@dataclass
+class Judged:
+    """A `superres.interfaces.Judge` around a choice; it remembers what it judged.
+
+    Attributes:
+        choice: chooses the tokens.
+        seen: centres, slopes and tokens [B, N] of the latest proposals; None if the session's heads are not ordinal.
+    """
+
+    choice: Choice
+    seen: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
+        """See `Choose.__call__`."""
+        return self.choice(scores, offsets)
+
+    def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
+        """See `Choose.additive`."""
+        return self.choice.additive(offsets)
+
+    def judge(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
+        """See `superres.interfaces.Judge.judge`."""
+        self.seen = centre, slope, tokens
+
+
+class ConfidentBlockSize:
+    """Chooses the block size of every iteration by the probabilities of its proposals."""
+
+    def __init__(self, confidence: Confidence, costs: Sequence[float], options: DecodeConfig, vocabulary: int) -> None:
+        """Choose for the criterion of `options`, among block sizes from its minimum block to the number of `costs`.
+
+        Raises:
+            ValueError: the criterion has no rule.
+        """
+        rule = CRITERIA[options.accept](options).rule
+        if rule is None:
+            raise ValueError(f"the criterion {options.accept} has no reach")
+        self.confidence, self.costs, self.reach = confidence, list(costs), reach(rule)
+        self.minimum, self.most = options.min_block, vocabulary - 1
+
+    def widths(self, rows: int, shape: Sequence[int]) -> Widths:
+        """Return the data of a decode of `rows` rows, targets of `shape`, for `choose` and for native iterations."""
+        channels = shape[-1] if len(shape) > 1 else 1
+        pace = torch.tensor([0.0, 0.0, *[FIRST_GUESS] * channels], dtype=torch.float64).repeat(rows, 1)
+        return Widths(torch.tensor(self.costs, dtype=torch.float64), self.confidence.offset, self.confidence.exponent,
+                      self.reach, torch.ones(rows, dtype=torch.int64), pace)
+
+    def choose(self, judged: Judged, room: Tensor, widths: Widths) -> int:
+        """Return the block size for proposals that have been judged, for rows that may accept `room` [B] tokens."""
+        if judged.seen is None:
+            return len(self.costs)
+        centre, slope, tokens = (tensor.numpy() for tensor in judged.seen)
+        passed = passing(self.confidence, centre, slope, tokens, self.reach, self.most)  # [B, K - 1]
+        survival = np.cumprod(np.pad(passed, ((0, 0), (1, 0)), constant_values=1), axis=1)  # [B, K]
+        shares = (survival * (np.arange(survival.shape[1]) < room.numpy()[:, None])).sum(0).tolist()
+        latest, seconds = widths.pace[0, :2].tolist()
+        size = best_width(shares, self.costs, (latest + 1) / (seconds + self.costs[0]))
+        size = max(size, self.minimum)
+        keep = 1 - 1 / MEMORY
+        widths.pace[0, 0] = keep * latest + sum(shares[:size])
+        widths.pace[0, 1] = keep * seconds + self.costs[size - 1]
+        return size

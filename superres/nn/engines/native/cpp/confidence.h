@@ -1,0 +1,73 @@
+// The block size of the next iteration, chosen as the heads propose: superres/decoding/confidence.py.
+
+#pragma once
+
+#include "scores.h"
+
+namespace {
+
+// The expected tokens of a team's rows at each block size, and the size with the largest surplus over the current pace.
+struct BlockSize {
+  const Session& s;
+  const Loop& l;
+  int64_t begin, end, best = 1;
+  double *pace, *typical;          // see `Widths`
+  double rate, surplus = -INFINITY;  // tokens per second; expected tokens of the best size minus tokens in that time
+  double share = 0, expected = 0, chosen = 0;  // rows that accept the latest token; sum of shares; the same at `best`
+  std::vector<double> survival;    // of each row
+
+  BlockSize(const Session& s, const Loop& l, int64_t begin, int64_t end) : s(s), l(l), begin(begin), end(end) {
+    if (!l.widths.costs) return;
+    pace = l.widths.pace + begin * (2 + s.channels);
+    typical = pace + 2;
+    rate = (pace[0] + 1) / (pace[1] + l.widths.costs[0]);
+    survival.assign(end - begin, 1.0);
+    for (int64_t b = begin; b < end; b++) share += l.position[b] < l.limit[b];
+  }
+
+  // Reads row b's proposal of head p(h + 2), given the head's centre and log(1 / s).
+  void judge(int64_t b, int64_t h, float centre, float sharpness, int64_t token) {
+    const Widths& w = l.widths;
+    const float slope = std::exp(w.offset + w.exponent * sharpness), above = centre - (float)token;
+    const bool least = token <= w.reach, most = token >= s.vocabulary - 1 - w.reach;
+    const float low = least ? 0 : std::exp(-slope * std::fmax(w.reach + above, 0.0f));
+    const float high = most ? 0 : std::exp(-slope * std::fmax(w.reach - above, 0.0f));
+    const double passes = 1 - (low + high) / 2;
+    double& usual = typical[(l.position[b] + h + 1) % s.channels];
+    usual += (passes - usual) / MEMORY;
+    survival[b - begin] *= passes;
+    if (l.limit[b] - l.position[b] > h + 1) share += survival[b - begin];
+  }
+
+  // Takes the first `size` tokens of a block into account, and returns whether more of them may pay.
+  bool more(int64_t size) {
+    const Widths& w = l.widths;
+    expected += share;
+    if (size <= l.minimum || expected - rate * w.costs[size - 1] > surplus) {
+      best = size;
+      chosen = expected;
+      surplus = expected - rate * w.costs[size - 1];
+    }
+    double hope = expected;
+    for (int64_t n = size; n < w.count; n++) {
+      share *= typical[(l.position[begin] + n) % s.channels];
+      hope += share;
+      if (n < l.minimum || hope - rate * w.costs[n] > surplus) {
+        share = 0;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // Takes the best size for the next iteration.
+  void settle() {
+    std::fill(l.widths.sizes + begin, l.widths.sizes + end, best);
+    pace[0] += chosen - pace[0] / MEMORY;
+    pace[1] += l.widths.costs[best - 1] - pace[1] / MEMORY;
+  }
+
+  static constexpr double MEMORY = 100;
+};
+
+}  // namespace

@@ -1,0 +1,278 @@
+"""Block sizes by the probabilities of proposals: the same tokens at any probabilities, and calibrated ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import NATIVE, SMALL, VARIANTS, random_model, random_tokens
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superres.checkpoint import CONFIDENCE, CONFIG, read_confidence, save_checkpoint
+from superres.config import Confidence, DecodeConfig
+from superres.decoding.batching import ListFeed, RefilledDecoder
+from superres.decoding.block_size import AdaptiveBlockSize
+from superres.decoding.confidence import ConfidentBlockSize, best_width, passing, reach
+from superres.decoding.decode import decode
+from superres.decoding.reference import sequential_reference
+from superres.errors import CheckpointError, ConfigError
+from superres.evaluation.calibration import (
+    calibrate,
+    calibration_error,
+    fit_confidence,
+    probabilities,
+    ranking_quality,
+    verified_proposals,
+)
+from superres.nn.engines.native import build
+from superres.nn.engines.native.session import NativeModel
+from superres.nn.engines.torch_model import StepModel
+from superres.pipeline.block_sizes import BlockSizes
+
+compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+
+ORDINAL = {name: replace(VARIANTS[name], free_scores=False, **NATIVE) for name in (
+    "sequential heads", "adaptive heads", "base aids", "no remainder")}
+HEADS = SMALL.prediction_heads
+
+COEFFICIENTS = [Confidence(0, 0), Confidence(1, 1), Confidence(8, 8), Confidence(-8, 0), Confidence(0, -8)]
+COSTS = {"rising": [1 + 0.3 * k for k in range(HEADS)], "level": [1.0] * HEADS, "steep": [4.0**k for k in range(HEADS)]}
+WAYS = {"exact": DecodeConfig(), "distance": DecodeConfig(accept="distance", epsilon=2),
+        "top-k": DecodeConfig(accept="top-k", top_k=2), "minimum block": DecodeConfig(min_block=3)}
+
+
+def confident(coefficients=COEFFICIENTS[1], costs="rising", options=WAYS["exact"]):
+    return ConfidentBlockSize(coefficients, COSTS[costs], options, SMALL.vocabulary)
+
+
+def sizes_of(decoded):
+    """Return the block size of every iteration of every row."""
+    return [(trace.proposed >= 0).sum(1).tolist() for trace in decoded.traces]
+
+
+def trace_text(trace):
+    """Return the accepted tokens and the proposals of every iteration."""
+    return [(count, [token for token in row if token >= 0])
+            for count, row in zip(trace.accepted, trace.proposed.tolist(), strict=True)]
+
+
+def engines(variant, seed=0):
+    network = random_model(ORDINAL[variant], seed, dtype=torch.float32)
+    network.project.weight.div_(6)  # centres near the estimates, where float32 is precise
+    yield StepModel(network)
+    if build.compiler() is not None:
+        yield NativeModel(network, threads=1)  # all rows of a small batch are one group
+
+
+@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize("coefficients", COEFFICIENTS, ids=str)
+def test_exact_tokens_are_greedy_whatever_the_coefficients(coefficients, costs):
+    """In float64, where the reference without a cache has the same numbers."""
+    model = StepModel(random_model(ORDINAL["sequential heads"]))
+    source = random_tokens(SMALL, 2)[0]
+    decoded = decode(model, source, DecodeConfig(), adaptive=confident(coefficients, costs))
+    for row in range(2):
+        expected = sequential_reference(model, source[row : row + 1], DecodeConfig(), row)
+        assert decoded.tokens[row].tolist() == expected
+    assert max(map(max, sizes_of(decoded))) <= HEADS
+
+
+@compiled
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("variant", ORDINAL)
+def test_compiled_exact_tokens_are_greedy_whatever_the_coefficients(variant, rows, threads):
+    model = NativeModel(random_model(ORDINAL[variant], dtype=torch.float32), threads=threads)
+    source = random_tokens(SMALL, rows)[0]
+    greedy = decode(model, source, DecodeConfig(block_size=1)).tokens
+    for costs in COSTS:
+        for coefficients in COEFFICIENTS:
+            decoded = decode(model, source, DecodeConfig(), adaptive=confident(coefficients, costs))
+            assert torch.equal(decoded.tokens, greedy)
+            for sizes, trace in zip(sizes_of(decoded), decoded.traces, strict=True):
+                assert all(count <= size <= HEADS for count, size in zip(trace.accepted, sizes, strict=True))
+            assert [trace.sequence.tolist() for trace in decoded.traces] == greedy.tolist()
+
+
+@pytest.mark.parametrize("variant", ["sequential heads", "adaptive heads"])
+def test_sure_proposals_are_verified_and_unsure_ones_are_not(variant):
+    for model in engines(variant):
+        source = random_tokens(SMALL, 2)[0]
+        for coefficients, costs, expected in (
+            (Confidence(8, 0), "rising", HEADS),  # every proposal seems sure, but at a distance of half a level
+            (Confidence(-8, 0), "steep", 1),
+            (Confidence(-8, 0), "level", HEADS),  # a width that costs nothing
+        ):
+            sizes = sizes_of(decode(model, source, DecodeConfig(), adaptive=confident(coefficients, costs)))
+            assert [int(np.median(row[1:])) for row in sizes] == [expected] * 2
+
+
+@compiled
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("variant", ORDINAL)
+def test_compiled_iterations_choose_what_the_loop_chooses(variant, rows, way, monkeypatch):
+    """Unless heads stop early, which only compiled code does."""
+    plain_widths = ConfidentBlockSize.widths
+
+    def never_stops(self, count, shape):
+        widths = plain_widths(self, count, shape)
+        widths.pace[:, 2:] = 1e9
+        return widths
+
+    monkeypatch.setattr(ConfidentBlockSize, "widths", never_stops)
+    options, same, sizes = WAYS[way], [], set()
+
+    def is_same(source, seed, **more):
+        plain, native = (decode(model, source, options, **more) for model in engines(variant, seed))
+        sizes.update(*sizes_of(native))
+        return [*map(trace_text, plain.traces)] == [*map(trace_text, native.traces)]
+
+    for seed in range(10):
+        source = random_tokens(SMALL, rows, seed)[0]
+        if is_same(source, seed):  # rounding may put a proposal on either side of a boundary
+            same.append(is_same(source, seed, adaptive=confident(Confidence(1, 1), "rising", options)))
+    assert sum(same) >= 0.6 * len(same) > 0
+    assert len(sizes) > 1
+
+
+@pytest.mark.parametrize("kind", [StepModel, pytest.param(NativeModel, marks=compiled)])
+def test_rows_that_are_refilled_have_the_tokens_that_they_have_alone(kind):
+    class One:
+        def __init__(self, key, source):
+            self.key, self.source = key, source
+
+    model = kind(random_model(ORDINAL["sequential heads"], dtype=torch.float32))
+    source = random_tokens(SMALL, 7)[0]
+    sizes = confident()
+    decoder = RefilledDecoder(
+        model, ListFeed([One(key, row) for key, row in enumerate(source)]),
+        lambda ones: (torch.stack([one.source for one in ones]), None), DecodeConfig(), 3,
+        adaptive=lambda source, padding: sizes)
+    found = {one.item.key: one.tokens for finished in decoder.run() for one in finished}
+    greedy = decode(model, source, DecodeConfig(block_size=1)).tokens
+    if kind is NativeModel:  # torch's kernels differ between batches
+        assert all(torch.equal(found[key], greedy[key]) for key in range(7))
+    assert sorted(found) == list(range(7))
+
+
+@given(st.integers(0, 10**6), st.sampled_from([("distance", 0), ("distance", 3), ("rank", 1), ("rank", 4)]))
+def test_the_probability_is_that_of_a_laplace_distribution(seed, rule):
+    """Counted over draws of p1's centre."""
+    rng, most = np.random.default_rng(seed), 40
+    # A rank is a distance only where p1's centre is far from the least and the largest token.
+    mu = rng.uniform(-3, most + 3) if rule[0] == "distance" else rng.uniform(15, 25)
+    slope = rng.uniform(0.05 if rule[0] == "distance" else 0.5, 3)
+    token = np.clip(np.ceil(mu - 0.5), 0, most)
+    chance = passing(Confidence(0.2, 0.9), np.array([mu]), np.array([slope]), np.array([token]), reach(rule), most)[0]
+    centre = mu + rng.laplace(scale=1 / math.exp(0.2 + 0.9 * math.log(slope)), size=40000)
+    kind, bound = rule
+    if kind == "distance":
+        passed = np.abs(np.clip(np.rint(centre), 0, most) - token) <= bound
+    else:  # fewer than `bound` tokens are nearer to p1's centre
+        passed = (np.abs(np.arange(most + 1) - centre[:, None]) < np.abs(token - centre)[:, None]).sum(1) < bound
+    assert chance == pytest.approx(passed.mean(), abs=0.015)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0, 2), st.floats(0, 1))
+def test_the_best_width_has_the_largest_surplus(passed, pace, slope):
+    survival = np.cumprod([1.0, *passed])
+    costs = 1 + slope * np.arange(len(survival) + 2)
+    surplus = np.cumsum(survival) - pace * costs[: len(survival)]
+    chosen = best_width(survival.tolist(), costs.tolist(), pace)
+    assert surplus[chosen - 1] == pytest.approx(surplus.max())
+
+
+@pytest.mark.parametrize("values", [
+    {"offset": math.nan, "exponent": 1}, {"offset": math.inf, "exponent": 1}, {"offset": 1, "exponent": 9},
+    {"offset": "1", "exponent": 1}, {"offset": 1}, {"offset": 1, "exponent": 1, "more": 1}, [1, 1], 3,
+    {"offset": True, "exponent": 1},
+])
+def test_damaged_coefficients_are_refused(values, tmp_path):
+    with pytest.raises(ConfigError):
+        Confidence.from_dict(values)
+    save_checkpoint(random_model(SMALL), tmp_path / "c", {CONFIDENCE: values})
+    with pytest.raises(CheckpointError, match="damaged"):  # JSON itself has no NaN
+        read_confidence(tmp_path / "c")
+
+
+def test_coefficients_are_read_from_a_checkpoint(tmp_path):
+    save_checkpoint(random_model(SMALL), tmp_path / "c", {CONFIDENCE: Confidence(1.5, 0.5).to_dict()})
+    assert read_confidence(tmp_path / "c") == Confidence(1.5, 0.5)
+    document = json.loads((tmp_path / "c" / CONFIG).read_text())
+    del document[CONFIDENCE]
+    (tmp_path / "c" / CONFIG).write_text(json.dumps(document))
+    assert read_confidence(tmp_path / "c") is None
+
+
+@pytest.mark.parametrize(("options", "kind"), [
+    (WAYS["exact"], ConfidentBlockSize), (WAYS["distance"], ConfidentBlockSize), (WAYS["top-k"], ConfidentBlockSize),
+    (DecodeConfig(accept="drift-budget", epsilon=1), AdaptiveBlockSize),
+    (DecodeConfig(temperature=1.0), AdaptiveBlockSize),
+])
+def test_other_criteria_and_samples_have_the_block_size_that_learns(options, kind, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = StepModel(random_model(ORDINAL["base aids"], dtype=torch.float32))
+    sizes = BlockSizes(model, "0", "plain", torch.device("cpu"), lambda *_: COSTS["rising"])
+    source, options = random_tokens(SMALL, 1)[0], replace(options, adaptive=True)
+    sizes.confidence = Confidence(1, 1)
+    assert type(sizes.get(options, source)) is kind
+    without = BlockSizes(model, "0", "plain", torch.device("cpu"), lambda *_: COSTS["rising"])
+    assert type(without.get(options, source)) is AdaptiveBlockSize
+
+
+def test_heads_that_are_not_ordinal_have_the_largest_block():
+    model = StepModel(random_model(VARIANTS["plain"], dtype=torch.float32))
+    sizes = sizes_of(decode(model, random_tokens(SMALL, 1)[0], DecodeConfig(), adaptive=confident()))
+    assert set(sizes[0]) == {HEADS}
+
+
+@given(st.integers(0, 1000), st.floats(-1, 2), st.floats(0.5, 1.5))
+def test_the_fit_finds_the_coefficients_that_made_the_verdicts(seed, offset, exponent):
+    rng, count, vocabulary = np.random.default_rng(seed), 20000, 256
+    slope, mu = np.exp(rng.normal(0, 1.5, count)), rng.uniform(20, 200, count)
+    token = np.rint(mu)
+    true = Confidence(offset, exponent)
+    proposals = np.stack([np.zeros(count), mu, slope, token, np.zeros(count)], axis=1)
+    chance = probabilities(true, proposals, vocabulary)
+    proposals[:, 4] = rng.random(count) < chance
+    fitted = probabilities(fit_confidence(proposals, vocabulary), proposals, vocabulary)
+    assert np.abs(fitted - chance).mean() < 0.02
+    assert calibration_error(fitted, proposals[:, 4] > 0) < 0.02
+
+
+def test_scores_of_probabilities():
+    accepted = np.array([False, True, False, True])
+    assert ranking_quality(np.array([0.1, 0.9, 0.2, 0.8]), accepted) == 1
+    assert ranking_quality(np.array([0.5, 0.5, 0.5, 0.5]), accepted) == 0.5
+    assert ranking_quality(np.array([0.9, 0.1, 0.8, 0.2]), accepted) == 0
+    assert ranking_quality(np.ones(2), np.array([True, True])) is None
+    assert calibration_error(np.array([0.5, 0.5, 0.5, 0.5]), accepted) == 0
+    assert calibration_error(np.ones(4), accepted) == 0.5
+
+
+def test_verified_proposals_are_those_of_the_trace():
+    network, source = random_model(ORDINAL["sequential heads"], dtype=torch.float32), random_tokens(SMALL, 3)[0]
+    found = verified_proposals(network, source)
+    expected = [[] for _ in range(3)]
+    for row, trace in enumerate(decode(StepModel(network), source, DecodeConfig()).traces):
+        for position, count, block in zip(trace.positions, trace.accepted, trace.proposed, strict=True):
+            if position + count < SMALL.target_length:
+                expected[row] += [(block[i], i < count) for i in range(1, min(count + 1, HEADS))]
+    for row in range(3):
+        assert [(token, bool(verdict)) for _, _, _, token, verdict in found[found[:, 0] == row]] == expected[row]
+
+
+def test_networks_without_ordinal_heads_are_not_calibrated():
+    source = random_tokens(SMALL, 2)[0]
+    for variant in ("plain", "base aids"):
+        assert calibrate(random_model(VARIANTS[variant], dtype=torch.float32), source) == (None, None)
+    assert calibrate(random_model(ORDINAL["base aids"], dtype=torch.float32), source[:1]) == (None, None)
+    coefficients, report = calibrate(random_model(ORDINAL["base aids"], dtype=torch.float32), source)
+    assert report["offset"] == coefficients.offset
+    assert 0 <= report["calibration_error"] <= 1
