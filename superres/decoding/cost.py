@@ -25,8 +25,11 @@ from superres.interfaces import ScoringModel
 TIMED = (1, 2, 3, 4, 6, 8, 10, 12, 16)
 """Block sizes whose cost is measured; the costs of sizes between them are interpolated."""
 
+ROUNDS = 4
+"""Rounds of measurements of all block sizes, with at least one measurement of each."""
+
 TIMED_SECONDS = 0.05
-"""Smallest total time of the measurements of one block size, in seconds; there are at least four measurements."""
+"""Smallest total time of the measurements of one block size, over all rounds, in seconds."""
 
 
 def expected_tokens(alpha: float, gamma: int, candidates: int = 1) -> float:
@@ -167,31 +170,33 @@ def measured_costs(
         padding: bool [B, S], as for `superres.decoding.decode.decode`.
     """
     sizes = sorted({*(size for size in TIMED if size < largest), largest})
-    seconds = []
+    seconds = dict.fromkeys(sizes, math.inf)
     with torch.inference_mode():
         keys = torch.arange(len(source), device=source.device)
         session = model.session(source, largest, padding)
         loop = BlockwiseLoop(model, session, options, keys, largest, fitted=True)
-        for size in sizes:
-            loop.resize(size)
-            seconds.append(_least_seconds(loop, source.device))
+        # In rounds over all sizes, so that other work on the machine slows no single size.
+        for _ in range(ROUNDS):
+            for size in sizes:
+                loop.resize(size)
+                seconds[size] = min(seconds[size], _least_seconds(loop, source.device))
     # A larger block never costs less; if it seems to, other work on the machine slowed down the smaller one.
-    least = np.minimum.accumulate(seconds[::-1])[::-1]
+    least = np.minimum.accumulate([seconds[size] for size in reversed(sizes)])[::-1]
     return [float(np.interp(size, sizes, least)) for size in range(1, largest + 1)]
 
 
 def _least_seconds(loop: BlockwiseLoop, device: torch.device) -> float:
     """Return the smallest measured seconds per iteration; other work on the machine can only increase them."""
-    least, spent, count = float("inf"), 0.0, 0
-    while count < 4 or spent < TIMED_SECONDS:
+    least, spent, count = math.inf, 0.0, 0
+    while count < 2 or spent < TIMED_SECONDS / ROUNDS:
         started = time.perf_counter()
         # All measurements start at the middle of a target, independently of the number of accepted tokens.
         iterations = loop.burst(loop.state.length // 2)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        took = (time.perf_counter() - started) / iterations
+        took = time.perf_counter() - started
         spent += took
         count += 1
         if count > 1:  # the first measurement completes a block of the previous size
-            least = min(least, took)
+            least = min(least, took / iterations)
     return least
