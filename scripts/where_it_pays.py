@@ -1,0 +1,76 @@
+"""Predict where blocks pay: the speed-up over greedy decoding by engine, size of the network, batch size and criterion.
+
+    python scripts/where_it_pays.py --output pays
+    python scripts/where_it_pays.py --output pays --data dev.npz --device cuda
+
+FOLDER/pays.json holds the measurements and predictions, pays.md the tables and pays.png the chart. The prediction is
+checked by whole decodes with the checkpoint. Without --data, the faces in `scripts/faces` are decoded. The script needs
+matplotlib: pip install -e ".[train]".
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from superres.cli.benchmark import parse_batches
+from superres.config import DEFAULT_CHECKPOINT
+from superres.errors import SuperresError
+from superres.evaluation.where_it_pays import LAYERS, pays_markdown, pays_plot, run_study
+from superres.pipeline.base import pick_device
+from superres.system.machine import require_idle
+from superres.system.output import prepare_folder, write_results
+from superres.tasks.faces import read_faces, to_source
+from superres.tasks.pictures import read_image
+
+ENGINES = {"cpu": "plain,native,native-bf16,native-int8", "cuda": "plain,graph,graph-bf16"}
+
+
+def read_sources(data: Path | None, limit: int) -> np.ndarray:
+    """Return 8x8 inputs, uint8 [N, 8, 8, 3]: those of `data`, or the faces in `scripts/faces`."""
+    if data is not None:
+        return read_faces(data, "valid", limit).lr
+    return np.stack([to_source(read_image(path), "lowres")
+                     for path in sorted((Path(__file__).parent / "faces").glob("*.png"))])
+
+
+def main(
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for pays.json, pays.md and pays.png.")],
+    data: Annotated[Path | None, typer.Option(help="Prepared .npz, folder of images or CelebA root.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Images of --data to decode.")] = 16,
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = DEFAULT_CHECKPOINT,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    engines: Annotated[str | None, typer.Option(metavar="NAME,NAME...", help="Engines; all of the device if left "
+                                                "out.")] = None,
+    widths: Annotated[str, typer.Option(metavar="D,D,...", help="Widths of the networks, multiples of 32.")] = ",".join(
+        map(str, LAYERS)),
+    batches: Annotated[str, typer.Option(metavar="B,B,...", help="Batch sizes.")] = "1,8,32",
+    busy: Annotated[bool, typer.Option("--busy", help="Measure even if other processes use the processor.")] = False,
+) -> None:
+    """Measure, predict, check, and write the tables and the chart."""
+    if not busy:
+        require_idle()
+    prepare_folder(output)
+    chosen = (engines or ENGINES[pick_device(device).type]).split(",")
+    started = time.perf_counter()
+
+    def say(line: str) -> None:
+        print(f"{time.perf_counter() - started:4.0f} s  {line}", file=sys.stderr)
+
+    sizes, rows = parse_batches(widths), parse_batches(batches)
+    report = run_study(checkpoint, read_sources(data, limit), device, chosen, sizes, rows, say)
+    tables = pays_markdown(report)
+    write_results(output, {"pays.json": report, "pays.md": tables, "pays.png": pays_plot(report)})
+    print(tables)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except SuperresError as error:
+        sys.exit(f"where_it_pays: {error}")
