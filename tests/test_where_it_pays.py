@@ -119,7 +119,10 @@ def test_the_script_writes_the_report_the_tables_and_the_chart(monkeypatch, tmp_
     monkeypatch.setattr(Upscaler, "load", lambda checkpoint, device, engine="auto": Upscaler(
         model, "tiny", "0123", device, engine=engine))
     monkeypatch.setattr(where_it_pays, "CHECKED_ROWS", 1)
-    load_script("where_it_pays").main(tmp_path, None, 4, "tiny", "cpu", "auto", "64", "1,2", busy=True)
+    page = tmp_path / "page.md"
+    page.write_text("Head\n\n<!-- measured -->\n\nold\n")
+    (tmp_path / "pictures").mkdir()
+    load_script("where_it_pays").main(tmp_path, None, 4, "tiny", "cpu", "auto", "64", "1,2", True, page)
     report = json.loads((tmp_path / "pays.json").read_text())
     assert [(row["network_width"], row["batch"]) for row in report["predictions"][::2]] == [
         (32, 1), (32, 2), (64, 1), (64, 2)]
@@ -127,4 +130,7 @@ def test_the_script_writes_the_report_the_tables_and_the_chart(monkeypatch, tmp_
     assert report["survival"]["exact"][0] == 1
     assert (tmp_path / "pays.md").read_text() in capsys.readouterr().out
     with Image.open(tmp_path / "pays.png") as picture:
+        assert picture.width > 600
+    assert page.read_text() == f"Head\n\n<!-- measured -->\n\n{(tmp_path / 'pays.md').read_text()}"
+    with Image.open(tmp_path / "pictures" / "where-blocks-pay.webp") as picture:
         assert picture.width > 600
