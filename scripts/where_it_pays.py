@@ -63,7 +63,7 @@ def fill_page(page: Path, tables: str, chart: bytes) -> None:
 def main(
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for pays.json, pays.md and pays.png.")],
     data: Annotated[Path | None, typer.Option(help="Prepared .npz, folder of images or CelebA root.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Images of --data to decode.")] = 16,
+    limit: Annotated[int, typer.Option(min=1, help="Images of --data to decode.")] = 8,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = DEFAULT_CHECKPOINT,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     engines: Annotated[str | None, typer.Option(metavar="NAME,NAME...", help="Engines; all of the device if left "

@@ -18,7 +18,6 @@ from superres.decoding import cost
 from superres.decoding.graph_cache import BURST
 from superres.evaluation import where_it_pays
 from superres.evaluation.where_it_pays import (
-    CHECKED_ROWS,
     LAYERS,
     best_block,
     network_of,
@@ -72,7 +71,8 @@ def test_the_table_has_the_block_size_or_greedy():
 
 
 def test_whole_decodes_are_compared_without_and_with_the_encoder(monkeypatch):
-    seconds = {1: [9.0, 5.0], 2: [3.0, 4.0], 3: [4.0, 3.5]}  # two rounds
+    monkeypatch.setattr(where_it_pays, "CHECKED_ROWS", 2)
+    seconds = {1: [9.0, 4.0, 6.0], 2: [9.0, 3.5, 2.5], 3: [9.0, 3.0, 4.0]}  # the warm-up, and two images
 
     def upscaler(images, options):
         return SimpleNamespace(seconds=seconds[options.block_size].pop(0))
@@ -81,7 +81,7 @@ def test_whole_decodes_are_compared_without_and_with_the_encoder(monkeypatch):
     monkeypatch.setattr(where_it_pays, "_encoder_seconds", lambda *_: 1.0)
     survival = {"exact": [1.0, 0.8, 0.1]}
     cells = [cell([1.0, 1.2, 2.0]), cell([1.0, 1.0, 1.0], engine="plain"), cell([1.0, 1.0, 1.0], network_width=256),
-             cell([1.0, 1.0, 1.0], batch=CHECKED_ROWS + 1)]
+             cell([1.0, 1.0, 1.0], batch=3)]
     rows = whole_decodes(upscaler, torch.zeros(2).numpy(), predictions(cells, survival), survival, lambda _: None)
     assert [(row["block_size"], row["is_best"]) for row in rows] == [(1, False), (2, True), (3, False)]
     assert [row["predicted"] for row in rows] == pytest.approx([1, 1.5, 0.95])

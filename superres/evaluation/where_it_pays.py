@@ -9,6 +9,8 @@ weights serve. S depends on the checkpoint, the criterion and the pictures, but 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -31,9 +33,7 @@ LAYERS = {128: 4, 256: 6, 512: 8, 1024: 12}
 CRITERIA = {"exact": DecodeConfig(), "epsilon 2": DecodeConfig(accept="distance", epsilon=2)}
 
 CHECKED_ROWS = 8
-"""Largest batch that is decoded whole, to check the prediction; larger batches take minutes on a CPU."""
-
-CHECKED_ROUNDS = 2
+"""Number of images that are decoded whole in batches, to check the prediction; larger batches take minutes on a CPU."""
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Colours of Okabe and Ito, which colour-blind people can tell apart."""
@@ -130,7 +130,7 @@ def whole_decodes(
     upscaler: Upscaler, sources: np.ndarray, predicted: Sequence[Row], survival: dict[str, list[float]],
     report: Callable[[str], None],
 ) -> list[Row]:
-    """Decode whole batches by the engine of `upscaler`, and return predicted and measured speed-ups side by side.
+    """Decode `CHECKED_ROWS` images by the engine of `upscaler`, and return predicted beside measured speed-ups.
 
     Args:
         upscaler: the checkpoint.
@@ -143,30 +143,29 @@ def whole_decodes(
         One row per batch size, criterion and W: the best W, and the number of prediction heads. `decoder` is the
         measured speed-up without the encoder, and `whole` includes the encoder.
     """
-    heads, rows = upscaler.model_config.prediction_heads, []
+    heads, rows = upscaler.model_config.prediction_heads, list[Row]()
+
+    @functools.cache
+    def seconds(batch: int, options: DecodeConfig) -> float:
+        batches = np.arange(CHECKED_ROWS // batch * batch).reshape(-1, batch) % len(sources)
+        upscaler(sources[batches[0]], options)  # warms up
+        return statistics.mean(upscaler(sources[chosen], options).seconds for chosen in batches)
+
     for cell in predicted:
         if (cell["engine"], cell["network_width"]) != (upscaler.engine, upscaler.model_config.width) or (
                 cell["batch"] > CHECKED_ROWS):
             continue
         criterion, batch = cell["criterion"], cell["batch"]
         report(f"{upscaler.engine}, whole pictures, batch {batch}, {criterion}")
-        images = sources[np.arange(batch) % len(sources)]
-        seconds = _decode_seconds(upscaler, images, criterion, sorted({1, cell["block_size"], heads}))
-        encoder, expected = _encoder_seconds(upscaler, images), speed_ups(survival[criterion], cell["costs"])
-        rows += [{"engine": upscaler.engine, "batch": batch, "criterion": criterion, "block_size": size,
-                  "predicted": expected[size - 1], "decoder": (seconds[1] - encoder) / (taken - encoder),
-                  "whole": seconds[1] / taken, "seconds_per_image": taken / batch,
-                  "is_best": size == cell["block_size"]} for size, taken in seconds.items()]
+        greedy, encoder = seconds(batch, DecodeConfig(1)), _encoder_seconds(upscaler, sources[np.zeros(batch, int)])
+        expected = speed_ups(survival[criterion], cell["costs"])
+        for size in sorted({1, cell["block_size"], heads}):
+            taken = seconds(batch, block_options(criterion, size))
+            rows.append({"engine": upscaler.engine, "batch": batch, "criterion": criterion, "block_size": size,
+                         "predicted": expected[size - 1], "decoder": (greedy - encoder) / (taken - encoder),
+                         "whole": greedy / taken, "seconds_per_image": taken / batch,
+                         "is_best": size == cell["block_size"]})
     return rows
-
-
-def _decode_seconds(
-    upscaler: Upscaler, images: np.ndarray, criterion: str, sizes: Sequence[int],
-) -> dict[int, float]:
-    """Return the least seconds of decoding a batch in blocks of each size, of `CHECKED_ROUNDS` rounds in turns."""
-    rounds = [{size: upscaler(images, block_options(criterion, size)).seconds for size in sizes}
-              for _ in range(CHECKED_ROUNDS)]
-    return {size: min(seconds[size] for seconds in rounds) for size in sizes}
 
 
 def _encoder_seconds(upscaler: Upscaler, images: np.ndarray) -> float:
