@@ -1,5 +1,7 @@
 """Measure decoding on a GPU and compare it with targets: CUDA graphs, blocks, large batches, reads by the host.
 
+Further measurements are of adaptive block sizes, sampling in captured iterations, and blocks of up to 24 tokens.
+
     python scripts/benchmark_gpu.py --data dev.npz --output benchmark-gpu
     python scripts/benchmark_gpu.py --data dev.npz --output benchmark-gpu --compiled
 
@@ -9,6 +11,7 @@ engine. With --device cpu the script runs the CPU engines, as a test of the scri
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import sys
 import time
@@ -23,10 +26,13 @@ import typer
 from torch.profiler import ProfilerActivity, profile
 
 from superres.config import DecodeConfig
+from superres.decoding.cost import measured_costs
 from superres.decoding.decode import iterations
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import SuperresError
+from superres.nn.engines import step_model
 from superres.nn.engines.cuda_graph import GraphModel
+from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import machine, peak_bytes, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
@@ -34,6 +40,10 @@ from superres.tasks import faces
 
 READS = ("Memcpy DtoH", "aten::item", "aten::_local_scalar_dense", "aten::nonzero", "cudaStreamSynchronize")
 BLOCK_SIZES = (2, 4, 6, 8, 10)
+WIDE_HEADS = 24
+"""Prediction heads of a network with random weights, whose iterations are timed at every width."""
+
+WIDE_WIDTHS = (1, 2, 4, 8, 10, 16, 24)
 ITERATIONS = 64
 """Number of iterations under the profiler, and of iterations before it."""
 
@@ -64,6 +74,8 @@ def variants_of(heads: int) -> dict[str, DecodeConfig]:
     """Return the variants of decoding by name, greedy first."""
     sizes = [k for k in BLOCK_SIZES if k <= heads]
     return {"greedy": DecodeConfig(1), **{f"exact, k = {k}": DecodeConfig(k) for k in sizes},
+            "exact, adaptive": DecodeConfig(adaptive=True),
+            "epsilon 2, adaptive": DecodeConfig(accept="distance", epsilon=2, adaptive=True),
             **{f"epsilon 2, k = {k}": DecodeConfig(k, accept="distance", epsilon=2) for k in sizes}}
 
 
@@ -137,6 +149,16 @@ def loop_profile(upscaler: Upscaler, source: np.ndarray, options: DecodeConfig) 
     }
 
 
+def wide_costs(upscaler: Upscaler, source: np.ndarray) -> dict[str, list[float]]:
+    """Return the seconds per iteration at W = 1, 2 and so on with `WIDE_HEADS` heads, without and with sampling."""
+    torch.manual_seed(0)
+    config = dataclasses.replace(upscaler.model_config, prediction_heads=WIDE_HEADS)
+    scoring = step_model(EncoderDecoder(config).to(upscaler.device).eval(), None, upscaler.engine)
+    tokens = upscaler.source_tokens(source[None])
+    return {name: measured_costs(scoring, tokens, options, WIDE_HEADS)
+            for name, options in (("greedy", DecodeConfig()), ("sampled", DecodeConfig(temperature=0.9)))}
+
+
 def throughput(upscaler: Upscaler, sources: np.ndarray, options: DecodeConfig, rows: int) -> Row:
     """Decode a stream of images, `rows` at a time, after a short stream that warms up."""
     def stream(images: np.ndarray) -> float:
@@ -163,7 +185,8 @@ def measure(upscaler: Upscaler, sources: np.ndarray, few: int, rows: list[int], 
     return {
         "single": single(upscaler, sources[:few], greedy, repeats),
         "loop": {name: loop_profile(upscaler, sources[0], options)
-                 for name, options in (("greedy", DecodeConfig(1)), (f"epsilon 2, k = {heads}", blocks))},
+                 for name, options in (("greedy", DecodeConfig(1)), (f"epsilon 2, k = {heads}", blocks),
+                                       (f"sampled, k = {heads}", DecodeConfig(heads, temperature=0.9)))},
         "throughput": [throughput(upscaler, stream, blocks, count) for count in rows],
     }
 
@@ -211,6 +234,11 @@ def markdown(report: Row) -> str:
              "tokens equal to the plain engine's greedy"], rows)]
         parts += [markdown_table(["per iteration", "us", "us of kernels", "kernels", "reads by the host"], loops)]
         parts += [markdown_table(["rows", "images", "images/s", "MiB"], streams)]
+    wide = [[engine, choice, *(number_text(1e6 * costs[width - 1], 1) for width in WIDE_WIDTHS),
+             number_text(costs[-1] / costs[0], 2)]
+            for engine, choices in report["wide"].items() for choice, costs in choices.items()]
+    parts += [f"## Microseconds per iteration with {WIDE_HEADS} heads, by width W", markdown_table(
+        ["", "", *map(str, WIDE_WIDTHS), f"{WIDE_HEADS} over 1"], wide)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -231,7 +259,7 @@ def main(
         require_idle()
     prepare_folder(output)
     sources = faces.read_faces(data, "valid", 512).lr
-    report: Row = {"engines": {}}
+    report: Row = {"engines": {}, "wide": {}}
     greedy: np.ndarray | None = None
     for name, upscaler in engines(checkpoint, device, compiled).items():
         print(name, file=sys.stderr)
@@ -240,6 +268,8 @@ def main(
         report["machine"], report["heads"] = machine(upscaler.device), upscaler.model_config.prediction_heads
         counts = [int(part) for part in rows.split(",")]
         report["engines"][name] = measure(upscaler, sources, few, counts, many, repeats, greedy)
+        if name == upscaler.engine:  # the engine by its default options
+            report["wide"][name] = wide_costs(upscaler, sources[0])
     report["targets"] = targets(report)
     write_results(output, {"gpu.json": report, "gpu.md": markdown(report)})
     print(markdown(report))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig, require
+from superres.decoding.graph_cache import BURST
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.sampling import SpeculativeChoice
 from superres.decoding.trace import RowTrace
@@ -30,6 +31,9 @@ ROUNDS = 4
 
 TIMED_SECONDS = 0.05
 """Smallest total time of the measurements of one block size, over all rounds, in seconds."""
+
+LONG_SECONDS = 0.1
+"""Largest time of a burst of several iterations, in seconds. An iteration that takes longer is measured once per round."""
 
 
 def expected_tokens(alpha: float, gamma: int, candidates: int = 1) -> float:
@@ -187,16 +191,17 @@ def measured_costs(
 
 def _least_seconds(loop: BlockwiseLoop, device: torch.device) -> float:
     """Return the smallest measured seconds per iteration; other work on the machine can only increase them."""
-    least, spent, count = math.inf, 0.0, 0
-    while count < 2 or spent < TIMED_SECONDS / ROUNDS:
+    least, spent, count, burst = math.inf, 0.0, 0, 1
+    while count < 2 or (spent < TIMED_SECONDS / ROUNDS and least < LONG_SECONDS):
         started = time.perf_counter()
         # All measurements start at the middle of a target, independently of the number of accepted tokens.
-        iterations = loop.burst(loop.state.length // 2)
+        iterations = loop.burst(loop.state.length // 2, burst)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        took = time.perf_counter() - started
-        spent += took
+        seconds = time.perf_counter() - started
         count += 1
+        burst = BURST if BURST * seconds < LONG_SECONDS * iterations else 1
         if count > 1:  # the first measurement completes a block of the previous size
-            least = min(least, took / iterations)
+            least = min(least, seconds / iterations)
+            spent += seconds
     return least

@@ -186,15 +186,18 @@ class BlockwiseLoop:
                     self.widths))
         return self.native[size]
 
-    def burst(self, position: int) -> int:
-        """Do a few iterations from `position` on in all rows, to time them, and return their number.
+    def burst(self, position: int, count: int | None = None) -> int:
+        """Do `count` iterations from `position` on in all rows, to time them, and return their number.
 
-        Captured and native iterations are done in a burst, others one at a time. Tokens of the rows are overwritten.
+        Without `count`, captured and native iterations are done in a burst, others one at a time. There may be fewer
+        iterations if all rows are complete. Tokens of the rows are overwritten.
         """
         self.state.position.fill_(position)
         self.state.limit.fill_(self.state.length)
         before = len(self.recorder)
-        self.run(1 if self.captured is None and self._native_iterations(self.state.block_size) is None else BURST)
+        if count is None:
+            count = 1 if self.captured is None and self._native_iterations(self.state.block_size) is None else BURST
+        self.run(count)
         return len(self.recorder) - before
 
     def resize(self, block_size: int) -> None:

@@ -1,0 +1,263 @@
+"""Where blocks pay: the speed-up over greedy decoding to expect, by engine, size of the network and batch size.
+
+An iteration on B rows of W proposals takes T(B, W) seconds, the heads' proposals included. It yields S_1 + ... + S_W
+tokens per row, where S_i is the share of blocks of which at least i tokens are accepted. The expected speed-up is
+(S_1 + ... + S_W) * T(B, 1) / T(B, W). T depends on the machine and the network's size but not on the weights, so random
+weights serve. S depends on the checkpoint, the criterion and the pictures, but not on the machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+
+from superres.config import DecodeConfig, ModelConfig
+from superres.decoding.cost import measured_costs
+from superres.decoding.trace import survival_curve
+from superres.nn.engines import step_model
+from superres.nn.model import EncoderDecoder
+from superres.pipeline.upscaler import Upscaler
+from superres.system.machine import Timer, machine
+from superres.system.output import figure_png, markdown_table, number_text
+
+LAYERS = {128: 4, 256: 6, 512: 8, 1024: 12}
+"""Decoder layers of a network by its width."""
+
+CRITERIA = {"exact": DecodeConfig(), "epsilon 2": DecodeConfig(accept="distance", epsilon=2)}
+
+CHECKED_ROWS = 8
+"""Number of images that are decoded whole in batches, to check the prediction; larger batches take minutes on a CPU."""
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Colours of Okabe and Ito, which colour-blind people can tell apart."""
+
+MARKERS = "osD^vP"
+
+Row = dict[str, Any]
+
+
+def speed_ups(survival: Iterable[float], costs: Sequence[float]) -> list[float]:
+    """Return the expected speed-up over greedy decoding at W = 1, 2 and so on.
+
+    Args:
+        survival: S_1, S_2 and so on.
+        costs: T(B, 1), T(B, 2) and so on, seconds per iteration.
+    """
+    return [tokens * costs[0] / cost for tokens, cost in zip(accumulate(survival), costs, strict=False)]
+
+
+def best_block(survival: Iterable[float], costs: Sequence[float]) -> tuple[int, float]:
+    """Return the W with the largest expected speed-up, and this speed-up; the smallest of equals, 1 if greedy wins."""
+    expected = speed_ups(survival, costs)
+    return expected.index(max(expected)) + 1, max(expected)
+
+
+def block_options(criterion: str, block_size: int) -> DecodeConfig:
+    """Return the decoding settings of a criterion and W; those of greedy decoding for W = 1."""
+    return DecodeConfig(1) if block_size == 1 else dataclasses.replace(CRITERIA[criterion], block_size=block_size)
+
+
+def network_of(config: ModelConfig, width: int) -> ModelConfig:
+    """Return the settings of a network of another width, with layers in proportion.
+
+    The encoder has no layers, because no iteration reads it.
+    """
+    layers = next(count for size, count in sorted(LAYERS.items(), reverse=True) if width >= size or size == min(LAYERS))
+    return dataclasses.replace(
+        config, width=width, filter_size=4 * width, head_filter_size=2 * width, attention_heads=max(width // 32, 1),
+        decoder_layers=layers, encoder_layers=0)
+
+
+def survival_curves(upscaler: Upscaler, sources: np.ndarray) -> dict[str, list[float]]:
+    """Return S_1..S_K by criterion, measured on uint8 sources [N, 8, 8, 3]."""
+    heads = upscaler.model_config.prediction_heads
+    return {name: survival_curve(upscaler(sources, options).traces, heads) for name, options in CRITERIA.items()}
+
+
+def iteration_costs(
+    upscaler: Upscaler, sources: np.ndarray, engines: Sequence[str], widths: Sequence[int], batches: Sequence[int],
+    report: Callable[[str], None],
+) -> list[Row]:
+    """Measure T(B, W) of every engine, network and batch size.
+
+    Args:
+        upscaler: the checkpoint, which is measured itself at its own width.
+        sources: uint8 [N, 8, 8, 3], repeated for batches of more than N images.
+        engines: names of engines.
+        widths: widths of the networks.
+        batches: batch sizes.
+        report: called with the name of the next measurement.
+
+    Returns:
+        One row per engine, network and batch size; `costs` are the seconds per iteration at W = 1, 2 and so on.
+    """
+    own = upscaler.model_config
+    rows = []
+    for width in sorted({*widths, own.width}):
+        config = own if width == own.width else network_of(own, width)
+        torch.manual_seed(0)
+        model = upscaler.model if config is own else EncoderDecoder(config).to(upscaler.device).eval()
+        for engine in engines:
+            scoring = step_model(model, None, engine)
+            for batch in batches:
+                report(f"{engine}, width {width}, batch {batch}")
+                source = upscaler.source_tokens(sources[np.arange(batch) % len(sources)])
+                costs = measured_costs(scoring, source, DecodeConfig(), own.prediction_heads)
+                rows.append({
+                    "engine": scoring.engine, "network_width": width, "layers": config.decoder_layers, "batch": batch,
+                    "weights": sum(weight.numel() for weight in model.decoder.parameters()), "costs": costs})
+    return rows
+
+
+def predictions(costs: Sequence[Row], survival: dict[str, list[float]]) -> list[Row]:
+    """Return the rows of `iteration_costs`, one per criterion, with the best W and its expected speed-up."""
+    rows = []
+    for row in costs:
+        for criterion, shares in survival.items():
+            block_size, speed_up = best_block(shares, row["costs"])
+            rows.append({**row, "criterion": criterion, "block_size": block_size, "speed_up": speed_up})
+    return rows
+
+
+def whole_decodes(
+    upscaler: Upscaler, sources: np.ndarray, predicted: Sequence[Row], survival: dict[str, list[float]],
+    report: Callable[[str], None],
+) -> list[Row]:
+    """Decode `CHECKED_ROWS` images by the engine of `upscaler`, and return predicted beside measured speed-ups.
+
+    Args:
+        upscaler: the checkpoint.
+        sources: uint8 [N, 8, 8, 3], repeated for batches of more than N images.
+        predicted: rows of `predictions`.
+        survival: result of `survival_curves`.
+        report: called with the name of the next measurement.
+
+    Returns:
+        One row per batch size, criterion and W: the best W, and the number of prediction heads. `decoder` is the
+        measured speed-up without the encoder, and `whole` includes the encoder.
+    """
+    heads, rows = upscaler.model_config.prediction_heads, list[Row]()
+
+    @functools.cache
+    def seconds(batch: int, options: DecodeConfig) -> float:
+        batches = np.arange(CHECKED_ROWS // batch * batch).reshape(-1, batch) % len(sources)
+        upscaler(sources[batches[0]], options)  # warms up
+        return statistics.mean(upscaler(sources[chosen], options).seconds for chosen in batches)
+
+    for cell in predicted:
+        if (cell["engine"], cell["network_width"]) != (upscaler.engine, upscaler.model_config.width) or (
+                cell["batch"] > CHECKED_ROWS):
+            continue
+        criterion, batch = cell["criterion"], cell["batch"]
+        report(f"{upscaler.engine}, whole pictures, batch {batch}, {criterion}")
+        greedy, encoder = seconds(batch, DecodeConfig(1)), _encoder_seconds(upscaler, sources[np.zeros(batch, int)])
+        expected = speed_ups(survival[criterion], cell["costs"])
+        for size in sorted({1, cell["block_size"], heads}):
+            taken = seconds(batch, block_options(criterion, size))
+            rows.append({"engine": upscaler.engine, "batch": batch, "criterion": criterion, "block_size": size,
+                         "predicted": expected[size - 1], "decoder": (greedy - encoder) / (taken - encoder),
+                         "whole": greedy / taken, "seconds_per_image": taken / batch,
+                         "is_best": size == cell["block_size"]})
+    return rows
+
+
+def _encoder_seconds(upscaler: Upscaler, images: np.ndarray) -> float:
+    """Return the least time to encode a batch and to open its session, in seconds."""
+    timer, tokens = Timer(upscaler.device), upscaler.source_tokens(images)
+    with torch.inference_mode():
+        return min(timer.once(lambda: upscaler.scoring.session(tokens, 1)) for _ in range(5))
+
+
+def run_study(
+    checkpoint: str, sources: np.ndarray, device: str, engines: Sequence[str], widths: Sequence[int],
+    batches: Sequence[int], report: Callable[[str], None],
+) -> Row:
+    """Measure T and S, predict the speed-ups, and check the prediction by whole decodes with the checkpoint.
+
+    Returns:
+        A report, serialisable as JSON.
+    """
+    report("survival curves")
+    upscaler = Upscaler.load(checkpoint, device)
+    survival = survival_curves(upscaler, sources)
+    rows = predictions(iteration_costs(upscaler, sources, engines, widths, batches, report), survival)
+    checked = [row for engine in engines
+               for row in whole_decodes(Upscaler.load(checkpoint, device, engine), sources, rows, survival, report)]
+    return {"machine": machine(upscaler.device), "checkpoint": f"{upscaler.name}@{upscaler.revision}",
+            "width": upscaler.model_config.width, "images": len(sources), "survival": survival, "predictions": rows,
+            "checked": checked}
+
+
+def pays_markdown(report: Row) -> str:
+    """Return the report of `run_study` as Markdown."""
+    rows = report["predictions"]
+    networks = {row["network_width"]: row for row in rows}
+    header = [f"width {width}, {row['layers']} layers, {row['weights'] / 1e6:.1f} M" for width, row in networks.items()]
+    lines: dict[tuple[str, int, str], list[str]] = {}
+    for row in sorted(rows, key=lambda row: (list(report["survival"]).index(row["criterion"]), row["batch"])):
+        lines.setdefault((row["criterion"], row["batch"], row["engine"]), []).append(_cell(row))
+    cells = [[criterion, str(batch), engine, *own] for (criterion, batch, engine), own in lines.items()]
+    checks = [[row["engine"], str(row["batch"]), row["criterion"],
+               f"{row['block_size']}{', best' if row['is_best'] else ''}",
+               *(number_text(row[name], 2) for name in ("predicted", "decoder", "whole"))]
+              for row in report["checked"] if row["block_size"] > 1]
+    curves = [[name, *(number_text(share, 2) for share in shares)] for name, shares in report["survival"].items()]
+    properties = ", ".join(f"{name} {value}" for name, value in report["machine"].items() if value is not None)
+    return "\n\n".join([
+        f"{report['checkpoint']}, {report['images']} faces; {properties}.",
+        "Expected speed-up over greedy decoding, and its block size W:",
+        markdown_table(["criterion", "batch", "engine", *header], cells),
+        "The prediction beside whole decodes with the checkpoint:",
+        markdown_table(["engine", "batch", "criterion", "W", "predicted", "measured", "with the encoder"], checks),
+        "Share of blocks of which at least i tokens are accepted:",
+        markdown_table(["i", *map(str, range(1, len(curves[0])))], curves),
+    ]) + "\n"
+
+
+def _cell(row: Row) -> str:
+    return "greedy" if row["block_size"] == 1 else f"{row['speed_up']:.2f} (W = {row['block_size']})"
+
+
+def pays_plot(report: Row) -> bytes:
+    """Return a PNG of the expected speed-up by width, with a panel per criterion and batch size, a line per engine."""
+    from matplotlib.figure import Figure
+
+    rows = report["predictions"]
+    batches, engines, widths = (list(dict.fromkeys(row[name] for row in rows))
+                                for name in ("batch", "engine", "network_width"))
+    criteria = list(report["survival"])
+    figure = Figure(figsize=(3.6 * len(batches) + 1, 3.1 * len(criteria) + 1.2), layout="constrained")
+    panels = figure.subplots(len(criteria), len(batches), squeeze=False, sharex=True, sharey=True)
+    for line, criterion in zip(panels, criteria, strict=True):
+        for axes, batch in zip(line, batches, strict=True):
+            axes.axhline(1, color="black", linewidth=1)
+            for engine, colour, marker in zip(engines, COLOURS, MARKERS, strict=False):
+                own = [row for row in rows if (row["criterion"], row["batch"], row["engine"]) == (
+                    criterion, batch, engine)]
+                axes.plot([row["network_width"] for row in own], [row["speed_up"] for row in own], color=colour,
+                          marker=marker, markersize=5, label=f"{engine}, predicted")
+                measured = [row["decoder"] for row in report["checked"] if row["is_best"] and (
+                    row["criterion"], row["batch"], row["engine"]) == (criterion, batch, engine)]
+                axes.plot([report["width"]] * len(measured), measured, linestyle="", color=colour, marker=marker,
+                          markersize=10, markerfacecolor="none", markeredgewidth=1.5, zorder=3)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(widths, [str(width) for width in widths])
+            axes.grid(axis="y", color="0.9")
+            axes.set_title(f"{criterion}, batch {batch}", fontsize=10)
+        line[0].set_ylabel("speed-up over greedy (times)")
+    for axes in panels[-1]:
+        axes.set_xlabel("width of the network (units)")
+    panels[0][0].set_ylim(0, None)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    handles += panels[0][0].plot([], [], linestyle="", marker="o", markersize=10, markerfacecolor="none", color="black")
+    figure.legend(handles, [*labels, "whole decodes, measured"], loc="outside lower center", ncols=len(handles),
+                  fontsize=9, frameon=False)
+    figure.suptitle("Blocks pay where a line is above 1; at 1, greedy decoding is at least as fast", fontsize=12)
+    return figure_png(figure)

@@ -1,0 +1,136 @@
+"""Where blocks pay: the expected speed-up, the choice of W, and the check by whole decodes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fakes import random_model
+from PIL import Image
+
+from superres.config import PRESETS
+from superres.decoding import cost
+from superres.decoding.graph_cache import BURST
+from superres.evaluation import where_it_pays
+from superres.evaluation.where_it_pays import (
+    LAYERS,
+    best_block,
+    network_of,
+    pays_markdown,
+    predictions,
+    speed_ups,
+    whole_decodes,
+)
+from superres.pipeline.upscaler import Upscaler
+
+ROOT = Path(__file__).parents[1]
+SHARES = [1.0, 0.5, 0.25, 0.25]
+
+
+def cell(costs, **more):
+    return {"engine": "native", "network_width": 128, "layers": 4, "weights": 8e5, "batch": 1, "costs": costs, **more}
+
+
+def test_the_expected_speed_up_is_tokens_times_the_ratio_of_times():
+    assert speed_ups(SHARES, [2.0, 2.0, 4.0, 8.0]) == [1.0, 1.5, 1.75 / 2, 2.0 / 4]
+
+
+@pytest.mark.parametrize(("costs", "best"), [
+    ([1, 1, 1, 1], (4, 2.0)),  # width costs nothing
+    ([1, 1.2, 1.3, 2], (3, 1.75 / 1.3)),
+    ([1, 1.5, 1.75, 2], (1, 1.0)),  # equal speed
+    ([1, 2, 3, 4], (1, 1.0)),  # T grows faster than the tokens
+])
+def test_the_best_block_has_the_most_tokens_per_second(costs, best):
+    assert best_block(SHARES, costs) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("width", [32, *LAYERS, 2048])
+def test_networks_keep_their_proportions(width):
+    base = PRESETS["base"]
+    config = network_of(base, width)
+    assert config.filter_size / width == base.filter_size / base.width
+    assert config.head_filter_size / width == base.head_filter_size / base.width
+    assert width / config.attention_heads == base.width / base.attention_heads
+    assert config.decoder_layers == LAYERS[min(max(width, 128), 1024)]
+
+
+def test_the_table_has_the_block_size_or_greedy():
+    survival = {"exact": [1.0, 0.1], "epsilon 2": [1.0, 0.9]}
+    rows = predictions([cell([1.0, 1.6]), cell([1.0, 1.0], network_width=256, layers=6)], survival)
+    text = pays_markdown({"machine": {"cpu": "x", "gpu": None}, "checkpoint": "c@0", "images": 1, "survival": survival,
+                          "predictions": rows, "checked": []})
+    assert "| exact | 1 | native | greedy | 1.10 (W = 2) |" in text
+    assert "| epsilon 2 | 1 | native | 1.19 (W = 2) | 1.90 (W = 2) |" in text
+    assert "width 128, 4 layers, 0.8 M | width 256, 6 layers, 0.8 M |" in text
+
+
+def test_whole_decodes_are_compared_without_and_with_the_encoder(monkeypatch):
+    monkeypatch.setattr(where_it_pays, "CHECKED_ROWS", 2)
+    seconds = {1: [9.0, 4.0, 6.0], 2: [9.0, 3.5, 2.5], 3: [9.0, 3.0, 4.0]}  # the warm-up, and two images
+
+    def upscaler(images, options):
+        return SimpleNamespace(seconds=seconds[options.block_size].pop(0))
+
+    upscaler.engine, upscaler.model_config = "native", SimpleNamespace(width=128, prediction_heads=3)
+    monkeypatch.setattr(where_it_pays, "_encoder_seconds", lambda *_: 1.0)
+    survival = {"exact": [1.0, 0.8, 0.1]}
+    cells = [cell([1.0, 1.2, 2.0]), cell([1.0, 1.0, 1.0], engine="plain"), cell([1.0, 1.0, 1.0], network_width=256),
+             cell([1.0, 1.0, 1.0], batch=3)]
+    rows = whole_decodes(upscaler, torch.zeros(2).numpy(), predictions(cells, survival), survival, lambda _: None)
+    assert [(row["block_size"], row["is_best"]) for row in rows] == [(1, False), (2, True), (3, False)]
+    assert [row["predicted"] for row in rows] == pytest.approx([1, 1.5, 0.95])
+    assert [row["decoder"] for row in rows] == pytest.approx([1, 4 / 2, 4 / 2.5])
+    assert [row["whole"] for row in rows] == pytest.approx([1, 5 / 3, 5 / 3.5])
+
+
+@pytest.mark.parametrize(("seconds", "bursts"), [(0.001, [1] + [BURST] * 7), (0.03, [1] * 6), (0.5, [1, 1])])
+def test_long_iterations_are_timed_fewer_times(monkeypatch, seconds, bursts):
+    now, counts = [0.0], []
+
+    class Loop:
+        state = SimpleNamespace(length=8)
+
+        def burst(self, position, count):
+            counts.append(count)
+            now[0] += seconds * count
+            return count
+
+    monkeypatch.setattr(cost.time, "perf_counter", lambda: now[0])
+    assert cost._least_seconds(Loop(), torch.device("cpu")) == pytest.approx(seconds)
+    assert counts == bursts
+
+
+def load_script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+def test_the_script_writes_the_report_the_tables_and_the_chart(monkeypatch, tmp_path, capsys):
+    config = replace(PRESETS["tiny"], prediction_heads=2, head_filter_size=32)
+    model = random_model(config, dtype=torch.float32)
+    monkeypatch.setattr(Upscaler, "load", lambda checkpoint, device, engine="auto": Upscaler(
+        model, "tiny", "0123", device, engine=engine))
+    monkeypatch.setattr(where_it_pays, "CHECKED_ROWS", 1)
+    page = tmp_path / "page.md"
+    page.write_text("Head\n\n<!-- measured -->\n\nold\n")
+    (tmp_path / "pictures").mkdir()
+    load_script("where_it_pays").main(tmp_path, None, 4, "tiny", "cpu", "auto", "64", "1,2", True, page)
+    report = json.loads((tmp_path / "pays.json").read_text())
+    assert [(row["network_width"], row["batch"]) for row in report["predictions"][::2]] == [
+        (32, 1), (32, 2), (64, 1), (64, 2)]
+    assert {(row["batch"], row["criterion"]) for row in report["checked"]} == {(1, "exact"), (1, "epsilon 2")}
+    assert report["survival"]["exact"][0] == 1
+    assert (tmp_path / "pays.md").read_text() in capsys.readouterr().out
+    with Image.open(tmp_path / "pays.png") as picture:
+        assert picture.width > 600
+    assert page.read_text() == f"Head\n\n<!-- measured -->\n\n{(tmp_path / 'pays.md').read_text()}"
+    with Image.open(tmp_path / "pictures" / "where-blocks-pay.webp") as picture:
+        assert picture.width > 600
