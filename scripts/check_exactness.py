@@ -1,9 +1,10 @@
 """Check on real data that exact acceptance gives the same tokens as decoding with one token per step.
 
-All runs have the same step width, and so the same kernels, since float32 results differ between shapes. Greedy decoding
-and sequential sampling accept one token per step, blockwise decoding accepts a block.
+All runs have the same step width, and so the same kernels, since float32 results differ between shapes. A compiled
+engine gives the same bits at every width, so adaptive block sizes are checked with it, too. Greedy decoding and
+sequential sampling accept one token per step, blockwise decoding accepts a block.
 
-    python scripts/check_exactness.py --data dev.npz --limit 32
+    python scripts/check_exactness.py --data dev.npz --limit 32 --engine native-int8
     python scripts/check_exactness.py --checkpoint multi30k-en-de --data test_2017_flickr
 """
 
@@ -43,7 +44,8 @@ def faces(upscaler: Upscaler, data: Path, limit: int | None, batch_size: int, wi
 
     def decode(options: DecodeConfig) -> list[RowTrace]:
         batches = [slice(first, first + batch_size) for first in range(0, len(sources), batch_size)]
-        parts = (upscaler(sources[part], options, keys=keys[part], width=width) for part in batches)
+        fixed = None if options.adaptive else width
+        parts = (upscaler(sources[part], options, keys=keys[part], width=fixed) for part in batches)
         return list(chain.from_iterable(part.traces for part in parts))
 
     return decode
@@ -54,7 +56,8 @@ def sentences(translator: Translator, data: str, limit: int | None, batch_size: 
     lines = read_pairs(data, translator.languages, limit).source
 
     def decode(options: DecodeConfig) -> list[RowTrace]:
-        return list(chain.from_iterable(translator(lines, options, batch_size=batch_size, width=width).traces))
+        fixed = None if options.adaptive else width
+        return list(chain.from_iterable(translator(lines, options, batch_size=batch_size, width=fixed).traces))
 
     return decode
 
@@ -65,7 +68,8 @@ def check(decode: Decode, reference: list[RowTrace], options: DecodeConfig) -> d
     different = sum(not np.array_equal(mine.sequence, theirs.sequence)
                     for mine, theirs in zip(traces, reference, strict=True))
     return {
-        "proposer": options.proposer, "temperature": options.temperature, "block_size": options.block_size,
+        "proposer": options.proposer, "temperature": options.temperature,
+        "block_size": "adaptive" if options.adaptive else options.block_size,
         "rows": len(traces), "tokens": sum(trace.tokens for trace in traces), "different_rows": different,
         "mean_accepted_block_size": round(mean_accepted_block_size(traces), 4),
     }
@@ -75,7 +79,10 @@ def plans(pipeline: Pipeline, proposers: list[str]) -> list[DecodeConfig]:
     """Return the settings to check: every block size for prediction heads, one block size for other proposers."""
     largest = pipeline.model_config.prediction_heads
     sizes = {"heads": [k for k in BLOCK_SIZES if k <= largest]}
-    return [DecodeConfig(k, proposer=name) for name in proposers for k in sizes.get(name, [min(largest, 6)])]
+    found = [DecodeConfig(k, proposer=name) for name in proposers for k in sizes.get(name, [min(largest, 6)])]
+    if pipeline.engine.startswith("native") and "heads" in proposers:
+        found.append(DecodeConfig(adaptive=True))
+    return found
 
 
 def main(
@@ -86,9 +93,10 @@ def main(
     proposers: Annotated[str, typer.Option(help="Comma-separated names.")] = "heads",
     temperature: Annotated[float, typer.Option(help="Temperature of sampling.")] = 0.9,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    engine: Annotated[str, typer.Option(help="Engine of the decoding step.")] = "auto",
 ) -> None:
     """Check greedy decoding and sampling, and print a JSON line per setting; exit 1 if any token differs."""
-    pipeline = load(checkpoint, device)
+    pipeline = type(load(checkpoint, device)).load(checkpoint, device, engine)
     names = proposers.split(",")
     for name in names:
         if name not in PROPOSERS or PROPOSERS[name].proposes_tree:

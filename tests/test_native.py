@@ -137,6 +137,13 @@ def test_exact_blocks_are_greedy_tokens_bit_for_bit_at_any_width(variant, rows, 
     assert torch.equal(one.tokens, many.tokens)
 
 
+@pytest.fixture
+def exact_heads(monkeypatch):
+    """Pack heads as float32, so that torch, which has no others, makes the same proposals from their scores."""
+    monkeypatch.setattr(weights, "PROPOSING", "float32")
+
+
+@pytest.mark.usefixtures("exact_heads")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("variant", ["base aids", "adaptive heads", "sequential heads", "no free scores",
                                      "recurrent heads"])
@@ -149,12 +156,6 @@ def test_the_same_is_proposed_as_by_the_plain_step(variant, way):
                        for kind in (StepModel, NativeModel))
     assert torch.equal(plain.tokens, compiled.tokens)
     assert [trace.accepted for trace in plain.traces] == [trace.accepted for trace in compiled.traces]
-
-
-@pytest.fixture
-def exact_heads(monkeypatch):
-    """Pack heads as float32, so that torch, which has no others, makes the same proposals from their scores."""
-    monkeypatch.setattr(weights, "PROPOSING", "float32")
 
 
 WHOLE = {

@@ -10,6 +10,7 @@ from fakes import NATIVE, SMALL, VARIANTS, Waiting, random_model, random_tokens,
 
 from superres.config import DecodeConfig
 from superres.decoding.batching import ListFeed, RefilledDecoder
+from superres.decoding.cost import measured_costs
 from superres.decoding.decode import decode
 from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel
@@ -94,15 +95,18 @@ def test_networks_that_share_a_threads_memory_do_not_disturb_each_other(precisio
         assert all(torch.equal(again[name], before[name]) for name in before)
 
 
+@pytest.mark.parametrize("found", [torch.nan, 3e38])
 @pytest.mark.parametrize("network", ["three layers", "no neighbourhood"])
-def test_tokens_do_not_depend_on_what_was_in_memory_before(network, monkeypatch):
+def test_tokens_do_not_depend_on_what_was_in_memory_before(network, found, monkeypatch):
     model, source = model_of(NETWORKS[network]), random_tokens(NETWORKS[network], 3)[0]
     clean = decode(model, source, DecodeConfig()).tokens
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **options: (
         empty(*size, **options) if options.get("dtype", torch.float32) != torch.float32
-        else empty(*size, **options).fill_(torch.nan)))
+        else empty(*size, **options).fill_(found)))
     assert torch.equal(decode(model, source, DecodeConfig()).tokens, clean)
+    # Costs are measured in the middle of targets that were never begun.
+    assert min(measured_costs(model, source, DecodeConfig(), model.prediction_heads)) > 0
 
 
 def test_decoding_encodes_in_compiled_code_alone_and_with_refilled_rows(monkeypatch):

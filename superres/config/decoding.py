@@ -26,7 +26,8 @@ ENGINE_NAMES = ["auto", "plain", "native", "native-bf16", "native-int8", "graph"
 """Engines that compute the decoding step, implemented in `superres.nn.engines.ENGINES`.
 
 "plain" uses torch, "native" compiled code for CPUs, and "graph" CUDA graphs for GPUs. "auto" chooses "native" or
-"graph" if the machine supports it. The bf16 engines round the weights, so their tokens can differ.
+"graph" if the machine supports it. The bf16 engines round the weights to bfloat16; "native-int8" rounds weights, keys,
+values and inputs of products to bytes. Their tokens can differ from those of the others.
 """
 
 LEAST_TEMPERATURE = 1e-9

@@ -40,6 +40,8 @@ BLOCK_SIZES = (1, 2, 4, 6, 8, 10)
 BATCHES = (1, 8, 64)
 
 FLOAT_BYTES = 4
+SIZES = {"-bf16": 2, "-int8": 1}
+"""Bytes of a weight by the ending of the engine's name."""
 
 
 @dataclass(frozen=True)
@@ -154,10 +156,12 @@ class StepWork:
     Attributes:
         weights: number of weights that a step reads, without prediction heads and embeddings.
         cache: number of elements of keys and values that a step reads per row.
+        size: bytes of a weight or element. Numbers of half the size are read and multiplied in half the time.
     """
 
     weights: int
     cache: int
+    size: int = FLOAT_BYTES
 
     @classmethod
     def of(cls, pipeline: Pipeline, position: int) -> StepWork:
@@ -166,7 +170,8 @@ class StepWork:
         count = sum(weight.numel() for weight in model.decoder.parameters()) + model.project.weight.numel()
         if model.neighbourhood is not None:
             count += sum(weight.numel() for weight in model.neighbourhood.parameters())
-        return cls(count, config.decoder_layers * 2 * config.width * window(config, position))
+        size = next((size for name, size in SIZES.items() if pipeline.engine.endswith(name)), FLOAT_BYTES)
+        return cls(count, config.decoder_layers * 2 * config.width * window(config, position), size)
 
     def floor(self, batch: int, width: int, read: float, rate: float) -> float:
         """Return the minimum duration of a step without heads in seconds: the maximum of reading and computing.
@@ -175,10 +180,10 @@ class StepWork:
             batch: number of rows B.
             width: tokens per row W.
             read: memory bandwidth in bytes per second.
-            rate: arithmetic speed in operations per second.
+            rate: arithmetic speed in operations per second, in float32.
         """
-        reading = FLOAT_BYTES * (self.weights + batch * self.cache) / read
-        computing = 2 * batch * width * (self.weights + self.cache) / rate
+        reading = self.size * (self.weights + batch * self.cache) / read
+        computing = 2 * batch * width * (self.weights + self.cache) / (rate * FLOAT_BYTES / self.size)
         return max(reading, computing)
 
 
@@ -196,7 +201,7 @@ def step_costs(work: Workload, batches: Sequence[int], widths: Sequence[int], ti
         One row per B and W, serialisable as JSON; durations are in seconds.
     """
     minimum = StepWork.of(work.pipeline, work.position)
-    read, rate = bandwidth(FLOAT_BYTES * minimum.weights, timer), matrix_rate(timer)
+    read, rate = bandwidth(minimum.size * minimum.weights, timer), matrix_rate(timer)
     rows = []
     with torch.inference_mode():
         for batch in batches:
@@ -343,7 +348,8 @@ def benchmark_markdown(report: Report) -> str:
         "## Duration of a step, in milliseconds",
         markdown_table(["batch", "W", *STEP_COLUMNS.values(), "step / floor"], steps),
         "The floor is the larger of two times: to read a step's weights and cache at the measured memory bandwidth, "
-        "and to compute a step at the measured speed of a large matrix product.",
+        "and to compute a step at the measured speed of a large float32 matrix product, twice that for bfloat16 and "
+        "four times that for int8.",
         f"A step of one row with all prediction heads by position: {growth}.",
         f"Peak memory beyond the loaded model by batch: {memory}.",
     ]) + "\n"

@@ -293,15 +293,18 @@ class NativeSession(ProposingSession):
         self.layers = session.layer = layers
 
     def _cache(self) -> tuple[Tensor, ...]:
-        """Allocate the keys and values of a layer; as bytes with their scales if the products are int8."""
+        """Allocate the keys and values of a layer; as bytes with their scales if the products are int8.
+
+        They are finite from the start: a step that is timed in the middle of a target reads them all, and a hidden
+        value has weight 0, but 0 times NaN is NaN.
+        """
         rows, slots = (self.batch, self.config.attention_heads), self.session.slots
         size = self.config.width // self.config.attention_heads
         if self.packed.precision != "int8":
-            # A hidden slot has weight 0, and 0 times NaN would be NaN: its values must be finite, its keys need not.
-            return torch.empty(*rows, size, slots), torch.zeros(*rows, slots, size)
+            return torch.zeros(*rows, size, slots), torch.zeros(*rows, slots, size)
         quads = (size // 4, slots, 4), (slots // 4, size, 4)
         return (*(torch.empty(*rows, *shape, dtype=torch.uint8) for shape in quads),
-                torch.empty(*rows, slots), torch.zeros(*rows, slots))
+                *(torch.zeros(*rows, slots) for _ in quads))
 
     def _cross_cache(self, key: Tensor, value: Tensor) -> CCache:
         """Keep the keys and values [B, H, S, D / H] of the memory in the layout of native.cpp."""
