@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,3 +136,24 @@ def test_a_run_of_an_older_default_resumes(now, differs, tmp_path):
     older = RunSettings("c@1", DecodeConfig(block_size=10), options)
     row = Row("a.png", "a.png", "ok", None, **older.row_fields)
     assert RunSettings("c@1", replace(now, block_size=10), options).differences(row) == differs
+
+
+def test_the_demo_compares_every_variant_with_one_token_per_step_of_its_kind(upscaler, capsys):
+    spec = importlib.util.spec_from_file_location("demo", FACE.parents[1] / "demo.py")
+    demo = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "demo", demo)  # dataclasses look their module up
+        spec.loader.exec_module(demo)
+    variants = demo.load_variants(upscaler.name, "cpu")
+    assert list(variants) == ["greedy", "exact", "epsilon 2", "sequential", "sample", "native-int8"]
+    assert variants["exact"].options == upscaler.default
+    demo.decode(variants, np.asarray(Image.open(FACE))[None], 1)
+    for variant in variants.values():
+        reference = variants[variant.reference]
+        assert reference.options.temperature == variant.options.temperature
+        assert {*reference.traces[0].accepted} == {1}
+        if variant.options.accept == "exact" and variant.upscaler is reference.upscaler:
+            assert np.array_equal(variant.images, reference.images)
+    lines = list(demo.table_lines(variants))
+    assert [line.split("  ")[0] for line in lines[1:7]] == [line.split("  ")[0] for line in lines[8:]] == list(variants)
+    assert "Decoding 1 faces" in capsys.readouterr().out
