@@ -5,31 +5,58 @@ The inputs are scikit-image's astronaut, reduced to 8x8, and 8x8 faces in `scrip
 
 from __future__ import annotations
 
+import statistics
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 from skimage import data
+from tqdm import tqdm
 
-from superres import DecodeConfig, SuperresError, load
+from superres import DecodeConfig, SuperresError, Upscaler
 from superres.batch.image_files import encode_png
-from superres.decoding.trace import mean_accepted_block_size
-from superres.evaluation.pictures import contact_sheet, decode_interleaved
+from superres.decoding.trace import RowTrace, mean_accepted_block_size
+from superres.errors import ConfigError
+from superres.evaluation.pictures import contact_sheet
+from superres.pipeline.base import fastest_exact
 from superres.system.output import prepare_folder, write_result
-from superres.tasks.faces import area_reduce, enlarge, to_source
-from superres.tasks.pictures import Picture, read_image
+from superres.tasks.faces import area_reduce, enlarge, image_key, to_source
+from superres.tasks.pictures import Picture, Pixels, read_image
 
 ASTRONAUT_FACE = np.s_[20:190, 140:310]
 """Rows and columns of the face in scikit-image's astronaut, cropped similarly to the training faces."""
 
-VARIANTS = {
-    "greedy": DecodeConfig(block_size=1),
-    "exact": DecodeConfig(),
-    "epsilon 2": DecodeConfig(accept="distance", epsilon=2),
-    "sample": DecodeConfig(temperature=0.7),
-}
+
+@dataclass
+class Variant:
+    """A way to decode, and its results.
+
+    Attributes:
+        meaning: what it is, as a sentence.
+        upscaler: the checkpoint in an engine.
+        options: settings of decoding.
+        reference: name of the variant that decodes one token per step to the same end.
+        images: pictures of the first round.
+        traces: acceptance traces of the first round.
+        rounds: seconds per image of every round.
+    """
+
+    meaning: str
+    upscaler: Upscaler
+    options: DecodeConfig
+    reference: str
+    images: list[Pixels] = field(default_factory=list)
+    traces: list[RowTrace] = field(default_factory=list)
+    rounds: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds per image."""
+        return statistics.median(self.rounds)
 
 
 def read_inputs() -> dict[str, np.ndarray]:
@@ -39,32 +66,84 @@ def read_inputs() -> dict[str, np.ndarray]:
     return {"astronaut": area_reduce(data.astronaut()[ASTRONAUT_FACE], 8, 8), **inputs}
 
 
+def load_variants(checkpoint: str, device: str) -> dict[str, Variant]:
+    """Return the variants by name."""
+    upscaler = Upscaler.load(checkpoint, device)
+    exact = fastest_exact(upscaler.engine, upscaler.model_config.prediction_heads)
+    epsilon, sample = exact.changed({"accept": "distance", "epsilon": 2}), exact.changed({"temperature": 0.9})
+    variants = {
+        "greedy": Variant("The likeliest token, one per step.", upscaler, exact.sequential(), "greedy"),
+        "exact": Variant("The tokens of greedy, several per step (the default).", upscaler, exact, "greedy"),
+        "epsilon 2": Variant("Proposals within 2 grey levels of the model's choice are accepted.", upscaler, epsilon,
+                             "greedy"),
+        "sequential": Variant("A random sample at temperature 0.9, one token per step.", upscaler, sample.sequential(),
+                              "sequential"),
+        "sample": Variant("The tokens of sequential, several per step.", upscaler, sample, "sequential"),
+    }
+    try:
+        int8 = Upscaler.load(checkpoint, device, "native-int8")
+    except ConfigError as error:
+        print(f"The engine native-int8 is left out: {error}", flush=True)
+        return variants
+    return {**variants, "native-int8": Variant(
+        "As exact, in 8-bit integers (engine native-int8): a few pixels may differ. With celeba-8to32, held-out "
+        "faces need 3.552 bits/dim instead of 3.551.", int8, exact, "greedy")}
+
+
+def decode(variants: dict[str, Variant], sources: Pixels, rounds: int) -> None:
+    """Decode one image at a time with every variant in turn, so that other load slows all variants alike."""
+    for name, variant in variants.items():
+        print(f"Preparing {name} ...", flush=True)
+        variant.upscaler(sources[:1], variant.options)  # measures the costs of block sizes, once per machine
+    print(f"Decoding {len(sources)} faces with each of them, in {rounds} rounds ...", flush=True)
+    for number in tqdm(range(rounds), unit="round", disable=None):
+        seconds = dict.fromkeys(variants, 0.0)
+        for source in sources:
+            for name, variant in variants.items():
+                result = variant.upscaler(source[None], variant.options, keys=[image_key(source, 1)])
+                seconds[name] += result.seconds
+                if number == 0:
+                    variant.images.append(result.images[0])
+                    variant.traces += result.traces
+        for name, variant in variants.items():
+            variant.rounds.append(seconds[name] / len(sources))
+
+
+def table_lines(variants: dict[str, Variant]) -> Iterator[str]:
+    """Yield the table, and a sentence on each variant."""
+    yield f"{'':11}  seconds per image  tokens per step  speed-up"
+    for name, variant in variants.items():
+        speed_up = f"{variants[variant.reference].seconds / variant.seconds:.2f} over {variant.reference}"
+        mean = mean_accepted_block_size(variant.traces)
+        yield f"{name:11}  {variant.seconds:17.3f}  {mean:15.2f}  {'1.00' if name == variant.reference else speed_up}"
+    yield ""
+    for name, variant in variants.items():
+        yield f"{name:11}  {variant.meaning}"
+
+
 def main(
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("demo"),
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of measurement; their medians are printed.")] = 3,
 ) -> None:
-    """Upscale with four variants of decoding, one image at a time; write the pictures and print the speed."""
+    """Upscale with several variants of decoding, one image at a time; write the pictures and print the speed."""
     prepare_folder(output)
-    inputs = read_inputs()
+    print(f"Loading {checkpoint}; with a new processor or version, its decoding step is compiled first ...", flush=True)
+    inputs, variants = read_inputs(), load_variants(checkpoint, device)
     sources = np.stack(list(inputs.values()))
-    upscaler = load(checkpoint, device)
-    decoded = decode_interleaved(sources, upscaler, VARIANTS, batch_size=1)
-    for variant in ("epsilon 2", "sample"):
-        for name, image in zip(inputs, decoded[variant].images, strict=True):
-            path = output / f"{name}-{variant.replace(' ', '-')}.png"
-            write_result(path, encode_png(Picture(image), VARIANTS[variant].to_dict()))
-    columns = {"input": enlarge(sources, "nearest"), "bicubic": enlarge(sources, "bicubic")}
-    columns.update({variant: result.images for variant, result in decoded.items() if variant != "exact"})
+    decode(variants, sources, rounds)
+    for name in ("epsilon 2", "sample"):
+        for face, image in zip(inputs, variants[name].images, strict=True):
+            record = variants[name].options.to_dict()
+            write_result(output / f"{face}-{name.replace(' ', '-')}.png", encode_png(Picture(image), record))
+    upscaler = variants["greedy"].upscaler
+    columns = {"input": enlarge(sources, "nearest"), "bicubic": enlarge(sources, "bicubic"),
+               **{name: np.stack(variants[name].images) for name in ("greedy", "epsilon 2", "sample")}}
     write_result(output / "sheet.png", encode_png(Picture(contact_sheet(columns)), {"checkpoint": upscaler.name}))
-
-    print(f"{len(sources)} faces, one at a time, checkpoint {upscaler.name}@{upscaler.revision}, {upscaler.device}")
-    print(f"{'':10}  s/image  mean accepted block size  speed-up over greedy")
-    greedy = decoded["greedy"].seconds_per_image
-    for variant, result in decoded.items():
-        mean, seconds = mean_accepted_block_size(result.traces), result.seconds_per_image
-        print(f"{variant:10}  {seconds:7.3f}  {mean:24.2f}  {greedy / seconds:20.2f}")
-    print(f"Pictures: {output}/*.png; all side by side: {output / 'sheet.png'}")
+    print(f"\nOne image at a time, {upscaler.name}@{upscaler.revision}, {upscaler.device}, engine {upscaler.engine}:")
+    print("\n".join(table_lines(variants)))
+    print(f"\nPictures: {output}/*.png; all side by side: {output / 'sheet.png'}")
 
 
 if __name__ == "__main__":

@@ -172,8 +172,8 @@ def read_network(folder: str | Path) -> ModelConfig:
         raise CheckpointError(f"{Path(folder) / CONFIG}: {error}") from error
 
 
-def read_decode_default(folder: str | Path, kind: str) -> DecodeConfig:
-    """Return the checkpoint's default decoding settings on devices of `kind` ("cpu", "cuda"), or `DecodeConfig()`.
+def read_decode_default(folder: str | Path, kind: str) -> DecodeConfig | None:
+    """Return the checkpoint's default decoding settings on devices of `kind` ("cpu", "cuda"), or None.
 
     An untrusted checkpoint must not cause other files to be read. Its `draft` is therefore a bundled checkpoint or a
     folder inside the checkpoint's folder, and its `ngrams` is a file inside that folder.
@@ -184,7 +184,10 @@ def read_decode_default(folder: str | Path, kind: str) -> DecodeConfig:
     folder = Path(folder)
     defaults = read_config(folder).get(DECODE, {})
     try:
-        default = DecodeConfig.from_dict(defaults.get(kind, {}))
+        values = defaults.get(kind)
+        if values is None:
+            return None
+        default = DecodeConfig.from_dict(values)
         draft = default.draft if default.draft in bundled_checkpoints() else _inside(folder, default.draft)
         return dataclasses.replace(default, draft=draft, ngrams=_inside(folder, default.ngrams))
     except (SuperresError, AttributeError, TypeError) as error:

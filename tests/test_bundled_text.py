@@ -48,7 +48,8 @@ def test_every_proposer_leaves_translations_as_they_are(name, translator, sequen
 
 
 def test_captions_become_german_in_few_steps(translator):
-    result = translator(["A dog runs through the snow.", "Two men are talking on the street."])
+    lines = ["A dog runs through the snow.", "Two men are talking on the street."]
+    result = translator(lines, superres.DecodeConfig())
     first, second = result.texts
     assert "Hund" in first
     assert "Schnee" in first

@@ -82,7 +82,8 @@ def refusal(capsys, *arguments):
     (["--seed", "-5"], "seed must be at least 0, not -5"),
     (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
     (["--device", "tpu"], "--device must be one of auto, cpu, cuda, not 'tpu'"),
-    (["--engine", "steam"], "--engine must be one of auto, plain, native, native-bf16, graph, graph-bf16, not 'steam'"),
+    (["--engine", "steam"], "--engine must be one of auto, plain, native, native-bf16, native-int8, graph, graph-bf16, "
+                            "not 'steam'"),
     (["--checkpoint", "missing"], "no checkpoint missing; the bundled one is celeba-8to32"),
     (["--nonsense"], "No such option: --nonsense"),
 ])

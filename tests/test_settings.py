@@ -104,7 +104,7 @@ def test_a_new_field_with_a_control_is_on_the_page_and_in_its_interface():
     assert not fan.visible  # no criterion reads it
     assert [control.label for control in text] == ["Block size", "Acceptance", "Top k", "Careful"]
     values = [control.value for control in text]
-    assert options_of(Toy(), [*values[:-1], True], TRANSLATION) == Toy(block_size=10, careful=True)
+    assert options_of(Toy(), [*values[:-1], True], TRANSLATION) == Toy(careful=True)
     with pytest.raises(ConfigError, match="careful must be true or false, not 'yes'"):
         options_of(Toy(), [*values[:-1], "yes"], TRANSLATION)
 

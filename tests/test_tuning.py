@@ -77,7 +77,7 @@ def test_the_shortlist_holds_the_fastest_within_the_bound_and_within_a_tighter_o
 
 
 def test_variants_cover_the_block_sizes_up_to_the_heads_and_a_minimum_block():
-    assert [(o.block_size, o.min_block) for o in block_variants(LOOSE, 6)] == [(2, 1), (4, 1), (6, 1), (6, 2)]
+    assert [(o.block_size, o.min_block) for o in block_variants(LOOSE, 6)] == [(2, 1), (4, 1), (6, 1), (6, 1), (6, 2)]
     assert list(block_variants(LOOSE, 1)) == [replace(LOOSE, block_size=1)]
 
 

@@ -28,7 +28,7 @@ from superres.pipeline.upscaler import Upscaled
 from superres.tasks.faces import area_reduce, image_key, to_source
 from superres.web import batches, drawing, files
 from superres.web.batches import Limits, upscale_batch
-from superres.web.controls import SUGGESTED, options_of
+from superres.web.controls import options_of
 from superres.web.decoding import Decoder, StoppedError, take_turns
 from superres.web.files import Workspace
 from superres.web.photos import Crop, default_crop, file_name, reduce_upload, shrink, take
@@ -204,10 +204,10 @@ def test_names_are_text_and_not_html(photo):
 # Settings
 
 
-def test_the_suggested_settings_come_back_from_their_controls():
+def test_the_settings_come_back_from_their_controls():
     values = {"block_size": 10.0, "accept": "distance", "epsilon": "2", "top_k": 2, "budget": 8, "temperature": 0,
               "seed": 0}
-    assert options_of(DecodeConfig(), values.values()) == replace(SUGGESTED, block_size=10)
+    assert options_of(DecodeConfig(), values.values()) == DecodeConfig(block_size=10, accept="distance")
     assert options_of(DecodeConfig(), {**values, "epsilon": "4,3,2", "temperature": 0.5}.values()).epsilon == (4, 3, 2)
 
 
@@ -218,7 +218,7 @@ def test_settings_without_a_control_are_the_checkpoint_s_own():
 
 
 @pytest.mark.parametrize("wrong", [
-    {"block_size": 1.5}, {"block_size": None}, {"block_size": 0}, {"accept": ["exact"]}, {"accept": None},
+    {"block_size": 1.5}, {"block_size": None}, {"block_size": -1}, {"accept": ["exact"]}, {"accept": None},
     {"epsilon": "x"}, {"epsilon": {}}, {"top_k": "3"}, {"top_k": 0}, {"budget": -1}, {"temperature": -1},
     {"temperature": None}, {"seed": float("inf")}, {"seed": float("nan")}, {"seed": -1}, {"seed": 2**70},
 ], ids=str)

@@ -156,7 +156,7 @@ def test_controls_ask_for_blocks_or_for_beam_search():
 
 
 @pytest.mark.parametrize("wrong", [
-    {"block_size": 0}, {"block_size": None}, {"block_size": 1.5}, {"accept": ["exact"]}, {"accept": None},
+    {"block_size": -1}, {"block_size": None}, {"block_size": 1.5}, {"accept": ["exact"]}, {"accept": None},
     {"top_k": "many"}, {"beam": -1}, {"beam": 9}, {"beam": None}, {"beam": float("nan")}, {"beam": [1]},
 ], ids=str)
 def test_whatever_a_visitor_sends_instead_is_refused_with_a_message(wrong):
@@ -253,7 +253,7 @@ def client(demo):
 
 
 @pytest.mark.parametrize(("arguments", "settings"), [
-    ({}, DecodeConfig(block_size=4)), ({"block_size": 1}, DecodeConfig(block_size=1)),
+    ({"block_size": 4}, DecodeConfig(block_size=4)), ({"block_size": 1}, DecodeConfig(block_size=1)),
     ({"accept": "top-k", "top_k": 3}, DecodeConfig(block_size=4, accept="top-k", top_k=3)),
     ({"beam": 3}, BeamConfig(3)),
 ], ids=str)
@@ -263,6 +263,12 @@ def test_translate_gives_what_the_translator_gives(client, translator, arguments
     assert texts == result.texts
     assert report == {**report_of(translator, settings, result), "seconds": report["seconds"]}
     assert report["complete"]
+
+
+def test_translate_has_the_default_settings_of_the_translator(client, translator):
+    texts, report = client.predict(LINES, api_name="/translate")
+    assert texts == translator(LINES).texts
+    assert DecodeConfig.from_dict(report["config"]) == replace(translator.default, block_size=4)
 
 
 def test_text_may_be_one_string(client, translator):

@@ -99,12 +99,15 @@ class RunSettings:
         self.comparable = _as_json({"checkpoint": self.checkpoint, **self.config, **self.content_options})
 
     def differences(self, row: Row) -> list[str]:
-        """Return the settings in which a row differs, one human-readable text per setting."""
+        """Return the settings in which a row differs, one human-readable text per setting.
+
+        Exact tokens do not depend on an adaptive block size, so it makes no difference there.
+        """
         # A setting that is newer than the row has its default.
         config = {**_as_json(DecodeConfig().to_dict()), **row.config} if row.config else {}
         there = {"checkpoint": row.checkpoint, **config, **(row.options or {})}
         return [f"{name} {there.get(name)!r} there, {value!r} now" for name, value in self.comparable.items()
-                if there.get(name) != value]
+                if there.get(name) != value and not (name == "adaptive" and self.decode.is_exact)]
 
     @property
     def row_fields(self) -> dict[str, Any]:

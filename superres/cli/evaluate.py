@@ -130,7 +130,7 @@ def tune(
     """Find the fastest decoding settings within a quality bound.
 
     The settings become the checkpoint's default for this machine's kind of device (cpu or cuda). They are the fastest
-    for the given batch size. The coefficients that --adaptive needs are fitted to the same images.
+    for the given batch size. The coefficients of adaptive block sizes are fitted to the same images.
     """
     bound = QualityBound(min_psnr_to_greedy, max_bits_loss)
     check_split(context, data)
@@ -148,8 +148,10 @@ def tune(
     if save:
         prepare_folder(folder, "--checkpoint, or give --no-save")
     upscaler = opt.load_upscaler(checkpoint, device, engine)
+    confidence, calibration = calibrate(upscaler.model, upscaler.source_tokens(pairs.lr[:IMAGES]))
+    upscaler.block_sizes.confidence = confidence or upscaler.block_sizes.confidence
     report, table, fastest = search(pairs, upscaler, bound, batch_size)
-    confidence, report["confidence"] = calibrate(upscaler.model, upscaler.source_tokens(pairs.lr[:IMAGES]))
+    report["confidence"] = calibration
     if save:
         save_default(folder, upscaler.device.type, fastest, confidence)
     report["device"] = upscaler.device.type

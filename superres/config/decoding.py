@@ -121,7 +121,8 @@ class DecodeConfig(Config):
     proposer: str = setting("heads", "Source of proposals.", panel=EXPERTS, choices=PROPOSER_NAMES)
     adaptive: bool = setting(
         False, "Choose the fastest block size while decoding, up to --block-size. With exact acceptance, the tokens "
-        "do not depend on the block sizes.", panel=EXPERTS)
+        "do not depend on the block sizes. The compiled engines for CPUs do so by default in upscale and translate, "
+        "unless the checkpoint or another option determines the blocks.", panel=EXPERTS)
     window: int = setting(
         10, f"Width of lookahead's Jacobi window in tokens, 1 to {LARGEST_BRANCHING}. The length of its n-grams is the "
         "block size.", "W", panel=EXPERTS, least=1, most=LARGEST_BRANCHING, depends_on="proposer")
@@ -187,17 +188,29 @@ class DecodeConfig(Config):
         """Whether tokens are sampled rather than chosen greedily."""
         return self.temperature != 0
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the tokens are those of one token per step with the same seed, whatever the block sizes."""
+        return self.accept == "exact" and self.min_block == 1 and self.sampling == "coupled"
+
+    def sequential(self) -> DecodeConfig:
+        """Return the settings that decode one token per step, with the same sampling."""
+        return dataclasses.replace(self, block_size=1, min_block=1, accept="exact", adaptive=False)
+
     def changed(self, given: dict[str, Any]) -> DecodeConfig:
         """Return these settings with the values in `given`, as a user's options change a checkpoint's default.
 
         Settings that only another acceptance criterion uses return to their default. So do settings that contradict
-        the given sampling, temperature, proposer or block size.
+        the given sampling, temperature, proposer or block size. An adaptive block size becomes fixed if a block size, a
+        minimum block or another proposer is given, or if the given settings make the tokens depend on the block sizes.
 
         Raises:
             ConfigError: two settings contradict each other.
         """
         plain = type(self)()
         changes: dict[str, Any] = {"min_block": min(self.min_block, given.get("block_size") or self.min_block)}
+        if self.block_size is not None and given.get("min_block", 0) > self.block_size:
+            changes.update(block_size=plain.block_size)
         if given.get("accept", self.accept) != self.accept:
             changes.update({name: getattr(plain, name) for name, about in settings_of(type(self)).items()
                             if about.depends_on == "accept"})
@@ -205,9 +218,14 @@ class DecodeConfig(Config):
             changes.update(accept=plain.accept, min_block=plain.min_block, noise=plain.noise)
         if given.get("temperature") == 0:
             changes.update(sampling=plain.sampling)
-        if given.get("proposer", "heads") != "heads":
-            changes.update(adaptive=plain.adaptive)
-        return dataclasses.replace(self, **{**changes, **given})
+        is_fixed = "block_size" in given or "min_block" in given
+        if given.get("proposer", self.proposer) != self.proposer:
+            changes.update(block_size=plain.block_size, min_block=plain.min_block)
+            is_fixed = True
+        result = dataclasses.replace(self, **{**changes, **given})
+        if "adaptive" not in given and (is_fixed or (self.is_exact and not result.is_exact)):
+            result = dataclasses.replace(result, adaptive=plain.adaptive)
+        return result
 
 
 LARGEST_COEFFICIENT = 8

@@ -34,6 +34,7 @@ ACCEPTANCE: tuple[DecodeConfig, ...] = (
 def label(options: DecodeConfig) -> str:
     """Return a short name of the settings in a comparison, such as "k 10, distance, epsilon 2"."""
     parts = [] if options.block_size is None else [f"k {options.block_size}"]
+    parts += ["adaptive"] * options.adaptive
     parts.append(options.accept)
     for setting in CRITERIA[options.accept].settings:
         value = getattr(options, setting)

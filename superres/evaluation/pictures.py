@@ -5,7 +5,6 @@ The measures are pure functions of uint8 arrays. `evaluate_images` computes all 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -229,7 +228,7 @@ def evaluate_images(
     """
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
     decode = resolve_options(decode, upscaler)
-    variants = {"greedy": dataclasses.replace(decode, block_size=1, min_block=1, accept="exact")} if greedy else {}
+    variants = {"greedy": decode.sequential()} if greedy else {}
     decoded = decode_interleaved(pairs.lr, upscaler, {**variants, "blockwise": decode}, batch_size)
     pictures = {method: enlarge(pairs.lr, method) for method in ("nearest", "bicubic")}
     pictures.update({variant: result.images for variant, result in decoded.items()})

@@ -157,7 +157,7 @@ def evaluate_coupled_sampling(
         ConfigError: the temperature is 0, or a number is out of range.
     """
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
-    sequential = dataclasses.replace(sampling, block_size=1)
+    sequential = sampling.sequential()
     require(sequential.is_sampling, "--temperature 0 is greedy decoding; give one above 0, such as 0.9")
     block_size = upscaler.model_config.prediction_heads
     blocks = dataclasses.replace(sequential, block_size=block_size, accept="distance")

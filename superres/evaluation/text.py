@@ -146,7 +146,7 @@ def evaluate_text(
     decode = dataclasses.replace(decode, block_size=translator.block_size(decode))
     variants: dict[str, Variant] = {}
     if greedy:
-        variants["greedy"] = dataclasses.replace(decode, block_size=1, min_block=1, accept="exact")
+        variants["greedy"] = decode.sequential()
     if beam is not None:
         variants[f"beam {beam.size}"] = beam
     variants["blockwise"] = decode

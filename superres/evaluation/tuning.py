@@ -47,15 +47,16 @@ def shortlist(rows: dict[DecodeConfig, Scores], bound: QualityBound) -> list[Dec
     """
     kept = [options for b in (bound, tighter(bound)) for options in
             [options for options, scores in rows.items() if within(b, scores)][:KEPT]]
-    exact = [options for options in rows if options.accept == "exact" and options.min_block == 1]
+    exact = [options for options in rows if options.is_exact]
     return list(dict.fromkeys([*kept, *exact[:1]]))
 
 
 def block_variants(options: DecodeConfig, heads: int) -> Iterator[DecodeConfig]:
-    """Yield `options` with every block size up to `heads`, and with a minimum block of 2."""
+    """Yield `options` with every block size up to `heads`, adaptively, and with a minimum block of 2."""
     for block_size in (*(k for k in BLOCK_SIZES if k < heads), heads):
         yield dataclasses.replace(options, block_size=block_size)
     if heads > 1:
+        yield dataclasses.replace(options, block_size=heads, adaptive=True)
         yield dataclasses.replace(options, block_size=heads, min_block=2)
 
 

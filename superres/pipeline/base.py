@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +40,16 @@ def pick_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda is not available: torch finds no GPU; choose cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def fastest_exact(engine: str, prediction_heads: int) -> DecodeConfig:
+    """Return the settings of a checkpoint without a saved default: exact acceptance, in the fastest block sizes.
+
+    In compiled code for CPUs, every further proposal costs time, and sums have one order at every block size. There the
+    block size is adaptive. Elsewhere all heads propose: further proposals cost little, or tokens could depend on the
+    block size.
+    """
+    return DecodeConfig(adaptive=engine.startswith("native") and prediction_heads > 1)
 
 
 class Loop(Protocol):
@@ -104,7 +115,7 @@ class Pipeline:
             name: the checkpoint's name.
             revision: revision of the weights.
             device: "auto", "cpu" or "cuda".
-            default: decoding settings of a call without options; exact acceptance with all heads if None.
+            default: decoding settings of a call without options; those of `fastest_exact` if None.
             engine: name of the engine in `superres.config.ENGINE_NAMES`.
 
         Raises:
@@ -114,10 +125,11 @@ class Pipeline:
         if model.config.task != self.task:
             raise CheckpointError(f"checkpoint {name} is for the task {model.config.task!r}, not {self.task}")
         self.name, self.revision, self.model_config = name, revision, model.config
-        self.device, self.default = pick_device(device), default or DecodeConfig()
+        self.device = pick_device(device)
         self.model = model.to(self.device).eval()
         self.scoring = step_model(self.model, self.end_token, engine)
         self.engine: str = self.scoring.engine
+        self.default = default or fastest_exact(self.engine, model.config.prediction_heads)
         self.block_sizes = BlockSizes(self.scoring, revision, self.engine, self.device)
         self.proposers = Proposers(model.config, self.end_token, self.device, engine)
 
@@ -148,6 +160,10 @@ class Pipeline:
     def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
         """Read the task's files in the checkpoint's folder, and return further arguments of the constructor."""
         return {}
+
+    def default_of_width(self, width: int | None) -> DecodeConfig:
+        """Return the settings of a call without options; an adaptive block size has no fixed step width."""
+        return dataclasses.replace(self.default, adaptive=self.default.adaptive and width is None)
 
     def block_size(self, options: DecodeConfig) -> int:
         """Return the block size of `options`.

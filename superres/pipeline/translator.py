@@ -140,7 +140,7 @@ class Translator(Pipeline):
             InvalidInputError: a word is too long for the model, or there is not one valid key per line.
             ConfigError: the checkpoint or text does not support `options`.
         """
-        options = options or self.default
+        options = options or self.default_of_width(width)
         self.check(options)
         require(batch_size >= 1, f"batch-size must be at least 1, not {batch_size}")
         started = time.perf_counter()

@@ -92,7 +92,7 @@ class Upscaler(Pipeline):
         Args:
             sources: uint8 [N, 8, 8, 3], RGB.
             options: block size, acceptance and sampling. If None, the checkpoint's default for the kind of device,
-                which `superres tune` saves, or else exact greedy decoding with all heads.
+                which `superres tune` saves, or else `superres.pipeline.base.fastest_exact`.
             keys: key of each image's sampling noise, in [0, 2**63); the image's number in the batch if None.
             width: step width, at least the block size; see `superres.decoding.decode.decode`.
             progress: called repeatedly with (decoded tokens of the slowest image, tokens per image).
@@ -104,13 +104,14 @@ class Upscaler(Pipeline):
             InvalidInputError: `sources` has another shape or type, or there is not one valid key per image.
             ConfigError: the checkpoint does not support `options`.
         """
-        options = options or self.default
+        options = options or self.default_of_width(width)
         tokens, keyed = self._prepare(sources, options, keys)
+        adaptive = self.block_sizes.get(options, tokens)  # may measure costs, which is no part of the decoding time
         started = time.perf_counter()
         if not len(sources):
             return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0)
         decoded = decode(self.scoring, tokens, options, keys=keyed, width=width, progress=progress,
-                         proposer=self.proposers.get(options), adaptive=self.block_sizes.get(options, tokens))
+                         proposer=self.proposers.get(options), adaptive=adaptive)
         return _upscaled(decoded, time.perf_counter() - started)
 
     def stream(

@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from superres.config import FACES, DecodeConfig
+from superres.config import FACES
 from superres.web import drawing
 from superres.web.batches import MAX_FILES, Progress, manifest, upscale_batch
 from superres.web.controls import Uploaded, Value, decoding_controls, named, offered, options_of, path_of
@@ -19,13 +19,12 @@ from superres.web.files import Workspace
 ZIP_NAME = "superres-batch.zip"
 
 
-def batch_tab(decoder: Decoder, workspace: Workspace, default: DecodeConfig, queue: dict[str, Any]) -> None:
+def batch_tab(decoder: Decoder, workspace: Workspace, queue: dict[str, Any]) -> None:
     """Lay out the tab.
 
     Args:
         decoder: decodes for the tab.
         workspace: folder for unpacked and written zip files.
-        default: initial settings.
         queue: options of events that decode.
     """
     heads = decoder.upscaler.model_config.prediction_heads
@@ -34,7 +33,7 @@ def batch_tab(decoder: Decoder, workspace: Workspace, default: DecodeConfig, que
             files = gr.File(file_count="multiple", type="filepath", elem_id="files", height=180,
                             label=f"Images or zip files (at most {MAX_FILES})")
             with gr.Accordion("Decoding settings", open=False):
-                settings = decoding_controls(default, heads)
+                settings = decoding_controls(decoder.upscaler.default, heads)
         with gr.Column(scale=3, min_width=300):
             with gr.Row():
                 run = gr.Button("Upscale all", variant="primary", elem_id="run-batch")

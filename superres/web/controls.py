@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterable
 from html import escape
@@ -16,8 +15,6 @@ from superres.errors import InvalidInputError, SuperresError, shown
 from superres.pipeline.options import choices_for
 from superres.web.logs import log_bug
 
-SUGGESTED = DecodeConfig(accept="distance")
-"""Initial settings of the page if the checkpoint has no default settings."""
 MAX_SAMPLES = 4
 T = TypeVar("T")
 Value = Any
@@ -58,7 +55,7 @@ def decoding_controls(default: DecodeConfig, heads: int, task: str = FACES) -> l
 
 
 def control_of(name: str, about: Setting, default: DecodeConfig, heads: int, task: str) -> gr.components.Component:
-    """Lay out the control of one setting; with one prediction head, the block size is fixed."""
+    """Lay out the control of one setting; a block size of 0 is the default's, and with one prediction head it is 1."""
     control, value = about.control or Control(name), getattr(default, name)
     low = about.least or 0
     values = value if isinstance(value, tuple) else (value,)
@@ -66,7 +63,9 @@ def control_of(name: str, about: Setting, default: DecodeConfig, heads: int, tas
         "label": control.label, "info": f"{about.help.partition('. ')[0].removesuffix('.')}.",
         "visible": about.depends_on != "accept" or name in CRITERIA[default.accept].settings}
     if name == "block_size":
-        return gr.Slider(low, max(heads, 2), value or heads, step=1, interactive=heads > 1, **common)
+        own = "chosen while decoding if acceptance is exact, else all" if default.adaptive else value or heads
+        common["info"] += f" 0: {own}."
+        return gr.Slider(0, max(heads, 2), int(heads == 1), step=1, interactive=heads > 1, **common)
     if about.choices:
         return gr.Dropdown(choices_for(name, task), value=value, filterable=False, **common)
     if about.kind is bool:
@@ -99,8 +98,10 @@ def options_of(default: DecodeConfig, values: Iterable[Value], task: str = FACES
         ConfigError: a value is missing or out of range, or two values contradict each other.
     """
     settings = offered(default, task).items()
-    return default.changed({name: value_of(name, about, value)
-                            for (name, about), value in zip(settings, values, strict=True)})
+    given = {name: value_of(name, about, value) for (name, about), value in zip(settings, values, strict=True)}
+    if given["block_size"] == 0:
+        del given["block_size"]
+    return default.changed(given)
 
 
 def value_of(name: str, about: Setting, value: Value) -> Any:  # noqa: ANN401 -- the type of the setting
@@ -123,11 +124,6 @@ def whole_number(name: str, value: Value) -> int:
     is_whole = is_number(value) and value % 1 == 0
     require(is_whole and abs(value) < 2**63, f"{name} must be a whole number below 2**63, not {shown(value)}")
     return int(value)
-
-
-def greedy_like(options: DecodeConfig) -> DecodeConfig:
-    """Return the settings that decode one token per step, with the same temperature and seed."""
-    return dataclasses.replace(options, block_size=1, min_block=1, accept="exact", epsilon=2)
 
 
 def samples_of(value: Value) -> int:

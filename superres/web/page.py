@@ -10,10 +10,9 @@ from typing import Any
 
 import gradio as gr
 
-from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
 from superres.web.batch_tab import batch_tab
-from superres.web.controls import RAW, SUGGESTED, shown_to_visitor
+from superres.web.controls import RAW, shown_to_visitor
 from superres.web.decoding import Decoder
 from superres.web.files import NOT_UPLOADED, Workspace
 from superres.web.logs import log
@@ -95,17 +94,15 @@ def build_page(
         with_survey: whether the page has the tabs of a survey.
         root_path: path under which a proxy serves the page.
     """
-    upscaler = decoder.upscaler
-    default = SUGGESTED if upscaler.default == DecodeConfig() else upscaler.default
     queue: dict[str, Any] = {"concurrency_id": "decoding", "concurrency_limit": 1, **RAW}
     page = Page(workspace, title=TITLE, analytics_enabled=False, fill_width=True)
     with page:
         gr.Markdown(HEAD, elem_id="head")
         with gr.Tabs():
             with gr.Tab("Upscale"):
-                upscale_tab(decoder, workspace, default, examples, queue)
+                upscale_tab(decoder, workspace, examples, queue)
             with gr.Tab("Batch"):
-                batch_tab(decoder, workspace, default, queue)
+                batch_tab(decoder, workspace, queue)
             if decoder.translator is not None:
                 with gr.Tab("Translate"):
                     translate_tab(decoder, decoder.translator, queue)

@@ -186,6 +186,7 @@ def report_of(
     translator: Translator, options: DecodeConfig | BeamConfig, result: Translated,
 ) -> dict[str, Any]:
     """Return the report of a frame for programs, with one entry per line."""
+    resolved = {} if isinstance(options, BeamConfig) else {"block_size": translator.block_size(options)}
     lines = []
     for number, traces in enumerate(result.traces, 1):
         entry: dict[str, Any] = {"line": number, "tokens": result.tokens[number - 1], "parts": result.parts[number - 1],
@@ -197,4 +198,4 @@ def report_of(
         lines.append(entry)
     return {"complete": result.is_complete, "seconds": result.seconds, "model_calls": result.model_calls,
             "checkpoint": f"{translator.name}@{translator.revision}", "languages": "-".join(translator.languages),
-            "config": options.to_dict(), "lines": lines}
+            "config": {**options.to_dict(), **resolved}, "lines": lines}

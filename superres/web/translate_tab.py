@@ -113,7 +113,7 @@ def translate_for_page(
     variants = {"": variant}
     if race:
         name = f"Beam {variant.size}" if isinstance(variant, BeamConfig) else "Blockwise"
-        variants = {"Greedy": controls.greedy_like(translator.default), name: variant}
+        variants = {"Greedy": translator.default.sequential(), name: variant}
     clocks = {name: Clock() for name in variants}
     is_first = True
     for frames, is_due in with_due(decoder.translate("translate", lines, variants), decoder.frame_seconds):

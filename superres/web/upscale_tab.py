@@ -9,8 +9,9 @@ from typing import Any
 
 import gradio as gr
 
-from superres.config import FACES, DecodeConfig
+from superres.config import FACES
 from superres.errors import SuperresError
+from superres.pipeline.options import resolve_options
 from superres.tasks.pictures import Pixels
 from superres.web import controls, drawing
 from superres.web.decoding import Decoder, is_complete
@@ -22,15 +23,12 @@ HINT = ('<p class="sr-hint">Choose an example or your own photo, and press <b>Up
         "will appear here, block by block.</p>")
 
 
-def upscale_tab(
-    decoder: Decoder, workspace: Workspace, default: DecodeConfig, examples: Sequence[Path], queue: dict[str, Any],
-) -> None:
+def upscale_tab(decoder: Decoder, workspace: Workspace, examples: Sequence[Path], queue: dict[str, Any]) -> None:
     """Lay out the tab.
 
     Args:
         decoder: decodes for the tab.
         workspace: folder for the files that programs get.
-        default: initial settings.
         examples: example pictures inside the workspace; the first one is chosen initially.
         queue: options of events that decode.
     """
@@ -42,7 +40,7 @@ def upscale_tab(
             buttons = example_buttons(examples)
             crop_group, crop, preview = crop_controls(examples[0])
             with gr.Accordion("Decoding settings", open=False):
-                settings = controls.decoding_controls(default, heads)
+                settings = controls.decoding_controls(decoder.upscaler.default, heads)
                 samples = gr.Slider(1, controls.MAX_SAMPLES, 1, step=1, label="Samples",
                                     info="Number of pictures; more than 1 needs a temperature above 0.")
         with gr.Column(scale=3, min_width=300):
@@ -117,9 +115,9 @@ def upscale_for_page(
     *settings: controls.Value,
 ) -> Iterator[tuple[str, str]]:
     """Upscale, and yield the HTML of the page: the live view, and at the end the results."""
-    options = controls.options_of(decoder.upscaler.default, settings)
+    options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
     subject = subject_of(upload, x, y, size)
-    variants = {"Greedy": controls.greedy_like(options), "Blockwise": options} if race else {"": options}
+    variants = {"Greedy": options.sequential(), "Blockwise": options} if race else {"": options}
     count = 1 if race else controls.samples_of(samples)
     for frames in decoder.upscale("race" if race else "upscale", subject.source[None], variants, count):
         results = ""
@@ -144,7 +142,7 @@ def endpoint(
         image: controls.Uploaded | None, crop_x: float, crop_y: float, crop_size: float, samples: float,
         *values: controls.Value,
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        options = controls.options_of(decoder.upscaler.default, values)
+        options = resolve_options(controls.options_of(decoder.upscaler.default, values), decoder.upscaler)
         subject = subject_of(image, crop_x, crop_y, crop_size)
         for frames in decoder.upscale("upscale", subject.source[None], {"": options}, controls.samples_of(samples)):
             result = frames[""]

@@ -1,0 +1,159 @@
+"""The default settings: the fastest exact decoding, alike in the command, the Python API, the web demo and a batch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import NATIVE, TINY, random_model
+from PIL import Image
+
+from superres import DecodeConfig, Translator, Upscaler
+from superres.batch.manifest import Row
+from superres.batch.plan import BatchOptions
+from superres.batch.record import RunSettings
+from superres.cli.main import run
+from superres.pipeline.base import fastest_exact
+from superres.pipeline.options import combined, resolve_options
+
+FACE = Path(__file__).parents[1] / "scripts" / "faces" / "face-1.png"
+FASTEST = DecodeConfig(adaptive=True)
+
+
+@pytest.fixture(scope="module")
+def upscaler():
+    found = Upscaler.load(device="cpu")
+    if found.engine != "native":
+        pytest.skip("this machine cannot compile the native engine")
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """One folder of measured costs for the module, so that all decodes choose among the same costs."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("superres.pipeline.block_sizes.cache_folder", lambda: folder)
+        yield folder
+
+
+def test_the_default_is_adaptive_in_compiled_code_and_all_heads_elsewhere():
+    assert [fastest_exact(engine, 10) for engine in ("native", "native-bf16", "native-int8")] == [FASTEST] * 3
+    assert [fastest_exact(engine, 10) for engine in ("plain", "graph", "graph-bf16")] == [DecodeConfig()] * 3
+    assert fastest_exact("native", 1) == DecodeConfig()
+
+
+def test_the_bundled_text_checkpoint_has_a_saved_default_on_cpus():
+    assert Translator.load(device="cpu").default == DecodeConfig(block_size=2)
+
+
+def test_command_api_web_and_batch_decode_alike(upscaler, tmp_path):
+    pytest.importorskip("gradio")
+    import gradio as gr
+
+    from superres.web.controls import decoding_controls, options_of
+    from superres.web.decoding import Decoder
+
+    source = np.asarray(Image.open(FACE))
+    api = upscaler(source[None])
+    assert upscaler.default == FASTEST
+    assert len({*api.traces[0].accepted}) > 1
+
+    for words in ([], ["--batch-size", "1"]):
+        assert run(["upscale", str(FACE), "--output", str(tmp_path), "--on-existing", "overwrite", *words]) == 0
+        row = json.loads((tmp_path / "manifest.jsonl").read_text())
+        assert DecodeConfig.from_dict(row["config"]) == resolve_options(FASTEST, upscaler)
+        assert row["iterations"] == api.traces[0].iterations
+        assert np.array_equal(np.asarray(Image.open(tmp_path / FACE.name)), api.images[0])
+
+    with gr.Blocks():
+        values = [control.value for control in decoding_controls(upscaler.default, 10)]
+    options = options_of(upscaler.default, values)
+    assert options == FASTEST
+    *_, frames = Decoder(upscaler).upscale("test", source[None], {"": options})
+    assert frames[""].traces[0].accepted == api.traces[0].accepted
+    assert np.array_equal(frames[""].images, api.images)
+
+    sequential = upscaler(source[None], FASTEST.sequential())
+    assert sequential.traces[0].mean_accepted_block_size == 1
+    assert np.array_equal(sequential.images, api.images)
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    ({}, FASTEST),
+    ({"temperature": 0.9, "noise": "quantile"}, replace(FASTEST, temperature=0.9, noise="quantile")),
+    ({"accept": "exact", "proposer": "heads", "seed": 3}, replace(FASTEST, seed=3)),
+    ({"block_size": 4}, DecodeConfig(block_size=4)),
+    ({"block_size": 4, "adaptive": True}, replace(FASTEST, block_size=4)),
+    ({"adaptive": False}, DecodeConfig()),
+    ({"min_block": 2}, DecodeConfig(min_block=2)),
+    ({"proposer": "draft"}, DecodeConfig(proposer="draft")),
+    ({"accept": "distance", "epsilon": 3}, DecodeConfig(accept="distance", epsilon=3)),
+    ({"accept": "top-k", "adaptive": True}, replace(FASTEST, accept="top-k")),
+    ({"temperature": 0.9, "sampling": "speculative"}, DecodeConfig(temperature=0.9, sampling="speculative")),
+], ids=str)
+def test_given_options_win_over_the_adaptive_default(given, expected):
+    assert combined(FASTEST, given, 10) == expected
+
+
+def test_given_options_win_over_a_saved_block_size():
+    saved = DecodeConfig(block_size=2)
+    assert combined(saved, {"min_block": 3}, 10) == DecodeConfig(min_block=3)
+    assert combined(saved, {"proposer": "lookup"}, 10) == DecodeConfig(proposer="lookup")
+    assert combined(saved, {"accept": "top-k"}, 10) == replace(saved, accept="top-k")
+
+
+def test_a_call_with_a_width_and_no_options_has_a_fixed_block_size(upscaler):
+    result = upscaler(np.asarray(Image.open(FACE))[None], width=10)
+    assert np.array_equal(result.images, upscaler(np.asarray(Image.open(FACE))[None], DecodeConfig()).images)
+
+
+def test_costs_are_measured_outside_the_decoding_time(monkeypatch):
+    """The first call on a machine measures; its seconds are those of the decoding."""
+    ticks = iter(range(1000))
+    upscaler = Upscaler(random_model(replace(TINY, **NATIVE, free_scores=False)), "tiny", device="cpu")
+    upscaler.default = FASTEST
+    started = []
+    monkeypatch.setattr(upscaler.block_sizes, "get", lambda *_: started.append(next(ticks)))
+    monkeypatch.setattr("superres.pipeline.upscaler.time.perf_counter", lambda: next(ticks))
+    upscaler(np.zeros((1, 8, 8, 3), np.uint8))
+    assert started == [0]
+
+
+@pytest.mark.parametrize(("now", "differs"), [
+    (FASTEST, []), (replace(FASTEST, temperature=0.9), ["temperature 0.0 there, 0.9 now"]),
+    (DecodeConfig(block_size=10, accept="distance", adaptive=True), [
+        "accept 'exact' there, 'distance' now", "adaptive False there, True now"]),
+], ids=str)
+def test_a_run_of_an_older_default_resumes(now, differs, tmp_path):
+    """The tokens are the same, so only settings that change them count as other settings."""
+    options = BatchOptions(tmp_path)
+    older = RunSettings("c@1", DecodeConfig(block_size=10), options)
+    row = Row("a.png", "a.png", "ok", None, **older.row_fields)
+    assert RunSettings("c@1", replace(now, block_size=10), options).differences(row) == differs
+
+
+def test_the_demo_compares_every_variant_with_one_token_per_step_of_its_kind(upscaler, capsys):
+    spec = importlib.util.spec_from_file_location("demo", FACE.parents[1] / "demo.py")
+    demo = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "demo", demo)  # dataclasses look their module up
+        spec.loader.exec_module(demo)
+    variants = demo.load_variants(upscaler.name, "cpu")
+    assert list(variants) == ["greedy", "exact", "epsilon 2", "sequential", "sample", "native-int8"]
+    assert variants["exact"].options == upscaler.default
+    demo.decode(variants, np.asarray(Image.open(FACE))[None], 1)
+    for variant in variants.values():
+        reference = variants[variant.reference]
+        assert reference.options.temperature == variant.options.temperature
+        assert {*reference.traces[0].accepted} == {1}
+        if variant.options.accept == "exact" and variant.upscaler is reference.upscaler:
+            assert np.array_equal(variant.images, reference.images)
+    lines = list(demo.table_lines(variants))
+    assert [line.split("  ")[0] for line in lines[1:7]] == [line.split("  ")[0] for line in lines[8:]] == list(variants)
+    assert "Decoding 1 faces" in capsys.readouterr().out
