@@ -33,7 +33,7 @@ TIMED_SECONDS = 0.05
 """Smallest total time of the measurements of one block size, over all rounds, in seconds."""
 
 LONG_SECONDS = 0.1
-"""Largest time of a burst of several iterations, in seconds. An iteration that takes longer is measured once per round."""
+"""Largest time of a burst of several iterations, in seconds. An iteration that takes longer is timed once per round."""
 
 
 def expected_tokens(alpha: float, gamma: int, candidates: int = 1) -> float:
