@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 from web_demo import FACES, Blocked, running
 
-from superres.config import DecodeConfig
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import read_image
 
@@ -87,11 +86,11 @@ def test_an_upload_is_decoded_block_by_block_to_the_end(visit, demo, screenshots
     assert not seen[-1][1]
     assert "model calls" in page.inner_text(FACTS)
     source = read_image(FACES[1])
-    expected = demo.decoder.upscaler(source[None], DecodeConfig(accept="distance"), keys=[image_key(source, 1)])
+    expected = demo.decoder.upscaler(source[None], keys=[image_key(source, 1)])
     picture = downloaded(page)
     np.testing.assert_array_equal(np.asarray(picture), expected.images[0])
     record = json.loads(picture.text["superres"])
-    assert record["config"]["accept"] == "distance"
+    assert record["config"]["accept"] == "exact"
     assert record["checkpoint"].startswith("celeba-8to32@")
 
 
@@ -219,7 +218,7 @@ def test_two_visitors_at_once_get_their_own_results(visit, demo):
     for page, face in zip(pages, FACES[3:5], strict=True):
         finish(page)
         source = read_image(face)
-        expected = demo.decoder.upscaler(source[None], DecodeConfig(accept="distance"), keys=[image_key(source, 1)])
+        expected = demo.decoder.upscaler(source[None], keys=[image_key(source, 1)])
         np.testing.assert_array_equal(np.asarray(downloaded(page)), expected.images[0])
 
 
