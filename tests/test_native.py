@@ -375,6 +375,13 @@ def test_a_network_that_the_code_does_not_know_gets_the_plain_step_and_one_line(
     assert message in caplog.text
 
 
+def test_an_attention_head_too_wide_for_bytes_is_refused():
+    model = random_model(replace(SMALL, **{**NATIVE, "width": 288, "attention_heads": 1}), dtype=torch.float32)
+    NativeModel(model)
+    with pytest.raises(NativeUnavailable, match="at most 256, not 288; choose native"):
+        NativeModel(model, precision="int8")
+
+
 def test_without_a_compiler_the_plain_step_serves(monkeypatch, caplog):
     build.library.cache_clear()
     monkeypatch.setenv("PATH", "")

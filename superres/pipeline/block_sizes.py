@@ -43,7 +43,7 @@ class BlockSizes:
     def get(self, options: DecodeConfig, source: Tensor, padding: Tensor | None = None) -> BlockSizeChooser | None:
         """Return the adaptive block size for `source` [B, S]; None if `options` have a fixed block size.
 
-        The first call per batch size measures the costs, in about a second, unless this machine has cached them.
+        The first call per batch size measures the costs, in about half a second, unless this machine has cached them.
         """
         if not options.adaptive or not len(source):
             return None

@@ -35,6 +35,9 @@ LANES = 16
 PANEL = 2 * LANES
 """Outputs that are adjacent in a packed weight."""
 
+MAX_SIZE = 256
+"""Largest size of an attention head whose keys and values are bytes."""
+
 NEAR, FAR = 5, 9
 """The finite points of Winograd's convolution besides 0, in eighths and with either sign."""
 
@@ -180,7 +183,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 def layout() -> str:
     """Return the constants, the sizes of the structures and the offsets of their fields, as `superres_layout` does."""
-    lines = [f"LANES={LANES} PANEL={PANEL} NEAR={NEAR} FAR={FAR}\n"]
+    lines = [f"LANES={LANES} PANEL={PANEL} NEAR={NEAR} FAR={FAR} SIZE={MAX_SIZE}\n"]
     for kind in STRUCTURES:
         fields = [f"{name}={getattr(kind, name).offset}" for name, *_ in kind._fields_]
         lines.append(" ".join([f"{kind.__name__[1:]}:{ctypes.sizeof(kind)}", *fields]) + "\n")

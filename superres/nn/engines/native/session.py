@@ -20,7 +20,16 @@ from superres.errors import ScoresError
 from superres.interfaces import Choose, LoopState, Sources, StepOutput
 from superres.nn.attention import Attention
 from superres.nn.cache import slot_count
-from superres.nn.engines.native.build import LANES, PANEL, CCache, CLayer, CSession, NativeUnavailable, library
+from superres.nn.engines.native.build import (
+    LANES,
+    MAX_SIZE,
+    PANEL,
+    CCache,
+    CLayer,
+    CSession,
+    NativeUnavailable,
+    library,
+)
 from superres.nn.engines.native.encoder import NativeEncoder, supports
 from superres.nn.engines.native.loop import address, loop_of
 from superres.nn.engines.native.thread_trials import ThreadTrials
@@ -381,6 +390,9 @@ class NativeModel(StepModel):
             raise NativeUnavailable(f"width and filter sizes must be multiples of {PANEL}")
         if config.width // config.attention_heads % LANES:
             raise NativeUnavailable(f"the width of an attention head must be a multiple of {LANES}")
+        if precision == "int8" and config.width // config.attention_heads > MAX_SIZE:
+            raise NativeUnavailable(f"with int8, the width of an attention head must be at most {MAX_SIZE}, not "
+                                    f"{config.width // config.attention_heads}; choose native")
         library()
         self.threads = threads
         self.trials: dict[tuple[int, int, int], ThreadTrials] = {}

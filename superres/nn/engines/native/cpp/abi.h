@@ -34,6 +34,8 @@ struct Int8Filter {
   float rounding;     // largest rounding error of a state, in units of the state's scale
 };
 
+constexpr int MAX_SIZE = 256;  // largest size of an attention head over bytes
+
 // Softmax attention over a cache: keys [row][head][size][slots], values [row][head][slots][size], as float32. With scales,
 // as bytes 128 larger than they count: keys [row][head][size / 4][slots][4], values [row][head][slots / 4][size][4].
 struct Cache {

@@ -31,6 +31,15 @@ ALWAYS_INLINE ivec visible(int64_t position, int64_t from, int64_t last) {
   return (place >= (int32_t)from) & (place <= (int32_t)last);
 }
 
+// Calls body(d, vectors) for the outputs [d, d + vectors * LANES) of an attention head: two vectors together for few queries.
+template <int R, typename Body>
+ALWAYS_INLINE void by_vectors(int64_t size, const Body& body) {
+  int64_t d = 0;
+  if (R <= 6)
+    for (; d + 2 * LANES <= size; d += 2 * LANES) body(d, std::integral_constant<int, 2>());
+  for (; d < size; d += LANES) body(d, std::integral_constant<int, 1>());
+}
+
 // V vectors of the attention output of R queries: weighted sums of the values, multiplied by each query's `scale`.
 template <int R, int V>
 ALWAYS_INLINE void attend_values(const float* value, int64_t slots, int64_t size, int64_t first, int64_t groups,
@@ -86,12 +95,9 @@ void attend(const float* query, int64_t qs, const float* key, const float* value
   }
   float scale[R];
   for (int r = 0; r < R; r++) scale[r] = softmax(weights + r * ws, groups, most[r]);
-  int64_t d = 0;
-  if (R <= 6)
-    for (; d + 2 * LANES <= size; d += 2 * LANES)
-      attend_values<R, 2>(value + d, slots, size, first, groups, weights, ws, scale, out + d, os);
-  for (; d < size; d += LANES)
-    attend_values<R, 1>(value + d, slots, size, first, groups, weights, ws, scale, out + d, os);
+  by_vectors<R>(size, [&](int64_t d, auto vectors) {
+    attend_values<R, decltype(vectors)::value>(value + d, slots, size, first, groups, weights, ws, scale, out + d, os);
+  });
 }
 
 // One attention head's part of a cache.
@@ -107,7 +113,6 @@ struct HeadCache {
   }
 };
 
-constexpr int MAX_SIZE = 256;  // of an attention head over bytes
 constexpr float LEVELS = 127;  // levels of an attention weight
 
 // As `softmax`, for scores in units of `unit`; then multiplies the exponentials by `scale` and sets `most` to the largest
@@ -206,12 +211,9 @@ void attend_bytes(const float* query, int64_t qs, const HeadCache& cache, int64_
     offset[r] = round_weights(weights + r * ws, groups, top, (int8_t*)(bytes + r * span / 4));
     scale[r] *= top / LEVELS;
   }
-  int64_t d = 0;
-  if (R <= 6)
-    for (; d + 2 * LANES <= size; d += 2 * LANES)
-      attend_values_bytes<R, 2>(value + d, slots, size, first, groups, bytes, offset, scale, out + d, os);
-  for (; d < size; d += LANES)
-    attend_values_bytes<R, 1>(value + d, slots, size, first, groups, bytes, offset, scale, out + d, os);
+  by_vectors<R>(size, [&](int64_t d, auto vectors) {
+    attend_values_bytes<R, decltype(vectors)::value>(value + d, slots, size, first, groups, bytes, offset, scale, out + d, os);
+  });
 }
 
 // Attention of any number of queries of one attention head: see `attend`.

@@ -88,23 +88,14 @@ void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   for (int64_t i = 0; i < s.width; i++) l.proposals[b * l.room + i] = l.first[b];
 }
 
-// The session and the loop for a step of `width` tokens of rows [begin, end). Their scratch is within that of full steps of
-// the same rows, because other teams use the scratch before and after it.
+// The session and the loop for a step of `width` tokens of rows [begin, end): see `narrow` in step.h.
 void narrow(Session& s, Loop& l, int64_t begin, int64_t end, int64_t width) {
-  const int64_t full = begin * s.width, skipped = begin * width, slots = s.slots > s.cross_slots ? s.slots : s.cross_slots;
-  const auto move = [=](auto*& scratch, int64_t size, int64_t stride) { scratch += full * size - skipped * stride; };
-  s.width = width;
-  s.batch = end - begin;  // the parts of a sub-layer are the parts of these rows
-  move(s.x, 2 * s.size_d, s.size_d);
-  move(s.parts, 2 * s.groups * s.size_d, s.size_d);
-  for (float** scratch : {&l.hidden, &s.attended}) move(*scratch, s.size_d, s.size_d);
-  move(s.wide, s.filter, s.filter);
-  move(s.weights, s.attention_heads * slots, s.attention_heads * slots);
-  move(s.gathered, s.features, s.features);
-  move(s.projected, s.stride, s.stride);
-  move(l.scores, s.vocabulary, s.vocabulary);
-  move(l.tokens, 1, 1);
-  move(l.best_tokens, 1, 1);
+  const int64_t skipped = begin * (s.width - width);
+  narrow(s, begin, end, width);
+  l.hidden += skipped * s.size_d;
+  l.scores += skipped * s.vocabulary;
+  l.tokens += skipped;
+  l.best_tokens += skipped;
 }
 
 // One iteration of a team's rows, at most `more` proposals per row included.

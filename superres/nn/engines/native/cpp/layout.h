@@ -22,7 +22,7 @@ void describe(std::string& text, const char* name, size_t size, std::initializer
 
 std::string layout() {
   std::string text = "LANES=" + std::to_string(LANES) + " PANEL=" + std::to_string(PANEL) + " NEAR=" + std::to_string(NEAR_EIGHTHS)
-      + " FAR=" + std::to_string(FAR_EIGHTHS) + "\n";
+      + " FAR=" + std::to_string(FAR_EIGHTHS) + " SIZE=" + std::to_string(MAX_SIZE) + "\n";
   describe(text, "Linear", sizeof(Linear), {AT(Linear, inputs), AT(Linear, panels), AT(Linear, format),
       AT(Linear, weight), AT(Linear, bias), AT(Linear, scale)});
   describe(text, "Int8Filter", sizeof(Int8Filter), {AT(Int8Filter, product), AT(Int8Filter, norm),

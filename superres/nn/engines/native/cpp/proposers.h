@@ -76,22 +76,6 @@ void propose_stale(const ProposalChoice& choose, int64_t b, int64_t count, int64
   }
 }
 
-// The session `s` with steps of one token. Rows from `begin` on keep their scratch, as other teams use theirs meanwhile: the
-// session counts more rows of one token each, so that its buffers have the same sizes.
-Session narrowed(Session s, int64_t begin) {
-  const int64_t less = begin * (s.width - 1);
-  s.x += less * s.size_d;
-  s.parts += less * s.size_d;
-  s.wide += less * s.filter;
-  s.attended += less * s.size_d;
-  s.weights += less * s.attention_heads * std::max(s.slots, s.cross_slots);
-  s.gathered += less * s.features;
-  s.projected += less * s.stride;
-  s.batch *= s.width;
-  s.width = 1;
-  return s;
-}
-
 // Tokens of the draft model, one after another. Its first step reads the token before the block as well, which may be the
 // last proposal of the block before; further steps read one token.
 void propose_draft(const ProposalChoice& choose, Team& team, int64_t begin, int64_t end, int64_t count, int64_t* tokens) {
@@ -100,7 +84,10 @@ void propose_draft(const ProposalChoice& choose, Team& team, int64_t begin, int6
   Session draft = *p.draft;
   const bool int8 = draft.int8_filter.product.weight && choose.screens;
   for (int64_t h = 0; h < count; h++) {
-    if (h == 1) draft = narrowed(draft, begin);
+    if (h < 2) {
+      draft = *p.draft;
+      narrow(draft, begin, end, h ? 1 : READ);
+    }
     const int64_t width = draft.width, shift = begin * (READ - width);
     int64_t *read = p.tokens + shift, *best = p.best_tokens + shift;
     float *hidden = p.hidden + shift * draft.size_d, *scores = p.scores + shift * draft.vocabulary;

@@ -7,6 +7,22 @@
 
 namespace {
 
+// The session for a step of `width` tokens of rows [begin, end). Its scratch is within that of full steps of the same rows,
+// because other teams use the scratch before and after it.
+void narrow(Session& s, int64_t begin, int64_t end, int64_t width) {
+  const int64_t full = begin * s.width, skipped = begin * width, slots = s.slots > s.cross_slots ? s.slots : s.cross_slots;
+  const auto move = [=](float*& scratch, int64_t size, int64_t stride) { scratch += full * size - skipped * stride; };
+  s.width = width;
+  s.batch = end - begin;  // the parts of a sub-layer are the parts of these rows
+  move(s.x, 2 * s.size_d, s.size_d);
+  move(s.parts, 2 * s.groups * s.size_d, s.size_d);
+  move(s.attended, s.size_d, s.size_d);
+  move(s.wide, s.filter, s.filter);
+  move(s.weights, s.attention_heads * slots, s.attention_heads * slots);
+  move(s.gathered, s.features, s.features);
+  move(s.projected, s.stride, s.stride);
+}
+
 // A step of a team's rows: see `superres_step`. If `best_tokens` [B, W] is not null, writes the argmax of each column there
 // and no scores.
 void step(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* tokens, const int64_t* position,
