@@ -155,7 +155,7 @@ def wide_costs(upscaler: Upscaler, source: np.ndarray) -> dict[str, list[float]]
     config = dataclasses.replace(upscaler.model_config, prediction_heads=WIDE_HEADS)
     scoring = step_model(EncoderDecoder(config).to(upscaler.device).eval(), None, upscaler.engine)
     tokens = upscaler.source_tokens(source[None])
-    return {name: measured_costs(scoring, tokens, options, WIDE_HEADS)
+    return {name: measured_costs(scoring, tokens, options, WIDE_HEADS)[0]
             for name, options in (("greedy", DecodeConfig()), ("sampled", DecodeConfig(temperature=0.9)))}
 
 

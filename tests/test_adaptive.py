@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stepping import check_steps
 
 from superres.config import DecodeConfig
+from superres.decoding import cost
 from superres.decoding.block_size import PATIENCE, AdaptiveBlockSize
 from superres.decoding.cost import measured_costs
 from superres.decoding.decode import decode
@@ -134,7 +135,7 @@ def test_the_minimum_block_bounds_the_size():
 
 def test_costs_are_of_every_size_and_never_fall():
     model = StepModel(random_model(SMALL, dtype=torch.float32))
-    costs = measured_costs(model, random_tokens(SMALL, 2)[0], DecodeConfig(), HEADS)
+    costs, _ = measured_costs(model, random_tokens(SMALL, 2)[0], DecodeConfig(), HEADS)
     assert len(costs) == HEADS
     assert costs == sorted(costs)
     assert costs[0] > 0
@@ -159,11 +160,11 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "superres"
 
 
-def make_sizes(measured, revision="0123"):
-    """Make block sizes that add the batch size of every measurement to `measured`."""
+def make_sizes(measured, revision="0123", steady=True):
+    """Make block sizes that add the batch size of every measurement to `measured`, and find the machine `steady`."""
     def measure(model, source, *arguments):
         measured.append(len(source))
-        return measured_costs(model, source, *arguments)
+        return measured_costs(model, source, *arguments)[0], steady
 
     model = StepModel(random_model(SMALL, dtype=torch.float32))
     return BlockSizes(model, revision, "plain", torch.device("cpu"), measure)
@@ -187,6 +188,28 @@ def test_costs_are_measured_once_a_machine_and_network(cache):
     assert make_sizes(measured).get(options, source).costs.min() > 0
     assert measured == [4, 2, 4, 4]
     assert sizes.get(DecodeConfig(), source) is None
+
+
+def test_costs_that_other_work_has_disturbed_are_measured_again_by_the_next_process(cache):
+    source, options, measured = random_tokens(SMALL, 2)[0], DecodeConfig(adaptive=True), []
+    disturbed = make_sizes(measured, steady=False)
+    assert disturbed.get(options, source) is disturbed.get(replace(options, seed=7), source)
+    assert measured == [2]
+    assert not [*cache.glob("cost-*.json")]
+    for _ in range(2):
+        make_sizes(measured).get(options, source)
+    assert measured == [2, 2]
+
+
+def test_costs_are_steady_if_two_rounds_agree(monkeypatch):
+    model, source = StepModel(random_model(SMALL, dtype=torch.float32)), random_tokens(SMALL, 1)[0]
+    slow = {"round 1": {0}, "rounds 1 and 3": {0, 2}, "all rounds but one": {0, 1, 2}}
+    for rounds, expected in zip(slow.values(), (True, True, False), strict=True):
+        times = iter([3.0 if number in rounds and size == 1 else 1.0 + size
+                      for number in range(cost.ROUNDS) for size in range(HEADS)])
+        monkeypatch.setattr(cost, "_least_seconds", lambda *_, times=times: next(times))
+        costs, steady = measured_costs(model, source, DecodeConfig(), HEADS)
+        assert (costs[:3], steady) == ([1.0, 2.0, 3.0], expected)
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(cache):

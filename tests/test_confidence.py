@@ -218,11 +218,11 @@ def test_coefficients_are_read_from_a_checkpoint(tmp_path):
 def test_other_criteria_and_samples_have_the_block_size_that_learns(options, kind, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = StepModel(random_model(ORDINAL["base aids"], dtype=torch.float32))
-    sizes = BlockSizes(model, "0", "plain", torch.device("cpu"), lambda *_: COSTS["rising"])
+    sizes = BlockSizes(model, "0", "plain", torch.device("cpu"), lambda *_: (COSTS["rising"], True))
     source, options = random_tokens(SMALL, 1)[0], replace(options, adaptive=True)
     sizes.confidence = Confidence(1, 1)
     assert type(sizes.get(options, source)) is kind
-    without = BlockSizes(model, "0", "plain", torch.device("cpu"), lambda *_: COSTS["rising"])
+    without = BlockSizes(model, "0", "plain", torch.device("cpu"), lambda *_: (COSTS["rising"], True))
     assert type(without.get(options, source)) is AdaptiveBlockSize
 
 

@@ -231,7 +231,7 @@ def test_the_oldest_loops_make_room():
 
 def test_costs_of_replayed_iterations_are_measured():
     _, graph = pair()
-    costs = measured_costs(graph, random_tokens(CONFIG, 2)[0], DecodeConfig(), 3)
+    costs, _ = measured_costs(graph, random_tokens(CONFIG, 2)[0], DecodeConfig(), 3)
     assert len(costs) == 3
     assert 0 < costs[0] <= costs[1] <= costs[2]
 

@@ -36,6 +36,10 @@ LONG_SECONDS = 0.1
 """Largest time of a burst of several iterations, in seconds. An iteration that takes longer is timed once per round."""
 
 
+STEADY = 1.2
+"""Largest ratio of a block size's second best to its best round on a machine without much other work."""
+
+
 def expected_tokens(alpha: float, gamma: int, candidates: int = 1) -> float:
     """Return the expected number of tokens per step.
 
@@ -163,8 +167,8 @@ def mean_overlap(loop: BlockwiseLoop) -> float:
 
 def measured_costs(
     model: ScoringModel, source: Tensor, options: DecodeConfig, largest: int, padding: Tensor | None = None,
-) -> list[float]:
-    """Measure and return the seconds per iteration at block sizes 1..`largest`.
+) -> tuple[list[float], bool]:
+    """Measure the cost of iterations at block sizes 1..`largest`.
 
     Args:
         model: the model.
@@ -172,21 +176,27 @@ def measured_costs(
         options: acceptance and sampling.
         largest: largest block size.
         padding: bool [B, S], as for `superres.decoding.decode.decode`.
+
+    Returns:
+        Seconds per iteration at each block size; and whether they are steady, which they are not if other work on the
+        machine has disturbed the measurement.
     """
     sizes = sorted({*(size for size in TIMED if size < largest), largest})
-    seconds = dict.fromkeys(sizes, math.inf)
+    seconds = np.empty((ROUNDS, len(sizes)))
     with torch.inference_mode():
         keys = torch.arange(len(source), device=source.device)
         session = model.session(source, largest, padding)
         loop = BlockwiseLoop(model, session, options, keys, largest, fitted=True)
         # In rounds over all sizes, so that other work on the machine slows no single size.
-        for _ in range(ROUNDS):
-            for size in sizes:
+        for times in seconds:
+            for index, size in enumerate(sizes):
                 loop.resize(size)
-                seconds[size] = min(seconds[size], _least_seconds(loop, source.device))
+                times[index] = _least_seconds(loop, source.device)
+    seconds.sort(axis=0)
+    steady = bool((seconds[1] <= STEADY * seconds[0]).all())
     # A larger block never costs less; if it seems to, other work on the machine slowed down the smaller one.
-    least = np.minimum.accumulate([seconds[size] for size in reversed(sizes)])[::-1]
-    return [float(np.interp(size, sizes, least)) for size in range(1, largest + 1)]
+    least = np.minimum.accumulate(seconds[0, ::-1])[::-1]
+    return [float(np.interp(size, sizes, least)) for size in range(1, largest + 1)], steady
 
 
 def _least_seconds(loop: BlockwiseLoop, device: torch.device) -> float:

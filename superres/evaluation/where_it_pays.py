@@ -109,7 +109,7 @@ def iteration_costs(
             for batch in batches:
                 report(f"{engine}, width {width}, batch {batch}")
                 source = upscaler.source_tokens(sources[np.arange(batch) % len(sources)])
-                costs = measured_costs(scoring, source, DecodeConfig(), own.prediction_heads)
+                costs, _ = measured_costs(scoring, source, DecodeConfig(), own.prediction_heads)
                 rows.append({
                     "engine": scoring.engine, "network_width": width, "layers": config.decoder_layers, "batch": batch,
                     "weights": sum(weight.numel() for weight in model.decoder.parameters()), "costs": costs})

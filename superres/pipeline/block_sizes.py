@@ -33,7 +33,7 @@ class BlockSizes:
 
     def __init__(
         self, model: ScoringModel, revision: str, engine: str, device: torch.device,
-        measure: Callable[..., list[float]] = measured_costs,
+        measure: Callable[..., tuple[list[float], bool]] = measured_costs,
     ) -> None:
         """Use `model`; `revision`, `engine`, `device` and the machine identify its measured costs in the cache."""
         self.model, self.revision, self.engine, self.device = model, revision, engine, device
@@ -44,6 +44,7 @@ class BlockSizes:
         """Return the adaptive block size for `source` [B, S]; None if `options` have a fixed block size.
 
         The first call per batch size measures the costs, in about half a second, unless this machine has cached them.
+        Costs that other work on the machine has disturbed are not cached, so that the next process measures again.
         """
         if not options.adaptive or not len(source):
             return None
@@ -80,7 +81,9 @@ class BlockSizes:
                 return costs
         except (OSError, ValueError, KeyError, TypeError):
             pass  # the file is missing or damaged
-        costs = self.measure(self.model, source, chosen, largest, padding)
+        costs, steady = self.measure(self.model, source, chosen, largest, padding)
+        if not steady:
+            return costs
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_result(path, (json.dumps({**settings, "costs": costs}, indent=1) + "\n").encode())
