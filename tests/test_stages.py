@@ -13,6 +13,7 @@ from superres.checkpoint import load_checkpoint, read_config, read_training, sav
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError, SuperresError
+from superres.nn.engines.native import build
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FacePairs, read_faces, write_npz
@@ -234,8 +235,12 @@ def test_a_head_layer_is_inserted_after_the_base_is_trained(kind, frozen, base, 
 
 def test_the_commands_decode_and_distil_work_together(checkpoint, data, tmp_path, capsys):
     own = tmp_path / "own"
-    words = ["train", "decode", "--data", str(data), "--checkpoint", str(checkpoint), "--limit", "2"]
-    assert run([*words, "--output", str(own), "--block-size", "1", "--device", "cpu"]) == 0
+    words = ["train", "decode", "--data", str(data), "--checkpoint", str(checkpoint), "--limit", "2", "--device", "cpu"]
+    assert run([*words, "--output", str(own), "--block-size", "1"]) == 0
+    assert run([*words, "--output", str(tmp_path / "fastest")]) == 0
+    assert np.array_equal(*(read_faces(folder / "faces.npz").hr for folder in (own, tmp_path / "fastest")))
+    settings = json.loads((tmp_path / "fastest" / "settings.json").read_text())["decode"]
+    assert settings["adaptive"] == (build.compiler() is not None)
     words = ["train", "distil", "--data", str(data), "--own", str(own / "faces.npz"), "--start", str(checkpoint)]
     assert run([*words, "--output", str(tmp_path / "run"), "--steps", "1", "--batch-size", "2"]) == 0
     assert [stage["stage"] for stage in read_training(tmp_path / "run" / "checkpoint")] == ["base", "distil"]

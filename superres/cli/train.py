@@ -128,6 +128,7 @@ def decode(
 
     from superres.checkpoint import find_checkpoint
     from superres.pipeline.auto import checkpoint_task
+    from superres.pipeline.base import fastest_exact
     from superres.tasks import faces, translation
     from superres.training.distillation import decode_own_faces, translate_pairs
 
@@ -140,6 +141,9 @@ def decode(
     else:
         pairs = faces.read_faces(data, "train", limit)
         upscaler = opt.load_upscaler(checkpoint, device)
+        # Not the checkpoint's saved default, which need not be exact.
+        default = fastest_exact(upscaler.engine, upscaler.model_config.prediction_heads)
+        options = default.changed(opt.given_options(context, options))
         with _training_bar(len(pairs), "image") as (bar, stop):
             done = decode_own_faces(upscaler, pairs, output, options, batch_size, stop,
                                     lambda record: _advance(bar, record["images"]))

@@ -14,9 +14,10 @@ import torch
 from accelerate import PartialState
 
 from superres.checkpoint import load_checkpoint, read_task_files, read_training
-from superres.config import PRESETS, BeamConfig, Config, DecodeConfig, require
+from superres.config import PRESETS, BeamConfig, Config, require
 from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
+from superres.pipeline.base import fastest_exact
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import write_result
@@ -207,7 +208,9 @@ def _with_decoded(
     if entry.own_images and stage.start is not None:
         pairs = faces.read_faces(stage.data, "train", entry.own_images)
         own = stage.output / "own"
-        done = decode_own_faces(Upscaler.load(stage.start), pairs, own, DecodeConfig(), batch_size, stop, report)
+        upscaler = Upscaler.load(stage.start)
+        exact = fastest_exact(upscaler.engine, upscaler.model_config.prediction_heads)
+        done = decode_own_faces(upscaler, pairs, own, exact, batch_size, stop, report)
         return dataclasses.replace(stage, own=own / "faces.npz") if done else None
     if entry.translated_by is not None:
         teacher = Translator.load(output / entry.translated_by / "checkpoint")
