@@ -242,6 +242,24 @@ def test_a_layer_that_p1_has_already_becomes_its_part_of_the_new_one(kind, tmp_p
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("before", "after"), [(3, 5), (5, 3)])
+@pytest.mark.parametrize("kind", ["per-head", "dense", "adaptive", "sequential"])
+def test_heads_of_a_checkpoint_with_fewer_or_more_of_them_are_kept(kind, before, after, tmp_path):
+    save_checkpoint(random_model(replace(TINY, head_layer=kind, prediction_heads=before)), tmp_path / "start")
+    start = load_checkpoint(tmp_path / "start")
+    settings = replace(SETTINGS, stage="heads", freeze_base=True)
+    model = build_model(replace(start.config, prediction_heads=after), settings, tmp_path / "start").eval()
+    source, target = random_tokens(TINY, 3)
+    given, taken = (network(source, target) for network in (start, model))
+    position = torch.arange(2).expand(3, -1)
+    for head in range(1 if kind == "dense" and after < before else min(before, after)):
+        expected = start.head_scores(given, position, head)
+        torch.testing.assert_close(model.head_scores(taken, position, head), expected, rtol=1e-4, atol=1e-4)
+    if kind != "dense" and after > before:
+        last, new = (model.heads(taken.hidden[:, 0], head, 1) for head in (before - 1, after - 1))
+        torch.testing.assert_close(last, new)
+
+
 def test_heads_stage_without_heads_is_refused():
     with pytest.raises(ConfigError, match="at least 2 prediction heads, not 1"):
         build_model(TINY, replace(SETTINGS, stage="heads"))

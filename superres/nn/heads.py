@@ -66,18 +66,22 @@ class PredictionHeads(nn.Module):
         return sum(weight.numel() for weight in self.parameters()) / self.count
 
     @torch.no_grad()
-    def take_heads(self, fewer: PredictionHeads) -> None:
-        """Copy the first heads from a layer with fewer heads, of the same kind and sizes; they keep their scores.
+    def take_heads(self, other: PredictionHeads) -> None:
+        """Copy the first heads from a layer with another number of heads, of the same kind and sizes.
 
-        Further heads start as copies of the last one, except in a dense layer, where they keep their own weights.
+        They keep their scores, except in a dense layer with more heads, whose hidden units they shared. Further heads
+        start as copies of the last one, except in a dense layer, where they keep their own weights.
         """
-        for weight, given in zip(self.parameters(), fewer.parameters(), strict=True):
-            weight[tuple(slice(size) for size in given.shape)] = given
+        for weight, given in zip(self.parameters(), other.parameters(), strict=True):
+            shared = tuple(slice(min(sizes)) for sizes in zip(weight.shape, given.shape, strict=True))
+            weight[shared] = given[shared]
+        if other.count >= self.count:
+            return
         if self.dense:  # the first heads read no hidden unit of the others
-            size, width = fewer.contract.shape
+            size, width = other.contract.shape
             self.contract[size:, :width] = 0
             return
-        size, count = self.contract.shape[1], fewer.count
+        size, count = self.contract.shape[1], other.count
         by_head = [self.expand.weight.view(self.count, size, -1), self.expand.bias.view(self.count, size),
                    self.contract, self.bias]
         for weights in [*by_head, *([] if self.direct is None else [self.direct.transpose(0, 1)])]:

@@ -65,8 +65,8 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
     """Build the network to train, warm-started from a checkpoint folder if one is given.
 
     Args:
-        config: the network. The warm start may lack only the weights of the head layer, or of its last heads; these
-            start as copies of the last head that it has.
+        config: the network. The warm start may lack only the weights of the head layer, or of its last heads, which
+            start as copies of the last head that it has. It may have more heads; then the first ones are taken.
         settings: settings of the stage, and the seed.
         start: checkpoint folder.
 
@@ -94,13 +94,13 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
 
 def _warm_start(model: EncoderDecoder, base: EncoderDecoder, origin: str) -> None:
     """Copy the weights of `base`, read from `origin`, into `model`, whose head layer may be new."""
-    weights, fewer, layer = base.state_dict(), base.heads, model.heads
-    if isinstance(fewer, PredictionHeads) and isinstance(layer, PredictionHeads) and fewer.count < layer.count:
+    weights, given, layer = base.state_dict(), base.heads, model.heads
+    if isinstance(given, PredictionHeads) and isinstance(layer, PredictionHeads) and given.count != layer.count:
         kinds = [(network.config.head_layer, network.config.head_filter_size) for network in (base, model)]
         require(kinds[0] == kinds[1], f"{origin} has a head layer {kinds[0][0]} with {kinds[0][1]} hidden units per "
-                                      f"head, which further heads have to share, not {kinds[1][0]} with {kinds[1][1]}; "
+                                      f"head, which the heads have to share, not {kinds[1][0]} with {kinds[1][1]}; "
                                       "leave --head-layer out")
-        layer.take_heads(fewer)
+        layer.take_heads(given)
         weights = {name: weight for name, weight in weights.items() if not name.startswith("heads.")}
     load_weights(model, weights, origin, optional="heads.")
 
