@@ -111,3 +111,13 @@ def test_the_greedy_picture_is_closer_to_a_photograph_than_bicubic(upscaler):
     source, truth = area_reduce(crop, 8, 8)[None], area_reduce(crop, 32, 32)[None]
     ours = upscaler(source, superres.DecodeConfig(accept="distance")).images
     assert psnr(ours, truth) > psnr(enlarge(source, "bicubic"), truth)
+
+
+def test_more_heads_give_the_same_tokens_in_fewer_steps(upscaler, sources):
+    wide = superres.load(f"{NAME}-24-heads", device="cpu")
+    base, same = (network.model.state_dict() for network in (upscaler, wide))
+    assert all(same[name].equal(weight) for name, weight in base.items() if not name.startswith("heads."))
+    ten, all_heads = (superres.DecodeConfig(accept="distance", epsilon=2, block_size=k) for k in (10, None))
+    few, some, many = wide(sources, all_heads), wide(sources, ten), upscaler(sources, ten)
+    assert np.array_equal(some.images, many.images)  # the bundled heads are the first ten of these
+    assert all(less.model_calls < 0.75 * more.model_calls for less, more in zip(few.traces, many.traces, strict=True))
