@@ -12,6 +12,10 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
+# Data for the commands in docs/, where there is none of one's own.
+dev.npz: $(VENV)/.installed
+	$(RUN) scripts/draw_dev.py $@
+
 mutations: $(VENV)/.installed-dev
 	$(RUN) -m pytest -n auto --maxprocesses 4 tests/mutations $(ARGS)
 

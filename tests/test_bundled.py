@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,11 @@ from skimage import data
 import superres
 from superres.cli.main import run
 from superres.evaluation.pictures import consistency, psnr
-from superres.tasks.faces import area_reduce, enlarge
+from superres.tasks.faces import area_reduce, enlarge, read_faces
 from superres.tasks.pictures import read_image
 
-FACES = Path(__file__).parents[1] / "scripts" / "faces"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+FACES = SCRIPTS / "faces"
 NAME = "celeba-8to32"
 
 
@@ -121,3 +124,13 @@ def test_more_heads_give_the_same_tokens_in_fewer_steps(upscaler, sources):
     few, some, many = wide(sources, all_heads), wide(sources, ten), upscaler(sources, ten)
     assert np.array_equal(some.images, many.images)  # the bundled heads are the first ten of these
     assert all(less.model_calls < 0.75 * more.model_calls for less, more in zip(few.traces, many.traces, strict=True))
+
+
+def test_the_drawn_faces_serve_the_documented_commands(tmp_path, capsys):
+    drawn = tmp_path / "dev.npz"
+    subprocess.run([sys.executable, SCRIPTS / "draw_dev.py", drawn, "--device", "cpu"], check=True)
+    pairs = read_faces(drawn)
+    assert len(pairs) == 64
+    assert np.array_equal(pairs.lr[5], area_reduce(pairs.hr[5], 8, 8))
+    assert run(["evaluate", "images", "--data", str(drawn), "--limit", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 2

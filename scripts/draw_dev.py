@@ -1,0 +1,42 @@
+"""Draw 64 faces with a checkpoint, to try the documented commands with: `make dev.npz`.
+
+    python scripts/draw_dev.py dev.npz
+
+The inputs are those of `scripts/demo.py`. The pictures are samples, so scores on them say nothing about real faces.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from demo import read_inputs
+from superres import DecodeConfig, SuperresError, Upscaler
+from superres.tasks.faces import FacePairs, area_reduce, write_npz
+
+SAMPLES = 8
+"""Number of faces per input."""
+
+
+def main(
+    output: Annotated[Path, typer.Argument(help="The .npz to write.")],
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Sample the pictures, and write them with their reductions as `superres.tasks.faces.read_faces` reads them."""
+    sources = np.repeat(np.stack(list(read_inputs().values())), SAMPLES, axis=0)
+    pictures = Upscaler.load(checkpoint, device)(sources, DecodeConfig(temperature=0.7)).images
+    reduced = np.stack([area_reduce(picture, 8, 8) for picture in pictures])
+    write_npz(FacePairs(pictures, reduced, np.arange(len(pictures), dtype=np.int32)), output)
+    print(f"{output}: {len(pictures)} faces that {checkpoint} has drawn. Scores on them say nothing about real faces.")
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except SuperresError as error:
+        sys.exit(f"draw_dev: {error}")
