@@ -212,34 +212,69 @@ def test_pictures_are_enlarged_to_at_most_256_pixels_unless_a_scale_is_given(her
 
 
 COMMANDS = ["create", "serve", "link", "report", "plan", "export", "import", "exclude", "migrate", "token"]
-WITHOUT = "import sys; sys.modules.update(dict.fromkeys(({missing}))); from superres.cli.main import main; main()"
+WITHOUT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from superres.cli.main import main
+main()
+"""
 
 
 def superres_without(missing, *words):
     """Run the command line in a process of its own, in which some packages are not installed."""
-    code = WITHOUT.format(missing="".join(f"{name!r}, " for name in missing))
-    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False,
+    return subprocess.run([sys.executable, "-c", WITHOUT.format(missing=missing), *words], capture_output=True, text=True, check=False,
                           env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
-EXTRA = ("choix", "fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "uvicorn", "torch", "torchvision")
+EXTRA = ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "uvicorn")
+DECODING = ("gradio", "huggingface_hub", "safetensors", "skimage", "torch", "torchvision")
+
+
+def test_two_folders_become_a_study_and_a_report_without_torch(here):
+    made = superres_without(DECODING, "survey", "create", "study", *FOLDERS, "--gold", "1", "--practice", "0")
+    assert made.returncode == 0
+    store = Store("survey.db")
+    for number in range(3):
+        vote_through(store, store.study("study"), f"rater{number}", lambda *_: "left")
+    store.close()
+    told = superres_without(DECODING, "survey", "report", "study", "--output", "report")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "too early to say, with 3 finished raters" in told.stdout
+    assert Path("report/report.png").is_file()
+
+
+def test_the_group_survey_is_the_extra_and_what_it_needs_of_the_rest():
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    group, extra = project["dependency-groups"]["survey"], project["project"]["optional-dependencies"]["survey"]
+    assert set(extra) <= set(group)
+    others = {name for name in project["project"]["dependencies"] if not name.startswith((
+        "torch", "huggingface_hub", "safetensors", "scikit-image"))}
+    assert set(group) - set(extra) == others
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_needs_no_extra(command):
-    shown = superres_without(EXTRA, "survey", *([command] if command else []), "--help")
+    shown = superres_without((*EXTRA, *DECODING), "survey", *([command] if command else []), "--help")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "Usage: superres survey" in shown.stdout
 
 
 @pytest.mark.parametrize(("missing", "words", "install"), [
-    (EXTRA, ("report", "x"), "superres survey report needs sqlalchemy: pip install 'superres[survey]'"),
-    (("scipy",), ("plan",), "superres survey plan needs scipy: pip install 'superres[survey]'"),
+    (EXTRA, ("report", "x"), "superres survey needs sqlalchemy: pip install 'superres[survey]'"),
+    (("scipy",), ("plan",), "superres survey needs scipy: pip install 'superres[survey]'"),
     (("torch",), ("create", "x", "--images", "photos", "--method-a", "name=k,block_size=2", "--method-b", "camera"),
-     "superres survey create needs torch: pip install 'superres'"),
+     "decoding needs torch: pip install superres"),
+    (("torch",), ("upscale", "ours", "--output", "o"), "decoding needs torch: pip install superres"),
 ])
 def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here, missing, words, install):
-    refused = superres_without(missing, "survey", *words)
+    refused = superres_without(missing, *(() if words[0] == "upscale" else ("survey",)), *words)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr == f"superres: {install}\n"
 

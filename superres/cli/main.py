@@ -31,6 +31,9 @@ from superres.system.terminal import PrintableFormatter, StandardOutputError, ec
 NOT_READ = 141
 """Exit code if the reader of standard output has closed it, as shells use it."""
 
+FOR_DECODING = ("huggingface_hub", "safetensors", "skimage", "torch", "torchvision")
+"""Packages that an installation for surveys alone lacks."""
+
 # typer's errors have no public base class; typer's version decides whether they come from click or from typer.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -79,6 +82,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return NOT_READ if isinstance(error.__cause__, BrokenPipeError) else _refuse(str(error), 1)
     except SuperresError as error:
         return _refuse(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in FOR_DECODING:
+            raise
+        return _refuse(f"decoding needs {error.name}: pip install superres")
     except UnicodeEncodeError as error:
         if not re.search("[\ud800-\udfff]", error.object):
             raise

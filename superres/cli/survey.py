@@ -107,15 +107,13 @@ class SurveyCommand(TyperCommand):
 
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            if (error.name or "").startswith("superres"):
-                raise
-            extra = "" if error.name in CORE_PACKAGES else "[survey]"
-            raise ConfigError(f"superres survey {ctx.command.name} needs {error.name}: pip install "
-                              f"'superres{extra}'") from error
+            if error.name in PACKAGES:
+                raise ConfigError(f"superres survey needs {error.name}: pip install 'superres[survey]'") from error
+            raise
 
 
-CORE_PACKAGES = ("huggingface_hub", "safetensors", "skimage", "torch", "torchvision")
-"""Packages for decoding, which a study of finished pictures does not need."""
+PACKAGES = ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "uvicorn")
+"""Packages of the extra `survey`."""
 
 survey_app = typer.Typer(help="Ask people which of two pictures they prefer, and report the answer.",
                          rich_markup_mode=None)
@@ -133,7 +131,8 @@ def create(
     scale: Scale = None, interpolation: Interpolation = SETTINGS.interpolation,
     trials: Trials = SETTINGS.trials, gold: Gold = SETTINGS.gold, repeats: Repeats = SETTINGS.repeats,
     practice: Practice = SETTINGS.practice, allow_unsure: Unsure = False, question: Question = SETTINGS.question,
-    title: Title = None, adaptive: Adaptive = SETTINGS.adaptive, thanks: Thanks = SETTINGS.thanks, consent: Consent = None,
+    title: Title = None, adaptive: Adaptive = SETTINGS.adaptive, thanks: Thanks = SETTINGS.thanks,
+    consent: Consent = None,
     minimum_viewport: Viewport = "320,320", id_params: IdParams = list(SETTINGS.id_params),  # noqa: B006 -- typer's
     completion_code: CompletionCode = "", completion_url: CompletionUrl = "", batch_size: opt.BatchSize = 25,
     device: opt.Device = "auto",

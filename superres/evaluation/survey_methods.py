@@ -198,8 +198,8 @@ class MethodRenderer:
             if missing := sorted(set().union(*known.values()) - own):
                 say(f"skipped: {name} lacks {', '.join(map(printable, missing))}")
         if not shared:
-            raise InvalidInputError(f"{' and '.join(known)} have no image in common; give the pictures of one image the "
-                                    "same file name in each")
+            raise InvalidInputError(f"{' and '.join(known)} have no image in common; give the pictures of one image "
+                                    "the same file name in each")
         if self.folders:
             same = check_sizes({name: {image: pictures[image] for image in sorted(shared)}
                                 for name, pictures in self.folders.items()})

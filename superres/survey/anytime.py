@@ -131,23 +131,34 @@ def rater_values(records: Sequence[Record], trials: int, values: dict[str, float
     Returns:
         The means of the raters' votes by the name of the comparison, float64 [raters].
     """
-    by_rater: dict[str, list[Record]] = defaultdict(list)
-    for record in sorted(records, key=lambda record: (record["voted"], record["position"])):
-        by_rater[record["rater"]].append(record)
-    latest = max((record["voted"] for record in records), default="")
-    finished = []
-    for rater, votes in by_rater.items():
-        ends = [vote["voted"] for vote in votes[1:]] + [latest]
-        left = next((number for number, (vote, after) in enumerate(zip(votes, ends, strict=True), 1)
-                     if elapsed_ms(vote["voted"], after) >= IDLE_MS), len(votes) + 1)
-        count = min(left, trials)
-        if count <= len(votes):
-            finished.append((votes[count - 1]["voted"], left < trials, rater, votes[:count]))
+    by_rater: dict[str, list[tuple[float, Record]]] = defaultdict(list)
+    ordered = sorted(records, key=lambda record: (record["voted"], record["position"]))
+    for record in ordered:
+        by_rater[record["rater"]].append((elapsed_ms(ordered[0]["voted"], record["voted"]), record))
+    now = max((votes[-1][0] for votes in by_rater.values()), default=0.0)
+    ends = {rater: end for rater, votes in by_rater.items()
+            if (end := _finish([time for time, _ in votes], now, trials)) is not None}
     found: dict[str, list[float]] = defaultdict(list)
-    for *_, votes in sorted(finished, key=lambda entry: entry[:3]):
+    for rater, (_, count) in sorted(ends.items(), key=lambda entry: (entry[1][0], entry[0])):
         own: dict[str, list[float]] = defaultdict(list)
-        for vote in votes:
-            own[vote["comparison"]].append(values[vote["chosen"]])
+        for _, record in by_rater[rater][:count]:
+            own[record["comparison"]].append(values[record["chosen"]])
         for name, numbers in own.items():
             found[name].append(float(np.mean(numbers)))
     return {name: np.array(numbers) for name, numbers in found.items()}
+
+
+def _finish(times: Sequence[float], now: float, trials: int) -> tuple[float, int] | None:
+    """Return when a rater finished and after how many votes; None if the rater may still be voting.
+
+    Args:
+        times: times of the rater's votes, ms.
+        now: time of the study's latest vote, ms.
+        trials: votes that the rater is asked for.
+    """
+    for count, (time, after) in enumerate(zip(times, [*times[1:], now], strict=True), 1):
+        if count == trials:
+            return time, count
+        if after - time >= IDLE_MS:
+            return time + IDLE_MS, count
+    return None

@@ -10,6 +10,9 @@ from superres.survey.anytime import EVEN, MAX_MORE_RATERS
 FEW_RATERS = 5
 """Below this number of finished raters, no forecast is made."""
 
+WIDE = 0.2
+"""Width of an interval from which two methods cannot be called equal yet."""
+
 UNRELIABLE = 0.01
 """P-value below which the votes favour one side."""
 
@@ -68,6 +71,8 @@ def _rest(known: dict[str, Any]) -> str:
         return text
     if known["raters"] < FEW_RATERS:
         text = f"too early to say, with {_count(known['raters'], 'finished rater')}."
+    elif known["more_raters"] is None and known["interval"][1] - known["interval"][0] > WIDE:
+        text = "about even so far; look again after more raters."
     elif known["more_raters"] is None:
         text = f"over {MAX_MORE_RATERS:,} more raters would be needed to settle it: take the two as equal."
     else:
@@ -100,8 +105,8 @@ def _about_raters(report: dict[str, Any]) -> list[dict[str, str]]:
                   and (rater[measure] < float(bound) if sign == "<" else rater[measure] > float(bound))]
         if raters:
             found.append(_warning(f"{_count(len(raters), 'rater')} {text}.",
-                                  "Look at their votes in the export. To leave such raters out, and see the result with "
-                                  f"and without them: superres survey exclude {study} '{rule}' --reason TEXT"))
+                                  "To leave such raters out, and see the result with and without them: "
+                                  f"superres survey exclude {study} '{rule}' --reason TEXT"))
     return found
 
 

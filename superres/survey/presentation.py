@@ -9,9 +9,9 @@ from superres.survey.report import Report
 from superres.system.output import figure_png, markdown_table, number_text
 
 ANYTIME_NOTE = (
-    "The first sentence, raters' mean and the any-time interval use one value per finished rater. The any-time interval "
-    "(betting confidence sequence) is for the pictures of this study and stays valid however often you "
-    "look, so you may stop as soon as it excludes 50. The other intervals hold at one look at a number of votes that was "
+    "The first sentence, raters' mean and the any-time interval use one value per finished rater. The any-time "
+    "interval (betting confidence sequence) is for the pictures of this study and stays valid however often you look, "
+    "so you may stop as soon as it excludes 50. The other intervals hold for one look at a number of votes that was "
     "fixed before. "
 )
 INTERVALS_NOTE = (
@@ -57,7 +57,9 @@ def sections(report: Report) -> list[Section]:
     """Return the tables of a report. The result without exclusions has only the table of preferences."""
     result = report["result"]
     fooled = ", ".join(c["method_a"] for c in result["comparisons"] if c["fool_rate"])
-    note = ANYTIME_NOTE + INTERVALS_NOTE + (f" The preference over camera is the fool rate ({fooled})." if fooled else "")
+    note = ANYTIME_NOTE + INTERVALS_NOTE
+    if fooled:
+        note += f" The preference over camera is the fool rate ({fooled})."
     found = [_preferences("Preference for method a", report, result, note), _tests(result), _rater_quality(result)]
     if report["without_exclusions"]:
         found.insert(1, _preferences("Preference without exclusions", report, report["without_exclusions"], ""))
@@ -108,8 +110,8 @@ def _tests(analysis: Report) -> Section:
                                "design effect", "rater correlation", "image correlation", "alpha", "can't tell",
                                "tie parameter", "median s"], rows,
                    "The design effect is the two-way variance relative to independent votes. Alpha is Krippendorff's "
-                   "(nominal). The tie parameter is Davidson's: votes \"can't tell\" per geometric mean of the votes for "
-                   "a and for b.")
+                   "(nominal). The tie parameter is Davidson's: votes \"can't tell\" per geometric mean of the votes "
+                   "for a and for b.")
 
 
 def _rater_quality(analysis: Report) -> Section:

@@ -91,8 +91,8 @@ def fit(
 ) -> tuple[Floats, Floats, Floats]:
     """Fit Davidson's model to several tables of votes at once, by Newton's method.
 
-    The model is a multinomial logit: in pair (a, b), the outcomes a, tie and b have the scores A, v + (A + B) / 2 and B.
-    Its likelihood is therefore concave.
+    The model is a multinomial logit: in pair (a, b), the outcomes a, tie and b have the scores A, v + (A + B) / 2 and
+    B. Its likelihood is therefore concave.
 
     Args:
         counts: number of votes for a, for neither and for b, by table and pair, float64 [T, P, 3].

@@ -49,8 +49,8 @@ function fit() {
     // A label is below its picture if they are side by side, else beside it.
     const across = stacked ? pair.clientWidth - button.offsetWidth : (pair.clientWidth - GAP) / 2 - FRAME;
     const labels = stacked ? 2 * (button.offsetHeight - FRAME) : 0;
-    const down = (window.innerHeight - document.querySelector("main").offsetHeight + labels) / (stacked ? 2 : 1);
-    return Math.min(1, across / width, Math.max(down, LEAST_HEIGHT) / height);
+    const down = window.innerHeight - document.querySelector("main").offsetHeight + labels;
+    return Math.min(1, across / width, Math.max(down, LEAST_HEIGHT) / (stacked ? 2 : 1) / height);
   };
   const [beside, stacked] = [factor(false), factor(true)];
   const best = Math.max(beside, stacked);
