@@ -242,8 +242,8 @@ def known(**changes):
      "60 of 100 prefer B to A, between 51 and 70 (90% confidence); this is settled. 1 vote the other way would "
      "unsettle it, and 11 would turn it round."),
     ({"preference": 0.5, "interval": (0.4, 0.61), "more_raters": None, "votes_to_flip": None},
-     "50 of 100 prefer A, and 50 prefer B, between 40 and 61 (90% confidence); about even so far; look again after more "
-     "raters."),
+     "50 of 100 prefer A, and 50 prefer B, between 40 and 61 (90% confidence); about even so far; look again after "
+     "more raters."),
     ({"preference": 0.5, "more_raters": None, "votes_to_flip": None},
      "50 of 100 prefer A, and 50 prefer B, between 48 and 66 (90% confidence); over 1,000 more raters would be needed "
      "to settle it: take the two as equal."),

@@ -81,7 +81,7 @@ def test_a_study_of_two_folders_from_creation_to_import(here, capsys):
     store = Store("survey.db")
     study = store.study("study")
     assert store.is_owner(study, captured.out.strip())
-    assert study.settings.minimum_viewport == (320, 320)
+    assert study.settings.minimum_viewport == (240, 240)
     assert study.methods == {"ours": {"folder": "ours"}, "theirs": {"folder": "theirs"}}
     for rater in ("one", "two"):
         vote_through(store, study, rater, lambda *_: "left")
@@ -228,8 +228,8 @@ main()
 
 def superres_without(missing, *words):
     """Run the command line in a process of its own, in which some packages are not installed."""
-    return subprocess.run([sys.executable, "-c", WITHOUT.format(missing=missing), *words], capture_output=True, text=True, check=False,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    return subprocess.run([sys.executable, "-c", WITHOUT.format(missing=missing), *words], capture_output=True,
+                          text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
 EXTRA = ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "uvicorn")

@@ -254,8 +254,8 @@ def test_nobody_votes_for_another_or_in_another_study(store):
 @pytest.mark.parametrize(("changes", "message"), [
     ({"choice": "unsure"}, "the choice 'unsure' is not offered"),
     ({"choice": "a"}, "the choice 'a' is not offered"),
-    ({"viewport_width": 319}, "the window must be at least 320 x 320 pixels"),
-    ({"viewport_height": 100}, "the window must be at least 320 x 320 pixels"),
+    ({"viewport_width": 239}, "the window must be at least 240 x 240 pixels"),
+    ({"viewport_height": 100}, "the window must be at least 240 x 240 pixels"),
 ])
 def test_votes_that_the_study_does_not_take_are_refused(quick, changes, message):
     study, _ = add_study(quick)

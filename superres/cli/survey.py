@@ -133,7 +133,7 @@ def create(
     practice: Practice = SETTINGS.practice, allow_unsure: Unsure = False, question: Question = SETTINGS.question,
     title: Title = None, adaptive: Adaptive = SETTINGS.adaptive, thanks: Thanks = SETTINGS.thanks,
     consent: Consent = None,
-    minimum_viewport: Viewport = "320,320", id_params: IdParams = list(SETTINGS.id_params),  # noqa: B006 -- typer's
+    minimum_viewport: Viewport = "240,240", id_params: IdParams = list(SETTINGS.id_params),  # noqa: B006 -- typer's
     completion_code: CompletionCode = "", completion_url: CompletionUrl = "", batch_size: opt.BatchSize = 25,
     device: opt.Device = "auto",
 ) -> None:

@@ -36,7 +36,7 @@ def log_capital(values: Floats, means: Floats, level: float = LEVEL) -> Floats:
 
     One gambler bets that the values are above the mean, another that they are below it; each starts with half of the
     capital. If the mean is right, the capital ever reaches 1 / (1 - level) with probability at most 1 - level. The bets
-    are the predictable plug-in of the source, equation (24): each depends on earlier values only.
+    are the predictable plug-in of the source: each depends on earlier values only.
 
     Args:
         values: in the order in which they became known, in [0, 1], float64 [n].

@@ -63,7 +63,7 @@ class StudySettings(Config):
     repeats: int = 4
     practice: int = 4
     adaptive: bool = True
-    minimum_viewport: tuple[int, int] = (320, 320)
+    minimum_viewport: tuple[int, int] = (240, 240)
     id_params: tuple[str, ...] = ("PROLIFIC_PID", "workerId", "participant")
     completion_code: str = ""
     completion_url: str = ""

@@ -24,6 +24,16 @@ IMAGES = 100
 PATIENCE_MS = 120_000
 
 
+def watch_for_errors(page, errors):
+    """Collect errors of scripts and of the console, but not the browser's own lines about refused requests."""
+    def told(message):
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            errors.append(message.text)
+
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", told)
+
+
 @pytest.fixture
 def page(browser):
     """A page of a fresh profile that has asked no other host than this one for anything."""
@@ -32,7 +42,7 @@ def page(browser):
     opened = context.new_page()
     asked, errors = [], []
     opened.on("request", lambda request: asked.append(request.url))
-    opened.on("pageerror", lambda error: errors.append(str(error)))
+    watch_for_errors(opened, errors)
     yield opened
     context.close()
     assert all(url.startswith(("http://127.0.0.1:", "data:", "blob:")) for url in asked)
@@ -184,7 +194,7 @@ def test_a_window_that_is_too_small_takes_no_votes(page, kept):
     with serving(kept, study) as address:
         start(page, address)
         wait_for(page, 1)
-        page.set_viewport_size({"width": 300, "height": 400})
+        page.set_viewport_size({"width": 230, "height": 400})
         page.wait_for_selector("#small:not([hidden])")
         page.keyboard.press("f")
         page.set_viewport_size({"width": 1000, "height": 800})
@@ -228,8 +238,7 @@ def test_on_a_phone_the_pictures_stack_and_every_vote_is_accepted(browser, kept,
     context = browser.new_context(**PHONE)
     context.set_default_timeout(PATIENCE_MS)
     page, errors = context.new_page(), []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    watch_for_errors(page, errors)
     with serving(kept, study) as address:
         page.goto(address)
         page.wait_for_selector("#agree")
@@ -307,7 +316,7 @@ def test_the_owner_sees_results_as_they_come(browser, kept, screenshots, capsys,
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     context.set_default_timeout(PATIENCE_MS)
     page, errors = context.new_page(), []
-    page.on("pageerror", lambda error: errors.append(str(error)))
+    watch_for_errors(page, errors)
     with serving(kept, study) as address:
         page.goto(f"{address}results/")
         page.fill("#owner", "wrong")
