@@ -251,6 +251,7 @@ def test_on_a_phone_the_pictures_stack_and_every_vote_is_accepted(browser, kept,
             shown = layout(page)
             assert shown["a"]["y"] + shown["a"]["height"] < shown["b"]["y"]  # stacked
             assert shown["a"]["width"] == shown["b"]["width"] >= 160
+            assert shown["a"]["x"] == shown["b"]["x"]
             assert shown["a"]["width"] % 16 == 0  # whole pixels
             assert shown["page"][0] <= shown["window"][0]
             assert shown["page"][1] <= shown["window"][1]  # both pictures are seen at once

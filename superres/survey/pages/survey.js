@@ -47,7 +47,8 @@ function fit() {
     arrange(stacked, 0);
     const button = byId("left");
     // A label is below its picture if they are side by side, else beside it.
-    const across = stacked ? pair.clientWidth - button.offsetWidth : (pair.clientWidth - GAP) / 2 - FRAME;
+    const room = byId("trial").clientWidth;
+    const across = stacked ? room - button.offsetWidth : (room - GAP) / 2 - FRAME;
     const labels = stacked ? 2 * (button.offsetHeight - FRAME) : 0;
     const down = window.innerHeight - document.querySelector("main").offsetHeight + labels;
     return Math.min(1, across / width, Math.max(down, LEAST_HEIGHT) / (stacked ? 2 : 1) / height);
