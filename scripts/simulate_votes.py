@@ -3,6 +3,8 @@
     python scripts/simulate_votes.py http STUDY --store survey.db --address http://127.0.0.1:8000/ --raters 30
     python scripts/simulate_votes.py coverage --studies 200 --raters 30 --votes 50 --images 500
     python scripts/simulate_votes.py coverage --studies 200 --raters 20 --votes 30 --images 100 --http
+    python scripts/simulate_votes.py watch --studies 1000
+    python scripts/simulate_votes.py order --studies 1000
 
 A simulated rater prefers method a with probability sigmoid(mean + rater's effect + image's effect). The effects are
 normal with the standard deviations --rater-sd and --image-sd on the logit scale. The mean is chosen so that the
@@ -11,6 +13,9 @@ preference over all raters and images is --preference.
 `http` votes in a served study like browsers, and reads in the store which side shows method a. Never use it in a real
 study. `coverage` simulates whole studies and counts how often each interval covers the known preference. Its votes are
 drawn directly, or with --http sent to a server.
+
+`watch` looks at each study after each rater, and stops when an interval excludes an even preference. `order` ranks six
+methods with adaptive and with balanced choice of comparisons.
 """
 
 from __future__ import annotations
@@ -29,21 +34,24 @@ import numpy as np
 import typer
 import uvicorn
 from fastapi import FastAPI
-from scipy import optimize
+from scipy import optimize, stats
 from scipy.special import expit
 from sqlalchemy import select
 from tqdm import tqdm
 
 from superres.errors import StoreError, SuperresError
 from superres.survey import schema, statistics
+from superres.survey.adaptive import allocate
+from superres.survey.anytime import log_capital, settled_after
 from superres.survey.client import RaterClient
 from superres.survey.credentials import digest
 from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.report import study_report
 from superres.survey.server import survey_app
-from superres.survey.statistics import Interval, Votes
+from superres.survey.statistics import Floats, Interval, Votes
 from superres.survey.store import Store
-from superres.survey.study import MAIN, REPEAT, Study, StudySettings
+from superres.survey.strength import fit
+from superres.survey.study import MAIN, REPEAT, Comparison, Study, StudySettings
 from superres.system.output import markdown_table, write_results
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -271,6 +279,165 @@ def coverage(
         document = {"simulation": title, "rows": [dict(zip(("interval", "coverage", "width"), row, strict=True))
                                                   for row in rows]}
         write_results(output, {"coverage.json": document, "coverage.md": table})
+
+
+NAMES = {"anytime": "any-time interval", "t": "t interval of the raters' means",
+         "wilson": "Wilson interval of the votes"}
+"""Intervals that `watch` looks at after each rater."""
+
+FIRST_LOOK = 5
+"""Number of raters at the first look with intervals for a fixed number of votes."""
+
+
+def watched_study(
+    rng: np.random.Generator, preference: float, raters: int, votes: int, images: int, rater_sd: float, image_sd: float,
+) -> Floats:
+    """Return the means of the raters' votes in a study whose pictures have exactly this preference, float64 [raters].
+
+    Each rater sees the images with the fewest votes, as the server assigns them.
+    """
+    effects = image_sd * rng.standard_normal(images)
+    points, weights = np.polynomial.hermite_e.hermegauss(30)
+
+    def excess(mean: float) -> float:
+        chances = expit(mean + effects[:, None] + rater_sd * points) @ weights / weights.sum()
+        return float(chances.mean()) - preference
+
+    mean = float(optimize.brentq(excess, -20, 20))
+    counts = np.zeros(images)
+    values = np.empty(raters)
+    for number in range(raters):
+        seen = np.argsort(counts + 0.5 * rng.random(images))[:votes]
+        counts[seen] += 1
+        values[number] = (rng.random(votes) < expit(mean + rater_sd * rng.standard_normal() + effects[seen])).mean()
+    return values
+
+
+def first_claims(values: Floats, votes: int) -> dict[str, bool]:
+    """Return, by the names in `NAMES`, whether an interval excluded 50% at any look."""
+    counts = np.arange(1, len(values) + 1)
+    means = values.cumsum() / counts
+    spread = np.sqrt(np.maximum((values**2).cumsum() - counts * means**2, 1e-12) / np.maximum(counts - 1, 1) / counts)
+    by_raters = np.abs(means - 0.5) > stats.t.ppf(0.95, np.maximum(counts - 1, 1)) * spread
+    by_votes = [not low <= 0.5 <= high for low, high in (
+        statistics.wilson(mean * count * votes, count * votes) for mean, count in zip(means, counts, strict=True))]
+    return {"anytime": settled_after(values) is not None, "t": bool(by_raters[FIRST_LOOK - 1:].any()),
+            "wilson": any(by_votes[FIRST_LOOK - 1:])}
+
+
+def fixed_plan(values: Floats, power: float = 0.8) -> int:
+    """Return the smallest number of raters whose t interval excludes 50% in this share of studies.
+
+    Args:
+        values: means of the raters' votes in simulated studies, float64 [studies, raters].
+        power: the share.
+    """
+    for raters in range(FIRST_LOOK, values.shape[1] + 1):
+        part = values[:, :raters]
+        half = stats.t.ppf(0.95, raters - 1) * part.std(axis=1, ddof=1) / np.sqrt(raters)
+        if (np.abs(part.mean(axis=1) - 0.5) > half).mean() >= power:
+            return raters
+    sys.exit(f"simulate_votes: {values.shape[1]} raters do not reach a power of {power}; give more --raters")
+
+
+@app.command()
+def watch(
+    studies: Annotated[int, typer.Option(min=1, help="Simulated studies per preference.")] = 1000, raters: Raters = 200,
+    votes: Annotated[int, typer.Option(min=1, help="Votes per rater.")] = 20,
+    images: Annotated[int, typer.Option(min=2, help="Images per study.")] = 100,
+    smallest: Annotated[float, typer.Option(help="Preference for which the fixed plan has a power of 80 %.")] = 55,
+    rater_sd: RaterSd = 0.4, image_sd: ImageSd = 1.0, seed: Seed = 0,
+    output: Annotated[Path | None, typer.Option(help="Folder for watch.json and watch.md.")] = None,
+) -> None:
+    """Look after each rater, and stop at the first claim: count false claims at 50%, and votes saved elsewhere."""
+    if votes > images:
+        sys.exit(f"simulate_votes: --votes {votes} per rater exceed --images {images}")
+
+    def simulate(preference: float) -> Floats:
+        bar = tqdm(range(studies), f"preference {preference:g} %", disable=None, leave=False)
+        return np.array([watched_study(np.random.default_rng([seed, number, round(10 * preference)]), preference / 100,
+                                       raters, votes, images, rater_sd, image_sd) for number in bar])
+
+    even = [first_claims(values, votes) for values in simulate(50)]
+    false = [[NAMES[name], f"{100 * np.mean([found[name] for found in even]):.1f}"] for name in NAMES]
+    planned = fixed_plan(simulate(smallest))
+    rows = []
+    for preference in sorted({smallest, 60, 65, 70}):
+        values = simulate(preference)
+        claims = [settled_after(own[:2 * planned]) for own in values]
+        used = np.array([claim or 2 * planned for claim in claims])
+        half = stats.t.ppf(0.95, planned - 1) * values[:, :planned].std(axis=1, ddof=1) / np.sqrt(planned)
+        power = (np.abs(values[:, :planned].mean(axis=1) - 0.5) > half).mean()
+        rows.append([f"{preference:g}", f"{100 * power:.1f}", str(planned * votes),
+                     f"{100 * np.mean([claim is not None for claim in claims]):.1f}", f"{used.mean() * votes:.0f}",
+                     f"{np.quantile(used, 0.9) * votes:.0f}", f"{100 * (1 - used.mean() / planned):+.0f}"])
+    title = (f"SIMULATION: {studies} studies per preference, {votes} votes per rater on {images} images, standard "
+             f"deviations {rater_sd} (raters) and {image_sd} (images), nominal 90 %")
+    first = markdown_table(["interval", f"false claims within {raters} raters, %"], false)
+    header = ["preference, %", "fixed: settled, %", "fixed: votes", "watched: settled, %", "watched: mean votes",
+              "watched: 90 % use at most", "votes saved, %"]
+    text = f"{title}\n\n{first}\n\n{markdown_table(header, rows)}\n"
+    print(text)
+    if output is not None:
+        document = {"simulation": title, "false_claims": dict(false),
+                    "rows": [dict(zip(header, row, strict=True)) for row in rows]}
+        write_results(output, {"watch.json": document, "watch.md": text})
+
+
+STRENGTHS = np.array([-1.5, -0.6, -0.3, 0.0, 0.3, 1.6])
+"""Log strengths of the methods that `order` ranks."""
+
+
+def ranked_study(rng: np.random.Generator, adaptive: bool, raters: int, votes: int, rater_sd: float) -> Floats:
+    """Return the votes for the first method of each comparison by rater, and their number, float64 [raters, C, 2]."""
+    found = np.zeros((raters, len(ROUND_ROBIN), 2))
+    for own in found:
+        counts = found.sum(axis=0)
+        table = np.stack([counts[:, 0], np.zeros(len(counts)), counts[:, 1] - counts[:, 0]], 1)
+        shares = allocate(ROUND_ROBIN, table, [votes] * len(ROUND_ROBIN), votes) if adaptive else \
+            np.bincount(rng.permutation(np.arange(votes) % len(ROUND_ROBIN)), minlength=len(ROUND_ROBIN))
+        tastes = STRENGTHS + rater_sd * rng.standard_normal(len(STRENGTHS))
+        own[:, 1] = shares
+        own[:, 0] = rng.binomial(np.asarray(shares), expit([tastes[a] - tastes[b] for a, b in PAIRS]))
+    return found
+
+
+PAIRS = [(a, b) for b in range(len(STRENGTHS)) for a in range(b + 1, len(STRENGTHS))]
+ROUND_ROBIN = [Comparison(f"{a} vs {b}", str(a), str(b)) for a, b in PAIRS]
+
+
+@app.command()
+def order(
+    studies: Annotated[int, typer.Option(min=1, help="Simulated studies.")] = 1000, raters: Raters = 40,
+    votes: Annotated[int, typer.Option(min=len(PAIRS), help="Votes per rater.")] = 30,
+    rater_sd: RaterSd = 0.4, seed: Seed = 0,
+) -> None:
+    """Rank six methods: how often the order is right, and whether the preferences are unbiased."""
+    points, weights = np.polynomial.hermite_e.hermegauss(60)
+    truth = np.array([expit(STRENGTHS[a] - STRENGTHS[b] + np.sqrt(2) * rater_sd * points) @ weights / weights.sum()
+                      for a, b in PAIRS])
+    rows = []
+    for adaptive in (False, True):
+        drawn = np.array([ranked_study(np.random.default_rng([seed, number]), adaptive, raters, votes, rater_sd)
+                          for number in tqdm(range(studies), "studies", disable=None, leave=False)])
+        right = []
+        for used in (raters // 4, raters // 2, raters):
+            counts = drawn[:, :used].sum(axis=1)
+            table = np.stack([counts[..., 0], 0 * counts[..., 0], counts[..., 1] - counts[..., 0]], -1)
+            fitted = fit(table, np.array(PAIRS), len(STRENGTHS))[0]
+            right.append((np.argsort(fitted, axis=1) == np.arange(len(STRENGTHS))).all(axis=1).mean())
+        shares = drawn[..., 0] / drawn[..., 1]  # [studies, raters, C]
+        errors = shares.mean(axis=1) - truth
+        excluded = [(log_capital(shares[study, :, c], truth[c:c + 1])[0] >= np.log(10)).any()
+                    for study in range(studies) for c in range(len(PAIRS))]
+        rows.append(["adaptive" if adaptive else "balanced", *(f"{100 * share:.1f}" for share in right),
+                     f"{100 * np.abs(errors.mean(axis=0)).max():.2f}",
+                     f"{100 * (errors.std(axis=0) / np.sqrt(studies)).max():.2f}", f"{100 * np.mean(excluded):.1f}"])
+    looks = raters // 4, raters // 2, raters
+    header = ["choice of pairs", *(f"order right after {used} raters, %" for used in looks),
+              "largest bias of a preference, points", "its standard error", "any-time interval ever wrong, %"]
+    print(f"SIMULATION: {studies} studies of {len(STRENGTHS)} methods in {len(PAIRS)} comparisons, {votes} votes per "
+          f"rater, standard deviation {rater_sd} (raters), nominal 90 %\n\n{markdown_table(header, rows)}\n")
 
 
 if __name__ == "__main__":

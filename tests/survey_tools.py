@@ -35,7 +35,7 @@ def add_study(store, name="study", methods=("k6", "greedy"), count=6, **settings
     """Store a study of methods with random pictures, each but the last compared with the last."""
     made = [Method(method, pictures(count, seed), {"config": method}) for seed, method in enumerate(methods)]
     compared = compare_methods(made[:-1], made[-1:])
-    options = StudySettings(**{**SMALL, **settings}).fitted(16, 16)
+    options = StudySettings(**{**SMALL, **settings})
     records = {method.name: method.record for method in made}
     return store.create_study(name, options, [c for c, _, _ in compared], records, make_pairs(compared, options))
 

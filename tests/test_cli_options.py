@@ -22,8 +22,8 @@ MODULES = sorted(path for path in (ROOT / "superres").rglob("*.py") if "web" not
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SCRIPTS = [f"scripts/{path.name}" for path in ROOT.glob("scripts/*.py") if "__main__" in path.read_text()]
-FOREIGN = {"--nproc_per_node", "--strict"}
-"""Options of torchrun and mypy."""
+FOREIGN = {"--nproc_per_node", "--strict", "--group", "--no-deps", "--upgrade"}
+"""Options of torchrun, mypy and pip."""
 
 SAME = {"scripts/upscale.py": "upscale", "scripts/evaluate.py": "evaluate", "scripts/train.py": "train",
         "scripts/export_preferences.py": "survey export"}

@@ -57,12 +57,14 @@ def create(*words):
 FOLDERS = ("--method-a", "ours", "--method-b", "theirs")
 
 
-def refusal(capsys, *words):
+def refusal(capsys, *words, lines=1):
     capsys.readouterr()
     assert survey(*words) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    (line,) = captured.err.splitlines()
+    *skipped, line = captured.err.splitlines()
+    assert len(skipped) == lines - 1
+    assert all(other.startswith("superres: skipped: ") for other in skipped)
     assert line.startswith("superres: ")
     return line
 
@@ -70,11 +72,16 @@ def refusal(capsys, *words):
 def test_a_study_of_two_folders_from_creation_to_import(here, capsys):
     assert create(*FOLDERS) == 0
     captured = capsys.readouterr()
-    assert "study study with 1 comparisons and 8 pairs is in survey.db" in captured.err
+    assert captured.err.splitlines() == [
+        "superres: study study is in survey.db: 5 pairs (1 comparison of 5 images)",
+        "superres: each rater votes 8 times: on 5 of the 5 pairs, on 1 of these again with the sides swapped, on 1 "
+        "obvious pairs that test attention, and first on 1 for practice; 20 raters give each pair about 20 votes",
+        "superres: next: superres survey serve study",
+        "superres: the token of the study's owner, which opens the results, follows; it is shown only once"]
     store = Store("survey.db")
     study = store.study("study")
     assert store.is_owner(study, captured.out.strip())
-    assert study.settings.minimum_viewport == (640, 480)
+    assert study.settings.minimum_viewport == (240, 240)
     assert study.methods == {"ours": {"folder": "ours"}, "theirs": {"folder": "theirs"}}
     for rater in ("one", "two"):
         vote_through(store, study, rater, lambda *_: "left")
@@ -166,16 +173,110 @@ def test_bad_studies_are_one_line_and_code_2(here, decoding, capsys, words, mess
         assert Store("survey.db").studies() == []
 
 
-def test_unequal_folders_name_the_missing_counterparts(here, capsys):
+def test_pictures_that_cannot_be_compared_are_named_and_skipped(here, capsys):
     (here / "theirs" / "face3.png").unlink()
     (here / "theirs" / "face4.png").rename(here / "theirs" / "other.png")
-    line = refusal(capsys, "create", "study", *FOLDERS)
-    assert "ours lacks 1 of 6 images (other), which theirs has; add them, or take them out of both" in line
-    (here / "theirs" / "other.png").unlink()
-    line = refusal(capsys, "create", "study", *FOLDERS)
-    assert "theirs lacks 2 of 5 images (face3, face4), which ours has" in line
     (here / "ours" / "face0.png").write_text("no picture")
-    assert "face0.png is not an image that can be read" in refusal(capsys, "create", "study", *FOLDERS)
+    with Image.open(here / "ours" / "face1.png") as picture:
+        picture.resize((40, 40)).save(here / "ours" / "face1.png")
+    assert create(*FOLDERS, "--store", "my study.db") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert "face0.png is not an image that can be read" in lines[0]
+    assert lines[1:4] == ["superres: skipped: ours lacks face0, other", "superres: skipped: theirs lacks face3, face4",
+                          "superres: skipped: face1, which differ in size between methods"]
+    assert "1 pairs (1 comparison of 1 images)" in lines[4]
+    assert lines[6] == "superres: next: superres survey serve study --store 'my study.db'"
+
+
+def test_a_study_of_no_pictures_is_refused(here, capsys):
+    for path in (here / "theirs").iterdir():
+        path.rename(path.with_stem(f"their-{path.stem}"))
+    assert "ours and theirs have no image in common; give the pictures of one image the same file name" in refusal(
+        capsys, "create", "study", *FOLDERS, lines=3)
+    for path in (here / "ours").iterdir():
+        path.write_text("no picture")
+    assert "no picture in ours can be read" in refusal(capsys, "create", "study", *FOLDERS, lines=6)
+
+
+@pytest.mark.parametrize(("size", "scale"), [(32, 8), (100, 2), (640, 1), (8, 32)])
+def test_pictures_are_enlarged_to_at_most_256_pixels_unless_a_scale_is_given(here, size, scale):
+    for folder in ("ours", "theirs"):
+        for path in (here / folder).iterdir():
+            with Image.open(path) as picture:
+                picture.resize((size, size // 2 + 4)).save(path)
+    assert create(*FOLDERS, "--question", "Which is sharper?") == 0
+    store = Store("survey.db")
+    settings = store.study("study").settings
+    assert (settings.scale, settings.title, settings.trials) == (scale, "Which is sharper?", 5)
+    store.close()
+
+
+COMMANDS = ["create", "serve", "link", "report", "plan", "export", "import", "exclude", "migrate", "token"]
+WITHOUT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from superres.cli.main import main
+main()
+"""
+
+
+def superres_without(missing, *words):
+    """Run the command line in a process of its own, in which some packages are not installed."""
+    return subprocess.run([sys.executable, "-c", WITHOUT.format(missing=missing), *words], capture_output=True,
+                          text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+EXTRA = ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "uvicorn")
+DECODING = ("gradio", "huggingface_hub", "safetensors", "skimage", "torch", "torchvision")
+
+
+def test_two_folders_become_a_study_and_a_report_without_torch(here):
+    made = superres_without(DECODING, "survey", "create", "study", *FOLDERS, "--gold", "1", "--practice", "0")
+    assert made.returncode == 0
+    store = Store("survey.db")
+    for number in range(3):
+        vote_through(store, store.study("study"), f"rater{number}", lambda *_: "left")
+    store.close()
+    told = superres_without(DECODING, "survey", "report", "study", "--output", "report")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "too early to say, with 3 finished raters" in told.stdout
+    assert Path("report/report.png").is_file()
+
+
+def test_the_group_survey_is_the_extra_and_what_it_needs_of_the_rest():
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    group, extra = project["dependency-groups"]["survey"], project["project"]["optional-dependencies"]["survey"]
+    assert set(extra) <= set(group)
+    others = {name for name in project["project"]["dependencies"] if not name.startswith((
+        "torch", "huggingface_hub", "safetensors", "scikit-image"))}
+    assert set(group) - set(extra) == others
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_needs_no_extra(command):
+    shown = superres_without((*EXTRA, *DECODING), "survey", *([command] if command else []), "--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "Usage: superres survey" in shown.stdout
+
+
+@pytest.mark.parametrize(("missing", "words", "install"), [
+    (EXTRA, ("report", "x"), "superres survey needs sqlalchemy: pip install 'superres[survey]'"),
+    (("scipy",), ("plan",), "superres survey needs scipy: pip install 'superres[survey]'"),
+    (("torch",), ("create", "x", "--images", "photos", "--method-a", "name=k,block_size=2", "--method-b", "camera"),
+     "decoding needs torch: pip install superres"),
+    (("torch",), ("upscale", "ours", "--output", "o"), "decoding needs torch: pip install superres"),
+])
+def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here, missing, words, install):
+    refused = superres_without(missing, *(() if words[0] == "upscale" else ("survey",)), *words)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == f"superres: {install}\n"
 
 
 def test_a_study_is_not_made_twice(here, capsys):

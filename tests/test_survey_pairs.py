@@ -86,7 +86,7 @@ def test_a_missing_counterpart_is_named():
 def test_pictures_of_another_size_would_give_the_method_away():
     a = Method("a", pictures(2, size=16))
     b = Method("b", pictures(2, size=32))
-    with pytest.raises(InvalidInputError, match="pictures differ in size, which would reveal methods: a has face1"):
+    with pytest.raises(InvalidInputError, match="pictures differ in size, which would reveal methods: a has face0"):
         make_pairs(compare_methods([a], [b]), StudySettings())
 
 

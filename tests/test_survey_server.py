@@ -126,7 +126,8 @@ def test_the_wording_is_the_studys_and_says_nothing_of_methods(kept):
         wording = client.get("/api/study").json()
     key = wording.pop("key")
     assert wording == {"title": "T", "question": "Q", "consent": "C", "id_params": ["who"], "allow_unsure": True,
-                       "consent_version": study.settings.consent_version, "minimum_viewport": [640, 480]}
+                       "consent_version": study.settings.consent_version, "minimum_viewport": [240, 240],
+                       "scale": 2}
     assert key.startswith("superres-survey-")
 
 

@@ -27,7 +27,7 @@ from superres.survey.statistics import (
     votes_bootstrap,
     wilson,
 )
-from superres.survey.strength import bradley_terry
+from superres.survey.strength import davidson
 
 ROOT = Path(__file__).parent.parent
 
@@ -176,7 +176,9 @@ def test_strengths_give_back_the_probabilities_that_they_stand_for(rng):
     a, b = zip(*(names[i] for i in rng.integers(0, 3, 9000)), strict=True)
     chance = [1 / (1 + math.exp(truth[y] - truth[x])) for x, y in zip(a, b, strict=True)]
     values = (rng.random(9000) < chance).astype(float)
-    found = bradley_terry([f"r{i % 30}" for i in range(9000)], a, b, values, rng)
+    fitted = davidson([f"r{i % 30}" for i in range(9000)], a, b, values, rng)
+    assert fitted.tie_parameter is None
+    found = fitted.methods
     assert [strength.method for strength in found] == ["strong", "middle", "weak"]
     for strength in found:
         assert strength.log_strength == pytest.approx(truth[strength.method], abs=0.1)
@@ -184,12 +186,13 @@ def test_strengths_give_back_the_probabilities_that_they_stand_for(rng):
 
 
 def test_strengths_need_three_methods_on_one_scale(rng):
-    assert bradley_terry(["r"], ["a"], ["b"], [1.0], rng) == []
-    assert bradley_terry(["r", "r"], ["a", "c"], ["b", "d"], [1.0, 0.0], rng) == []
+    assert davidson(["r"], ["a"], ["b"], [1.0], rng) is None
+    assert davidson(["r", "r"], ["a", "c"], ["b", "d"], [1.0, 0.0], rng) is None
+    assert davidson([], [], [], [], rng) is None
 
 
 def test_a_method_that_always_wins_has_a_finite_strength(rng):
-    found = bradley_terry(["r", "s"] * 3, ["a", "a", "b"] * 2, ["b", "c", "c"] * 2, [1.0] * 6, rng)
+    found = davidson(["r", "s"] * 3, ["a", "a", "b"] * 2, ["b", "c", "c"] * 2, [1.0] * 6, rng).methods
     assert [strength.method for strength in found] == ["a", "b", "c"]
     assert all(math.isfinite(strength.log_strength) for strength in found)
 
@@ -227,6 +230,27 @@ def test_the_simulation_covers_the_known_preference_and_says_what_it_is():
     rows = {line.split(" | ")[0].strip("| "): float(line.split(" | ")[1]) for line in printed.splitlines()[4:10]}
     assert rows["two-way clustered"] >= 80
     assert rows["two-way clustered"] > rows["votes only (paper)"]
+
+
+def test_the_watch_claims_less_falsely_than_intervals_for_one_look_and_says_what_it_saves(tmp_path):
+    words = [sys.executable, str(ROOT / "scripts" / "simulate_votes.py"), "watch", "--studies", "40", "--raters", "120",
+             "--output", str(tmp_path)]
+    subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
+    found = json.loads((tmp_path / "watch.json").read_text())
+    false = {name: float(share) for name, share in found["false_claims"].items()}
+    assert false["any-time interval"] <= 10 < 30 < false["t interval of the raters' means"]
+    assert [row["preference, %"] for row in found["rows"]] == ["55", "60", "65", "70"]
+    assert float(found["rows"][-1]["votes saved, %"]) > 30
+
+
+def test_adaptive_choice_finds_the_order_sooner_and_stays_unbiased():
+    words = [sys.executable, str(ROOT / "scripts" / "simulate_votes.py"), "order", "--studies", "30"]
+    printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    balanced, adaptive = ([float(cell) for cell in line.strip("| ").split(" | ")[1:]]
+                          for line in printed.splitlines()[4:6])
+    assert adaptive[1] > balanced[1]
+    assert adaptive[3] < 4 * adaptive[4]  # the largest of 15 biases, against its standard error
+    assert adaptive[5] <= 10
 
 
 def test_simulated_raters_vote_over_http_too(tmp_path):

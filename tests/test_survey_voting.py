@@ -81,7 +81,8 @@ def test_a_rater_sees_each_pair_once_and_repeats_with_the_sides_swapped(store):
 
 
 def test_pairs_get_equally_many_votes(store):
-    study, _ = add_study(store, methods=("a", "b", "c"), count=8, trials=6, gold=0, repeats=0, practice=0)
+    study, _ = add_study(store, methods=("a", "b", "c"), count=8, trials=6, gold=0, repeats=0, practice=0,
+                         adaptive=False)
     for number in range(8):
         vote_through(store, study, f"rater{number}", lambda *_: "left")
     counts = Counter(record["pair"] for record in read_votes(store, study))
@@ -253,8 +254,8 @@ def test_nobody_votes_for_another_or_in_another_study(store):
 @pytest.mark.parametrize(("changes", "message"), [
     ({"choice": "unsure"}, "the choice 'unsure' is not offered"),
     ({"choice": "a"}, "the choice 'a' is not offered"),
-    ({"viewport_width": 639}, "the window must be at least 640 x 480 pixels"),
-    ({"viewport_height": 100}, "the window must be at least 640 x 480 pixels"),
+    ({"viewport_width": 239}, "the window must be at least 240 x 240 pixels"),
+    ({"viewport_height": 100}, "the window must be at least 240 x 240 pixels"),
 ])
 def test_votes_that_the_study_does_not_take_are_refused(quick, changes, message):
     study, _ = add_study(quick)

@@ -34,7 +34,7 @@ def reported(memory_folder):
 
     def report(methods, greedy=None, name="table3"):
         compared = compare_methods(methods, [greedy or decoded("greedy", block_size=1)])
-        settings = StudySettings(gold=0, repeats=0, practice=0, scale=2).fitted(16, 16)
+        settings = StudySettings(gold=0, repeats=0, practice=0, scale=2)
         records = {method.name: method.record for _, a, b in compared for method in (a, b)}
         study, _ = store.create_study(name, settings, [c for c, _, _ in compared], records,
                                       make_pairs(compared, settings))

@@ -31,6 +31,9 @@ from superres.system.terminal import PrintableFormatter, StandardOutputError, ec
 NOT_READ = 141
 """Exit code if the reader of standard output has closed it, as shells use it."""
 
+FOR_DECODING = ("huggingface_hub", "safetensors", "skimage", "torch", "torchvision")
+"""Packages that an installation for surveys alone lacks."""
+
 # typer's errors have no public base class; typer's version decides whether they come from click or from typer.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -77,8 +80,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _refuse(f"{str(error.format_message()).rstrip('.')}; see superres --help")  # type: ignore[attr-defined]
     except StandardOutputError as error:
         return NOT_READ if isinstance(error.__cause__, BrokenPipeError) else _refuse(str(error), 1)
-    except SuperresError as error:
-        return _refuse(str(error))
+    except (SuperresError, ModuleNotFoundError) as error:
+        return _refuse(_explain(error))
     except UnicodeEncodeError as error:
         if not re.search("[\ud800-\udfff]", error.object):
             raise
@@ -89,6 +92,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:  # newer releases of typer turn the interrupt into this code themselves
         _refuse("interrupted; finished results are kept")
     return code if isinstance(code, int) else 0
+
+
+def _explain(error: SuperresError | ModuleNotFoundError) -> str:
+    """Return the message of an error; raise the error again if a module is missing that every installation has."""
+    if isinstance(error, SuperresError):
+        return str(error)
+    if error.name not in FOR_DECODING:
+        raise error
+    return f"decoding needs {error.name}: pip install superres"
 
 
 def _refuse(message: str, code: int = 2) -> int:

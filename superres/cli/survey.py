@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperCommand
 
 from superres.cli import options as opt
 from superres.config import require, require_choice
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey.limits import PER_ADDRESS, TOTAL, EnrolmentLimit
-from superres.survey.study import INTERPOLATIONS, StudySettings
+from superres.survey.study import GOLD, INTERPOLATIONS, MAIN, PRACTICE, StudySettings
 from superres.system.progress import say
 from superres.system.terminal import echo, echo_json
 
@@ -36,7 +39,8 @@ MethodB = Annotated[list[str], Option(metavar="SPEC", help="Method b: one per --
 ImagesPath = Annotated[Path | None, Option(metavar="PATH", help="Images to decode, and photographs for the method "
                                            "camera: .npz, folder of images or CelebA root.")]
 Pairs = Annotated[int | None, Option(metavar="N", help="Images per comparison, chosen by --seed. [default: all]")]
-Scale = Annotated[int, Option(metavar="N", help="Enlargement: CSS pixels per pixel of a picture.")]
+Scale = Annotated[int | None, Option(metavar="N", help="Enlargement: CSS pixels per pixel of a picture. [default: the "
+                                     "largest that keeps pictures within 256 pixels, at least 1]")]
 Interpolation = Annotated[str, Option(metavar=opt.choices(INTERPOLATIONS), help="How pictures are enlarged.")]
 Trials = Annotated[int, Option(metavar="N", help="Pairs per rater, at most the pairs of the study.")]
 Gold = Annotated[int, Option(metavar="N", help="Number of these pairs that have an obvious answer.")]
@@ -44,10 +48,13 @@ Repeats = Annotated[int, Option(metavar="N", help="Number of these pairs shown t
 Practice = Annotated[int, Option(metavar="N", help="Practice pairs with feedback, shown first.")]
 Unsure = Annotated[bool, Option("--allow-unsure", help="Offer the answer \"can't tell\".")]
 Question = Annotated[str, Option(metavar="TEXT", help="Question above every pair.")]
-Title = Annotated[str, Option(metavar="TEXT", help="Heading of the page.")]
+Title = Annotated[str | None, Option(metavar="TEXT", help="Heading of the page. [default: the question, if given]")]
 Thanks = Annotated[str, Option(metavar="TEXT", show_default=False, help="Text of the last page.")]
 Consent = Annotated[Path | None, Option(metavar="FILE", help="File with the text that raters agree to.")]
-Viewport = Annotated[str, Option(metavar="W,H", help="Smallest browser window, in CSS pixels.")]
+Viewport = Annotated[str, Option(metavar="W,H", help="Smallest browser window, in CSS pixels. The page stacks or "
+                                 "reduces pictures that do not fit; 640,480 keeps phones out.")]
+Adaptive = Annotated[bool, Option("--adaptive/--balanced", help="With three or more methods, show most pairs of those "
+                                  "whose order is least certain, or equally many pairs of each comparison.")]
 IdParams = Annotated[list[str], Option("--id-param", metavar="NAME", help="URL parameter that holds the rater's id; "
                                        "repeat the option for several names.")]
 CompletionCode = Annotated[str, Option(metavar="CODE", help="Code shown on the last page.")]
@@ -82,35 +89,60 @@ Pilot = Annotated[str | None, Option(metavar="STUDY", help="Study from which to 
 RaterCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation between the votes of a rater.")]
 ImageCorrelation = Annotated[float | None, Option(metavar="R", help="Correlation between the votes on an image.")]
 
-survey_app = typer.Typer(help="Ask people which picture was more likely taken by a camera.", rich_markup_mode=None)
+MAX_WIDTH = 256
+"""Largest side of a picture that the default of --scale enlarges to, in CSS pixels."""
+
+
+class SurveyCommand(TyperCommand):
+    """A command that needs the extra `survey` to run, but not to print its help."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 -- their types depend on typer's version
+        """Run the command.
+
+        Raises:
+            ConfigError: a package of the extra is missing.
+        """
+        try:
+            import sqlalchemy  # noqa: F401
+
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if error.name in PACKAGES:
+                raise ConfigError(f"superres survey needs {error.name}: pip install 'superres[survey]'") from error
+            raise
+
+
+PACKAGES = ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "uvicorn")
+"""Packages of the extra `survey`."""
+
+survey_app = typer.Typer(help="Ask people which of two pictures they prefer, and report the answer.",
+                         rich_markup_mode=None)
 
 
 @survey_app.callback()
 def survey() -> None:
-    """Ask people which picture was more likely taken by a camera."""
-    try:
-        import sqlalchemy  # noqa: F401
-    except ImportError:
-        raise ConfigError('superres survey needs more packages: pip install "superres[survey]"') from None
+    """Ask people which of two pictures they prefer, and report the answer."""
 
 
-@survey_app.command()
+@survey_app.command(cls=SurveyCommand)
 def create(
     context: typer.Context, study: StudyName, method_a: MethodA, method_b: MethodB, images: ImagesPath = None,
     pairs: Pairs = None, store: StoreLocation = DEFAULT_STORE, seed: StudySeed = SETTINGS.seed,
-    scale: Scale = SETTINGS.scale, interpolation: Interpolation = SETTINGS.interpolation,
+    scale: Scale = None, interpolation: Interpolation = SETTINGS.interpolation,
     trials: Trials = SETTINGS.trials, gold: Gold = SETTINGS.gold, repeats: Repeats = SETTINGS.repeats,
     practice: Practice = SETTINGS.practice, allow_unsure: Unsure = False, question: Question = SETTINGS.question,
-    title: Title = SETTINGS.title, thanks: Thanks = SETTINGS.thanks, consent: Consent = None,
-    minimum_viewport: Viewport = "640,480", id_params: IdParams = list(SETTINGS.id_params),  # noqa: B006 -- typer's
+    title: Title = None, adaptive: Adaptive = SETTINGS.adaptive, thanks: Thanks = SETTINGS.thanks,
+    consent: Consent = None,
+    minimum_viewport: Viewport = "240,240", id_params: IdParams = list(SETTINGS.id_params),  # noqa: B006 -- typer's
     completion_code: CompletionCode = "", completion_url: CompletionUrl = "", batch_size: opt.BatchSize = 25,
     device: opt.Device = "auto",
 ) -> None:
-    """Decode the pictures of a study, and store it.
+    """Make a study of finished pictures or of pictures that this command decodes, and store it.
 
-    The command prints the token of the study's owner. The first --method-a is compared with the first --method-b, and
-    so on. With camera as a method, the preference is the fool rate: how often raters take a decoded picture for the
-    photograph.
+    The first --method-a is compared with the first --method-b, and so on. With camera as a method, the preference is
+    the fool rate: how often raters take a decoded picture for the photograph. Pictures of one image have the same file
+    name in each folder. Files that cannot be read are named and skipped. The command prints the token of the study's
+    owner.
     """
     settings = _settings(context)
     require_choice("--device", device, opt.DEVICES)
@@ -125,12 +157,29 @@ def create(
     compared = make_comparisons(specs_a, specs_b, renderer, pairs, seed)
     made = make_pairs(compared, settings)
     methods = {method.name: method.record for _, a, b in compared for method in (a, b)}
-    height, width = made[0].a.pixels.shape[:2]
+    counts = Counter(pair.kind for pair in made)
+    settings = settings.fitted(counts[MAIN])
+    if scale is None:
+        largest = max(max(pair.a.pixels.shape[:2]) for pair in made)
+        settings = dataclasses.replace(settings, scale=min(max(1, MAX_WIDTH // largest), 64))
     comparisons = [comparison for comparison, _, _ in compared]
-    _, token = opened.create_study(study, settings.fitted(width, height), comparisons, methods, made)
-    say(f"study {study} with {len(comparisons)} comparisons and {len(made)} pairs is in {opened.location}; its owner's "
-        "token follows, and is shown only once")
+    _, token = opened.create_study(study, settings, comparisons, methods, made)
+    _explain(study, settings, len(comparisons), counts, opened.location)
+    say(f"next: superres survey serve {shlex.quote(study)}"
+        + (f" --store {shlex.quote(store)}" if store != DEFAULT_STORE else ""))
+    say("the token of the study's owner, which opens the results, follows; it is shown only once")
     echo(token)
+
+
+def _explain(study: str, settings: StudySettings, comparisons: int, counts: Counter[str], location: str) -> None:
+    """Say how many pairs a study has, and how many of them each rater sees."""
+    main, gold, practice = counts[MAIN], min(settings.gold, counts[GOLD]), min(settings.practice, counts[PRACTICE])
+    say(f"study {study} is in {location}: {main} pairs ({comparisons} comparison{'s' if comparisons > 1 else ''} of "
+        f"{main // comparisons} images)")
+    say(f"each rater votes {settings.trials + gold + settings.repeats + practice} times: on {settings.trials} of the "
+        f"{main} pairs, on {settings.repeats} of these again with the sides swapped, on {gold} obvious pairs that test "
+        f"attention, and first on {practice} for practice; 20 raters give each pair about "
+        f"{20 * settings.trials / main:.0f} votes")
 
 
 def _settings(context: typer.Context) -> StudySettings:
@@ -141,6 +190,10 @@ def _settings(context: typer.Context) -> StudySettings:
         InvalidInputError: the text of --consent cannot be read.
     """
     values = {name: context.params[name] for name in SETTINGS.to_dict()}
+    if values["scale"] is None:
+        values["scale"] = SETTINGS.scale
+    if values["title"] is None:
+        values["title"] = SETTINGS.title if values["question"] == SETTINGS.question else values["question"]
     text = values["consent"]
     try:
         values["consent"] = text.read_text(encoding="utf-8") if text is not None else SETTINGS.consent
@@ -153,7 +206,7 @@ def _settings(context: typer.Context) -> StudySettings:
     return StudySettings.from_dict(values)
 
 
-@survey_app.command()
+@survey_app.command(cls=SurveyCommand)
 def serve(
     study: StudyName, store: StoreLocation = DEFAULT_STORE, host: Host = "127.0.0.1", port: Port = 8000,
     root_path: RootPath = "", enrolments_per_address: PerAddress = PER_ADDRESS, enrolments: InAll = TOTAL,
@@ -180,7 +233,7 @@ def serve(
     server.run(sockets=[listening])
 
 
-@survey_app.command()
+@survey_app.command(cls=SurveyCommand)
 def link(
     study: StudyName, rater_ids: LinkIds, address: PageAddress = "http://127.0.0.1:8000/",
     store: StoreLocation = DEFAULT_STORE,
@@ -204,7 +257,7 @@ def link(
         echo(f"{address}{'&' if '?' in address else '?'}{query}")
 
 
-@survey_app.command()
+@survey_app.command(cls=SurveyCommand)
 def report(
     study: StudyName, store: StoreLocation = DEFAULT_STORE, output: ReportFolder = None, level: Level = 0.9,
     as_json: opt.AsJson = False,
@@ -225,7 +278,7 @@ def report(
     echo(document if as_json else report_markdown(found))
 
 
-@survey_app.command()
+@survey_app.command(cls=SurveyCommand)
 def plan(
     precision: Precision = 2.0, images: PlanImages = 500, votes_per_rater: PerRater = 50, level: Level = 0.9,
     expected: Expected = 50.0, pilot: Pilot = None, store: StoreLocation = DEFAULT_STORE,
@@ -249,7 +302,7 @@ def plan(
              f"{found.design_effect:.1f})")
 
 
-@survey_app.command()
+@survey_app.command(cls=SurveyCommand)
 def export(
     study: StudyName, output: ExportFile, file_format: FileFormat = "csv", store: StoreLocation = DEFAULT_STORE,
 ) -> None:
@@ -268,7 +321,7 @@ def export(
     say(f"wrote {', '.join(map(str, export_study(opened, found, output, file_format)))}")
 
 
-@survey_app.command("import")
+@survey_app.command("import", cls=SurveyCommand)
 def import_(file: Exported, name: NewName = None, store: StoreLocation = DEFAULT_STORE) -> None:
     """Store exported votes as a study.
 
@@ -280,7 +333,7 @@ def import_(file: Exported, name: NewName = None, store: StoreLocation = DEFAULT
     say(f"study {import_study(opened, file, name).name} is in {opened.location}")
 
 
-@survey_app.command()
+@survey_app.command(cls=SurveyCommand)
 def exclude(
     study: StudyName, rule: Rule = None, rater_id: RaterId = None, reason: Reason = "", revoke: Revoke = None,
     store: StoreLocation = DEFAULT_STORE,
@@ -308,7 +361,7 @@ def exclude(
     say(f"{study}: {len(out)} raters are excluded now, by {'; '.join(standing) or 'no rule'}")
 
 
-@survey_app.command()
+@survey_app.command(cls=SurveyCommand)
 def migrate(store: StoreLocation = DEFAULT_STORE) -> None:
     """Create a store, or update a store of an older version."""
     opened = _open(store, create=True)
@@ -316,7 +369,7 @@ def migrate(store: StoreLocation = DEFAULT_STORE) -> None:
     say(f"{opened.location} has schema {after}" + (f", updated from {before}" if before != after else " already"))
 
 
-@survey_app.command()
+@survey_app.command(cls=SurveyCommand)
 def token(study: StudyName, store: StoreLocation = DEFAULT_STORE) -> None:
     """Print a new token for the study's owner; the old token expires."""
     opened, found = _open_study(store, study)

@@ -26,8 +26,9 @@ from superres.batch.inputs import list_inputs
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require
 from superres.errors import ConfigError, InvalidInputError
 from superres.pipeline.options import SETTINGS, as_setting, combined, resolve_options
-from superres.survey.pairs import ComparedMethods, Method, check_same_images, choose_images, compare_methods
+from superres.survey.pairs import ComparedMethods, Method, check_sizes, choose_images, compare_methods
 from superres.survey.study import CAMERA
+from superres.system.progress import say
 from superres.system.terminal import printable
 from superres.tasks.faces import (
     ENLARGEMENTS,
@@ -115,7 +116,7 @@ def read_images(path: Path) -> Images:
     """Read a prepared `.npz`, a CelebA root, or a folder of pictures, 8x8 or larger.
 
     Raises:
-        InvalidInputError: the path holds no pictures, a picture cannot be read, or two pictures have the same name.
+        InvalidInputError: the path holds no pictures that can be read, or two pictures have the same name.
     """
     if not path.is_dir() or is_celeba(path):
         pairs = read_faces(path, "valid")
@@ -131,10 +132,10 @@ def read_images(path: Path) -> Images:
 
 
 def read_folder(folder: Path) -> dict[str, Pixels]:
-    """Return the pictures of a folder, uint8 [H, W, 3], by file name without suffix.
+    """Return the pictures of a folder, uint8 [H, W, 3], by file name without suffix; name and skip unreadable files.
 
     Raises:
-        InvalidInputError: the folder has no pictures, a picture cannot be read, or two names differ only in the suffix.
+        InvalidInputError: the folder has no picture that can be read, or two names differ only in the suffix.
     """
     files = list_inputs([folder], recursive=False, excluded=Path())
     names: dict[str, Path] = {}
@@ -143,7 +144,15 @@ def read_folder(folder: Path) -> dict[str, Pixels]:
         if first is not file:
             raise InvalidInputError(f"{first} and {file} have the same name, by which images are matched; rename one")
     bar = tqdm(names.items(), f"reading {printable(str(folder))}", disable=None)
-    return {name: read_image(file) for name, file in bar}
+    found: dict[str, Pixels] = {}
+    for name, file in bar:
+        try:
+            found[name] = read_image(file)
+        except InvalidInputError as error:
+            say(f"skipped: {error}")
+    if not found:
+        raise InvalidInputError(f"no picture in {folder} can be read; correct the path, or add pictures")
+    return found
 
 
 @dataclass
@@ -165,11 +174,11 @@ class MethodRenderer:
     upscalers: dict[str, Upscaler] = field(default_factory=dict)
 
     def names(self, specs: Sequence[Spec]) -> list[str]:
-        """Return the names of the images that all methods in `specs` can show.
+        """Return the names of the images that all methods in `specs` can show; name and skip the others.
 
         Raises:
             ConfigError: two different methods have the same name, or a method needs `images`.
-            InvalidInputError: folders of finished pictures have different images, or `images` lacks an image.
+            InvalidInputError: no image is in all folders of finished pictures and in `images`, with one size.
         """
         by_name: dict[str, Spec] = {}
         for spec in specs:
@@ -184,8 +193,20 @@ class MethodRenderer:
             # `images` may have more images than the folders, but not fewer.
             wanted = set().union(*known.values()) if known else set(self.images.sources)
             known["--images"] = wanted & set(self.images.sources)
-        check_same_images(known)
-        return sorted(next(iter(known.values())))
+        shared = set.intersection(*known.values())
+        for name, own in known.items():
+            if missing := sorted(set().union(*known.values()) - own):
+                say(f"skipped: {name} lacks {', '.join(map(printable, missing))}")
+        if not shared:
+            raise InvalidInputError(f"{' and '.join(known)} have no image in common; give the pictures of one image "
+                                    "the same file name in each")
+        if self.folders:
+            same = check_sizes({name: {image: pictures[image] for image in sorted(shared)}
+                                for name, pictures in self.folders.items()})
+            if differing := sorted(shared.difference(same)):
+                say(f"skipped: {', '.join(map(printable, differing))}, which differ in size between methods")
+            shared.intersection_update(same)
+        return sorted(shared)
 
     def make(self, spec: Spec, names: Sequence[str]) -> Method:
         """Return a method with its pictures of the images `names`.

@@ -1,4 +1,7 @@
-"""Choose a rater's next pair and the sides of its pictures, balanced over raters and random by the study's seed."""
+"""Choose a rater's next pair and the sides of its pictures, balanced over raters and random by the study's seed.
+
+With three or more methods, `superres.survey.adaptive` chooses how many pairs of each comparison a rater sees.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import numpy as np
 from sqlalchemy import Connection, Row, and_, case, func, or_, select
 
 from superres.survey import schema
+from superres.survey.adaptive import allocate
+from superres.survey.records import chosen_picture
 from superres.survey.store import utc_now
 from superres.survey.study import GOLD, MAIN, PRACTICE, REPEAT, Study, StudySettings
 
@@ -80,24 +85,61 @@ def assign(connection: Connection, study: Study, rater: Row[Any], position: int,
     rng = trial_rng(study, rater.pseudonym, position)
     if kind == REPEAT:
         return _repeat(connection, rater, position, rng)
-    chosen = _least_voted_pair(connection, study, rater.id, kind, rng)
+    comparison = _planned_comparison(connection, study, rater) if kind == MAIN and study.is_adaptive else None
+    chosen = _least_voted_pair(connection, study, rater.id, kind, rng, comparison)
     return Assignment(chosen, kind, "a" if rng.integers(2) else "b")
 
 
-def _least_voted_pair(connection: Connection, study: Study, rater_id: int, kind: str, rng: np.random.Generator) -> int:
-    """Return the unseen pair with the fewest votes; ties prefer images that the rater has seen least often."""
+def _planned_comparison(connection: Connection, study: Study, rater: Row[Any]) -> str:
+    """Return the comparison of the rater's next main pair.
+
+    The plan depends only on votes from before the rater enrolled, never on the rater's own. So the mean of the rater's
+    votes in each comparison is an unbiased estimate of its preference, however many votes the plan gives it.
+    """
+    pair, trial, vote = schema.pair, schema.trial, schema.vote
+    names = [comparison.name for comparison in study.comparisons]
+    votes = np.zeros((len(names), 3))
+    query = select(pair.c.comparison, trial.c.left_side, vote.c.choice, func.count()).select_from(
+        pair.join(trial, trial.c.pair_id == pair.c.id).join(vote, vote.c.trial_id == trial.c.id)
+    ).where(pair.c.study_id == study.id, trial.c.kind == MAIN, vote.c.voted < rater.consented) \
+        .group_by(pair.c.comparison, trial.c.left_side, vote.c.choice)
+    for name, left, choice, count in connection.execute(query):
+        votes[names.index(name), ("a", "", "b").index(chosen_picture(choice, left))] += count
+    counted = select(pair.c.comparison, func.count()).where(pair.c.study_id == study.id, pair.c.kind == MAIN) \
+        .group_by(pair.c.comparison)
+    available = {name: count for name, count in connection.execute(counted)}
+    shares = allocate(study.comparisons, votes, [available[name] for name in names], study.settings.trials)
+    rng = np.random.default_rng((study.settings.seed, int(rater.pseudonym[:15], 16), 0, 1))
+    rest = [number for number, share in enumerate(shares) for _ in range(share - 1)]
+    order = [*rng.permutation(len(names)), *rng.permutation(rest)]  # first each once, for raters who leave early
+    shown = connection.scalar(select(func.count()).where(trial.c.rater_id == rater.id, trial.c.kind == MAIN)) or 0
+    return names[int(order[shown])]
+
+
+def _least_voted_pair(
+    connection: Connection, study: Study, rater_id: int, kind: str, rng: np.random.Generator, comparison: str | None,
+) -> int:
+    """Return the unseen pair with the fewest votes, of one comparison if it is given.
+
+    Among pairs with equally many votes, those of the images that the rater has seen least often come first.
+    """
     pair, trial, vote = schema.pair, schema.trial, schema.vote
     # The join starts from the study's pairs, so that other studies in the store do not slow it down.
     counts = or_(vote.c.id.is_not(None), trial.c.issued > utc_now(-timedelta(minutes=OPEN_MINUTES)))
+    wanted = [pair.c.study_id == study.id, pair.c.kind == kind]
+    if comparison is not None:
+        wanted.append(pair.c.comparison == comparison)
     query = select(pair.c.id, pair.c.image, func.count(case((counts, trial.c.id)))).select_from(
         pair.outerjoin(trial, and_(trial.c.pair_id == pair.c.id, trial.c.kind == kind))
         .outerjoin(vote, vote.c.trial_id == trial.c.id)
-    ).where(pair.c.study_id == study.id, pair.c.kind == kind).group_by(pair.c.id, pair.c.image).order_by(pair.c.id)
+    ).where(*wanted).group_by(pair.c.id, pair.c.image).order_by(pair.c.id)
     seen = connection.execute(select(pair.c.id, pair.c.image).join(trial, trial.c.pair_id == pair.c.id)
                               .where(trial.c.rater_id == rater_id)).all()
     seen_pairs, seen_images = {row.id for row in seen}, [row.image for row in seen]
     ranked = [((votes, seen_images.count(image)), key) for key, image, votes in connection.execute(query)
               if key not in seen_pairs]
+    if not ranked and comparison is not None:  # trials from before this version did not follow a plan
+        return _least_voted_pair(connection, study, rater_id, kind, rng, None)
     best = min(rank for rank, _ in ranked)
     tied = [int(key) for rank, key in ranked if rank == best]
     return tied[rng.integers(len(tied))]

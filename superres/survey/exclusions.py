@@ -66,7 +66,10 @@ def check_rule(rule: str) -> str:
 
 
 def quality(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Return each rater's quality measures by the names in `MEASURES`; None if a rater has no votes for a measure."""
+    """Return each rater's quality measures by the names in `MEASURES`; None if a rater has no votes for a measure.
+
+    "gold_votes" and "repeat_votes" are the numbers of votes behind the measures of those names.
+    """
     by_rater: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_rater[record["rater"]].append(record)
@@ -84,7 +87,7 @@ def _measures(votes: list[Record]) -> dict[str, Any]:
         "repeats": mean(repeats) if repeats else None,
         "median-ms": float(median(times)) if times else None,
         "same-side": max(mean(sides), 1 - mean(sides)) if sides else None,
-        "votes": len(main),
+        "votes": len(main), "gold_votes": len(gold), "repeat_votes": len(repeats),
     }
 
 

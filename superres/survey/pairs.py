@@ -130,13 +130,21 @@ def check_same_images(images: Mapping[str, AbstractSet[str]]) -> None:
                                     f"which {other} has; add them, or take them out of both")
 
 
-def _check_sizes(methods: Sequence[Method]) -> None:
-    """Raise InvalidInputError unless all pictures have the same size."""
-    sizes = {picture.shape: (method.name, image) for method in methods for image, picture in method.pictures.items()}
-    if len(sizes) > 1:
-        (one, (first, image)), (two, (second, other_image)), *_ = sizes.items()
+def check_sizes(pictures: Mapping[str, Mapping[str, Pixels]]) -> list[str]:
+    """Return the images whose pictures have the same size in all methods; pictures by method and image.
+
+    Raises:
+        InvalidInputError: there is no such image.
+    """
+    (first, known), *others = pictures.items()
+    differing = {image: (other, own[image]) for other, own in others for image in known
+                 if own[image].shape != known[image].shape}
+    if len(differing) == len(known):
+        image, (other, picture) = next(iter(differing.items()))
+        sizes = ["x".join(map(str, (shown.shape[1], shown.shape[0]))) for shown in (known[image], picture)]
         raise InvalidInputError(f"pictures differ in size, which would reveal methods: {first} has {image} with "
-                                f"{one[1]}x{one[0]}, {second} has {other_image} with {two[1]}x{two[0]}; resize them")
+                                f"{sizes[0]}, {other} with {sizes[1]}; resize them")
+    return [image for image in known if image not in differing]
 
 
 def choose_images(images: Sequence[str], count: int, seed: int) -> list[str]:
@@ -161,8 +169,8 @@ def make_pairs(compared: Sequence[ComparedMethods], settings: StudySettings) -> 
     """
     methods = [method for _, a, b in compared for method in (a, b)]
     check_same_images({method.name: method.pictures.keys() for method in methods})
-    _check_sizes(methods)
-    images = sorted(methods[0].pictures)
+    images = sorted(check_sizes({method.name: method.pictures for method in methods}))
+    require(len(images) == len(methods[0].pictures), "some pictures differ in size between methods; resize them")
     pairs = [Pair(MAIN, comparison.name, Picture(a.name, image, a.pictures[image]),
                   Picture(b.name, image, b.pictures[image]))
              for comparison, a, b in compared for image in images]

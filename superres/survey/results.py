@@ -71,6 +71,7 @@ def results_app(store: Store, study: Study | str) -> FastAPI:
         report = study_report(store, study)
         result = report["result"]
         return {"study": study.name, "votes": result["votes"], "raters": result["raters"],
+                "question": study.settings.question, **report["findings"],
                 "sections": [asdict(section) for section in sections(report)]}
 
     @app.get("/api/plot.png")

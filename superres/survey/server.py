@@ -200,7 +200,9 @@ def _page_texts(study: Study) -> dict[str, Any]:
     return {
         "title": settings.title, "question": settings.question, "consent": settings.consent,
         "consent_version": settings.consent_version, "allow_unsure": settings.allow_unsure,
-        "minimum_viewport": settings.minimum_viewport, "id_params": settings.id_params,
+        "minimum_viewport": settings.minimum_viewport,
+        # Pixels of the page per pixel of a picture, which the page keeps whole; 1 if pictures may be reduced smoothly.
+        "scale": settings.scale if settings.interpolation == "nearest" else 1, "id_params": settings.id_params,
         # Name of the browser's stored session for this study.
         "key": f"superres-survey-{digest(study.created + study.name)[:16]}",
     }

@@ -1,4 +1,4 @@
-"""Bradley-Terry strengths: place several methods on one scale by votes on pairs of methods."""
+"""Strengths by Davidson's model: place several methods on one scale by votes on pairs of methods, ties included."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from superres.survey.statistics import LEVEL, Floats, Interval
+from superres.survey.statistics import LEVEL, Floats, Interval, Ints
 
 RESAMPLES = 500
 REGULARISATION = 0.01
-"""choix's alpha, which keeps strengths finite if one method always won, and has no other visible effect."""
+"""Precision of a normal prior on strengths, which keeps them finite if one method always won."""
+
+STEPS = 50
+LONGEST_STEP = 2.0
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,8 @@ class Strength:
 
     Attributes:
         method: name of the method.
-        log_strength: natural logarithm of the strength; the mean over methods is 0. Method A is preferred to method B
-            with probability 1 / (1 + exp(B - A)).
+        log_strength: natural logarithm of the strength; the mean over methods is 0. Among decided votes, method A is
+            preferred to method B with probability 1 / (1 + exp(B - A)).
         interval: percentile bootstrap interval over raters.
     """
 
@@ -30,57 +33,95 @@ class Strength:
     interval: Interval
 
 
-def bradley_terry(
+@dataclass(frozen=True)
+class Strengths:
+    """The strengths of all methods, highest first, and the tie parameter of Davidson's model (None without ties)."""
+
+    methods: list[Strength]
+    tie_parameter: float | None
+
+
+def davidson(
     raters: Sequence[str], methods_a: Sequence[str], methods_b: Sequence[str], values: Sequence[float],
     rng: np.random.Generator, level: float = LEVEL,
-) -> list[Strength]:
-    """Fit the model of Bradley and Terry (1952, Biometrika 39:324-345) with choix.
+) -> Strengths | None:
+    """Fit the model of Davidson (1970, JASA 65:317-328), which without ties is that of Bradley and Terry (1952).
+
+    A is preferred to B with probability a / (a + b + v sqrt(ab)), and neither with v sqrt(ab) / (a + b + v sqrt(ab)),
+    for strengths a and b and the tie parameter v.
 
     Args:
         raters: name of each vote's rater; the intervals resample raters.
         methods_a: method a of each vote.
         methods_b: method b of each vote.
-        values: 1 for method a, 0 for method b; 0.5 for "can't tell" counts as half a win for each method.
+        values: 1 for method a, 0 for method b, 0.5 for "can't tell".
         rng: random generator for the resampling.
         level: confidence level.
 
     Returns:
-        The strengths, highest first. The list is empty if there are fewer than three methods, or if the comparisons do
-        not connect all methods.
+        The strengths; None if there are fewer than three methods, or if the comparisons do not connect all methods.
     """
-    import choix
     from scipy.sparse.csgraph import connected_components
 
     names = sorted({*methods_a, *methods_b})
     if len(names) < 3:
-        return []
-    wins = _wins_by_rater(raters, methods_a, methods_b, values, names)
-    components, _ = connected_components(wins.sum(axis=0), directed=False)
-    if components > 1:
-        return []
-
-    def fit(matrix: Floats) -> Floats:
-        strengths: Floats = choix.ilsr_pairwise_dense(matrix, alpha=REGULARISATION, max_iter=1000)
-        centred: Floats = strengths - strengths.mean()
-        return centred
-
-    count = len(wins)
-    weights = rng.multinomial(count, np.full(count, 1 / count), RESAMPLES)
-    draws = np.array([fit(np.tensordot(row, wins, 1)) for row in weights])
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    found = [Strength(*entry) for entry in zip(names, map(float, fit(wins.sum(axis=0))),
-                                               zip(map(float, low), map(float, high), strict=True), strict=True)]
-    return sorted(found, key=lambda strength: -strength.log_strength)
-
-
-def _wins_by_rater(
-    raters: Sequence[str], methods_a: Sequence[str], methods_b: Sequence[str], values: Sequence[float],
-    names: Sequence[str],
-) -> Floats:
-    """Return the wins of each method over each other method by rater, float64 [raters, methods, methods]."""
+        return None
     rater_names, rows = np.unique(list(raters), return_inverse=True)
-    a, b = (np.searchsorted(names, methods) for methods in (methods_a, methods_b))  # the names are sorted
-    wins = np.zeros((len(rater_names), len(names), len(names)))
-    np.add.at(wins, (rows, a, b), np.asarray(values))
-    np.add.at(wins, (rows, b, a), 1 - np.asarray(values))
-    return wins
+    a, b = (np.searchsorted(names, methods) for methods in (methods_a, methods_b))
+    pairs, columns = np.unique(np.stack([a, b], 1), axis=0, return_inverse=True)
+    links = np.zeros((len(names), len(names)))
+    links[pairs[:, 0], pairs[:, 1]] = 1
+    if connected_components(links, directed=False)[0] > 1:
+        return None
+    outcomes = (2 - 2 * np.asarray(values)).astype(np.int64)  # a, tie, b
+    by_rater = np.zeros((len(rater_names), len(pairs), 3))
+    np.add.at(by_rater, (rows, columns.reshape(-1), outcomes), 1)
+    weights = rng.multinomial(len(by_rater), np.full(len(by_rater), 1 / len(by_rater)), RESAMPLES)
+    counts = np.concatenate([by_rater.sum(axis=0)[None], np.tensordot(weights, by_rater, 1)])
+    fitted, tie, _ = fit(counts, pairs, len(names))
+    centred = fitted - fitted.mean(axis=1, keepdims=True)
+    low, high = np.quantile(centred[1:], [(1 - level) / 2, (1 + level) / 2], axis=0)
+    found = [Strength(name, float(centred[0, i]), (float(low[i]), float(high[i]))) for i, name in enumerate(names)]
+    ties = float(np.exp(tie[0])) if counts[0, :, 1].sum() else None
+    return Strengths(sorted(found, key=lambda strength: -strength.log_strength), ties)
+
+
+def fit(
+    counts: Floats, pairs: Ints, methods: int, precision: float = REGULARISATION,
+) -> tuple[Floats, Floats, Floats]:
+    """Fit Davidson's model to several tables of votes at once, by Newton's method.
+
+    The model is a multinomial logit: in pair (a, b), the outcomes a, tie and b have the scores A, v + (A + B) / 2 and
+    B. Its likelihood is therefore concave.
+
+    Args:
+        counts: number of votes for a, for neither and for b, by table and pair, float64 [T, P, 3].
+        pairs: methods a and b of each pair, int64 [P, 2].
+        methods: number of methods M.
+        precision: precision of the normal prior on the log strengths.
+
+    Returns:
+        The log strengths, float64 [T, M]; the logarithm of the tie parameter, float64 [T]; and the covariance of both
+        in the posterior's normal approximation, float64 [T, M + 1, M + 1].
+    """
+    rows = np.arange(len(pairs))
+    scores = np.zeros((len(pairs), 3, methods + 1))  # derivative of the outcomes' scores by the parameters
+    scores[rows, 0, pairs[:, 0]] = scores[rows, 2, pairs[:, 1]] = 1
+    scores[rows, 1, pairs[:, 0]] = scores[rows, 1, pairs[:, 1]] = 0.5
+    scores[:, 1, methods] = 1
+    possible = np.array([True, bool(counts[..., 1].any()), True])
+    totals, prior = counts.sum(axis=2), precision * np.eye(methods + 1)
+    parameters = np.zeros((len(counts), methods + 1))
+    for step in range(STEPS + 1):
+        chances = np.where(possible, np.exp(np.einsum("pok,tk->tpo", scores, parameters)), 0)
+        chances /= chances.sum(axis=2, keepdims=True)
+        expected = np.einsum("tpo,pok->tpk", chances, scores)
+        squares = np.einsum("tpo,pok,pol->tpkl", chances, scores, scores)
+        squares -= expected[..., :, None] * expected[..., None, :]
+        hessian = np.einsum("tp,tpkl->tkl", totals, squares) + prior
+        gradient = np.einsum("tpo,pok->tk", counts, scores) - np.einsum("tp,tpk->tk", totals, expected)
+        change = np.linalg.solve(hessian, (gradient - precision * parameters)[..., None])[..., 0]
+        if step == STEPS or np.abs(change).max() < 1e-8:
+            break
+        parameters += change * np.minimum(1, LONGEST_STEP / np.maximum(np.abs(change).max(axis=1), 1e-300))[:, None]
+    return parameters[:, :methods], parameters[:, methods], np.linalg.inv(hessian)

@@ -17,8 +17,8 @@ MAIN, GOLD, REPEAT, PRACTICE = KINDS = ("main", "gold", "repeat", "practice")
 """Kinds of trials: counted votes, obvious pairs, main pairs with swapped sides, and obvious pairs with feedback."""
 
 CONSENT = (
-    "You will see pairs of small pictures of faces and say, for each pair, which is more likely a photograph. "
-    "There is no time limit, and you may stop at any time by closing the page.\n\n"
+    "You will see pairs of pictures, and choose one picture of each pair. There is no time limit, and you may stop at "
+    "any time by closing the page.\n\n"
     "We store your choices, how long each took, the size of your window and the resolution of your screen. Your "
     "participant id is stored as a salted hash only. No name, e-mail or network address is stored. The votes may be "
     "published."
@@ -41,7 +41,10 @@ class StudySettings(Config):
         gold: obvious pairs per rater among the main pairs, from 0 to 1000, which measure the rater's quality.
         repeats: main pairs that a rater sees again with the sides swapped, from 0 to `trials`.
         practice: obvious pairs at the start, from 0 to 100, with feedback and not counted.
-        minimum_viewport: smallest window (width, height) in which votes are accepted, in CSS pixels.
+        adaptive: in a study of three or more methods, give each rater most pairs of those methods whose order is least
+            certain (see `superres.survey.adaptive`); otherwise all comparisons get equally many votes.
+        minimum_viewport: smallest window (width, height) in which votes are accepted, in CSS pixels. The page stacks or
+            reduces pictures that do not fit side by side.
         id_params: parameters of the page's URL that may hold the rater's id; the first one present is used.
         completion_code: code shown after the last trial, for panels that pay by code.
         completion_url: link shown after the last trial.
@@ -59,14 +62,15 @@ class StudySettings(Config):
     gold: int = 4
     repeats: int = 4
     practice: int = 4
-    minimum_viewport: tuple[int, int] = (640, 480)
+    adaptive: bool = True
+    minimum_viewport: tuple[int, int] = (240, 240)
     id_params: tuple[str, ...] = ("PROLIFIC_PID", "workerId", "participant")
     completion_code: str = ""
     completion_url: str = ""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("title", "question", "consent", "thanks"):
+        for name in ("question", "title", "consent", "thanks"):
             require(bool(getattr(self, name).strip()), f"{name} must not be empty; leave it out for the default text")
         for name, least, most in (("scale", 1, 64), ("trials", 1, 10_000), ("gold", 0, 1000), ("repeats", 0, 1000),
                                   ("practice", 0, 100), ("seed", 0, 2**63 - 1)):
@@ -86,11 +90,10 @@ class StudySettings(Config):
         """First 12 hexadecimal digits of the SHA-256 of the consent text."""
         return short_digest(self.consent.encode())
 
-    def fitted(self, width: int, height: int) -> StudySettings:
-        """Return the settings with a minimum viewport that fits two pictures of `width` x `height` pixels."""
-        least = (2 * width * self.scale + 128, height * self.scale + 224)
-        viewport = (max(self.minimum_viewport[0], least[0]), max(self.minimum_viewport[1], least[1]))
-        return dataclasses.replace(self, minimum_viewport=viewport)
+    def fitted(self, pairs: int) -> StudySettings:
+        """Return the settings for a study of `pairs` main pairs: no rater sees a pair twice, but for repeats."""
+        trials = min(self.trials, pairs)
+        return dataclasses.replace(self, trials=trials, repeats=min(self.repeats, trials))
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,12 @@ class Study:
     comparisons: tuple[Comparison, ...]
     salt: str
     has_pictures: bool = True
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether each rater's pairs are planned: with three or more methods, and a vote on every comparison."""
+        methods = {name for comparison in self.comparisons for name in (comparison.method_a, comparison.method_b)}
+        return self.settings.adaptive and len(methods) > 2 and len(self.comparisons) <= self.settings.trials
 
     def record(self) -> dict[str, Any]:
         """Return the study without its salt, serialisable as JSON."""

@@ -10,16 +10,28 @@ import numpy as np
 import pytest
 from PIL import Image
 from skimage import data
-from survey_tools import add_study, serving
+from survey_tools import add_study, serving, vote_through
 
 from superres.cli.main import run
 from superres.survey.credentials import link_key
 from superres.survey.limits import EnrolmentLimit
+from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.records import read_votes
 from superres.survey.store import Store
+from superres.survey.study import StudySettings
 
 IMAGES = 100
 PATIENCE_MS = 120_000
+
+
+def watch_for_errors(page, errors):
+    """Collect errors of scripts and of the console, but not the browser's own lines about refused requests."""
+    def told(message):
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            errors.append(message.text)
+
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", told)
 
 
 @pytest.fixture
@@ -30,7 +42,7 @@ def page(browser):
     opened = context.new_page()
     asked, errors = [], []
     opened.on("request", lambda request: asked.append(request.url))
-    opened.on("pageerror", lambda error: errors.append(str(error)))
+    watch_for_errors(opened, errors)
     yield opened
     context.close()
     assert all(url.startswith(("http://127.0.0.1:", "data:", "blob:")) for url in asked)
@@ -182,7 +194,7 @@ def test_a_window_that_is_too_small_takes_no_votes(page, kept):
     with serving(kept, study) as address:
         start(page, address)
         wait_for(page, 1)
-        page.set_viewport_size({"width": 500, "height": 400})
+        page.set_viewport_size({"width": 230, "height": 400})
         page.wait_for_selector("#small:not([hidden])")
         page.keyboard.press("f")
         page.set_viewport_size({"width": 1000, "height": 800})
@@ -191,6 +203,97 @@ def test_a_window_that_is_too_small_takes_no_votes(page, kept):
         page.keyboard.press("j")
         wait_for(page, 2)
     assert choices(kept, study) == [("right", "key")]
+
+
+def test_a_window_that_is_too_small_is_told_so_before_anything_is_asked(page, kept):
+    study, _ = add_study(kept, minimum_viewport=(640, 480))
+    with serving(kept, study) as address:
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.goto(address)
+        page.wait_for_selector("#small:not([hidden])")
+        assert "640 \N{MULTIPLICATION SIGN} 480" in page.inner_text("#size")
+        assert not page.is_visible("#agree")
+        page.set_viewport_size({"width": 844, "height": 490})
+        page.wait_for_selector("#agree")
+
+
+PHONE = {"viewport": {"width": 390, "height": 664}, "device_scale_factor": 3, "is_mobile": True, "has_touch": True}
+
+
+def layout(page):
+    """Boxes of both pictures, what the whole page needs, and which labels are seen."""
+    return page.evaluate("""() => {
+        const [a, b] = ['left', 'right'].map((side) => {
+            const box = document.getElementById(`${side}-picture`).getBoundingClientRect();
+            return {x: box.x, y: box.y, width: box.width, height: box.height};
+        });
+        return {a, b, page: [document.documentElement.scrollWidth, document.documentElement.scrollHeight],
+                window: [innerWidth, innerHeight],
+                labels: document.getElementById('left').innerText + '|' + document.getElementById('right').innerText};
+    }""")
+
+
+def test_on_a_phone_the_pictures_stack_and_every_vote_is_accepted(browser, kept, screenshots):
+    study, _ = add_study(kept, scale=16, trials=4, gold=0, repeats=0, practice=1, allow_unsure=True)  # 256 pixels
+    context = browser.new_context(**PHONE)
+    context.set_default_timeout(PATIENCE_MS)
+    page, errors = context.new_page(), []
+    watch_for_errors(page, errors)
+    with serving(kept, study) as address:
+        page.goto(address)
+        page.wait_for_selector("#agree")
+        page.screenshot(path=screenshots / "survey-start-390.png")
+        page.fill("#rater", "phone")
+        page.check("#agree")
+        page.tap("#begin")
+        for position, side in enumerate(("left-picture", "right-picture", "left", "unsure", "right"), 1):
+            wait_for(page, position)
+            shown = layout(page)
+            assert shown["a"]["y"] + shown["a"]["height"] < shown["b"]["y"]  # stacked
+            assert shown["a"]["width"] == shown["b"]["width"] >= 160
+            assert shown["a"]["x"] == shown["b"]["x"]
+            assert shown["a"]["width"] % 16 == 0  # whole pixels
+            assert shown["page"][0] <= shown["window"][0]
+            assert shown["page"][1] <= shown["window"][1]  # both pictures are seen at once
+            assert shown["labels"] == "Upper|Lower"  # no keys on a phone
+            page.screenshot(path=screenshots / "survey-trial-390.png")
+            page.tap(f"#{side}")
+        page.wait_for_selector("#done:not([hidden])")
+        page.screenshot(path=screenshots / "survey-done-390.png")
+    context.close()
+    assert errors == []
+    assert choices(kept, study) == [(side, "pointer") for side in ("left", "right", "left", "unsure", "right")]
+    assert {record["display_px"] for record in read_votes(kept, study)} == {shown["a"]["width"]}
+
+
+@pytest.mark.parametrize(("size", "stacked", "width"), [((1400, 900), False, 256), ((844, 390), False, 192),
+                                                        ((320, 320), False, 112)])
+def test_pictures_are_as_large_as_the_window_allows(page, kept, size, stacked, width, screenshots):
+    study, _ = add_study(kept, scale=16, practice=0)
+    with serving(kept, study) as address:
+        page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
+        start(page, address)
+        wait_for(page, 1)
+        shown = layout(page)
+        page.screenshot(path=screenshots / f"survey-trial-{size[0]}.png")
+    assert (shown["a"]["y"] != shown["b"]["y"]) == stacked
+    assert shown["a"]["width"] == shown["b"]["width"] == width
+    assert shown["page"][0] <= size[0]
+
+
+def test_photographs_larger_than_the_window_are_reduced_alike(page, kept):
+    made = [Method(name, {"one": np.full((900, 1600, 3), value, np.uint8)}) for name, value in (("a", 90), ("b", 160))]
+    compared = compare_methods(made[:1], made[1:])
+    options = StudySettings(scale=1, trials=1, gold=0, repeats=0, practice=0)
+    study, _ = kept.create_study("large", options, [compared[0][0]], {}, make_pairs(compared, options))
+    with serving(kept, study) as address:
+        start(page, address)
+        wait_for(page, 1)
+        shown = layout(page)
+    assert shown["a"]["width"] == shown["b"]["width"] < 1000
+    assert shown["a"]["width"] / shown["a"]["height"] == pytest.approx(16 / 9, rel=0.01)
+    assert shown["page"][0] <= 1000
+    assert shown["page"][1] <= 800
 
 
 def test_held_keys_and_double_clicks_are_one_vote(page, kept):
@@ -206,8 +309,15 @@ def test_held_keys_and_double_clicks_are_one_vote(page, kept):
     assert len(choices(kept, study)) == 2
 
 
-def test_the_owner_sees_results_as_they_come(page, kept):
-    study, token = add_study(kept)
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")])
+def test_the_owner_sees_results_as_they_come(browser, kept, screenshots, capsys, width, scheme):
+    study, token = add_study(kept, trials=10, count=12, repeats=4)
+    for number in range(6):
+        vote_through(kept, study, f"rater{number}", lambda *_: "left")
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    context.set_default_timeout(PATIENCE_MS)
+    page, errors = context.new_page(), []
+    watch_for_errors(page, errors)
     with serving(kept, study) as address:
         page.goto(f"{address}results/")
         page.fill("#owner", "wrong")
@@ -216,8 +326,24 @@ def test_the_owner_sees_results_as_they_come(page, kept):
         page.fill("#owner", token)
         page.click("#login button")
         page.wait_for_selector("#report:not([hidden])")
-        assert "k6 vs greedy" in page.inner_text("#sections")
+        assert "k6 vs greedy" in page.text_content("#sections")
         assert page.evaluate("document.getElementById('plot').naturalWidth") == 900
+        page.wait_for_function("document.getElementById('plot').complete")
+        page.screenshot(path=screenshots / f"survey-results-{width}-{scheme}.png", full_page=True)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert not page.is_visible("#sections table")  # the experts' figures open on request
+        page.click("summary")
+        assert page.is_visible("#sections table")
+        page.screenshot(path=screenshots / f"survey-experts-{width}-{scheme}.png", full_page=True)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        sentences = page.inner_text("#sentences").splitlines()
+        warned = page.locator("#warnings strong").all_inner_texts()
+    context.close()
+    assert errors == []
+    assert "chose the same side" in "".join(warned)
+    assert run(["survey", "report", "study", "--store", kept.location]) == 0  # the terminal says the same
+    told = capsys.readouterr().out
+    assert all(text in told for text in (*filter(None, sentences), *warned))
 
 
 @pytest.fixture(scope="module")

@@ -257,10 +257,19 @@ def test_votes_by_keyboard_in_the_tab_reach_the_owner_in_the_other(visit, kept, 
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_survey_fits_a_narrow_screen_which_it_says_is_too_small(visit, theme, screenshots):
+def test_the_survey_fits_a_narrow_screen_and_takes_votes_there(visit, kept, theme, screenshots):
+    store, study, _ = kept
+    before = len(read_votes(store, study))
     page = visit(f"/?__theme={theme}", viewport={"width": 390, "height": 844}, color_scheme=theme)
     open_tab(page, "Survey")
-    page.frame_locator("iframe[title=Survey]").locator("#rater").wait_for()
+    survey = page.frame_locator("iframe[title=Survey]")
+    survey.locator("#rater").fill(f"narrow {theme}")
+    survey.locator("#agree").check()
+    survey.locator("#begin").click()
+    survey.locator(".ready #left-picture").wait_for()
     page.screenshot(path=screenshots / f"survey-narrow-{theme}.png")
+    survey.locator("#left").click()
+    survey.locator("#count:has-text('2 of')").wait_for()
+    assert len(read_votes(store, study)) == before + 1
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.get_by_role("link", name="Open in a separate window").get_attribute("href") == "/survey/"

@@ -20,7 +20,9 @@ function element(tag, text, parent) {
 
 function drawSection(section, parent) {
   element("h2", section.heading, parent);
-  const table = element("table", "", parent);
+  const wide = element("div", "", parent);
+  wide.className = "wide";
+  const table = element("table", "", wide);
   const head = element("tr", "", element("thead", "", table));
   for (const title of section.header) element("th", title, head);
   const body = element("tbody", "", table);
@@ -36,7 +38,16 @@ async function draw() {
   const picture = URL.createObjectURL(await (await ask("api/plot.png")).blob());
   URL.revokeObjectURL(byId("plot").src);
   byId("plot").src = picture;
-  byId("summary").textContent = `${report.study}: ${report.votes} votes of ${report.raters} raters, as of ${new Date().toLocaleTimeString()}`;
+  byId("summary").textContent = `${report.study}: ${report.question} ${report.votes} votes of ${report.raters} raters, as of ${new Date().toLocaleTimeString()}`;
+  const sentences = document.createElement("div");
+  for (const sentence of report.sentences) element("p", sentence, sentences);
+  byId("sentences").replaceChildren(sentences);
+  byId("warnings").replaceChildren();
+  for (const warning of report.warnings) {
+    const item = element("li", "", byId("warnings"));
+    element("strong", warning.what, item);
+    item.append(warning.do);
+  }
   const sections = document.createElement("div");
   for (const section of report.sections) drawSection(section, sections);
   byId("sections").replaceChildren(sections);

@@ -4,6 +4,9 @@
 const byId = (id) => document.getElementById(id);
 const SECTIONS = ["loading", "start", "again", "trial", "small", "done"];
 const RETRY_MS = [500, 1000, 2000, 4000];
+const GAP = 32;           // between pictures side by side, as in survey.css
+const FRAME = 16;         // padding and border of a picture's button
+const LEAST_HEIGHT = 120; // a window that is lower than its pictures scrolls
 
 let study = null;
 let session = null;
@@ -18,10 +21,41 @@ function show(name) {
   refresh();
 }
 
-// The section "small" replaces the trial while the window is too small.
+// The section "small" replaces the others from the first page on while the window is too small, so that nobody starts
+// what would then be refused.
 function refresh() {
-  const covered = section === "trial" && tooSmall();
+  const covered = !["loading", "done"].includes(section) && tooSmall();
   for (const name of SECTIONS) byId(name).hidden = name !== (covered ? "small" : section);
+  if (section === "trial" && !covered) fit();
+}
+
+// Show both pictures as large as the window allows: side by side or stacked, whichever is larger, and never enlarged.
+// A picture that the server has enlarged keeps a whole number of CSS pixels for each of its own pixels.
+function fit() {
+  const pair = byId("pair");
+  const images = [byId("left-picture"), byId("right-picture")];
+  const [width, height] = [images[0].naturalWidth, images[0].naturalHeight];
+  if (!width || !height) return;
+  const arrange = (stacked, factor) => {
+    pair.classList.toggle("stacked", stacked);
+    for (const image of images) {
+      image.width = Math.round(width * factor);
+      image.height = Math.round(height * factor);
+    }
+  };
+  const factor = (stacked) => {
+    arrange(stacked, 0);
+    const button = byId("left");
+    // A label is below its picture if they are side by side, else beside it.
+    const room = byId("trial").clientWidth;
+    const across = stacked ? room - button.offsetWidth : (room - GAP) / 2 - FRAME;
+    const labels = stacked ? 2 * (button.offsetHeight - FRAME) : 0;
+    const down = window.innerHeight - document.querySelector("main").offsetHeight + labels;
+    return Math.min(1, across / width, Math.max(down, LEAST_HEIGHT) / (stacked ? 2 : 1) / height);
+  };
+  const [beside, stacked] = [factor(false), factor(true)];
+  const best = Math.max(beside, stacked);
+  arrange(stacked > beside, study.scale > 1 ? Math.max(1, Math.floor(best * study.scale)) / study.scale : best);
 }
 
 function say(text) {
@@ -138,10 +172,7 @@ async function next(text) {
       say(text);
     }
   }
-  for (const image of images) {
-    image.width = image.naturalWidth;
-    image.height = image.naturalHeight;
-  }
+  fit();
   byId("pair").classList.add("ready");
   requestAnimationFrame(() => requestAnimationFrame((now) => {
     shownAt = now;
@@ -184,7 +215,8 @@ function finish(value) {
 
 function onKey(event) {
   if (event.repeat || event.ctrlKey || event.altKey || event.metaKey || section !== "trial") return;
-  const keys = {ArrowLeft: "left", f: "left", F: "left", ArrowRight: "right", j: "right", J: "right"};
+  const keys = {ArrowLeft: "left", ArrowUp: "left", f: "left", F: "left",
+    ArrowRight: "right", ArrowDown: "right", j: "right", J: "right"};
   if (study.allow_unsure) keys[" "] = "unsure";
   if (event.key === " ") event.preventDefault();  // the space bar must not press the focused button
   const choice = keys[event.key];
@@ -200,7 +232,8 @@ async function main() {
   byId("consent").textContent = study.consent;
   byId("question").textContent = study.question;
   byId("unsure").hidden = !study.allow_unsure;
-  byId("size").textContent = `The survey needs ${study.minimum_viewport.join(" × ")} pixels. Enlarge the window, zoom out, or use a larger screen.`;
+  byId("size").textContent = `The survey needs ${study.minimum_viewport.join(" × ")} pixels. Enlarge the window, zoom out, turn the screen, or use a larger one. The survey then goes on by itself.`;
+  byId("pair").classList.toggle("smooth", study.scale === 1);
   const parameters = new URLSearchParams(window.location.search);
   raterFromUrl = study.id_params.map((name) => parameters.get(name)).find(Boolean) || null;
   key = parameters.get("link_key") || "";

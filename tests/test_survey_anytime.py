@@ -1,0 +1,293 @@
+"""Confidence sequences, adaptive choice and plain sentences: against known values and by simulation."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from survey_tools import add_study, vote_through
+
+from superres.survey.adaptive import allocate, order_information
+from superres.survey.anytime import (
+    anytime_interval,
+    log_capital,
+    more_raters,
+    rater_values,
+    settled,
+    settled_after,
+    share_to_unsettle,
+)
+from superres.survey.findings import findings, hundredths, sentence
+from superres.survey.records import read_votes
+from superres.survey.report import VALUES, study_report
+from superres.survey.store import Store
+from superres.survey.strength import davidson, fit
+from superres.survey.study import Comparison
+
+EXAMPLE = np.array([0.6, 0.7, 0.4, 0.8, 0.9, 0.65, 0.55, 0.7, 0.75, 0.6])
+EVEN = np.array([0.5])
+
+
+def capital(values, mean, share, level=0.9):
+    """The hedged capital as the source writes it: a product over values, one at a time."""
+    above = below = 1.0
+    total, squares, variance = 0.5, 0.25, 0.25
+    for count, value in enumerate(values, 1):
+        bet = math.sqrt(2 * math.log(2 / (1 - level)) / (variance * count * math.log(1 + count)))
+        above *= 1 + min(bet, share / mean) * (value - mean)
+        below *= 1 - min(bet, share / (1 - mean)) * (value - mean)
+        total += value
+        squares += (value - total / (count + 1)) ** 2
+        variance = squares / (count + 1)
+        yield max(above, below) / 2
+
+
+@pytest.mark.parametrize("mean", [0.1, 0.5, 0.63, 0.97])
+def test_the_capital_is_the_products_of_the_source(mean):
+    found = np.exp(log_capital(EXAMPLE, np.array([mean]))[0])
+    assert found == pytest.approx(list(capital(EXAMPLE, mean, 0.75)))
+
+
+def test_the_interval_has_the_means_that_did_not_multiply_the_capital_by_ten():
+    low, high = anytime_interval(np.tile(EXAMPLE, 3))
+    inside = [mean for mean in np.arange(0.001, 1, 0.001) if list(capital(np.tile(EXAMPLE, 3), mean, 0.75))[-1] < 10]
+    assert (low, high) == pytest.approx((inside[0] - 0.001, inside[-1] + 0.001))
+    assert anytime_interval(np.zeros(0)) == (0, 1)
+    assert anytime_interval(1 - np.tile(EXAMPLE, 3)) == pytest.approx((1 - high, 1 - low))
+    wide = anytime_interval(np.tile(EXAMPLE, 3), 0.99)
+    assert wide[0] < low < high < wide[1]
+
+
+@pytest.mark.parametrize("votes", [1, 5, 40])
+def test_watching_a_tie_for_200_raters_claims_falsely_at_most_in_one_study_of_ten(rng, votes):
+    values = rng.binomial(votes, rng.beta(5, 5, (300, 200))) / votes
+    assert np.mean([settled_after(own) is not None for own in values]) <= 0.1
+
+
+def test_the_interval_shrinks_around_the_preference(rng):
+    values = rng.binomial(20, rng.beta(12, 8, 2000)) / 20
+    low, high = anytime_interval(values)
+    assert low < 0.6 < high
+    assert high - low < 0.03
+    assert settled(values)
+    assert settled_after(values) < 50
+
+
+def test_a_forecast_is_about_right_and_ends_at_a_thousand(rng):
+    values = rng.binomial(20, rng.beta(11, 9, 400)) / 20
+    reached = settled_after(values)
+    forecast = more_raters(values[:20], rng)
+    assert reached > 20
+    assert 5 < forecast < 300
+    assert more_raters(np.tile([0.4, 0.6], 10), rng) is None
+    assert more_raters(np.zeros(0), rng) is None
+
+
+def test_a_settled_result_is_undone_by_turning_that_share_of_votes_and_no_smaller_one(rng):
+    values = rng.binomial(20, 0.65, 60) / 20
+    share = share_to_unsettle(values)
+    assert 0.05 < share < 0.25
+    assert not settled(values * (1 - share))
+    assert settled(values * (1 - share + 0.001))
+    assert share_to_unsettle(1 - values) == pytest.approx(share)
+
+
+def vote(rater, position, minute, chosen="a", comparison="c"):
+    return {"rater": rater, "position": position, "comparison": comparison, "chosen": chosen,
+            "voted": f"2026-01-01T{minute // 60:02}:{minute % 60:02}:00.000Z"}
+
+
+def test_a_rater_counts_once_when_finished_or_gone_for_an_hour():
+    records = [vote("slow", 1, 0), vote("fast", 1, 1), vote("fast", 2, 2, "b"), vote("open", 1, 3, "b")]
+    assert rater_values(records, 2, VALUES)["c"].tolist() == [0.5]  # two are still voting
+    records += [vote("slow", 2, 4)]
+    assert rater_values(records, 2, VALUES)["c"].tolist() == [0.5, 1]
+    records += [vote("late", 1, 70, "")]  # "open" has left; by the times of votes, so that a report stays the same
+    assert rater_values(records, 2, VALUES)["c"].tolist() == [0.5, 1, 0]
+    before = rater_values(records, 2, VALUES)["c"].tolist()
+    records += [vote("open", 2, 75)]  # too late: a value that was counted does not change
+    assert rater_values(records, 2, VALUES)["c"].tolist() == before
+
+
+def test_the_values_of_a_growing_study_only_ever_get_longer(rng):
+    records, minutes = [], np.cumsum(rng.integers(1, 20, 120))
+    for number, minute in enumerate(minutes):
+        records.append(vote(f"r{rng.integers(8)}", number, int(minute), rng.choice(["a", "b"])))
+    seen = []
+    for count in range(1, len(records) + 1):
+        values = rater_values(records[:count], 5, VALUES).get("c", np.zeros(0)).tolist()
+        assert values[:len(seen)] == seen
+        seen = values
+    assert len(seen) > 3
+
+
+def test_davidson_of_two_methods_is_the_closed_form():
+    """With votes a, b and t ties, the odds are a / b and the tie parameter is t / sqrt(ab) (Davidson 1970)."""
+    strengths, tie, _ = fit(np.array([[[60.0, 20.0, 30.0]]]), np.array([[0, 1]]), 2, 1e-9)
+    assert strengths[0, 0] - strengths[0, 1] == pytest.approx(math.log(2))
+    assert math.exp(tie[0]) == pytest.approx(20 / math.sqrt(60 * 30))
+
+
+def test_without_ties_the_strengths_are_bradley_and_terrys():
+    """The maximum of the likelihood: expected wins are the wins, method by method."""
+    pairs = np.array([[0, 1], [1, 2], [0, 2], [3, 1]])
+    wins = np.array([[7, 3], [12, 9], [15, 2], [4, 6]])
+    strengths, _, covariance = fit(np.array([[[a, 0.0, b] for a, b in wins]]), pairs, 4, 1e-9)
+    won, expected = np.zeros(4), np.zeros(4)
+    for (a, b), (for_a, for_b) in zip(pairs, wins, strict=True):
+        chance = 1 / (1 + math.exp(strengths[0, b] - strengths[0, a]))
+        won += for_a * np.eye(4)[a] + for_b * np.eye(4)[b]
+        expected += (for_a + for_b) * (chance * np.eye(4)[a] + (1 - chance) * np.eye(4)[b])
+    assert won == pytest.approx(expected)
+    assert covariance.shape == (1, 5, 5)
+
+
+def test_davidson_gives_back_strengths_and_ties(rng):
+    truth, tie = np.array([-0.8, 0.1, 0.7]), 0.6
+    pairs = np.array([[0, 1], [1, 2], [2, 0]])
+    chosen, values = rng.integers(0, 3, 12_000), []
+    for a, b in pairs[chosen]:
+        weights = np.array([math.exp(truth[a]), tie * math.exp((truth[a] + truth[b]) / 2), math.exp(truth[b])])
+        values.append(float(rng.choice([1, 0.5, 0], p=weights / weights.sum())))
+    names = np.array(["low", "mid", "top"])
+    found = davidson([f"r{i % 40}" for i in range(12_000)], names[pairs[chosen, 0]], names[pairs[chosen, 1]], values,
+                     rng)
+    assert [strength.method for strength in found.methods] == ["top", "mid", "low"]
+    for strength, value in zip(found.methods, truth[::-1], strict=True):
+        assert strength.log_strength == pytest.approx(value, abs=0.08)
+    assert found.tie_parameter == pytest.approx(tie, abs=0.04)
+
+
+THREE = [Comparison("b vs a", "b", "a"), Comparison("c vs a", "c", "a"), Comparison("c vs b", "c", "b")]
+
+
+def test_votes_go_where_the_order_is_unclear():
+    clear, close = [45.0, 0, 5], [26.0, 0, 24]
+    shares = allocate(THREE, np.array([clear, clear, close]), [20, 20, 20], 20)
+    assert sum(shares) == 20
+    assert shares[:2] == [1, 1]
+    assert max(allocate(THREE, np.array([clear, clear, close]), [20, 20, 5], 20)) <= 14
+    assert allocate(THREE, np.array([clear, clear, close]), [7, 7, 6], 20) == [7, 7, 6]
+    assert sorted(allocate(THREE, np.zeros((3, 3)), [20] * 3, 20)) == [6, 7, 7]
+
+
+def test_a_vote_tells_of_the_order_only_if_the_order_is_open_and_a_vote_can_show_it():
+    found = order_information(np.array([0.0, 3.0, 0.0]), np.array([1.0, 0.1, 1e-6]))
+    assert found[0] > 0.05
+    assert found[1:] == pytest.approx(0, abs=1e-3)
+
+
+@pytest.fixture
+def kept(memory_folder):
+    store = Store(memory_folder / "survey.db", create=True)
+    yield store
+    store.close()
+
+
+def prefer(store, chance, rng):
+    """Return a chooser of the side that shows method a, with the comparison's probability."""
+    from sqlalchemy import select
+
+    from superres.survey import schema
+    from superres.survey.credentials import digest
+
+    def choose(trial, _):
+        query = select(schema.trial.c.left_side, schema.pair.c.comparison).join(
+            schema.pair, schema.pair.c.id == schema.trial.c.pair_id).where(
+            schema.trial.c.token_hash == digest(trial.token))
+        with store.reading() as connection:
+            left, comparison = connection.execute(query).one()
+        wanted = "a" if rng.random() < chance.get(comparison, 1) else "b"
+        return "left" if left == wanted else "right"
+
+    return choose
+
+
+def test_a_study_of_three_methods_asks_most_about_the_two_that_are_close(kept, rng):
+    study, _ = add_study(kept, methods=("bad", "good", "camera"), count=12, trials=10, gold=0, repeats=0, practice=0)
+    choose = prefer(kept, {"bad vs camera": 0.0, "good vs camera": 0.5}, rng)
+    for number in range(12):
+        vote_through(kept, study, f"rater{number}", choose)
+    records = read_votes(kept, study)
+    by_rater = {rater: Counter(record["comparison"] for record in records if record["rater"] == rater)
+                for rater in {record["rater"] for record in records}}
+    assert {sum(counts.values()) for counts in by_rater.values()} == {10}
+    assert all(len(counts) == 2 for counts in by_rater.values())  # one value per rater and comparison
+    total = Counter(record["comparison"] for record in records)
+    assert total["good vs camera"] > 2 * total["bad vs camera"]
+    pairs = Counter(record["pair"] for record in records if record["comparison"] == "good vs camera")
+    assert max(pairs.values()) - min(pairs.values()) <= 1  # the images stay balanced
+
+
+def test_a_balanced_study_and_one_of_too_few_trials_have_no_plan(kept):
+    names = ("a", "b", "c", "d")
+    assert add_study(kept, "plain", methods=names)[0].is_adaptive
+    assert not add_study(kept, "off", methods=names, adaptive=False)[0].is_adaptive
+    assert not add_study(kept, "few", methods=names, trials=2, repeats=0)[0].is_adaptive
+    assert not add_study(kept, "two", methods=names[:2])[0].is_adaptive
+
+
+def known(**changes):
+    return {"method_a": "A", "method_b": "B", "fool_rate": False, "votes": 100,
+            "anytime": {"raters": 20, "preference": 0.57, "interval": (0.48, 0.66), "settled": False,
+                        "more_raters": 12, "votes_to_flip": 8, "votes_to_unsettle": None, **changes}}
+
+
+@pytest.mark.parametrize(("changes", "text"), [
+    ({}, "57 of 100 prefer A to B, between 48 and 66 (90% confidence); 12 more raters would settle it, if they vote "
+         "like those so far. 8 votes the other way would turn it round."),
+    ({"preference": 0.4, "interval": (0.3, 0.49), "settled": True, "votes_to_flip": 11, "votes_to_unsettle": 1},
+     "60 of 100 prefer B to A, between 51 and 70 (90% confidence); this is settled. 1 vote the other way would "
+     "unsettle it, and 11 would turn it round."),
+    ({"preference": 0.5, "interval": (0.4, 0.61), "more_raters": None, "votes_to_flip": None},
+     "50 of 100 prefer A, and 50 prefer B, between 40 and 61 (90% confidence); about even so far; look again after "
+     "more raters."),
+    ({"preference": 0.5, "more_raters": None, "votes_to_flip": None},
+     "50 of 100 prefer A, and 50 prefer B, between 48 and 66 (90% confidence); over 1,000 more raters would be needed "
+     "to settle it: take the two as equal."),
+    ({"raters": 1, "preference": 0.504, "interval": (0.1, 0.9)},
+     "50.4 of 100 prefer A to B, between 10 and 90 (90% confidence); too early to say, with 1 finished rater. 8 votes "
+     "the other way would turn it round."),
+])
+def test_an_answer_is_a_sentence(changes, text):
+    assert sentence(known(**changes), 0.9) == text
+
+
+def test_the_fool_rate_and_studies_without_answers_have_sentences_too():
+    camera = {**known(preference=0.36, interval=(0.3, 0.42), settled=True), "fool_rate": True}
+    assert sentence(camera, 0.95) == ("36 of 100 take A for the photograph, between 30 and 42 (95% confidence); this "
+                                      "is settled.")
+    assert sentence({**known(), "anytime": None}, 0.9) == "A or B: no rater has finished yet (100 votes)."
+    assert sentence({"method_a": "A", "method_b": "B", "votes": 0}, 0.9) == "A or B: no votes yet."
+    assert [hundredths(share) for share in (0.5, 0.502, 0.57, 1)] == ["50", "50.2", "57", "100"]
+
+
+def test_careless_raters_are_warned_of_with_what_to_do_and_careful_ones_are_not(kept, rng):
+    study, _ = add_study(kept, "my study", count=20, trials=16, gold=2, repeats=4, practice=0)
+    for number in range(6):
+        vote_through(kept, study, f"rater{number}", prefer(kept, {"k6 vs greedy": 1.0}, rng))
+    report = study_report(kept, study)
+    fast = "6 raters took under half a second for most votes."  # as this test does
+    assert [warning["what"] for warning in report["findings"]["warnings"]] == [fast]
+    for number in range(3):
+        vote_through(kept, study, f"careless{number}", lambda *_: "left")
+    warnings = study_report(kept, study)["findings"]["warnings"]
+    found = {warning["what"]: warning["do"] for warning in warnings}
+    assert found["3 raters chose the same side in over 90 of 100 votes."].endswith(
+        "superres survey exclude 'my study' 'same-side>0.9' --reason TEXT")
+    assert "3 raters gave another answer to most pairs that they saw twice." in found
+    assert fast.replace("6", "9") in found
+
+
+def test_too_few_or_unfinished_raters_and_sides_and_repeats_are_warned_of():
+    result = {"comparisons": [known(raters=3)], "raters": 5, "sides": {"share": 0.3, "p_binomial": 0.001},
+              "repeats": {"share": 0.52, "interval": (0.45, 0.6)}}
+    report = {"study": "s", "level": 0.9, "raters": [], "result": result}
+    texts = [warning["what"] for warning in findings(report)["warnings"]]
+    assert texts == [
+        "The right picture was chosen in 70 of 100 votes (on phones, left is above right).",
+        "Pairs that raters saw twice got the same answer 52 times in 100; guessing gives 50.",
+        "Only 3 raters finished.", "2 raters did not finish, and are not in the first sentence yet."]
+    assert all(warning["do"] for warning in findings(report)["warnings"])
