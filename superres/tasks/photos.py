@@ -38,7 +38,7 @@ class Crop:
         kind: "face" around a face that was found, "centre", "aligned" for CelebA's crop of its aligned pictures, or
             "given" by the user.
         face: number of the face from left to right, from 1, if the picture has several faces; otherwise 0.
-        faces: number of faces that were found.
+        faces: number of faces that were found; None if no faces were searched for.
     """
 
     left: int
@@ -46,7 +46,7 @@ class Crop:
     size: int
     kind: str = CENTRE
     face: int = 0
-    faces: int = 0
+    faces: int | None = None
 
     @property
     def box(self) -> tuple[int, int, int, int]:
@@ -106,7 +106,8 @@ def choose_crops(image: Pixels | Image.Image, setting: str = DEFAULT_CROP) -> li
             raise InvalidInputError(f"the crop {setting} does not lie inside the picture of {width}x{height}; give "
                                     f"X + SIZE up to {width}, and Y + SIZE up to {height}")
         return [given]
-    found = find_faces(image) if setting == FACE and is_photo(image) else np.empty((0, 3))
+    searched = setting == FACE and is_photo(image)
+    found = find_faces(image) if searched else np.empty((0, 3))
     faces = [_inside(x, y, side, width, height) for x, y, side in found.tolist()]
     if faces:
         return [replace(crop, face=number if len(faces) > 1 else 0, faces=len(faces))
@@ -114,7 +115,7 @@ def choose_crops(image: Pixels | Image.Image, setting: str = DEFAULT_CROP) -> li
     if (height, width) == CELEBA_ALIGNED:
         return [Crop(20, 40, 138, "aligned")]
     side = min(height, width)
-    return [Crop((width - side) // 2, (height - side) // 2, side)]
+    return [Crop((width - side) // 2, (height - side) // 2, side, faces=0 if searched else None)]
 
 
 def _inside(x: float, y: float, side: float, width: int, height: int) -> Crop:
@@ -138,7 +139,8 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop]) -> str:
     places = ", ".join(f"({crop.left}, {crop.top})" for crop in crops)
     which = {
         "face": f"crop face, {'one face' if first.faces == 1 else f'{first.faces} faces'} found",
-        "centre": "crop centre", "aligned": "CelebA's crop of aligned pictures", "given": "crop as given",
+        "centre": "crop centre" if first.faces is None else "crop centre, no face found",
+        "aligned": "CelebA's crop of aligned pictures", "given": "crop as given",
     }[first.kind]
     each = " of each face" if len(crops) > 1 else ""
     return (f"{name} ({width}x{height}): {which}; {sizes} pixels at {places} are used, and the model sees only "
@@ -191,7 +193,12 @@ def read_sources(pictures: PictureLike | Iterable[PictureLike], crop: str = DEFA
     """
     parse_crop(crop)
     is_one = isinstance(pictures, str | os.PathLike | Image.Image)
-    is_one = is_one or (isinstance(pictures, np.ndarray) and pictures.ndim == 3)
+    if isinstance(pictures, np.ndarray):
+        is_one = pictures.ndim == 3
+        if pictures.dtype != np.uint8 or pictures.ndim not in (3, 4) or pictures.shape[-1] != 3:
+            raise InvalidInputError(f"pictures are {pictures.dtype} {list(pictures.shape)}; give uint8 [N, H, W, 3]")
+    elif not is_one and not isinstance(pictures, Iterable):
+        raise InvalidInputError(f"pictures are a {type(pictures).__name__}; give a path, a Pillow image or an array")
     result = Sources(np.empty((0, LOW_SIZE, LOW_SIZE, 3), np.uint8), [], [], [])
     images: list[Pixels] = []
     for number, picture in enumerate([pictures] if is_one else pictures):  # type: ignore[arg-type]
