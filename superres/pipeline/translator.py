@@ -25,7 +25,7 @@ from superres.errors import CheckpointError, InvalidInputError
 from superres.nn.engines.torch_model import SOURCE_MULTIPLE
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline, at_intervals
-from superres.pipeline.display import texts_html
+from superres.pipeline.display import counted, texts_html
 from superres.pipeline.options import choices_for
 from superres.tasks import translation
 
@@ -55,7 +55,8 @@ class Translated:
     is_complete: bool = True
 
     def _repr_html_(self) -> str:
-        return texts_html(self.texts, f"{len(self.texts)} lines, {self.seconds:.2f} s, {self.model_calls} model calls")
+        about = f"{counted(len(self.texts), 'line')}, {self.seconds:.2f} s, {counted(self.model_calls, 'model call')}"
+        return texts_html(self.texts, about)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from superres.errors import CheckpointError, InvalidInputError
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline, at_intervals
-from superres.pipeline.display import images_html, images_png
+from superres.pipeline.display import counted, images_html, images_png
 from superres.system.machine import free_bytes
 from superres.tasks import faces
 from superres.tasks.photos import DEFAULT_CROP, Crop, PictureLike, Sources, read_sources
@@ -75,7 +75,7 @@ class Upscaled:
     @property
     def _summary(self) -> str:
         size = mean_accepted_block_size(self.traces)
-        return f"{len(self.images)} images, {self.seconds:.2f} s, {size:.2f} tokens per step"
+        return f"{counted(len(self.images), 'image')}, {self.seconds:.2f} s, {size:.2f} tokens per step"
 
     def _repr_png_(self) -> bytes | None:
         return images_png(self.images)
