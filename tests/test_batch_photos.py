@@ -19,6 +19,7 @@ from test_batch_resume import FORK
 from test_photos import astronaut, group_photo
 
 from superres.batch import run as run_module
+from superres.batch.manifest import merge
 from superres.batch.plan import BatchOptions, plan
 from superres.batch.upscaling import upscale_files
 from superres.config import DecodeConfig
@@ -93,6 +94,16 @@ def test_samples_of_faces_have_both_numbers(photos, tmp_path):
     upscaler = FakeUpscaler()
     summary = run(photos / "d.png", tmp_path / "out", upscaler, SAMPLED, samples=2)
     assert (summary.skipped, summary.done, upscaler.batches) == (6, 0, [])
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_merged_manifests_of_shards_have_the_order_of_one_run(photos, tmp_path, samples):
+    for index in range(3):
+        run(photos, tmp_path / "out", decode=SAMPLED, samples=samples, shard=(index, 3))
+    paths = [tmp_path / "out" / f"manifest-{index}-of-3.jsonl" for index in range(3)]
+    assert merge(paths, tmp_path / "out" / "manifest.jsonl") == {"ok": 6 * samples}
+    run(photos, tmp_path / "whole", decode=SAMPLED, samples=samples)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_a_complete_run_is_not_repeated_and_its_photos_are_not_read(photos, tmp_path, monkeypatch):

@@ -71,6 +71,8 @@ def test_pictures_of_the_model_s_input_size_stay_as_they_are(upscaler, rng):
     np.testing.assert_array_equal(mixed.images, batch.images)
     np.testing.assert_array_equal(upscaler(sources[0], WIDE_STEPS).images, batch.images[:1])
     assert mixed.notes == []
+    assert upscaler(sources[0], WIDE_STEPS, crop="0,0,8").notes == [
+        "picture 1 (8x8): crop as given; 8x8 pixels at (0, 0) are used, and the model sees only 8x8"]
 
 
 def test_a_photo_with_three_faces_gives_three_images_and_the_crop_can_be_chosen(upscaler):

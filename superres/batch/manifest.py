@@ -288,7 +288,7 @@ def merge(paths: Sequence[Path], output: Path) -> Counter[str]:
     """Merge the manifests of shards into one row per output, in the order of an unsharded run.
 
     Of several rows of an output, the last "ok" row counts, or the last row if none is "ok". The rows of the manifests
-    are interleaved, as the shards divide the inputs.
+    are interleaved input by input, as the shards divide the inputs.
 
     Args:
         paths: the manifests, in the order of their shards.
@@ -302,7 +302,7 @@ def merge(paths: Sequence[Path], output: Path) -> Counter[str]:
         OutputError: the result cannot be written.
     """
     chosen: dict[str, tuple[int, int, str]] = {}
-    turns: list[list[str]] = []
+    turns: list[list[list[str]]] = []  # keys of the outputs of each input of each manifest
     files: list[BinaryIO] = []
     try:
         for number, path in enumerate(paths):
@@ -312,13 +312,17 @@ def merge(paths: Sequence[Path], output: Path) -> Counter[str]:
                 raise InvalidInputError(f"cannot read the manifest {path}: {error.strerror}; name manifests that "
                                         "superres upscale wrote") from error
             turns.append([])
+            source: str | None = None
             for place, row in read_rows(files[-1], path):
                 before = chosen.get(row.key)
                 if before is None:
-                    turns[-1].append(row.key)
+                    if row.input != source:
+                        turns[-1].append([])
+                        source = row.input
+                    turns[-1][-1].append(row.key)
                 if before is None or row.status == "ok" or before[2] != "ok":
                     chosen[row.key] = (number, place, row.status)
-        interleaved = (key for keys in itertools.zip_longest(*turns) for key in keys if key is not None)
+        interleaved = (key for inputs in itertools.zip_longest(*turns, fillvalue=[]) for keys in inputs for key in keys)
         _write_merged(interleaved, chosen, files, output)
     finally:
         for file in files:

@@ -13,7 +13,7 @@ from superres.batch.inputs import Job, open_jobs
 from superres.batch.plan import KEEP_ALPHA, BatchOptions
 from superres.errors import InvalidInputError, SuperresError
 from superres.tasks.faces import Source, enlarge, image_key, to_source
-from superres.tasks.photos import Crop, choose_crops, crop_note, is_photo
+from superres.tasks.photos import Crop, choose_crops, crop_note
 from superres.tasks.pictures import Picture, Pixels, read_picture
 
 
@@ -139,8 +139,7 @@ class Reader:
         except (SuperresError, OSError, ValueError, MemoryError) as error:
             message = " ".join(str(error).split()) or type(error).__name__
             return message if job.input in message else f"{job.input}: {message}"
-        used = is_photo(picture.rgb) or crops[0].kind == "given"
-        return Loaded(pictures, crops, crop_note(job.input, picture.rgb, crops) if used else None)
+        return Loaded(pictures, crops, crop_note(job.input, picture.rgb, crops))
 
     def _reduced(self, picture: Picture, crop: Crop, keeps_alpha: bool) -> Picture:
         source, alpha = crop.reduce(picture.rgb), None

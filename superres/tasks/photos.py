@@ -125,16 +125,19 @@ def _inside(x: float, y: float, side: float, width: int, height: int) -> Crop:
     return Crop(min(max(left, 0), width - size), min(max(top, 0), height - size), size, FACE)
 
 
-def crop_note(name: str, image: Pixels, crops: Sequence[Crop]) -> str:
-    """Return one line that says which squares of a picture are used, and how little the model sees of them.
+def crop_note(name: str, image: Pixels, crops: Sequence[Crop]) -> str | None:
+    """Return one line that says which squares of a photo are used, and how little the model sees of them.
+
+    The result is None for a picture that is no photo, unless its square is given.
 
     Args:
         name: name of the picture.
         image: uint8 [H, W, 3].
         crops: its squares, as `choose_crops` returns them.
     """
-    height, width = image.shape[:2]
-    first = crops[0]
+    (height, width), first = image.shape[:2], crops[0]
+    if not is_photo(image) and first.kind != "given":
+        return None
     sizes = ", ".join(f"{crop.size}x{crop.size}" for crop in crops)
     places = ", ".join(f"({crop.left}, {crop.top})" for crop in crops)
     which = {
@@ -209,8 +212,8 @@ def read_sources(pictures: PictureLike | Iterable[PictureLike], crop: str = DEFA
             crops = choose_crops(pixels, crop)
         except InvalidInputError as error:
             raise InvalidInputError(str(error) if name in str(error) else f"{name}: {error}") from error
-        if is_photo(pixels):
-            result.notes.append(crop_note(name, pixels, crops))
+        note = crop_note(name, pixels, crops)
+        result.notes.extend([note] if note is not None else [])
         images += [one.reduce(pixels) for one in crops]
         result.crops.extend(crops)
         result.inputs.extend([number] * len(crops))
