@@ -20,7 +20,7 @@ from superres.system.output import write_atomically, write_result
 from superres.tasks.faces import image_key
 
 FIELDS = ["input", "output", "status", "error", "tokens", "iterations", "model_calls", "mean_accepted_block_size",
-          "seconds", "checkpoint", "config", "seed", "options", "sha256"]
+          "seconds", "checkpoint", "config", "seed", "options", "sha256", "crop"]
 EXACT = DecodeConfig()
 
 
@@ -70,8 +70,8 @@ def test_rows_have_the_fields_of_the_contract_and_count_what_was_decoded(faces, 
         "input": str(faces / "a.png"), "output": str(tmp_path / "out" / "a.png"), "status": "ok", "error": None,
         "tokens": TOKENS, "iterations": 308, "model_calls": 309, "mean_accepted_block_size": TOKENS / 308,
         "seconds": 0.05, "checkpoint": "fake@0123abcd", "config": DecodeConfig(block_size=10, seed=7).to_dict(),
-        "seed": 7, "options": {"source": "auto", "alpha": "white", "metadata": "strip", "format": "png"},
-        "sha256": hashlib.sha256((tmp_path / "out" / "a.png").read_bytes()).hexdigest(),
+        "seed": 7, "sha256": hashlib.sha256((tmp_path / "out" / "a.png").read_bytes()).hexdigest(), "crop": None,
+        "options": {"source": "auto", "crop": "face", "alpha": "white", "metadata": "strip", "format": "png"},
     }
     assert DecodeConfig.from_dict(rows[0]["config"]).block_size == 10
 

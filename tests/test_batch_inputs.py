@@ -52,7 +52,7 @@ def sources(found, **options):
     """Read jobs; returns the number of each one's face, or what is wrong with it."""
     wanted = ((number, job, [1]) for number, job in enumerate(found))
     result = []
-    for item in Reader(BatchOptions(Path("out"), **options)).read(wanted):
+    for item in Reader(BatchOptions(Path("out"), **options), 1).read(wanted):
         if isinstance(item, Item):
             (number,) = np.flatnonzero((item.source == SOURCES).all(axis=(1, 2, 3)))
         result.append(item.message if isinstance(item, Failure) else int(number))

@@ -65,7 +65,7 @@ def photo(tmp_path):
 
 
 def item_of(path, **options):
-    (item,) = Reader(BatchOptions(Path("out"), **options)).read([(0, Job(str(path), "photo"), [1])])
+    *_, item = Reader(BatchOptions(Path("out"), **options), 1).read([(0, Job(str(path), "photo"), [1])])
     assert isinstance(item, Item), item
     return item
 

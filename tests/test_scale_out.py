@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from test_photos import group_photo
 
 from superres.batch.plan import BatchOptions, plan
 from superres.batch.upscaling import upscale_files
@@ -58,6 +59,7 @@ def faces(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw.integers(0, 256, (8, 8, 3), np.uint8)).save(path)
     (tmp_path / "faces" / "0" / "00.png").write_bytes(b"no picture")
+    Image.fromarray(group_photo()[0]).save(tmp_path / "faces" / "0" / "03-party.png")  # three faces
     return tmp_path / "faces"
 
 
@@ -103,10 +105,10 @@ def test_two_actors_one_of_them_killed_end_as_one_process_does(cluster, checkpoi
     stopped.set()
     thread.join()
     assert killed
-    assert (summary.done, summary.failed) == (local.done, local.failed) == (47, 1)
+    assert (summary.done, summary.failed) == (local.done, local.failed) == (50, 1)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     again = upscale_on_cluster(plan([faces], options), upscaler, options, DECODE, cluster)
-    assert (again.done, again.skipped, again.failed) == (0, 47, 1)
+    assert (again.done, again.skipped, again.failed) == (0, 50, 1)
 
 
 def test_another_checkpoint_on_the_cluster_is_refused_in_one_line(cluster, checkpoint, faces, tmp_path):

@@ -261,7 +261,7 @@ class Staging:
             raise OutputError(f"cannot write to the folder {self.output}: {error.strerror}") from error
         message = f"cannot write {row.output}: {error.strerror}"
         self.add_row(number, Row(row.input, row.output, "failed", message, checkpoint=row.checkpoint,
-                                 config=row.config, seed=row.seed, options=row.options))
+                                 config=row.config, seed=row.seed, options=row.options, crop=row.crop))
 
     def close(self) -> None:
         """Delete all outputs that are not committed."""

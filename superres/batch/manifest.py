@@ -14,7 +14,7 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from superres.errors import InvalidInputError, OutputError
 from superres.system.output import scratch_file
+from superres.tasks.face_finder import MOST_FACES
 
 LINE_BYTES = 2048
 """Bytes per read of a line; most lines are shorter."""
@@ -47,6 +48,7 @@ class Row:
         seed: seed of the sampling noise.
         options: the other options that determine the output: source, alpha, metadata, format.
         sha256: digest of the output file.
+        crop: the square of a photo, with the attributes of `superres.tasks.photos.Crop`; None for other pictures.
     """
 
     input: str
@@ -63,11 +65,18 @@ class Row:
     seed: int | None = None
     options: dict[str, Any] | None = None
     sha256: str | None = None
+    crop: dict[str, Any] | None = None
 
     @property
     def key(self) -> str:
         """Key of the row: the output, or the input if it could not be listed."""
         return self.output or self.input
+
+    @property
+    def faces(self) -> int:
+        """Number of faces that were found in the photo; 0 if the row does not say."""
+        found = (self.crop or {}).get("faces")
+        return found if isinstance(found, int) and 0 <= found <= MOST_FACES else 0
 
     def line(self) -> bytes:
         """Return the row as a line of JSON."""
@@ -86,7 +95,7 @@ class Row:
         row = cls(**{name: value for name, value in values.items() if name in _NAMES})
         if not isinstance(row.input, str) or not isinstance(row.output, str):
             raise ValueError("input and output must be text")
-        for name in ("config", "options"):
+        for name in ("config", "options", "crop"):
             if not isinstance(getattr(row, name), dict | None):
                 raise ValueError(f"{name} must be an object")
         return row
@@ -121,19 +130,26 @@ class Manifest:
     Outputs are identified by their number in the run's plan. The object stores each row's file offset, not the row.
     """
 
-    def __init__(self, path: Path, count: int, keys: Iterable[str]) -> None:
+    def __init__(
+        self, path: Path, count: int, keys: Iterable[str],
+        face_of: Callable[[str], tuple[str, int]] = lambda output: (output, 0),
+    ) -> None:
         """Open or create the manifest.
 
         Args:
             path: the file.
-            count: number of outputs of the run.
+            count: number of the planned outputs of the run.
             keys: keys of the outputs' rows, by number; only read if the manifest has rows.
+            face_of: returns the planned output whose input has several faces, and the number of the face, of the output
+                of a face; and 0 for any other output. Output n of face f has the number n + f * `count`.
 
         Raises:
             InvalidInputError: a line is damaged.
             OutputError: the file cannot be read or written.
         """
         self.path = path
+        self.face_of = face_of
+        self.faces: dict[int, dict[int, int]] = {}
         self.places = array.array("q", [-1]) * count
         self.others: dict[str, int] = {}
         try:
@@ -151,9 +167,18 @@ class Manifest:
             self.close()
             raise
 
-    def __len__(self) -> int:
-        """Return the number of the run's outputs."""
-        return len(self.places)
+    def numbers(self) -> Iterator[int]:
+        """Yield the numbers of the outputs that have a row, in the order of the run's inputs."""
+        count = len(self.places)
+        for number, place in enumerate(self.places):
+            if place >= 0:
+                yield number
+            yield from (number + face * count for face in sorted(self.faces.get(number, ())))
+
+    def known_faces(self, planned: int) -> range:
+        """Return the numbers of the faces of a planned output according to its rows; empty unless it has several."""
+        places = list(self.faces.get(planned, {}).items())
+        return range(1, max((max(face, Row.parse(self._line(place)).faces) for face, place in places), default=0) + 1)
 
     def _read(self, keys: Iterable[str]) -> None:
         self.end = 0
@@ -162,13 +187,40 @@ class Manifest:
             last = -1
             with open(self.path, "rb") as file:
                 for last, row in read_rows(file, self.path):
-                    number = numbers.get(row.key)
+                    number, face = numbers.get(row.key), 0
+                    if number is None and row.output:
+                        planned, face = self.face_of(row.output)
+                        number = numbers.get(planned)
                     if number is None:
                         self.others[row.key] = last
                     else:
-                        self.places[number] = last
+                        self._place(number + face * len(self.places), row, last)
             self.end = last + len(self._line(last)) if last >= 0 else 0
             self.file.truncate(self.end)
+
+    def _place(self, number: int, row: Row, place: int) -> None:
+        """Note the place of an output's latest row.
+
+        An input has either one output per sample or one per face. Complete outputs of the other kind, and of faces that
+        are not found any more, become outputs of other runs.
+        """
+        face, planned = divmod(number, len(self.places))
+        stale = []
+        if face:
+            faces = self.faces.setdefault(planned, {})
+            faces[face] = place
+            stale = [faces.pop(old) for old in list(faces) if old > row.faces > 0]
+            stale.append(self.places[planned])
+            self.places[planned] = -1
+        else:
+            self.places[planned] = place
+            if row.status == "ok":
+                stale += self.faces.pop(planned, {}).values()
+        self.others.pop(row.key, None)
+        for old in stale:
+            before = Row.parse(self._line(old)) if old >= 0 else None
+            if before is not None and before.status == "ok":
+                self.others[before.key] = old
 
     def _line(self, place: int) -> bytes:
         """Return the line that begins at offset `place`."""
@@ -181,7 +233,12 @@ class Manifest:
 
     def row(self, number: int) -> Row | None:
         """Return the latest row of output `number`, or None; thread-safe."""
-        return None if self.places[number] < 0 else Row.parse(self._line(self.places[number]))
+        place = self._place_of(number)
+        return None if place < 0 else Row.parse(self._line(place))
+
+    def _place_of(self, number: int) -> int:
+        face, planned = divmod(number, len(self.places))
+        return self.faces.get(planned, {}).get(face, -1) if face else self.places[planned]
 
     def append(self, rows: Iterable[tuple[int, Row]]) -> None:
         """Append rows of outputs, given by number, and flush them to disk.
@@ -192,7 +249,7 @@ class Manifest:
         lines, places, end = [], [], self.end
         for number, row in rows:
             lines.append(row.line())
-            places.append((number, end))
+            places.append((number, row, end))
             end += len(lines[-1])
         try:
             rest = memoryview(b"".join(lines))
@@ -204,8 +261,8 @@ class Manifest:
                 self.file.truncate(self.end)
             raise OutputError(f"cannot write the manifest {self.path}: {error.strerror}") from error
         self.end = end
-        for number, place in places:
-            self.places[number] = place
+        for number, row, place in places:
+            self._place(number, row, place)
 
     def finish(self) -> None:
         """Keep one row per output: first those of other runs, then those of this run in the order of its inputs.
@@ -213,7 +270,7 @@ class Manifest:
         Raises:
             OutputError: there is no space to rewrite the file; all rows are still there.
         """
-        order = [*sorted(self.others.values()), *(place for place in self.places if place >= 0)]
+        order = [*sorted(self.others.values()), *map(self._place_of, self.numbers())]
         try:
             _rewrite(self.path, map(self._line, order))
         except OSError as error:
@@ -231,7 +288,7 @@ def merge(paths: Sequence[Path], output: Path) -> Counter[str]:
     """Merge the manifests of shards into one row per output, in the order of an unsharded run.
 
     Of several rows of an output, the last "ok" row counts, or the last row if none is "ok". The rows of the manifests
-    are interleaved, as the shards divide the inputs.
+    are interleaved input by input, as the shards divide the inputs.
 
     Args:
         paths: the manifests, in the order of their shards.
@@ -245,7 +302,7 @@ def merge(paths: Sequence[Path], output: Path) -> Counter[str]:
         OutputError: the result cannot be written.
     """
     chosen: dict[str, tuple[int, int, str]] = {}
-    turns: list[list[str]] = []
+    turns: list[list[list[str]]] = []  # keys of the outputs of each input of each manifest
     files: list[BinaryIO] = []
     try:
         for number, path in enumerate(paths):
@@ -255,13 +312,17 @@ def merge(paths: Sequence[Path], output: Path) -> Counter[str]:
                 raise InvalidInputError(f"cannot read the manifest {path}: {error.strerror}; name manifests that "
                                         "superres upscale wrote") from error
             turns.append([])
+            source: str | None = None
             for place, row in read_rows(files[-1], path):
                 before = chosen.get(row.key)
                 if before is None:
-                    turns[-1].append(row.key)
+                    if row.input != source:
+                        turns[-1].append([])
+                        source = row.input
+                    turns[-1][-1].append(row.key)
                 if before is None or row.status == "ok" or before[2] != "ok":
                     chosen[row.key] = (number, place, row.status)
-        interleaved = (key for keys in itertools.zip_longest(*turns) for key in keys if key is not None)
+        interleaved = (key for inputs in itertools.zip_longest(*turns, fillvalue=[]) for keys in inputs for key in keys)
         _write_merged(interleaved, chosen, files, output)
     finally:
         for file in files:

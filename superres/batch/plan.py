@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from superres.batch.inputs import Job, distinct, find_jobs, require_jobs
 from superres.config import require, require_choice, require_whole
 from superres.errors import ConfigError, InvalidInputError
 from superres.tasks.faces import SOURCES
+from superres.tasks.photos import DEFAULT_CROP, FACE, parse_crop
 
 ON_EXISTING = ("skip", "redo", "overwrite", "error")
 """What to do with an existing output. "skip" keeps complete outputs with the same settings, and raises an error if any
@@ -47,6 +49,7 @@ class BatchOptions:
         keep_tree: recreate the sub-folders of an input folder in the output folder.
         alpha: colour behind transparent parts; or "keep" for outputs as transparent as their inputs.
         metadata: a name in `METADATA`.
+        crop: squares of a photo to use, as for `superres.tasks.photos.choose_crops`.
     """
 
     output: Path
@@ -62,11 +65,16 @@ class BatchOptions:
     keep_tree: bool = False
     alpha: str = "white"
     metadata: str = "strip"
+    crop: str = DEFAULT_CROP
 
     def __post_init__(self) -> None:
         require_whole("--batch-size", 1 if self.batch_size is None else self.batch_size)
         require_whole("--samples", self.samples, 1, MOST_SAMPLES)
         require_choice("--source", self.source, SOURCES)
+        try:
+            parse_crop(self.crop)
+        except ConfigError as error:
+            raise ConfigError(f"--{error}") from None
         require_choice("--on-existing", self.on_existing, ON_EXISTING)
         require_choice("--format", self.format, list(FORMATS))
         require_choice("--metadata", self.metadata, METADATA)
@@ -91,16 +99,33 @@ class BatchOptions:
 
     def content_options(self) -> dict[str, Any]:
         """Return the options that determine the content of an output, besides those of decoding."""
-        return {"source": self.source, "alpha": self.alpha, "metadata": self.metadata, "format": self.format}
+        return {"source": self.source, "crop": self.crop, "alpha": self.alpha, "metadata": self.metadata,
+                "format": self.format}
 
-    def outputs(self, job: Job) -> list[str]:
-        """Return the absolute path of each sample of an input; [""] for an input that cannot be listed."""
-        folder, ending = _absolute(self.output), self.suffix + FORMATS[self.format].suffix
+    @property
+    def ending(self) -> str:
+        """What follows the number of the sample in an output's name."""
+        return self.suffix + FORMATS[self.format].suffix
+
+    def outputs(self, job: Job, face: int = 0) -> list[str]:
+        """Return the absolute path of each sample of an input; [""] for an input that cannot be listed.
+
+        Args:
+            job: the input.
+            face: number of the face, from 1, if several are found in the input; otherwise 0.
+        """
         if job.error is not None:
             return [""]
+        stem = f"{_absolute(self.output)}/{job.name}{f'-face{face}' if face else ''}"
         if self.samples == 1:
-            return [f"{folder}/{job.name}{ending}"]
-        return [f"{folder}/{job.name}-{sample}{ending}" for sample in range(1, self.samples + 1)]
+            return [f"{stem}{self.ending}"]
+        return [f"{stem}-{sample}{self.ending}" for sample in range(1, self.samples + 1)]
+
+    def face_of(self, output: str) -> tuple[str, int]:
+        """Return the output's path without "-faceN", and N; 0 if the path has no such part."""
+        sample = r"-\d+" if self.samples > 1 else ""
+        found = re.fullmatch(rf"(.+)-face([1-9]\d{{0,3}})({sample}{re.escape(self.ending)})", output, re.DOTALL)
+        return (found[1] + found[3], int(found[2])) if found else (output, 0)
 
 
 @functools.lru_cache(maxsize=64)
@@ -171,6 +196,12 @@ def _refuse_clashes(jobs: list[Job], options: BatchOptions) -> None:
             if real(output) == manifest:
                 raise InvalidInputError(f"the manifest {options.manifest_path} is one of the outputs; choose another "
                                         "--manifest")
+    for output in owners if options.crop == FACE else ():
+        whole, face = options.face_of(output) if "-face" in output else (output, 0)
+        if face and whole in owners:
+            raise InvalidInputError(f"{owners[whole]} may show several faces, and then face {face} and "
+                                    f"{owners[output]} would both be written to {output}; rename one of them, or give "
+                                    "--crop centre")
 
 
 class _RealPaths:

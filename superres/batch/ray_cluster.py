@@ -25,7 +25,7 @@ from superres.batch.plan import BatchOptions
 from superres.batch.record import Output, RunSettings, Summary
 from superres.batch.run import BatchRun, Unchanged
 from superres.batch.upscaling import Decoding, read_ahead
-from superres.batch.work import Failure, Item
+from superres.batch.work import Failure, Item, Photo, Reader
 from superres.config import DecodeConfig
 from superres.errors import CheckpointError, ClusterError, ConfigError
 from superres.pipeline.options import resolve_options
@@ -65,12 +65,12 @@ class Collector:
     """The sink of an actor: encodes finished images as files and collects them until the block is done."""
 
     settings: RunSettings
-    made: list[Output | Failure] = field(default_factory=list)
+    made: list[Output | Photo | Failure] = field(default_factory=list)
     error: BaseException | None = None
 
-    def put(self, result: Finished[Item] | Output | Failure | Unchanged) -> None:
+    def put(self, result: Finished[Item] | Output | Photo | Failure | Unchanged) -> None:
         """See `superres.batch.run.BatchRun.put`."""
-        if isinstance(result, tuple | Failure):
+        if isinstance(result, tuple | Photo | Failure):
             self.made.append(result)
         elif not isinstance(result, Unchanged):
             self.made.append(self.settings.output(result))
@@ -82,12 +82,13 @@ class Collector:
 class Worker:
     """An actor: loads the model once and decodes blocks of inputs."""
 
-    def __init__(self, cluster: Cluster, settings: RunSettings, folder: str) -> None:
+    def __init__(self, cluster: Cluster, settings: RunSettings, count: int, folder: str) -> None:
         """Load the model.
 
         Args:
             cluster: the model to load.
             settings: settings that determine the outputs.
+            count: number of the planned outputs of the run.
             folder: folder that relative paths refer to.
 
         Raises:
@@ -97,7 +98,7 @@ class Worker:
 
         if os.path.isdir(folder):
             os.chdir(folder)
-        self.settings = settings
+        self.settings, self.count = settings, count
         self.upscaler = Upscaler.load(cluster.checkpoint, cluster.device, cluster.engine)
         here = f"{self.upscaler.name}@{self.upscaler.revision}"
         if here != settings.checkpoint:
@@ -111,7 +112,7 @@ class Worker:
         collector = Collector(self.settings)
         count = sum(len(samples) for _, _, samples in wanted)
         rows = min(self.rows, count)
-        with read_ahead(iter(wanted), self.settings.options, collector, rows) as feed:
+        with read_ahead(iter(wanted), Reader(self.settings.options, self.count), collector, rows) as feed:
             Decoding(collector, self.upscaler, feed, self.settings.decode, rows).run_all()
         return {"made": np.array([pickle.dumps(collector.made)], dtype=object)}
 
@@ -201,16 +202,19 @@ def _decode(ray: ModuleType, run: BatchRun, wanted: list[bytes], cluster: Cluste
         cluster = replace(cluster, checkpoint=os.path.abspath(cluster.checkpoint))
     data = ray.data.from_items([{"wanted": block} for block in wanted], override_num_blocks=len(wanted))
     made = data.map_batches(
-        Worker, batch_size=1, fn_constructor_args=(cluster, run.settings, folder), zero_copy_batch=False,
+        Worker, batch_size=1, fn_constructor_args=(cluster, run.settings, run.count, folder), zero_copy_batch=False,
         compute=ray.data.ActorPoolStrategy(size=workers), **share,
     )
     missing = {number + sample - 1 for block in wanted for number, _, samples in pickle.loads(block)  # noqa: S301
                for sample in samples}
     for row in made.iter_rows():
-        for result in pickle.loads(row["made"]):  # noqa: S301 -- from this run's own actors
-            number = result.number if isinstance(result, Failure) else result[0]
-            if number in missing:  # a block that was decoded twice counts once
-                missing.remove(number)
+        results = pickle.loads(row["made"])  # noqa: S301 -- from this run's own actors
+        numbers = {result.number if isinstance(result, Failure) else result[0]
+                   for result in results if not isinstance(result, Photo)}
+        planned = {number % run.count for number in numbers}
+        if planned <= missing:  # a block that was decoded twice counts once
+            missing -= planned
+            for result in results:
                 run.put(result)
         run.progress(0.0)
         if run.error is not None:

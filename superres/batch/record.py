@@ -12,6 +12,7 @@ from superres.batch.plan import BatchOptions
 from superres.batch.work import Item, encode
 from superres.config import DecodeConfig
 from superres.tasks import faces
+from superres.tasks.photos import CENTRE
 
 if TYPE_CHECKING:
     from superres.decoding.batching import Finished
@@ -105,7 +106,8 @@ class RunSettings:
         """
         # A setting that is newer than the row has its default.
         config = {**_as_json(DecodeConfig().to_dict()), **row.config} if row.config else {}
-        there = {"checkpoint": row.checkpoint, **config, **(row.options or {})}
+        # Outputs that are older than the setting `crop` are from the centre.
+        there = {"checkpoint": row.checkpoint, **config, "crop": CENTRE, **(row.options or {})}
         return [f"{name} {there.get(name)!r} there, {value!r} now" for name, value in self.comparable.items()
                 if there.get(name) != value and not (name == "adaptive" and self.decode.is_exact)]
 
@@ -118,11 +120,13 @@ class RunSettings:
     def output(self, finished: Finished[Item]) -> Output:
         """Return the output of a decoded image."""
         item, trace = finished.item, finished.trace
-        record = {"checkpoint": self.checkpoint, "config": self.config}
+        record: dict[str, Any] = {"checkpoint": self.checkpoint, "config": self.config}
+        if item.crop is not None:
+            record["crop"] = item.crop
         data = encode(item, faces.decode(finished.tokens[None].numpy())[0], record, self.options)
         row = Row(item.input, item.output, "ok", None, trace.tokens, trace.iterations, trace.model_calls,
                   trace.tokens / max(trace.iterations, 1), finished.seconds, **self.row_fields,
-                  sha256=hashlib.sha256(data).hexdigest())
+                  sha256=hashlib.sha256(data).hexdigest(), crop=item.crop)
         return item.number, row, data
 
 

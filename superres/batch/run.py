@@ -18,7 +18,7 @@ from superres.batch.inputs import Job
 from superres.batch.manifest import Manifest, Row
 from superres.batch.plan import BatchOptions
 from superres.batch.record import Output, RunSettings, Summary
-from superres.batch.work import Failure, Item
+from superres.batch.work import Failure, Item, Photo
 from superres.errors import OutputError
 from superres.system.output import prepare_folder
 from superres.system.progress import ProgressBar, say
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 2.0
 """Longest time in seconds that a finished output waits to be committed together with other outputs."""
+PHOTO_LINES = 20
+"""Number of photos whose crops are printed; the manifest records all of them."""
 QUEUE = 256
 """Number of finished outputs that may wait for the disk before decoding blocks."""
 
@@ -44,6 +46,8 @@ class BatchRun:
 
     Attributes:
         jobs: the inputs.
+        count: number of the planned outputs, one per input and sample. Output n of face f, which is found only when the
+            input is read, has the number n + f * count.
         options: options of the run.
         settings: settings that determine the outputs.
         summary: counts so far.
@@ -58,6 +62,7 @@ class BatchRun:
         self.jobs, self.options, self.settings, self.group = jobs, options, settings, group
         self.summary = Summary()
         self.error: BaseException | None = None
+        self.count, self._photos = len(jobs) * options.samples, 0
         self.total = sum(1 if job.error is not None else options.samples for job in jobs)
         self._moving = threading.Lock()
         self._queue: queue.Queue[Any] = queue.Queue(QUEUE)
@@ -77,7 +82,7 @@ class BatchRun:
         with ExitStack() as stack:
             lock = Lock(output, self.options.shard)
             stack.callback(lock.release)
-            self.manifest = Manifest(self.options.manifest_path, len(self.jobs) * self.options.samples, self._keys())
+            self.manifest = Manifest(self.options.manifest_path, self.count, self._keys(), self.options.face_of)
             stack.callback(self.manifest.close)
             self._refuse_changes()
             self._staging = Staging(output, self.manifest, self.options.shard, self._report, self.group)
@@ -109,7 +114,7 @@ class BatchRun:
                 raise self.error
         self.summary.seconds = time.perf_counter() - self._started
 
-    def put(self, result: Finished[Item] | Output | Failure | Unchanged) -> None:
+    def put(self, result: Finished[Item] | Output | Photo | Failure | Unchanged) -> None:
         """Queue the result of an output; block while the queue is full."""
         self._queue.put(result)
 
@@ -120,11 +125,18 @@ class BatchRun:
                 return
             first, samples = index * self.options.samples, []
             for sample, output in enumerate(self.options.outputs(job), 1):
-                unchanged = self._unchanged(first + sample - 1, output) if job.error is None else None
-                if unchanged is None:
+                planned = first + sample - 1
+                faces = self.manifest.known_faces(planned)
+                outputs = [(planned + face * self.count, self.options.outputs(job, face)[sample - 1]) for face in faces]
+                outputs = outputs or [(planned, output)]
+                unchanged = [self._unchanged(*one) for one in outputs] if job.error is None else [None]
+                # If one of a photo's faces is missing, it is read again, and `_write_result` keeps the other faces.
+                if None in unchanged:
                     samples.append(sample)
-                else:
-                    self.put(unchanged)
+                    continue
+                self._extend(len(outputs) - 1)
+                for result in unchanged:
+                    self._queue.put(result)
             if samples:
                 yield first, job, samples
 
@@ -132,6 +144,11 @@ class BatchRun:
         """Update the bar; `under_way` is the amount of work in progress, in images."""
         with self._moving:
             self.bar.update(max(self.summary.finished + under_way - self.bar.n, 0))
+
+    def _extend(self, more: int) -> None:
+        """Add outputs to the bar's total."""
+        with self._moving:
+            self.bar.total = (self.bar.total or 0) + more
 
     def _keys(self) -> Iterator[str]:
         for job in self.jobs:
@@ -144,7 +161,7 @@ class BatchRun:
         if self.options.on_existing != "skip":
             return
         count, example = 0, ""
-        for number in range(len(self.manifest)):
+        for number in self.manifest.numbers():
             row = self.manifest.row(number)
             differences = self.settings.differences(row) if row is not None and row.status == "ok" else []
             if row is not None and differences and os.path.lexists(row.output):
@@ -189,10 +206,26 @@ class BatchRun:
             self._staging.commit()
             self._staging.commit()  # the failed rows of outputs that could not be renamed
             return
-        if isinstance(result, Unchanged | Failure):
-            self._write_row(result)
+        if isinstance(result, Photo):
+            self._tell(result)
             return
-        self._staging.add(*(result if isinstance(result, tuple) else self.settings.output(result)))
+        if not isinstance(result, Unchanged | Failure):
+            result = result if isinstance(result, tuple) else self.settings.output(result)
+            # Whether the output of one of several faces exists is known only now.
+            unchanged = self._unchanged(result[0], result[1].output) if result[0] >= self.count else None
+            if unchanged is None:
+                self._staging.add(*result)
+                return
+            result = unchanged
+        self._write_row(result)
+
+    def _tell(self, photo: Photo) -> None:
+        self._extend(photo.more)
+        self._photos += 1
+        if self._photos <= PHOTO_LINES:
+            say(photo.line)
+        elif self._photos == PHOTO_LINES + 1:
+            say(f"the crops of further photos are in {self.manifest.path}")
 
     def _write_row(self, result: Unchanged | Failure) -> None:
         names = self._names(result.number)
@@ -208,8 +241,9 @@ class BatchRun:
             self._staging.add_row(result.number, row)
 
     def _names(self, number: int) -> tuple[str, str]:
-        job = self.jobs[number // self.options.samples]
-        return job.input, self.options.outputs(job)[number % self.options.samples]
+        face, planned = divmod(number, self.count)
+        job = self.jobs[planned // self.options.samples]
+        return job.input, self.options.outputs(job, face)[planned % self.options.samples]
 
     def _report(self, row: Row) -> None:
         self.summary.add(row)

@@ -19,7 +19,7 @@ from superres.batch.inputs import Job
 from superres.batch.plan import BatchOptions
 from superres.batch.record import RunSettings, Summary
 from superres.batch.run import BatchRun
-from superres.batch.work import Failure, Item, Reader
+from superres.batch.work import Failure, Item, Photo, Reader
 from superres.config import DecodeConfig
 from superres.errors import ScoresError
 from superres.pipeline.options import resolve_options
@@ -110,7 +110,7 @@ def upscale_files(
     with BatchRun(jobs, options, settings, group) as run:
         most = max(run.total, 1)
         rows = min(options.batch_size or upscaler.fitting_rows(decode), most)
-        with read_ahead(run.wanted(), options, run, rows) as feed:
+        with read_ahead(run.wanted(), Reader(options, run.count), run, rows) as feed:
             Decoding(run, upscaler, feed, decode, rows).run_all()
         run.summary.reading = feed.seconds
     return run.summary
@@ -122,8 +122,8 @@ class Sink(Protocol):
     error: BaseException | None
     """The error after which no more results are accepted, or None."""
 
-    def put(self, result: Finished[Item] | Failure) -> None:
-        """Receive a finished image or a failure."""
+    def put(self, result: Finished[Item] | Photo | Failure) -> None:
+        """Receive a finished image, a photo that was cropped, or a failure."""
 
     def progress(self, under_way: float) -> None:
         """Receive the amount of work in progress, in images."""
@@ -131,32 +131,32 @@ class Sink(Protocol):
 
 @contextmanager
 def read_ahead(
-    wanted: Iterator[tuple[int, Job, list[int]]], options: BatchOptions, sink: Sink, rows: int,
+    wanted: Iterator[tuple[int, Job, list[int]]], reader: Reader, sink: Sink, rows: int,
 ) -> Iterator[ReadQueue]:
     """Read inputs into a feed, in a thread of its own.
 
     Args:
         wanted: see `superres.batch.work.Reader.read`.
-        options: options of the run.
-        sink: receives the inputs that cannot be read, as failures.
+        reader: reads them.
+        sink: receives the photos that are cropped, and the inputs that cannot be read, as failures.
         rows: images that are decoded together.
     """
     feed = ReadQueue(AHEAD * rows)
 
     def items() -> Iterator[Item]:
-        for result in Reader(options).read(wanted):
+        for result in reader.read(wanted):
             if isinstance(result, Item):
                 yield result
             else:
                 sink.put(result)
 
-    reader = threading.Thread(target=feed.fill, args=(items(),), name="superres-reading", daemon=True)
-    reader.start()
+    thread = threading.Thread(target=feed.fill, args=(items(),), name="superres-reading", daemon=True)
+    thread.start()
     try:
         yield feed
     finally:
         feed.close()
-        reader.join()
+        thread.join()
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +13,7 @@ from superres.batch.inputs import Job, open_jobs
 from superres.batch.plan import KEEP_ALPHA, BatchOptions
 from superres.errors import InvalidInputError, SuperresError
 from superres.tasks.faces import Source, enlarge, image_key, to_source
+from superres.tasks.photos import Crop, choose_crops, crop_note
 from superres.tasks.pictures import Picture, Pixels, read_picture
 
 
@@ -26,6 +27,7 @@ class Item:
         input: name of the input in the manifest.
         output: absolute path of the output.
         picture: the reduced input, with the transparency and the metadata that the output copies.
+        crop: the square of the input as the manifest records it; None unless the input was cropped.
     """
 
     number: int
@@ -33,6 +35,7 @@ class Item:
     input: str
     output: str
     picture: Picture
+    crop: dict[str, Any] | None = None
 
     @property
     def source(self) -> Pixels:
@@ -53,14 +56,45 @@ class Failure:
     message: str
 
 
+@dataclass(frozen=True)
+class Photo:
+    """A photo that was cropped: the line that says how, and the number of outputs that its further faces add."""
+
+    line: str
+    more: int
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """An input that was read.
+
+    Attributes:
+        pictures: its crops, reduced to 8x8; `Item` describes the contents.
+        crops: the squares; one of the whole picture if it is small.
+        line: the line about a photo; None for other pictures.
+    """
+
+    pictures: list[Picture]
+    crops: list[Crop]
+    line: str | None
+
+
 @dataclass
 class Reader:
-    """Reads inputs; `options` determine the reduction to 8x8 and the metadata that is kept."""
+    """Reads inputs.
+
+    Attributes:
+        options: determine the crops, the reduction to 8x8 and the metadata that is kept.
+        count: number of the outputs in the run's plan. The output n of face f has the number n + f * count.
+    """
 
     options: BatchOptions
+    count: int
 
-    def read(self, wanted: Iterable[tuple[int, Job, list[int]]]) -> Iterator[Item | Failure]:
-        """Yield the samples of inputs, or a failure per sample if an input cannot be read.
+    def read(self, wanted: Iterable[tuple[int, Job, list[int]]]) -> Iterator[Item | Photo | Failure]:
+        """Yield the samples of each of an input's crops, or a failure per sample if an input cannot be read.
+
+        A photo is followed by its items.
 
         Args:
             wanted: the number of the first sample's output, the input, and the numbers (from 1) of its samples to make;
@@ -76,16 +110,20 @@ class Reader:
         for job, content in open_jobs(jobs()):
             first, samples = pending.pop(0)
             loaded = self._load(job, content)
-            outputs = self.options.outputs(job)
-            for sample in samples:
-                number = first + sample - 1
-                if isinstance(loaded, str):
-                    yield Failure(number, loaded)
-                else:
-                    yield Item(number, sample, job.input, outputs[sample - 1], loaded)
+            if isinstance(loaded, str):
+                for sample in samples:
+                    yield Failure(first + sample - 1, loaded)
+                continue
+            if loaded.line is not None:
+                yield Photo(loaded.line, (len(loaded.crops) - 1) * len(samples))
+            for crop, picture in zip(loaded.crops, loaded.pictures, strict=True):
+                outputs, record = self.options.outputs(job, crop.face), asdict(crop) if loaded.line else None
+                for sample in samples:
+                    number = first + sample - 1 + crop.face * self.count
+                    yield Item(number, sample, job.input, outputs[sample - 1], picture, record)
 
-    def _load(self, job: Job, content: Any) -> Picture | str:  # noqa: ANN401 -- Content of superres.batch.inputs, or an error
-        """Return the picture reduced to 8x8, or an error message; the transparency has the output's size."""
+    def _load(self, job: Job, content: Any) -> Loaded | str:  # noqa: ANN401 -- Content of superres.batch.inputs, or an error
+        """Return the crops reduced to 8x8, or an error message; the transparency has the output's size."""
         try:
             if isinstance(content, InvalidInputError):
                 raise content
@@ -94,13 +132,20 @@ class Reader:
                 picture = Picture(content)
             else:
                 picture = read_picture(content, job.input, background="white" if keeps else self.options.alpha)
-            source, alpha = to_source(picture.rgb, cast(Source, self.options.source)), None
-            if keeps and picture.alpha is not None:
-                low = to_source(np.repeat(picture.alpha[:, :, None], 3, axis=2), cast(Source, self.options.source))
-                source, alpha = unblend(source, low[:, :, :1]), enlarge(low[None], "bicubic")[0, :, :, 0]
+            if self.options.source == "lowres":
+                to_source(picture.rgb, cast(Source, self.options.source))  # refuses other sizes
+            crops = choose_crops(picture.rgb, self.options.crop)
+            pictures = [self._reduced(picture, crop, keeps) for crop in crops]
         except (SuperresError, OSError, ValueError, MemoryError) as error:
             message = " ".join(str(error).split()) or type(error).__name__
             return message if job.input in message else f"{job.input}: {message}"
+        return Loaded(pictures, crops, crop_note(job.input, picture.rgb, crops))
+
+    def _reduced(self, picture: Picture, crop: Crop, keeps_alpha: bool) -> Picture:
+        source, alpha = crop.reduce(picture.rgb), None
+        if keeps_alpha and picture.alpha is not None:
+            low = crop.reduce(picture.alpha[:, :, None])
+            source, alpha = unblend(source, low), enlarge(np.repeat(low[None], 3, axis=3), "bicubic")[0, :, :, 0]
         if self.options.metadata == "strip":
             return Picture(source, alpha)
         return replace(picture, rgb=source, alpha=alpha)

@@ -16,6 +16,7 @@ from superres.config import DEFAULT_CHECKPOINT, require
 from superres.pipeline.options import combined
 from superres.system.progress import say
 from superres.tasks.faces import SOURCES
+from superres.tasks.photos import CROPS, DEFAULT_CROP
 
 Inputs = Annotated[list[str], Argument(metavar="INPUT", help="Images, folders of images, archives (.zip, .tar, "
                                        ".tar.gz, .npz ...), and patterns such as 'photos/**/*.jpg'.")]
@@ -43,6 +44,9 @@ Recursive = Annotated[bool, Option("--recursive", rich_help_panel=opt.FILES, hel
                                    "folders.")]
 Source = Annotated[str, Option(metavar=opt.choices(SOURCES), help="lowres uses inputs as 8x8 images; photo crops and "
                                "reduces them; auto decides by their size.")]
+Crop = Annotated[str, Option(metavar=f"[{CROPS}]", help="Square of a photo to use: face makes one output per face that "
+                             "is found, and takes the centre if there is none; X,Y,SIZE are pixels from the top left "
+                             "corner. The model sees only 8x8 pixels of it.")]
 OnExisting = Annotated[str, Option(metavar=opt.choices(ON_EXISTING), rich_help_panel=opt.FILES, help="What to do with "
                                    "an output that exists.")]
 Shard = Annotated[str, Option(metavar="I/N", rich_help_panel=opt.FILES, help="Decode only part I of N equal parts of "
@@ -57,13 +61,14 @@ manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich
 
 def upscale(
     context: typer.Context, output: Output, inputs: Inputs = [],  # noqa: B006 -- typer wants a list
-    checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, source: Source = "auto", samples: Samples = 1,
+    checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, source: Source = "auto", crop: Crop = DEFAULT_CROP,
+    samples: Samples = 1,
     format_name: Format = "png", alpha: Alpha = "white", metadata: Metadata = "strip", device: opt.Device = "auto",
     listed: InputList = None, recursive: Recursive = False, keep_tree: KeepTree = False, suffix: Suffix = "",
     on_existing: OnExisting = "skip", manifest: Manifest = None, batch_size: Images = "auto", shard: Shard = "0/1",
     ray: RayAddress = None, workers: Workers = None, engine: opt.Engine = "auto",
 ) -> None:
-    """Upscale images to 32x32 pixels, one PNG file per input.
+    """Upscale images to 32x32 pixels: one PNG file per input, or <name>-face1.png and so on if it shows several faces.
 
     If `superres tune` has saved default decoding settings for the checkpoint, decoding options that you do not give
     use them. The same command continues an interrupted run: outputs that the manifest records as complete are kept.
@@ -73,13 +78,16 @@ def upscale(
     decode = opt.decode_config(context)
     options = BatchOptions(
         output, parse_batch_size(batch_size), samples, source, recursive, on_existing, parse_shard(shard), manifest,
-        format_name, suffix, keep_tree, alpha, metadata,
+        format_name, suffix, keep_tree, alpha, metadata, crop,
     )
     require(bool(inputs) or listed is not None, "Missing argument 'INPUT...'; give images, folders, archives or --list")
     require(workers is None or workers >= 1, f"--workers must be at least 1, not {workers}")
     if ray is None:
         opt.refuse_ineffective(context, "without --ray, since one process decodes alone; leave it out, or give --ray",
                                "workers")
+    if source == "lowres":
+        opt.refuse_ineffective(context, "with --source lowres, which takes 8x8 images only; leave it out, or give "
+                               "--source auto", "crop")
     if format_name == "npz" and metadata == "keep":
         opt.refuse_ineffective(context, "with --format npz, which holds none; leave it out, or give --format png",
                                "metadata")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from superres.checkpoint import find_checkpoint, read_config
 from superres.config import DEFAULT_CHECKPOINT
 from superres.errors import CheckpointError
-from superres.pipeline.base import Pipeline
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks import faces
 
-PIPELINES: dict[str, type[Pipeline]] = {pipeline.task: pipeline for pipeline in (Upscaler, Translator)}
+PIPELINES: dict[str, type[Upscaler] | type[Translator]] = {Upscaler.task: Upscaler, Translator.task: Translator}
 """Pipelines by task."""
 
 
@@ -30,15 +29,30 @@ def checkpoint_task(folder: Path) -> str:
     return str(task)
 
 
-def load(name_or_dir: str | Path = DEFAULT_CHECKPOINT, device: str = "auto") -> Any:  # noqa: ANN401 -- by the task
-    """Load a checkpoint by its name such as "celeba-8to32", its folder, or its Hugging Face hub id ("owner/name").
+@overload
+def load(name_or_dir: Literal["celeba-8to32"] = ..., device: str = ..., engine: str = ...) -> Upscaler: ...
+@overload
+def load(name_or_dir: Literal["multi30k-en-de"], device: str = ..., engine: str = ...) -> Translator: ...
+@overload
+def load(name_or_dir: str | Path, device: str = ..., engine: str = ...) -> Any: ...  # noqa: ANN401 -- by the task
+def load(
+    name_or_dir: str | Path = DEFAULT_CHECKPOINT, device: str = "auto", engine: str = "auto",
+) -> Upscaler | Translator:
+    """Load a checkpoint.
+
+    Args:
+        name_or_dir: a bundled checkpoint's name such as "celeba-8to32", a folder, or a Hugging Face hub id
+            ("owner/name").
+        device: "auto", "cpu" or "cuda".
+        engine: how the decoding step is computed, a name in `superres.config.ENGINE_NAMES`; "auto" takes the fastest
+            exact engine of the device.
 
     Returns:
-        An `Upscaler` or a `Translator`.
+        An `Upscaler` or a `Translator`, by the checkpoint's task.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or its task is unknown.
-        ConfigError: the device is not available.
+        ConfigError: the device is not available, or does not support the engine.
     """
     folder = find_checkpoint(name_or_dir)
-    return PIPELINES[checkpoint_task(folder)].load(folder, device)
+    return PIPELINES[checkpoint_task(folder)].load(folder, device, engine)

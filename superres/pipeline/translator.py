@@ -25,13 +25,14 @@ from superres.errors import CheckpointError, InvalidInputError
 from superres.nn.engines.torch_model import SOURCE_MULTIPLE
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline, at_intervals
+from superres.pipeline.display import counted, texts_html
 from superres.pipeline.options import choices_for
 from superres.tasks import translation
 
 
 @dataclass(frozen=True)
 class Translated:
-    """Result of translating lines, possibly of an unfinished translation.
+    """Result of translating lines, possibly of an unfinished translation; a notebook shows the texts.
 
     Attributes:
         texts: translation of each line, "" for an empty line.
@@ -52,6 +53,10 @@ class Translated:
     model_calls: int
     seconds: float
     is_complete: bool = True
+
+    def _repr_html_(self) -> str:
+        about = f"{counted(len(self.texts), 'line')}, {self.seconds:.2f} s, {counted(self.model_calls, 'model call')}"
+        return texts_html(self.texts, about)
 
 
 @dataclass(frozen=True)

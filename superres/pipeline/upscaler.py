@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -19,13 +19,15 @@ from superres.decoding.loop import Decoded, decoding_type
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import with_proposer_state
-from superres.decoding.trace import RowTrace
+from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import CheckpointError, InvalidInputError
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline, at_intervals
+from superres.pipeline.display import counted, images_html, images_png
 from superres.system.machine import free_bytes
 from superres.tasks import faces
+from superres.tasks.photos import DEFAULT_CROP, Crop, PictureLike, Sources, read_sources
 
 USEFUL_ROWS = {"cpu": 16, "cuda": 512}
 """Batch size beyond which a device hardly gets faster, by kind of device."""
@@ -33,17 +35,25 @@ USEFUL_ROWS = {"cpu": 16, "cuda": 512}
 
 @dataclass(frozen=True)
 class Upscaled:
-    """Result of upscaling a batch, possibly of an unfinished decode.
+    """Result of upscaling a batch, possibly of an unfinished decode; a notebook shows the images.
 
     Attributes:
         images: uint8 [N, 32, 32, 3], RGB; 0 where no token is decoded yet.
         traces: acceptance trace of each image.
         seconds: wall-clock seconds of the whole batch.
+        sources: the 8x8 pictures that the model saw, uint8 [N, 8, 8, 3].
+        crops: the square of its picture that each source is reduced from; empty if 8x8 arrays were given.
+        inputs: number of each image's picture, from 0; a photo with several faces gives several images.
+        notes: one line per photo: which squares are used, and how little the model sees of them.
     """
 
     images: np.ndarray
     traces: list[RowTrace]
     seconds: float
+    sources: np.ndarray | None = None
+    crops: list[Crop] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def filled(self) -> np.ndarray:
@@ -58,6 +68,21 @@ class Upscaled:
         """Whether every image has all its tokens."""
         return bool(self.filled.all())
 
+    def __repr__(self) -> str:
+        """Return the number of images, the statistics and the notes, without pixels."""
+        return "\n".join([f"Upscaled({self._summary})", *self.notes])
+
+    @property
+    def _summary(self) -> str:
+        size = mean_accepted_block_size(self.traces)
+        return f"{counted(len(self.images), 'image')}, {self.seconds:.2f} s, {size:.2f} tokens per step"
+
+    def _repr_png_(self) -> bytes | None:
+        return images_png(self.images)
+
+    def _repr_html_(self) -> str:
+        return images_html(self.images, [self._summary, *self.notes])
+
 
 class Face(Item, Protocol):
     """An image to upscale."""
@@ -68,6 +93,10 @@ class Face(Item, Protocol):
 
 
 FaceT = TypeVar("FaceT", bound=Face)
+
+
+Pictures: TypeAlias = PictureLike | Iterable[PictureLike]
+"""One picture (a path, a Pillow image or uint8 [H, W, 3]), several, or an array uint8 [N, H, W, 3]."""
 
 
 class Upscaler(Pipeline):
@@ -84,16 +113,23 @@ class Upscaler(Pipeline):
         return {}
 
     def __call__(
-        self, sources: np.ndarray, options: DecodeConfig | None = None, *, keys: Sequence[int] | None = None,
-        width: int | None = None, progress: Callable[[int, int], None] | None = None,
+        self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
+        keys: Sequence[int] | None = None, width: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Upscaled:
-        """Upscale a batch.
+        """Upscale a picture or a batch.
+
+        A picture of 8x8 pixels is upscaled as it is. A larger one is cropped and reduced to 8x8 first.
 
         Args:
-            sources: uint8 [N, 8, 8, 3], RGB.
+            sources: a path, a Pillow image, uint8 [H, W, 3], several of them, or an array uint8 [N, H, W, 3]; RGB, at
+                least 8x8 pixels.
             options: block size, acceptance and sampling. If None, the checkpoint's default for the kind of device,
                 which `superres tune` saves, or else `superres.pipeline.base.fastest_exact`.
-            keys: key of each image's sampling noise, in [0, 2**63); the image's number in the batch if None.
+            crop: the squares of a photo that are upscaled: "face" for every face that is found, or the centre if there
+                is none; "centre"; or "X,Y,SIZE" in pixels from the top left corner. See
+                `superres.tasks.photos.choose_crops`.
+            keys: key of each image's sampling noise, in [0, 2**63); the image's number in the result if None.
             width: step width, at least the block size; see `superres.decoding.decode.decode`.
             progress: called repeatedly with (decoded tokens of the slowest image, tokens per image).
 
@@ -101,28 +137,29 @@ class Upscaler(Pipeline):
             Images, traces and time.
 
         Raises:
-            InvalidInputError: `sources` has another shape or type, or there is not one valid key per image.
-            ConfigError: the checkpoint does not support `options`.
+            InvalidInputError: a picture cannot be read or used, or there is not one valid key per image.
+            ConfigError: the checkpoint does not support `options`, or the crop is unknown.
         """
         options = options or self.default_of_width(width)
-        tokens, keyed = self._prepare(sources, options, keys)
+        given, tokens, keyed = self._prepare(sources, crop, options, keys)
         adaptive = self.block_sizes.get(options, tokens)  # may measure costs, which is no part of the decoding time
         started = time.perf_counter()
-        if not len(sources):
-            return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0)
+        if not len(given.images):
+            return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0, given.images)
         decoded = decode(self.scoring, tokens, options, keys=keyed, width=width, progress=progress,
                          proposer=self.proposers.get(options), adaptive=adaptive)
-        return _upscaled(decoded, time.perf_counter() - started)
+        return _upscaled(decoded, time.perf_counter() - started, given)
 
     def stream(
-        self, sources: np.ndarray, options: DecodeConfig | None = None, *, keys: Sequence[int] | None = None,
-        interval: float = 0.125,
+        self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
+        keys: Sequence[int] | None = None, interval: float = 0.125,
     ) -> Iterator[Upscaled]:
         """Upscale a batch, and yield intermediate results; closing the iterator stops the decoding.
 
         Args:
-            sources: uint8 [N, 8, 8, 3], RGB, at least one.
+            sources: as for a call; at least one picture.
             options: as for a call.
+            crop: as for a call.
             keys: as for a call.
             interval: smallest number of seconds of decoding between two results.
 
@@ -131,18 +168,17 @@ class Upscaler(Pipeline):
             that the caller takes between two results.
 
         Raises:
-            InvalidInputError: `sources` has another shape or type, or is empty, or there is not one valid key per
-                image.
-            ConfigError: the checkpoint does not support `options`.
+            InvalidInputError: a picture cannot be read or used, there is none, or there is not one valid key per image.
+            ConfigError: the checkpoint does not support `options`, or the crop is unknown.
         """
         options = options or self.default
-        tokens, keyed = self._prepare(sources, options, keys)
-        if not len(sources):
+        given, tokens, keyed = self._prepare(sources, crop, options, keys)
+        if not len(given.images):
             raise InvalidInputError("there are no images to upscale; give at least one")
         loops = iterations(self.scoring, tokens, options, keys=keyed, proposer=self.proposers.get(options),
                            adaptive=self.block_sizes.get(options, tokens))
         for loop, seconds in at_intervals(loops, interval):
-            yield _upscaled(loop.result(), seconds)
+            yield _upscaled(loop.result(), seconds, given)
 
     def refilled(self, feed: Feed[FaceT], options: DecodeConfig | None, rows: int) -> RefilledDecoder[FaceT]:
         """Upscale a stream of images, `rows` at a time; the next image takes the place of a complete one in the batch.
@@ -188,11 +224,16 @@ class Upscaler(Pipeline):
         return max(1, min(USEFUL_ROWS[self.device.type], free_bytes(self.device) // (2 * size)))
 
     def _prepare(
-        self, sources: np.ndarray, options: DecodeConfig, keys: Sequence[int] | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Check the arguments of a call, and return source tokens [N, 192] and keys [N] on the device."""
+        self, sources: Pictures, crop: str, options: DecodeConfig, keys: Sequence[int] | None,
+    ) -> tuple[Sources, torch.Tensor, torch.Tensor]:
+        """Check the arguments of a call; return the inputs, and their tokens [N, 192] and keys [N] on the device."""
         self.block_size(options)
-        return self.source_tokens(sources), noise_keys(keys, len(sources), self.device)
+        shape = self.model_config.source_shape
+        if isinstance(sources, np.ndarray) and sources.ndim == 4 and sources.shape[1:] == shape:
+            given = Sources(sources, [], list(range(len(sources))), [])  # checked by `source_tokens`
+        else:
+            given = read_sources(sources, crop)
+        return given, self.source_tokens(given.images), noise_keys(keys, len(given.images), self.device)
 
     def source_tokens(self, sources: np.ndarray) -> torch.Tensor:
         """Return the tokens [N, 192] of uint8 images [N, 8, 8, 3], on the device.
@@ -222,5 +263,6 @@ class Upscaler(Pipeline):
         return values
 
 
-def _upscaled(decoded: Decoded, seconds: float) -> Upscaled:
-    return Upscaled(faces.decode(decoded.tokens.cpu().numpy()), decoded.traces, seconds)
+def _upscaled(decoded: Decoded, seconds: float, given: Sources) -> Upscaled:
+    images = faces.decode(decoded.tokens.cpu().numpy())
+    return Upscaled(images, decoded.traces, seconds, given.images, given.crops, given.inputs, given.notes)

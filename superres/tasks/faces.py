@@ -36,7 +36,8 @@ INTENSITIES = 256
 SOURCES: tuple[str, ...] = get_args(Source)
 SPLITS: tuple[str, ...] = get_args(Split)
 ENLARGEMENTS = {"nearest": Image.Resampling.NEAREST, "bicubic": Image.Resampling.BICUBIC}
-_CELEBA_ALIGNED = (218, 178)
+CELEBA_ALIGNED = (218, 178)
+"""Height and width of CelebA's aligned pictures."""
 
 
 def area_reduce(images: Pixels, rows: int, columns: int) -> Pixels:
@@ -85,7 +86,7 @@ def crop_celeba(image: Pixels) -> Pixels:
     Raises:
         InvalidInputError: the picture has another shape.
     """
-    if image.shape != (*_CELEBA_ALIGNED, 3):
+    if image.shape != (*CELEBA_ALIGNED, 3):
         raise InvalidInputError(f"the CelebA crop needs [218, 178, 3], not {list(image.shape)}; use aligned pictures")
     return image[40:178, 20:158]
 
@@ -93,7 +94,7 @@ def crop_celeba(image: Pixels) -> Pixels:
 def crop_square(image: Pixels) -> Pixels:
     """Crop a square from uint8 [H, W, 3]: the CelebA crop if it is 178 wide and 218 high, otherwise the centre."""
     height, width = image.shape[:2]
-    if (height, width) == _CELEBA_ALIGNED:
+    if (height, width) == CELEBA_ALIGNED:
         return crop_celeba(image)
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2

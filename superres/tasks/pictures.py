@@ -92,6 +92,19 @@ def read_picture(
             raise InvalidInputError(_explain(file, label, error, max_pixels)) from error
 
 
+def picture_of(image: Image.Image, label: str = "the picture", background: str = "white") -> Picture:
+    """Convert a Pillow image of any mode as `read_picture` converts a file; `image` itself is not changed.
+
+    Raises:
+        InvalidInputError: the image is smaller than 8x8, too large or damaged.
+    """
+    _check_size(label, image.width, image.height, MAX_PIXELS)
+    try:
+        return _decode(image, background)
+    except Exception as error:  # as above: a file that Pillow opened is decoded only now
+        raise InvalidInputError(_explain(label, label, error, MAX_PIXELS)) from error
+
+
 @functools.cache
 def _formats() -> tuple[str, ...]:
     """Return Pillow's names of the formats that can be read; HEIF needs an optional package."""

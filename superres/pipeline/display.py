@@ -1,0 +1,63 @@
+"""How a notebook shows results: a row of pictures with their notes, or a table of texts."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+
+ENLARGED = 96
+"""Side of a picture in a notebook, in pixels of the page."""
+MOST_SHOWN = 64
+"""Largest number of pictures or texts that are shown."""
+COLUMNS = 8
+"""Pictures per row of a contact sheet."""
+
+
+def images_png(images: np.ndarray) -> bytes | None:
+    """Return a contact sheet of pictures, uint8 [N, H, W, 3], as PNG bytes in their own size; None for no picture."""
+    if not len(images):
+        return None
+    images = images[:MOST_SHOWN]
+    count, height, width, _ = images.shape
+    columns = min(count, COLUMNS)
+    rows = -(-count // columns)
+    sheet = np.full((rows * columns, height, width, 3), 255, np.uint8)
+    sheet[:count] = images
+    sheet = sheet.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(rows * height, columns * width, 3)
+    buffer = io.BytesIO()
+    Image.fromarray(sheet).save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def images_html(images: np.ndarray, lines: Sequence[str]) -> str:
+    """Return a contact sheet with sharp pixels, enlarged three times, and `lines` below it, as HTML."""
+    png = images_png(images)
+    below = [*lines, *_more(len(images), "image")]
+    text = "".join(f"<div>{html.escape(line)}</div>" for line in below)
+    if png is None:
+        return text
+    columns = min(len(images), COLUMNS)
+    encoded = base64.b64encode(png).decode()
+    return (f'<img src="data:image/png;base64,{encoded}" width="{ENLARGED * columns}" alt="'
+            f'{counted(len(images), "upscaled picture")}" style="image-rendering: pixelated; max-width: 100%">{text}')
+
+
+def texts_html(texts: Sequence[str], line: str) -> str:
+    """Return texts as an ordered list with `line` below it, as HTML."""
+    items = "".join(f"<li>{html.escape(text)}</li>" for text in texts[:MOST_SHOWN])
+    below = "".join(f"<div>{html.escape(one)}</div>" for one in [line, *_more(len(texts), "line")])
+    return f"<ol>{items}</ol>{below}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number and its noun, such as "1 image" or "2 images"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _more(count: int, noun: str) -> list[str]:
+    return [f"not shown: {counted(count - MOST_SHOWN, noun)}"] if count > MOST_SHOWN else []

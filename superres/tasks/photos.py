@@ -1,0 +1,220 @@
+"""Photos: choose the squares that are reduced to the model's input, and read pictures of any kind.
+
+A photo is a picture whose shorter side has more than 32 pixels, the size of the model's output, unless it has the size
+of CelebA's aligned pictures, 178x218, whose crop is known. A smaller picture is used as it is, or its central square.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from PIL import Image
+
+from superres.errors import ConfigError, InvalidInputError, shown
+from superres.tasks.face_finder import find_faces
+from superres.tasks.faces import CELEBA_ALIGNED, HIGH_SIZE, LOW_SIZE, area_reduce
+from superres.tasks.pictures import Pixels, picture_of, read_image
+
+FACE, CENTRE = "face", "centre"
+DEFAULT_CROP = FACE
+CROPS = f"{FACE}|{CENTRE}|X,Y,SIZE"
+"""Values of a crop setting."""
+PictureLike: TypeAlias = str | os.PathLike[str] | Image.Image | Pixels
+"""A picture: the path of a file, a Pillow image, or pixels uint8 [H, W, 3]."""
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A square of a picture, in pixels of the upright picture.
+
+    Attributes:
+        left: distance from the picture's left edge.
+        top: distance from the picture's top edge.
+        size: side of the square, at least 8.
+        kind: "face" around a face that was found, "centre", "aligned" for CelebA's crop of its aligned pictures, or
+            "given" by the user.
+        face: number of the face from left to right, from 1, if the picture has several faces; otherwise 0.
+        faces: number of faces that were found; None if no faces were searched for.
+    """
+
+    left: int
+    top: int
+    size: int
+    kind: str = CENTRE
+    face: int = 0
+    faces: int | None = None
+
+    @property
+    def box(self) -> tuple[int, int, int, int]:
+        """Left, top, right and bottom, as Pillow's `crop` takes them."""
+        return self.left, self.top, self.left + self.size, self.top + self.size
+
+    def take(self, image: Pixels) -> Pixels:
+        """Return the square's pixels, a view of `image` [H, W, C]."""
+        left, top, right, bottom = self.box
+        return image[top:bottom, left:right]
+
+    def reduce(self, image: Pixels) -> Pixels:
+        """Return the square reduced to the model's input, uint8 [8, 8, C]."""
+        return area_reduce(self.take(image), LOW_SIZE, LOW_SIZE)
+
+
+def is_photo(image: Pixels) -> bool:
+    """Return whether a picture [H, W, 3] is a photo, in which faces are searched for; see the module."""
+    return min(image.shape[:2]) > HIGH_SIZE and image.shape[:2] != CELEBA_ALIGNED
+
+
+def parse_crop(setting: str) -> Crop | None:
+    """Return the square of a crop setting "X,Y,SIZE"; None for "face" and "centre".
+
+    Raises:
+        ConfigError: the setting is none of these.
+    """
+    if setting in (FACE, CENTRE):
+        return None
+    words = setting.split(",") if isinstance(setting, str) else []
+    numbers = [int(word) for word in words if word.strip().isdecimal() and len(word) < 10]
+    if len(words) != 3 or len(numbers) != 3:
+        raise ConfigError(f"crop must be face, centre or X,Y,SIZE in pixels from the top left corner, such as "
+                          f"400,250,800, not {shown(setting)}")
+    if numbers[2] < LOW_SIZE:
+        raise ConfigError(f"crop {setting} has a SIZE of {numbers[2]}; the model needs at least {LOW_SIZE} pixels")
+    return Crop(numbers[0], numbers[1], numbers[2], "given")
+
+
+def choose_crops(image: Pixels | Image.Image, setting: str = DEFAULT_CROP) -> list[Crop]:
+    """Return the squares of a picture that become the model's inputs: at least one, and one per face that is found.
+
+    Args:
+        image: uint8 [H, W, 3] or a Pillow image, at least 8x8.
+        setting: "face" finds the faces of a photo, and takes the centre if it finds none; "centre" takes the largest
+            square in the centre (CelebA's crop of a picture of 178x218); "X,Y,SIZE" takes the square with this left
+            edge, top edge and side, in pixels.
+
+    Raises:
+        ConfigError: the setting is unknown.
+        InvalidInputError: the picture is too small or cannot be used, or a given square does not lie inside it.
+    """
+    given, image = parse_crop(setting), to_pixels(image)
+    height, width = image.shape[:2]
+    if given is not None:
+        if given.left + given.size > width or given.top + given.size > height:
+            raise InvalidInputError(f"the crop {setting} does not lie inside the picture of {width}x{height}; give "
+                                    f"X + SIZE up to {width}, and Y + SIZE up to {height}")
+        return [given]
+    searched = setting == FACE and is_photo(image)
+    found = find_faces(image) if searched else np.empty((0, 3))
+    faces = [_inside(x, y, side, width, height) for x, y, side in found.tolist()]
+    if faces:
+        return [replace(crop, face=number if len(faces) > 1 else 0, faces=len(faces))
+                for number, crop in enumerate(faces, 1)]
+    if (height, width) == CELEBA_ALIGNED:
+        return [Crop(20, 40, 138, "aligned")]
+    side = min(height, width)
+    return [Crop((width - side) // 2, (height - side) // 2, side, faces=0 if searched else None)]
+
+
+def _inside(x: float, y: float, side: float, width: int, height: int) -> Crop:
+    """Return the square around (x, y), moved into the picture, and as large as it is at most."""
+    size = min(round(side), width, height)
+    left, top = round(x - size / 2), round(y - size / 2)
+    return Crop(min(max(left, 0), width - size), min(max(top, 0), height - size), size, FACE)
+
+
+def crop_note(name: str, image: Pixels, crops: Sequence[Crop]) -> str | None:
+    """Return one line that says which squares of a photo are used, and how little the model sees of them.
+
+    The result is None for a picture that is no photo, unless its square is given.
+
+    Args:
+        name: name of the picture.
+        image: uint8 [H, W, 3].
+        crops: its squares, as `choose_crops` returns them.
+    """
+    (height, width), first = image.shape[:2], crops[0]
+    if not is_photo(image) and first.kind != "given":
+        return None
+    sizes = ", ".join(f"{crop.size}x{crop.size}" for crop in crops)
+    places = ", ".join(f"({crop.left}, {crop.top})" for crop in crops)
+    which = {
+        "face": f"crop face, {'one face' if first.faces == 1 else f'{first.faces} faces'} found",
+        "centre": "crop centre" if first.faces is None else "crop centre, no face found",
+        "aligned": "CelebA's crop of aligned pictures", "given": "crop as given",
+    }[first.kind]
+    each = " of each face" if len(crops) > 1 else ""
+    return (f"{name} ({width}x{height}): {which}; {sizes} pixels at {places} are used, and the model sees only "
+            f"{LOW_SIZE}x{LOW_SIZE}{each}")
+
+
+def to_pixels(image: Pixels | Image.Image) -> Pixels:
+    """Return the pixels of a Pillow image of any mode, or of an array after a check: uint8 [H, W, 3].
+
+    Raises:
+        InvalidInputError: an array has another shape or type, or the picture is smaller than 8x8 or damaged.
+    """
+    if isinstance(image, Image.Image):
+        return picture_of(image).rgb
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        what = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else f"a {type(image).__name__}"
+        raise InvalidInputError(f"a picture must be a path, a Pillow image or uint8 [H, W, 3], not {what}; convert it")
+    if min(image.shape[:2]) < LOW_SIZE:
+        raise InvalidInputError(f"a picture must be at least 8x8, not {image.shape[1]}x{image.shape[0]}")
+    return image
+
+
+@dataclass(frozen=True, eq=False)
+class Sources:
+    """The model's inputs from pictures of any kind.
+
+    Attributes:
+        images: uint8 [N, 8, 8, 3].
+        crops: the square of its picture that each image is reduced from.
+        inputs: number of each image's picture, from 0.
+        notes: one line per photo: which squares are used, and how little the model sees of them.
+    """
+
+    images: Pixels
+    crops: list[Crop]
+    inputs: list[int]
+    notes: list[str]
+
+
+def read_sources(pictures: PictureLike | Iterable[PictureLike], crop: str = DEFAULT_CROP) -> Sources:
+    """Read pictures one by one, and reduce their squares to the model's inputs.
+
+    Args:
+        pictures: one picture, or several.
+        crop: setting for all pictures; see `choose_crops`.
+
+    Raises:
+        ConfigError: the crop setting is unknown.
+        InvalidInputError: a picture cannot be read or used, or a given square does not lie inside it.
+    """
+    parse_crop(crop)
+    is_one = isinstance(pictures, str | os.PathLike | Image.Image)
+    if isinstance(pictures, np.ndarray):
+        is_one = pictures.ndim == 3
+        if pictures.dtype != np.uint8 or pictures.ndim not in (3, 4) or pictures.shape[-1] != 3:
+            raise InvalidInputError(f"pictures are {pictures.dtype} {list(pictures.shape)}; give uint8 [N, H, W, 3]")
+    elif not is_one and not isinstance(pictures, Iterable):
+        raise InvalidInputError(f"pictures are a {type(pictures).__name__}; give a path, a Pillow image or an array")
+    result = Sources(np.empty((0, LOW_SIZE, LOW_SIZE, 3), np.uint8), [], [], [])
+    images: list[Pixels] = []
+    for number, picture in enumerate([pictures] if is_one else pictures):  # type: ignore[arg-type]
+        is_path = isinstance(picture, str | os.PathLike)
+        name = os.fspath(picture) if is_path else f"picture {number + 1}"  # type: ignore[arg-type]
+        try:
+            pixels = read_image(picture) if is_path else to_pixels(picture)  # type: ignore[arg-type]
+            crops = choose_crops(pixels, crop)
+        except InvalidInputError as error:
+            raise InvalidInputError(str(error) if name in str(error) else f"{name}: {error}") from error
+        note = crop_note(name, pixels, crops)
+        result.notes.extend([note] if note is not None else [])
+        images += [one.reduce(pixels) for one in crops]
+        result.crops.extend(crops)
+        result.inputs.extend([number] * len(crops))
+    return replace(result, images=np.stack(images)) if images else result

@@ -1,0 +1,189 @@
+"""Photos: faces are found and cropped as CelebA crops them, other pictures as before, and a line says what was used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+from skimage import data
+
+from superres.errors import ConfigError, InvalidInputError
+from superres.tasks import face_finder
+from superres.tasks.face_finder import LONGEST, find_faces
+from superres.tasks.faces import area_reduce, to_source
+from superres.tasks.photos import Crop, choose_crops, crop_note, is_photo, parse_crop, read_sources
+
+EYES = 224, 108
+"""Midpoint of the eyes in scikit-image's astronaut; it is the centre of CelebA's crop."""
+FACELESS = ("coffee", "chelsea", "rocket", "brick", "grass", "gravel", "moon", "page")
+
+
+def astronaut(size=512):
+    return Image.fromarray(data.astronaut()).resize((size, size), Image.Resampling.LANCZOS)
+
+
+def group_photo(count=3, size=300):
+    """A photo of coffee with astronauts' heads side by side: pixels, and the midpoints of their eyes."""
+    photo = Image.fromarray(data.coffee()).resize((count * size, size + 100)).filter(ImageFilter.GaussianBlur(2))
+    head = astronaut().crop((124, 8, 324, 208)).resize((size - 40, size - 40))
+    for number in range(count):
+        photo.paste(head, (number * size + 20, 50))
+    return np.asarray(photo), [(number * size + 20 + size * 0.43, 50 + size * 0.43) for number in range(count)]
+
+
+@pytest.mark.parametrize(("width", "height"), [(512, 512), (4000, 3000), (150, 150), (900, 1600)])
+def test_the_face_of_a_photo_of_any_size_is_cropped_as_celeba_crops_it(width, height):
+    side = min(width, height)
+    photo = Image.new("RGB", (width, height), "gray")
+    photo.paste(astronaut(side), (width - side, 0))
+    (crop,) = choose_crops(np.asarray(photo))
+    scale = side / 512
+    eyes = width - side + EYES[0] * scale, EYES[1] * scale
+    assert (crop.kind, crop.face, crop.faces) == ("face", 0, 1)
+    assert np.allclose((crop.left + crop.size / 2, crop.top + crop.size / 2), eyes, atol=14 * scale)
+    assert crop.size == pytest.approx(140 * scale, rel=0.12)  # 138 pixels where the eyes are 39 apart
+
+
+def test_several_faces_are_several_crops_from_left_to_right():
+    photo, eyes = group_photo()
+    crops = choose_crops(photo)
+    assert [(crop.kind, crop.face, crop.faces) for crop in crops] == [("face", number, 3) for number in (1, 2, 3)]
+    for crop, (x, y) in zip(crops, eyes, strict=True):
+        assert np.hypot(crop.left + crop.size / 2 - x, crop.top + crop.size / 2 - y) < 30
+    assert choose_crops(photo) == crops
+
+
+@pytest.mark.parametrize("name", FACELESS)
+def test_a_photo_without_a_face_falls_back_to_the_centre(name):
+    photo = np.asarray(Image.fromarray(getattr(data, name)()).convert("RGB"))
+    height, width = photo.shape[:2]
+    side = min(height, width)
+    assert choose_crops(photo) == [Crop((width - side) // 2, (height - side) // 2, side, "centre", faces=0)]
+
+
+@pytest.mark.parametrize("size", [(8, 8), (32, 32), (30, 200), (33, 33), (40, 64), (64, 64)])
+def test_tiny_pictures_and_noise_give_no_false_alarm(rng, size):
+    for _ in range(10):
+        (crop,) = choose_crops(rng.integers(0, 256, (*size, 3), np.uint8))
+        assert crop.kind == "centre"
+    assert choose_crops(np.zeros((*size, 3), np.uint8))[0].kind == "centre"
+
+
+@pytest.mark.parametrize("size", [(8, 8), (32, 32), (24, 100), (178, 218)])
+def test_small_and_aligned_pictures_are_no_photos_and_are_reduced_as_before(size, monkeypatch):
+    monkeypatch.setattr("superres.tasks.photos.find_faces", lambda image: pytest.fail("a picture was searched"))
+    picture = np.asarray(astronaut().crop((124, 8, 324, 208)).resize(size))
+    assert not is_photo(picture)
+    (crop,) = choose_crops(picture)
+    np.testing.assert_array_equal(crop.reduce(picture), to_source(picture))
+    assert read_sources(picture).notes == []
+
+
+def test_the_work_on_a_huge_photo_is_bounded(monkeypatch):
+    seen, windows = [], face_finder._windows
+    monkeypatch.setattr(face_finder, "_windows", lambda image: [seen.append(image.shape), windows(image)][1])
+    find_faces(np.zeros((6000, 8000, 3), np.uint8))
+    find_faces(np.zeros((40, 20_000, 3), np.uint8))  # its shorter side vanishes
+    assert seen == [(LONGEST * 3 // 4, LONGEST, 3)]
+
+
+def test_a_crop_lies_inside_the_photo_even_if_the_face_is_at_its_edge():
+    photo = np.asarray(astronaut())[60:170, 150:300]
+    (crop,) = choose_crops(photo)
+    assert crop.kind == "face"
+    assert crop.take(photo).shape == (crop.size, crop.size, 3)
+
+
+def test_the_centre_and_a_given_square_are_used_as_asked():
+    photo = np.asarray(astronaut())[:, :400]
+    assert choose_crops(photo, "centre") == [Crop(0, 56, 400, "centre")]
+    (crop,) = choose_crops(photo, "120,30, 150")
+    assert crop == Crop(120, 30, 150, "given")
+    np.testing.assert_array_equal(crop.reduce(photo), area_reduce(photo[30:180, 120:270], 8, 8))
+
+
+@pytest.mark.parametrize(("setting", "message"), [
+    ("left", "crop must be face, centre or X,Y,SIZE in pixels from the top left corner, such as 400,250,800, not "
+             "'left'"),
+    ("", "not ''"), ("1,2", "not '1,2'"), ("1,2,3,4", "not '1,2,3,4'"), ("-1,2,30", "not '-1,2,30'"),
+    ("1.5,2,30", "not '1.5,2,30'"), ("a,b,c", "not 'a,b,c'"), (f"1,2,{10**12}", "not '1,2,1"), (None, "not None"),
+    ("0,0,7", "crop 0,0,7 has a SIZE of 7; the model needs at least 8 pixels"),
+    ((1, 2, 30), r"not \(1, 2, 30\)"),
+])
+def test_bad_crops_are_refused_in_one_line(setting, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_crop(setting)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("setting", ["413,0,100", "0,413,100", "0,0,513"])
+def test_a_square_that_leaves_the_picture_is_refused(setting):
+    with pytest.raises(InvalidInputError, match=f"crop {setting} does not lie inside the picture of 512x512; give X"):
+        choose_crops(data.astronaut(), setting)
+
+
+def test_the_line_names_the_crop_the_pixels_and_what_the_model_sees():
+    photo = np.zeros((3000, 4000, 3), np.uint8)
+    faces = [Crop(10, 20, 600, "face", 1, 2), Crop(900, 30, 500, "face", 2, 2)]
+    lines = {
+        "a.jpg (4000x3000): crop face, one face found; 600x600 pixels at (10, 20) are used, and the model sees only "
+        "8x8": [Crop(10, 20, 600, "face", 0, 1)],
+        "a.jpg (4000x3000): crop face, 2 faces found; 600x600, 500x500 pixels at (10, 20), (900, 30) are used, and the "
+        "model sees only 8x8 of each face": faces,
+        "a.jpg (4000x3000): crop as given; 100x100 pixels at (1, 2) are used, and the model sees only 8x8":
+            [Crop(1, 2, 100, "given")],
+        "a.jpg (4000x3000): crop centre, no face found; 3000x3000 pixels at (500, 0) are used, and the model sees only "
+        "8x8": choose_crops(photo),
+        "a.jpg (4000x3000): crop centre; 3000x3000 pixels at (500, 0) are used, and the model sees only 8x8":
+            choose_crops(photo, "centre"),
+    }
+    for line, crops in lines.items():
+        assert crop_note("a.jpg", photo, crops) == line
+
+
+def modes():
+    image = astronaut()
+    turned = image.transpose(Image.Transpose.ROTATE_90)
+    turned.getexif()[0x0112] = 6  # to be turned clockwise
+    return {"RGB": image, "L": image.convert("L"), "P": image.convert("P"), "CMYK": image.convert("CMYK"),
+            "RGBA": image.convert("RGBA"), "turned": turned}
+
+
+@pytest.mark.parametrize("mode", modes())
+def test_pillow_images_of_any_mode_are_upright_photos(mode):
+    image = modes()[mode]
+    (crop,) = choose_crops(image)
+    assert crop.kind == "face"
+    assert np.hypot(crop.left + crop.size / 2 - EYES[0], crop.top + crop.size / 2 - EYES[1]) < 14
+    assert image.mode == modes()[mode].mode
+
+
+def test_pictures_of_any_kind_become_sources_in_order(tmp_path):
+    path = tmp_path / "face.jpg"
+    astronaut().save(path, quality=95)
+    photo, _ = group_photo()
+    small = np.asarray(astronaut(8))
+    sources = read_sources([str(path), small, photo, astronaut(), path])
+    assert sources.images.shape == (7, 8, 8, 3)
+    assert sources.inputs == [0, 1, 2, 2, 2, 3, 4]
+    np.testing.assert_array_equal(sources.images[1], small)
+    np.testing.assert_array_equal(sources.images[0], sources.images[6])
+    assert [note.partition(" (")[0] for note in sources.notes] == [str(path), "picture 3", "picture 4", str(path)]
+    assert len(read_sources([]).images) == 0
+    for one in (str(path), path):
+        np.testing.assert_array_equal(read_sources(one).images, sources.images[:1])
+    np.testing.assert_array_equal(read_sources(np.stack([photo, photo])).inputs, [0, 0, 0, 1, 1, 1])
+
+
+@pytest.mark.parametrize(("pictures", "message"), [
+    ("missing.jpg", "missing.jpg cannot be read: No such file"), (["a.png"], "a.png cannot be read"),
+    ([np.zeros((8, 8, 3))], r"picture 1: a picture must be a path, a Pillow image or uint8 \[H, W, 3\], not float64"),
+    ([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8, 4), np.uint8)], r"picture 2: .* not uint8 \[8, 8, 4\]"),
+    (np.zeros((8, 8, 4), np.uint8), r"pictures are uint8 \[8, 8, 4\]; give uint8"), ([7], "not a int"),
+    (np.zeros((4, 9, 3), np.uint8), "at least 8x8, not 9x4"), (Image.new("RGB", (7, 9)), "too small: 7x9"),
+    (np.zeros(0, np.uint8), r"pictures are uint8 \[0\]"), (7, "pictures are a int"), (None, "a NoneType"),
+])
+def test_what_is_no_picture_is_refused_in_one_line(pictures, message):
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        read_sources(pictures)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,204 @@
+"""The Python API: pictures of any kind in, results that a notebook shows, public names, types, and the notebook."""
+
+from __future__ import annotations
+
+import base64
+import io
+import pydoc
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fakes import random_model
+from PIL import Image
+from test_photos import astronaut, group_photo
+from test_pipeline import FAST, WIDE_STEPS
+
+import superres
+from superres.checkpoint import save_checkpoint
+from superres.config import ENGINE_NAMES
+from superres.errors import ConfigError, InvalidInputError
+from superres.pipeline.display import MOST_SHOWN
+from superres.pipeline.translator import Translated
+from superres.pipeline.upscaler import Upscaled
+from superres.tasks.photos import choose_crops
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOK = ROOT / "docs" / "first-hour.ipynb"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("checkpoints") / "random"
+    save_checkpoint(random_model(FAST, dtype=torch.float32), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def upscaler(folder):
+    return superres.load(folder, device="cpu", engine="plain")
+
+
+# Pictures in
+
+
+@pytest.mark.parametrize("kind", ["path", "text", "pillow", "array", "list", "arrays"])
+def test_a_picture_of_any_kind_gives_the_same_result(upscaler, tmp_path, kind):
+    photo = astronaut()
+    path = tmp_path / "photo.png"
+    photo.save(path)
+    pixels = np.asarray(photo)
+    given = {"path": path, "text": str(path), "pillow": photo, "array": pixels, "list": [path], "arrays": pixels[None]}
+    result = upscaler(given[kind], WIDE_STEPS)
+    (crop,) = result.crops
+    assert crop == choose_crops(pixels)[0]
+    np.testing.assert_array_equal(result.sources, crop.reduce(pixels)[None])
+    np.testing.assert_array_equal(result.images, upscaler(result.sources, WIDE_STEPS).images)
+    assert result.inputs == [0]
+    name = str(path) if kind in ("path", "text", "list") else "picture 1"
+    assert result.notes == [f"{name} (512x512): crop face, one face found; {crop.size}x{crop.size} pixels at "
+                            f"({crop.left}, {crop.top}) are used, and the model sees only 8x8"]
+
+
+def test_pictures_of_the_model_s_input_size_stay_as_they_are(upscaler, rng):
+    sources = rng.integers(0, 256, (3, 8, 8, 3), np.uint8)
+    batch = upscaler(sources, WIDE_STEPS)
+    assert batch.sources is sources
+    assert (batch.crops, batch.notes, batch.inputs) == ([], [], [0, 1, 2])
+    mixed = upscaler([sources[0], Image.fromarray(sources[1]), sources[2]], WIDE_STEPS)
+    np.testing.assert_array_equal(mixed.images, batch.images)
+    np.testing.assert_array_equal(upscaler(sources[0], WIDE_STEPS).images, batch.images[:1])
+    assert mixed.notes == []
+    assert upscaler(sources[0], WIDE_STEPS, crop="0,0,8").notes == [
+        "picture 1 (8x8): crop as given; 8x8 pixels at (0, 0) are used, and the model sees only 8x8"]
+
+
+def test_a_photo_with_three_faces_gives_three_images_and_the_crop_can_be_chosen(upscaler):
+    photo, _ = group_photo()
+    result = upscaler([astronaut(8), photo], WIDE_STEPS)
+    assert result.images.shape == (4, 32, 32, 3)
+    assert result.inputs == [0, 1, 1, 1]
+    assert [crop.face for crop in result.crops] == [0, 1, 2, 3]
+    for crop, size in (("centre", 400), ("10,20,30", 30)):
+        one = upscaler(photo, WIDE_STEPS, crop=crop)
+        assert [square.size for square in one.crops] == [size]
+        *_, last = upscaler.stream(photo, WIDE_STEPS, crop=crop)
+        np.testing.assert_array_equal(last.images, one.images)
+        assert last.notes == one.notes
+    assert upscaler([], WIDE_STEPS).images.shape == (0, 32, 32, 3)
+
+
+@pytest.mark.parametrize(("pictures", "crop", "error", "message"), [
+    ("missing.png", "face", InvalidInputError, "missing.png cannot be read"),
+    ([np.zeros((8, 8, 3))], "face", InvalidInputError, "picture 1: a picture must be a path"),
+    (np.zeros((40, 40, 3), np.uint8), "0,0,41", InvalidInputError, "picture 1: the crop 0,0,41 does not lie inside"),
+    (np.zeros((40, 40, 3), np.uint8), "left", ConfigError, "crop must be face, centre or X,Y,SIZE"),
+    ([], "left", ConfigError, "not 'left'"), (5, "face", InvalidInputError, "pictures are a int"),
+])
+def test_what_cannot_be_upscaled_is_refused_in_one_line(upscaler, pictures, crop, error, message):
+    for call in (upscaler, lambda *given, **more: next(upscaler.stream(*given, **more))):
+        with pytest.raises(error, match=message) as caught:
+            call(pictures, WIDE_STEPS, crop=crop)
+        assert "\n" not in str(caught.value)
+
+
+# Results out
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, (32, 32)), (3, (96, 32)), (9, (256, 64)), (100, (256, 256))])
+def test_a_notebook_shows_the_images_with_their_notes(rng, count, size):
+    images = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
+    result = Upscaled(images, [], 1.5, notes=["<b>.jpg (9x9): crop centre"])
+    with Image.open(io.BytesIO(result._repr_png_())) as sheet:
+        assert sheet.size == size
+        np.testing.assert_array_equal(np.asarray(sheet)[:32, :32], images[0])
+        if count == 9:
+            np.testing.assert_array_equal(np.asarray(sheet)[32:, :32], images[8])
+            assert (np.asarray(sheet)[32:, 32:] == 255).all()
+    html = result._repr_html_()
+    shown = re.search(r'src="data:image/png;base64,([^"]+)" width="(\d+)"', html)
+    assert base64.b64decode(shown[1]) == result._repr_png_()
+    assert int(shown[2]) == 3 * size[0]
+    assert "&lt;b&gt;.jpg (9x9): crop centre" in html
+    assert "<b>" not in html
+    assert ("not shown: 36 images" in html) == (count > MOST_SHOWN)
+    assert len(html) < 400_000
+
+
+def test_results_without_images_are_shown_too():
+    empty = Upscaled(np.zeros((0, 32, 32, 3), np.uint8), [], 0.0)
+    assert empty._repr_png_() is None
+    assert "0 images" in empty._repr_html_()
+    assert "<img" not in empty._repr_html_()
+
+
+def test_the_text_of_a_result_has_no_pixels(upscaler):
+    result = upscaler(astronaut(), WIDE_STEPS)
+    assert re.fullmatch(r"Upscaled\(1 image, \d+\.\d\d s, 8\.00 tokens per step\)\npicture 1 \(512x512\): .*8x8",
+                        repr(result))
+
+
+def test_a_notebook_shows_translations_as_text():
+    texts = ["Ein Hund & <i>Schnee</i>.", *["x"] * 100]
+    html = Translated(texts, [], [], [], [], 7, 0.25)._repr_html_()
+    assert html.startswith("<ol><li>Ein Hund &amp; &lt;i&gt;Schnee&lt;/i&gt;.</li><li>x</li>")
+    assert "101 lines, 0.25 s, 7 model calls" in html
+    assert "not shown: 37 lines" in html
+
+
+# Names and types
+
+
+def test_dir_and_help_list_the_public_names():
+    assert dir(superres) == sorted(superres.__all__)
+    text = pydoc.plain(pydoc.render_doc(superres))
+    for name in set(superres.__all__) - {"__version__", "load"}:
+        assert f"class {name}(" in text
+    assert "load(name_or_dir:" in text
+    with pytest.raises(AttributeError, match="no attribute 'upscale'"):
+        superres.upscale  # noqa: B018
+
+
+def test_load_takes_every_argument_of_a_pipeline_s_load(folder):
+    assert superres.load(folder, "cpu", "plain").engine == "plain"
+    assert superres.load(folder, device="cpu", engine="native").engine in ENGINE_NAMES
+    with pytest.raises(ConfigError, match="steam"):
+        superres.load(folder, engine="steam")
+
+
+def test_type_checkers_know_what_load_returns(tmp_path):
+    api = pytest.importorskip("mypy.api")
+    code = tmp_path / "code.py"
+    code.write_text("""import superres
+reveal_type(superres.load())
+reveal_type(superres.load("celeba-8to32", device="cpu", engine="plain"))
+reveal_type(superres.load("multi30k-en-de"))
+reveal_type(superres.load("my/checkpoint"))
+superres.load(engine=3)
+""")
+    report, _, _ = api.run(["--follow-imports=silent", "--cache-dir", str(tmp_path), "--config-file",
+                            str(ROOT / "pyproject.toml"), str(code)])
+    assert re.findall(r'Revealed type is "([^"]*)"', report) == [
+        "superres.pipeline.upscaler.Upscaler", "superres.pipeline.upscaler.Upscaler",
+        "superres.pipeline.translator.Translator", "Any"]
+    assert "code.py:6: error: No overload variant" in report
+
+
+# The notebook
+
+
+def test_the_notebook_runs_and_its_outputs_are_committed_and_small(tmp_path):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook = nbformat.read(NOTEBOOK, 4)
+    assert NOTEBOOK.stat().st_size < 200_000
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for number, cell in enumerate(cells, 1):
+        assert cell.execution_count == number
+        assert all(output.output_type != "error" and output.get("name") != "stderr" for output in cell.outputs)
+    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [output.data for cell in cells for output in cell.outputs if "data" in output]
+    assert sum("image/png" in data and "<img" in data.get("text/html", "") for data in shown) == 4
+    printed = "".join(output.text for cell in cells for output in cell.outputs if output.get("name") == "stdout")
+    assert "the same picture: True" in printed
