@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from fakes import FakeTrace
 from PIL import Image
+from skimage import data
 
 from superres.config import DecodeConfig
 from superres.decoding.decode import check_options
@@ -26,6 +27,7 @@ from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError, InvalidInputError
 from superres.pipeline.upscaler import Upscaled
 from superres.tasks.faces import area_reduce, image_key, to_source
+from superres.tasks.photos import choose_crops
 from superres.web import batches, drawing, files
 from superres.web.batches import Limits, upscale_batch
 from superres.web.controls import options_of
@@ -94,6 +96,17 @@ def test_the_first_crop_is_that_of_the_command_line(rng, shape):
     image = rng.integers(0, 256, (*shape, 3), np.uint8)
     np.testing.assert_array_equal(take(image, default_crop(image)).source, to_source(image))
     np.testing.assert_array_equal(take(image).source, to_source(image))
+
+
+def test_the_first_crop_is_the_face_of_the_command_line():
+    image = data.astronaut()
+    (crop,) = choose_crops(image)
+    assert crop.kind == "face"
+    assert default_crop(image).box(512, 512) == (crop.left, crop.top, crop.size)
+    np.testing.assert_array_equal(take(image).source, crop.reduce(image))
+    smaller = np.pad(area_reduce(image, 300, 300), ((0, 212), (0, 0), (0, 0)), mode="edge")
+    largest = max(choose_crops(np.hstack([smaller, image])), key=lambda crop: crop.size)
+    assert default_crop(np.hstack([smaller, image])).box(812, 512)[0] == largest.left > 300
 
 
 def test_source_and_truth_are_reduced_from_the_same_square(photo):

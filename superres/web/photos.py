@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from superres.config import require
 from superres.errors import InvalidInputError
-from superres.tasks.faces import HIGH_SIZE, LOW_SIZE, area_reduce, crop_square
+from superres.tasks.faces import HIGH_SIZE, LOW_SIZE, area_reduce
+from superres.tasks.photos import choose_crops
 from superres.tasks.pictures import Pixels, read_image
 from superres.web.files import NOT_UPLOADED
 
@@ -96,9 +97,10 @@ def is_photo(image: Pixels) -> bool:
 
 
 def default_crop(image: Pixels) -> Crop:
-    """Return the crop that `superres upscale` uses for a picture."""
-    height, width = image.shape[:2]
-    return Crop(size=100 * len(crop_square(image)) / min(height, width))
+    """Return the crop that `superres upscale` uses for a picture: of several faces, the largest one's."""
+    (height, width), crop = image.shape[:2], max(choose_crops(image), key=lambda crop: crop.size)
+    return Crop(100 * (crop.left + crop.size / 2) / width, 100 * (crop.top + crop.size / 2) / height,
+                100 * crop.size / min(height, width))
 
 
 def take(image: Pixels, crop: Crop | None = None) -> Subject:
