@@ -88,7 +88,7 @@ def test_text_is_text_and_not_html(translator, text):
     shown = Spans(translations_html(translator, [text] * 2, {"": result}))
     assert shown.text.count(text) == 4  # as blocks, as a whole as beam search gives it, and both to copy
     assert {tag for tag, _ in shown.elements} <= {"div", "section", "ol", "li", "span", "dl", "dt", "dd", "details",
-                                                  "summary", "pre", "p", "label", "textarea"}
+                                                  "summary", "pre", "p", "label", "textarea", "superres-stepper"}
     assert not any(name.startswith("on") for _, attributes in shown.elements for name in attributes)
 
 

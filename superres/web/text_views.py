@@ -18,6 +18,7 @@ from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.tasks.translation import END
 from superres.web import drawing
 from superres.web.decoding import is_complete
+from superres.web.stepping import text_stepper
 from superres.web.views import race_note
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def translations_html(
         parts.append(f'<section class="sr-variant">{heading}{lines_html(translator, lines, result, clock, slower)}'
                      f"{statistics}{steps_html(translator, result)}</section>")
     return (f'<div class="sr-variants">{"".join(parts)}</div>{hints_html(translator, frames, slower)}'
+            f"{text_stepper(translator, frames) if is_complete(frames) else ''}"
             f"{plain_html(translator, list(frames.values())[-1])}")
 
 

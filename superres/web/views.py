@@ -16,6 +16,7 @@ from superres.tasks.pictures import Pixels
 from superres.web import drawing
 from superres.web.decoding import is_complete
 from superres.web.photos import Crop, Subject, is_photo, shrink, take
+from superres.web.stepping import faces_stepper
 
 PREVIEW_SIZE = 512
 """Longer side of the photo on the page, in pixels."""
@@ -88,7 +89,7 @@ def caption_of(name: str, image: Pixels, truth: Pixels | None) -> str:
 
 
 def results_html(upscaler: Upscaler, subject: Subject, options: DecodeConfig, result: Upscaled) -> str:
-    """Return the results: pictures side by side, before/after slider, heat map and histogram."""
+    """Return the results: the steps, pictures side by side, before/after slider, heat map and histogram."""
     plain = [(name, enlarge(subject.source[None], method)[0])
              for name, method in (("Input, 8x8", "nearest"), ("Bicubic", "bicubic"))]
     truth = [] if subject.truth is None else [("Truth", subject.truth)]
@@ -98,7 +99,7 @@ def results_html(upscaler: Upscaler, subject: Subject, options: DecodeConfig, re
         link = drawing.download(image, f"face-{row}.png", record_of(upscaler, options, row))
         parts.append(drawing.figure(image, caption_of(name, image, subject.truth), name, below=link))
     parts += [drawing.figure(image, name, name) for name, image in truth]
-    return (f'<p class="sr-hint" role="status">Decoded in {result.seconds:.2f} seconds.</p>'
+    return (f'<p class="sr-hint" role="status">Decoded in {result.seconds:.2f} seconds.</p>{faces_stepper(result)}'
             f'<h3>Side by side</h3>{drawing.figures(parts, "Results")}'
             f'<h3>Before and after</h3>{drawing.comparison([*plain, *truth], result.images[0])}'
             f'<h3>Where blocks were accepted</h3>{blocks_html(upscaler, options, result)}')

@@ -24,6 +24,11 @@ PATIENCE = 180_000
 """Milliseconds until a step of the browser fails: a busy machine is slow, and time is not what is tested."""
 
 
+def is_failure(message):
+    """Return whether a message of the console is an error; that the server refuses a request is tested on purpose."""
+    return message.type == "error" and not message.text.startswith("Failed to load resource")
+
+
 @pytest.fixture(scope="package")
 def browser():
     """Chromium without a window, one for all tests of a browser: Playwright runs once in a process."""
@@ -67,6 +72,7 @@ def visit(browser, demo):
         page = context.new_page()
         page.on("request", lambda request: asked.append(request.url))
         page.on("pageerror", lambda error: failed.append(str(error)))
+        page.on("console", lambda message: failed.append(message.text) if is_failure(message) else None)
         homes.add(urlsplit(demo.url).netloc)
         page.goto(demo.url + path)
         page.wait_for_selector("#run")

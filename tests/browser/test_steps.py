@@ -1,0 +1,193 @@
+"""Stepping through a finished decode, in Chromium."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from superres.config import DecodeConfig
+from superres.pipeline.upscaler import Upscaled
+from superres.web.drawing import unfinished
+
+WCAG = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
+WALK = """([root, pictures]) => {
+    const stepper = document.querySelector(root + ' superres-stepper');
+    const scrubber = stepper.querySelector('.sr-scrubber');
+    return Array.from({length: Number(scrubber.max) + 1}, (_, step) => {
+        scrubber.value = step;
+        scrubber.dispatchEvent(new Event('input'));
+        const picture = pictures.includes(step)
+            && [...stepper.view.small.getContext('2d').getImageData(0, 0, 32, 32).data];
+        return {cells: [...stepper.querySelectorAll('.sr-strip [data-state]')].map(cell => [
+                    cell.querySelector('b').textContent, cell.dataset.state]),
+                caption: stepper.querySelector('.sr-caption').textContent, picture,
+                sentence: ['.sr-sentence', '.sr-sentence .sr-accepted', '.sr-sentence .sr-rejected'].map(
+                    selector => stepper.querySelector(selector)?.textContent)};
+    });
+}"""
+
+
+def upscale(page):
+    page.click("#run")
+    page.wait_for_selector("#results superres-stepper canvas")
+
+
+def translate(page, text):
+    tab = page.get_by_role("tab", name="Translate")
+    if tab.is_visible():
+        tab.click()
+    else:  # on a narrow screen
+        page.locator(".overflow-menu > button").click()
+        page.locator(".overflow-dropdown").get_by_text("Translate", exact=True).click()
+    page.fill("#text textarea", text)
+    page.click("#run-text")
+    page.wait_for_selector("#translation superres-stepper p")
+
+
+def states(kept, count, is_last):
+    """Return the states that a step's cells must have."""
+    if is_last:
+        return ["accepted"] * kept + ["past"] * (count - kept)
+    return (["accepted"] * kept + ["broken"] + ["rejected"] * count)[:count]
+
+
+def value(page, root="#results"):
+    return page.locator(f"{root} .sr-scrubber").evaluate("element => element.valueAsNumber")
+
+
+@pytest.fixture
+def recorded(demo, monkeypatch):
+    """The frames of the decodes that the page asks for."""
+    frames, stream = [], demo.decoder.upscaler.stream
+
+    def record(*arguments, **settings):
+        for frame in stream(*arguments, **settings):
+            frames.append(frame)
+            yield frame
+
+    monkeypatch.setattr(demo.decoder.upscaler, "stream", record)
+    return frames
+
+
+def test_every_step_of_a_face_shows_its_proposals_and_where_the_block_broke(visit, recorded):
+    page = visit()
+    upscale(page)
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
+    (trace,), (image,) = recorded[-1].traces, recorded[-1].images
+    chosen = [*range(0, trace.iterations, 97), trace.iterations]
+    shown = page.evaluate(WALK, ["#results", chosen])
+    assert len(shown) == trace.iterations + 1
+    assert shown[0]["cells"] == []
+    broken = 0
+    for step, (at, kept, row) in enumerate(zip(trace.positions, trace.accepted, trace.proposed, strict=True), 1):
+        proposed, is_last = [int(token) for token in row if token != -1], step == trace.iterations
+        names = [f"{'RGB'[(at + index) % 3]} {token}" for index, token in enumerate(proposed)]
+        expected = states(kept, len(proposed), is_last)
+        assert shown[step]["cells"] == [list(pair) for pair in zip(names, expected, strict=True)]
+        assert shown[step]["caption"].startswith(f"Step {step:,} of {trace.iterations:,}. ")
+        if "broken" in expected:
+            broken += 1
+            end = at + kept
+            pixel = f"row {end // 96 + 1}, column {end // 3 % 32 + 1}"
+            assert f"broke at token {end + 1:,} ({('red', 'green', 'blue')[end % 3]} of the pixel in {pixel}): " \
+                f"proposed {proposed[kept]}, the model gives {image.ravel()[end]}." in shown[step]["caption"]
+    assert broken > 100
+    for step in chosen:
+        tokens = trace.positions[step] if step < trace.iterations else trace.tokens
+        known = np.where(np.arange(image.size) < tokens, image.ravel(), 0).reshape(image.shape)
+        partial = Upscaled(known[None], [type("Trace", (), {"tokens": tokens})], 0.0)
+        picture = np.array(shown[step]["picture"], np.uint8).reshape(32, 32, 4)
+        np.testing.assert_array_equal(picture[..., :3], unfinished(partial, 0))
+    assert requests == []
+
+
+def test_every_step_of_a_sentence_shows_its_text_and_its_proposals(visit, demo):
+    page = visit(reduced_motion="reduce")
+    text = "the small red dog sees a man"
+    translate(page, text)
+    translator = demo.decoder.translator
+    result = translator([text], DecodeConfig(block_size=4))
+    ((trace,),) = result.traces
+    shown = page.evaluate(WALK, ["#translation", []])
+    assert len(shown) == trace.iterations + 1 > 3
+    assert shown[0]["sentence"] == ["", None, None]
+    sentence = ""
+    for step, (kept, row) in enumerate(zip(trace.accepted, trace.proposed, strict=True), 1):
+        names, is_last = translator.codec.names([token for token in row if token != -1]), step == trace.iterations
+        expected = states(kept, len(names), is_last)
+        assert shown[step]["cells"] == [list(pair) for pair in zip(names, expected, strict=True)]
+        whole, accepted, rejected = shown[step]["sentence"]
+        assert whole == sentence + accepted + (rejected or "")
+        assert (rejected is not None) == ("broken" in expected)
+        sentence += accepted
+    assert sentence == result.texts[0]
+
+
+def test_it_plays_at_its_speed_and_obeys_the_keyboard(visit, screenshots):
+    page = visit()
+    upscale(page)
+    scrubber, speed = page.locator("#results .sr-scrubber"), page.get_by_label("Speed")
+    last = value(page)
+    scrubber.press("Home")
+    assert value(page) == 0
+    for _ in range(3):
+        scrubber.press("ArrowRight")
+    scrubber.press("ArrowLeft")
+    assert value(page) == 2
+    page.get_by_role("button", name="Forward").press("ArrowRight")  # anywhere in the element
+    assert value(page) == 3
+    page.screenshot(path=screenshots / "steps.png", full_page=True)
+    speed.press("End")
+    assert speed.get_attribute("aria-valuetext").startswith("200 steps per second, ")
+    assert value(page) == 3  # End belongs to the speed here
+    scrubber.press(" ")
+    page.get_by_role("button", name="Pause").wait_for()
+    page.wait_for_function("document.querySelector('#results .sr-scrubber').valueAsNumber > 10")
+    scrubber.press(" ")
+    paused = value(page)
+    page.wait_for_timeout(300)
+    assert value(page) == paused
+    assert 10 < paused < last
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_function(f"document.querySelector('#results .sr-scrubber').valueAsNumber === {last}")
+    page.get_by_role("button", name="Play").wait_for()  # it has stopped at the end
+    speed.press("Home")
+    scrubber.press("Home")
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_timeout(700)
+    assert value(page) <= 1  # 0.5 steps per second
+    page.get_by_role("button", name="Pause").click()
+
+
+def test_every_sample_can_be_stepped_through(visit, recorded):
+    page = visit()
+    page.get_by_text("Decoding settings").first.click()
+    for label, number in (("Temperature", "1"), ("Samples", "2")):
+        box = page.get_by_label(f"number input for {label}").first
+        box.fill(number)
+        box.press("Enter")
+    upscale(page)
+    first, second = recorded[-1].traces
+    assert value(page) == first.iterations
+    page.get_by_role("combobox", name="Decode").select_option("Sample 2")
+    assert value(page) == second.iterations
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_steps_fit_the_screen_and_meet_wcag_aa(visit, theme, width, screenshots):
+    page = visit(f"/?__theme={theme}", viewport={"width": width, "height": 900}, color_scheme=theme,
+                 reduced_motion="reduce")
+    upscale(page)
+    page.locator("#results .sr-scrubber").press("ArrowLeft")
+    for name, root in (("face", "#results"), ("text", "#translation")):
+        if name == "text":
+            translate(page, "the small red dog sees a man")
+        stepper = page.locator(f"{root} superres-stepper")
+        stepper.screenshot(path=screenshots / f"steps-{name}-{width}-{theme}.png")
+        checked = Axe().run(page, f"{root} superres-stepper", WCAG).response
+        assert "color-contrast" in {rule["id"] for rule in checked["passes"]}
+        assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in checked["violations"]] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
