@@ -61,13 +61,13 @@ def test_a_translation_shows_its_blocks_by_colour_line_and_number(visit, demo, t
     page.screenshot(path=screenshots / f"translate-{theme}.png", full_page=True)
     result = demo.decoder.translator(TEXT.split("\n"), DecodeConfig(block_size=4))
     assert page.input_value("#translation textarea") == "\n".join(result.texts)
-    lines = page.locator("#translation li")
+    lines = page.locator("#translation .sr-text li")
     assert lines.all_inner_texts() == [result.texts[0], "an empty line", result.texts[2]]
     (trace,) = result.traces[0]
     blocks = lines.first.locator(".sr-step")
     assert blocks.count() == trace.iterations > 1
     assert blocks.nth(1).get_attribute("title").startswith("Step 2: ")
-    looks = styles(page, "#translation li:first-child .sr-step", "backgroundColor", "borderBottomStyle")
+    looks = styles(page, "#translation .sr-text li:first-child .sr-step", "backgroundColor", "borderBottomStyle")
     assert looks[0][0] != looks[1][0]
     assert [style for _, style in looks[:2]] == ["solid", "dotted"]
     page.get_by_text("Steps", exact=True).click()
@@ -84,8 +84,8 @@ def test_what_was_too_fast_to_see_is_shown_again_step_by_step_but_not_to_those_w
     assert "times slower than the decoding" in moving.inner_text(DONE)
     names = [name for (name,) in styles(moving, BLOCKS, "animationName")]
     assert set(names) == {"sr-appear"}
-    delays = [float(delay.removesuffix("s")) for (delay,) in styles(moving, "#translation li:first-child .sr-step",
-                                                                    "animationDelay")]
+    shown = styles(moving, "#translation .sr-text li:first-child .sr-step", "animationDelay")
+    delays = [float(delay.removesuffix("s")) for (delay,) in shown]
     assert delays == sorted(delays)
     assert 0 < delays[0] < delays[-1] <= 4.1
     moving.wait_for_function("() => [...document.querySelectorAll('.sr-step')].every(block =>"
@@ -99,7 +99,7 @@ def test_a_race_shows_both_translations_and_beam_search_has_no_blocks(visit, scr
     open_tab(page, "Translate")
     page.check("#race-text input")
     translate(page)
-    assert page.locator("#translation h3").all_inner_texts() == ["Greedy", "Blockwise"]
+    assert page.locator("#translation .sr-variants h3").all_inner_texts() == ["Greedy", "Blockwise"]
     done = page.inner_text(DONE)
     assert "times as fast" in done or "the same time" in done
     assert "The translations are equal." in done
@@ -140,7 +140,7 @@ def test_a_translation_is_shown_as_text_whatever_it_is(visit, demo, monkeypatch)
     monkeypatch.setattr(demo.decoder, "translator", Streaming(demo.decoder.translator, stream))
     page = visit(reduced_motion="reduce")
     translate(page, "a dog")
-    assert page.inner_text("#translation li") == odd
+    assert page.inner_text("#translation .sr-text li") == odd
     assert page.input_value("#translation textarea") == odd
 
 
