@@ -28,7 +28,8 @@ An 8x8 face becomes a 32x32 face, decoded several tokens per step.
 was trained on CelebA's faces, mostly light-skinned, young and frontal; results for other faces are worse."""
 THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]).set(
     block_info_text_color="*neutral_600", block_info_text_color_dark="*neutral_300")
-CSS = Path(__file__).with_name("page.css")
+STATIC = Path(__file__).with_name("static")
+"""Folder of the page's scripts and styles, all of which it loads."""
 SURVEY_PATH = "/survey"
 """Path of the survey's voting page."""
 

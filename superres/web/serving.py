@@ -23,9 +23,8 @@ from superres.web.files import Workspace
 from superres.web.guard import Guard
 from superres.web.login import Login
 from superres.web.logs import log
-from superres.web.page import CSS, SURVEY_PATH, THEME
+from superres.web.page import STATIC, SURVEY_PATH, THEME
 from superres.web.passwords import Passwords
-from superres.web.stepping import SCRIPT
 from superres.web.uploads import MAX_FILE_BYTES, UPLOAD_PATH, receive_uploads
 
 SWEEP_SECONDS = 30
@@ -77,8 +76,9 @@ def build_server(
     # The page handles all other paths.
     gr.mount_gradio_app(
         server, page, path="/", auth=Passwords(auth) if auth else None, root_path=root_path or None,
-        max_file_size=MAX_FILE_BYTES, theme=THEME, css_paths=[CSS],
-        head=f"<script>{SCRIPT.read_text(encoding='utf-8')}</script>", footer_links=[], run_history=False,
+        max_file_size=MAX_FILE_BYTES, theme=THEME, css_paths=sorted(STATIC.glob("*.css")),
+        head="".join(f"<script>{path.read_text(encoding='utf-8')}</script>" for path in sorted(STATIC.glob("*.js"))),
+        footer_links=[], run_history=False,
         enable_monitoring=False, ssr_mode=False, pwa=False, mcp_server=False, show_error=True,
     )
     # Gradio regards a mounted page as not launched. It would then accept files that were not uploaded, and would send

@@ -1,4 +1,4 @@
-"""The data of a finished decode with which the browser shows its steps; `stepper.js` draws them."""
+"""The data of a finished decode with which the browser shows its steps; `static/stepper.js` draws them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from html import escape
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superres.batch.text import accepted_tokens
@@ -15,8 +14,6 @@ from superres.decoding.trace import RowTrace
 if TYPE_CHECKING:
     from superres.pipeline.translator import Translated, Translator
     from superres.pipeline.upscaler import Upscaled
-
-SCRIPT = Path(__file__).with_name("stepper.js")
 
 
 def proposals(trace: RowTrace) -> list[list[int]]:
