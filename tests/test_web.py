@@ -203,6 +203,19 @@ def test_the_heat_map_grows_brighter_with_the_block_size():
     assert drawing.heat_map(grey, FakeTrace([1] * TOKENS), 1).shape == (32, 32, 3)  # greedy: one size only
 
 
+def test_the_mean_and_the_differences_of_samples_are_numpy_s(rng):
+    images = rng.integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
+    images[:, 3, 4] = 7
+    spread, highest = drawing.difference_map(images)
+    expected = np.std(images.astype(np.float64), axis=0).mean(axis=2)
+    assert highest == pytest.approx(expected.max())
+    assert spread[3, 4].tolist() == [68, 1, 84]  # equal pixels have the first colour
+    assert spread[np.unravel_index(expected.argmax(), (32, 32))].tolist() == [253, 231, 37]
+    mean = drawing.mean_picture(images)
+    assert np.abs(mean - images.mean(axis=0)).max() <= 0.5
+    assert mean[3, 4].tolist() == [7, 7, 7]
+
+
 def test_the_histogram_says_its_shares_in_words():
     assert "1: 75 %, 2: 0 %, 3: 25 %" in drawing.histogram([1, 1, 1, 3], 3, 1.5)
 
@@ -210,7 +223,7 @@ def test_the_histogram_says_its_shares_in_words():
 def test_names_are_text_and_not_html(photo):
     bad = '"><script>alert(1)</script>'
     for html in (drawing.figure(photo, bad, bad), drawing.message(bad), drawing.statistics([(bad, bad)]),
-                 drawing.comparison([(bad, photo)], photo), drawing.download(photo, bad, {})):
+                 drawing.legend(bad, bad), drawing.fold(bad, "")):
         assert "<script" not in html
 
 

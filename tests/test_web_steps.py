@@ -28,7 +28,7 @@ class Element(HTMLParser):
         self.found = []
         self.feed(html)
         ((self.tag, attributes),) = self.found
-        self.data = json.loads(attributes["data-decode"])
+        self.data = json.loads(attributes["data-view"])
 
     def handle_starttag(self, tag, attributes):
         self.found.append((tag, dict(attributes)))

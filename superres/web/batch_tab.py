@@ -10,13 +10,17 @@ from typing import Any
 import gradio as gr
 
 from superres.config import FACES
-from superres.web import drawing
+from superres.web import controls, drawing
 from superres.web.batches import MAX_FILES, Progress, manifest, upscale_batch
-from superres.web.controls import Uploaded, Value, decoding_controls, named, offered, options_of, path_of
 from superres.web.decoding import Decoder
 from superres.web.files import Workspace
+from superres.web.photos import MAX_PIXELS
+from superres.web.uploads import MAX_FILE_BYTES
 
 ZIP_NAME = "superres-batch.zip"
+INTRODUCTION = f"""Many photos or 8x8 pictures become 32x32 faces. A request may have {MAX_FILES} files, zip files
+unpacked, of {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels each. **The detail is invented**: never
+use it to identify anyone."""
 
 
 def batch_tab(decoder: Decoder, workspace: Workspace, queue: dict[str, Any]) -> None:
@@ -28,40 +32,41 @@ def batch_tab(decoder: Decoder, workspace: Workspace, queue: dict[str, Any]) -> 
         queue: options of events that decode.
     """
     heads = decoder.upscaler.model_config.prediction_heads
+    gr.Markdown(INTRODUCTION, elem_classes="sr-introduction")
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
             files = gr.File(file_count="multiple", type="filepath", elem_id="files", height=180,
                             label=f"Images or zip files (at most {MAX_FILES})")
             with gr.Accordion("Decoding settings", open=False):
-                settings = decoding_controls(decoder.upscaler.default, heads)
+                settings = controls.decoding_controls(decoder.upscaler.default, heads)
         with gr.Column(scale=3, min_width=300):
-            with gr.Row():
-                run = gr.Button("Upscale all", variant="primary", elem_id="run-batch")
-                stop = gr.Button("Stop", variant="stop", elem_id="stop-batch")
+            (run,), stop = controls.buttons_of("-batch", "Upscale all")
             state = gr.HTML('<p class="sr-hint">Photos are cropped to their central square. If a file cannot be '
                             "read, the page names it and continues with the others.</p>", elem_id="batch-state")
-            archive = gr.File(label="Results and manifest, as a zip file", interactive=False, elem_id="archive")
+            archive = gr.File(label="Results and manifest, as a zip file", interactive=False, visible=False,
+                              elem_id="archive")
             gallery = gr.HTML(elem_id="gallery")
-    started = run.click(functools.partial(batch_for_page, decoder, workspace), [files, *settings],
-                        [state, gallery, archive], show_progress="minimal", api_visibility="private", **queue)
-    stop.click(None, None, None, cancels=[started], queue=False)
+    controls.decode_on([run.click], functools.partial(batch_for_page, decoder, workspace), [files, *settings], gallery,
+                       [state, gallery, archive], stop, queue)
+    controls.note_changes(gallery, [files, *settings])
     endpoint(decoder, workspace, settings, queue)
 
 
 def batch_for_page(
-    decoder: Decoder, workspace: Workspace, uploads: list[Uploaded] | None, *settings: Value,
+    decoder: Decoder, workspace: Workspace, uploads: list[controls.Uploaded] | None, *settings: controls.Value,
 ) -> Iterator[tuple[str, Any, Any]]:
     """Upscale uploads, and yield the progress, the gallery and the zip file for the page."""
     finished = -1
-    yield '<p class="sr-hint">Reading the files ...</p>', "", None
-    paths = [path_of(upload) for upload in uploads or []]
-    options = options_of(decoder.upscaler.default, settings)
+    yield '<p class="sr-hint">Reading the files ...</p>', "", gr.update(value=None, visible=False)
+    paths = [controls.path_of(upload) for upload in uploads or []]
+    options = controls.options_of(decoder.upscaler.default, settings)
     for progress in upscale_batch(decoder, workspace, paths, options):
         if len(progress.rows) == finished:
             yield state_html(progress), gr.skip(), gr.skip()
         else:
             finished = len(progress.rows)
-            yield state_html(progress), gallery_html(progress), save(workspace, progress)
+            archive = save(workspace, progress)
+            yield state_html(progress), gallery_html(progress), gr.update(value=archive, visible=archive is not None)
 
 
 def save(workspace: Workspace, progress: Progress) -> str | None:
@@ -82,7 +87,7 @@ def state_html(progress: Progress) -> str:
 def gallery_html(progress: Progress) -> str:
     """Return the finished results side by side."""
     parts = [drawing.figure(image, name, f"Upscaled {name}") for name, image, _ in progress.pictures]
-    return drawing.figures(parts, "Results") if parts else ""
+    return f'<div class="sr-result">{drawing.figures(parts, "Results")}</div>' if parts else ""
 
 
 def endpoint(
@@ -91,11 +96,11 @@ def endpoint(
     """Add the endpoint `/upscale_batch`, which streams a zip file and the manifest's rows to programs."""
 
     def upscale_files(
-        files: list[Uploaded] | None, *values: Value,
+        files: list[controls.Uploaded] | None, *values: controls.Value,
     ) -> Iterator[tuple[str | None, dict[str, Any]]]:
-        options = options_of(decoder.upscaler.default, values)
+        options = controls.options_of(decoder.upscaler.default, values)
         finished = -1
-        for progress in upscale_batch(decoder, workspace, [path_of(file) for file in files or []], options):
+        for progress in upscale_batch(decoder, workspace, [controls.path_of(file) for file in files or []], options):
             if len(progress.rows) > finished:
                 finished = len(progress.rows)
                 report = {"total": progress.total, "finished": finished, "rows": manifest(progress.rows)}
@@ -104,6 +109,6 @@ def endpoint(
     with gr.Row(visible=False):
         files = gr.File(file_count="multiple", type="filepath", label="files")
         archive, report = gr.File(label="zip"), gr.JSON(label="report")
-        handler = named(upscale_files, *offered(decoder.upscaler.default, FACES))
+        handler = controls.named(upscale_files, *controls.offered(decoder.upscaler.default, FACES))
         gr.Button("upscale_batch").click(handler, [files, *settings], [archive, report], api_name="upscale_batch",
                                          **queue)

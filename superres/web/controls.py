@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any, TypeVar, cast
 
@@ -15,7 +15,8 @@ from superres.errors import InvalidInputError, SuperresError, shown
 from superres.pipeline.options import choices_for
 from superres.web.logs import log_bug
 
-MAX_SAMPLES = 4
+MAX_SAMPLES = 16
+"""Largest number of pictures that one request may draw."""
 T = TypeVar("T")
 Value = Any
 """Value of a control as a visitor sent it: any JSON value."""
@@ -75,6 +76,56 @@ def control_of(name: str, about: Setting, default: DecodeConfig, heads: int, tas
     if about.kind in (int, float) and about.parse is None:
         return gr.Number(value, minimum=low, precision=0 if about.kind is int else None, **common)
     return gr.Textbox(",".join(map(str, values)), max_lines=1, **common)
+
+
+def buttons_of(tab: str, *names: str) -> tuple[list[gr.Button], gr.Button]:
+    """Lay out a tab's buttons, the first one as its main one, and the button that stops what they started.
+
+    Args:
+        tab: suffix of the buttons' element ids, "" or for example "-text".
+        names: texts of the buttons.
+    """
+    ids = [f"run{tab}", *(f"{name.split()[0].lower()}{tab}" for name in names[1:])]
+    with gr.Row(elem_classes="sr-actions"):
+        buttons = [gr.Button(name, variant="secondary" if place else "primary", elem_id=ids[place], min_width=100)
+                   for place, name in enumerate(names)]
+        return buttons, gr.Button("Stop", variant="stop", elem_id=f"stop{tab}", min_width=100)
+
+
+def decode_on(
+    triggers: Sequence[Any], handler: Callable[..., Any], inputs: Sequence[gr.components.Component],
+    view: gr.components.Component, outputs: Sequence[gr.components.Component], stop: gr.Button, queue: dict[str, Any],
+) -> None:
+    """Decode when an event of a tab is triggered; Stop is shown only until the decoding has ended.
+
+    Args:
+        triggers: events that start a decoding, such as a button's `click`.
+        handler: function of `inputs` that decodes, and yields values of `outputs`.
+        inputs: components that it reads.
+        view: component with the results.
+        outputs: components that it writes.
+        stop: button that stops it.
+        queue: options of events that decode.
+    """
+    for trigger in triggers:
+        begun = trigger(None, None, None, **script("begin", view))
+        started = begun.then(handler, inputs, outputs, show_progress="minimal", api_visibility="private", **queue)
+        for ended in (started.success, started.failure):
+            ended(None, None, None, **script("end", view))
+        stop.click(None, None, None, cancels=[started], **script("end", view))
+
+
+def script(function: str, view: gr.components.Component) -> dict[str, Any]:
+    """Return the options of an event that calls a function of `static/page.js` for a view."""
+    return {"js": f"() => superres.{function}('{view.elem_id}')", **INSTANT}
+
+
+def note_changes(view: gr.components.Component, inputs: Iterable[gr.components.Component]) -> None:
+    """Mark the results in `view` as stale once a component in `inputs` has changed."""
+    for component in inputs:
+        # The server changes settings, too, for example the seed; uploads and texts are new whoever changes them.
+        is_new = isinstance(component, (gr.Image, gr.File)) or component.elem_id == "text"
+        getattr(component, "change" if is_new else "input")(None, None, None, **script("stale", view))
 
 
 def named(handler: Callable[..., T], *names: str) -> Callable[..., T]:

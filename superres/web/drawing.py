@@ -94,9 +94,9 @@ def accepted_sizes(trace: RowTrace) -> npt.NDArray[np.float64]:
     return mean
 
 
-def colours(values: npt.NDArray[np.float64], highest: float) -> npt.NDArray[np.float64]:
-    """Return colours [..., 3], from dark violet to yellow, for values [...] from 1 to `highest`."""
-    place = (values - 1) / max(highest - 1, 1e-9) * (len(_VIRIDIS) - 1)
+def colours(values: npt.NDArray[np.float64], lowest: float, highest: float) -> npt.NDArray[np.float64]:
+    """Return colours [..., 3], from dark violet to yellow, for values [...] from `lowest` to `highest`."""
+    place = (values - lowest) / max(highest - lowest, 1e-9) * (len(_VIRIDIS) - 1)
     anchors = np.arange(len(_VIRIDIS))
     return np.stack([np.interp(place, anchors, _VIRIDIS[:, channel]) for channel in range(3)], axis=-1)
 
@@ -104,7 +104,7 @@ def colours(values: npt.NDArray[np.float64], highest: float) -> npt.NDArray[np.f
 def heat_map(image: Pixels, trace: RowTrace, block_size: int) -> Pixels:
     """Return a face, uint8 [32, 32, 3], tinted by the accepted block size of each pixel."""
     grey = image.mean(axis=2, keepdims=True)
-    mixed: Pixels = (0.3 * grey + 0.7 * colours(accepted_sizes(trace), block_size)).astype(np.uint8)
+    mixed: Pixels = (0.3 * grey + 0.7 * colours(accepted_sizes(trace), 1, block_size)).astype(np.uint8)
     return mixed
 
 
@@ -120,7 +120,7 @@ def histogram(accepted: Sequence[int], block_size: int, mean: float) -> str:
     shares = counts / max(counts.sum(), 1)
     bars = []
     for index, share in enumerate(shares):
-        colour = "rgb({:.0f} {:.0f} {:.0f})".format(*colours(np.float64(index + 1), block_size))
+        colour = "rgb({:.0f} {:.0f} {:.0f})".format(*colours(np.float64(index + 1), 1, block_size))
         height = 100 * share / max(shares.max(), 1e-9)
         bars.append(f'<rect x="{index * 24 + 2}" y="{112 - height:.1f}" width="20" height="{height:.1f}" '
                     f'fill="{colour}"/><text x="{index * 24 + 12}" y="{108 - height:.1f}">{100 * share:.0f}</text>'
@@ -131,37 +131,35 @@ def histogram(accepted: Sequence[int], block_size: int, mean: float) -> str:
             f"<figcaption>Accepted block size and its share of the steps, %; mean {mean:.2f}</figcaption></figure>")
 
 
-def legend(block_size: int) -> str:
-    """Return the colour scale of the heat map."""
-    steps = [f"rgb({red:.0f} {green:.0f} {blue:.0f})" for red, green, blue in _VIRIDIS] if block_size > 1 else []
-    ramp = f'<span class="sr-ramp" style="background: linear-gradient(to right, {", ".join(steps)})"></span>'
-    return f"<br>1 {ramp} {block_size}" if steps else ""
+def mean_picture(images: Pixels) -> Pixels:
+    """Return the mean of pictures, uint8 [N, H, W, 3], rounded half up."""
+    mean: Pixels = np.floor(images.mean(axis=0) + 0.5).astype(np.uint8)
+    return mean
+
+
+def difference_map(images: Pixels) -> tuple[Pixels, float]:
+    """Return how much pictures, uint8 [N, H, W, 3], differ: a picture of it, and its largest value in grey levels.
+
+    The difference at a pixel is the standard deviation over the pictures, as the mean over the colours.
+    """
+    spread = images.std(axis=0).mean(axis=2)
+    highest = float(spread.max())
+    return colours(spread, 0, highest).astype(np.uint8), highest
+
+
+def legend(lowest: str, highest: str) -> str:
+    """Return the colour scale of a map, with the values at its ends."""
+    steps = ", ".join(f"rgb({red:.0f} {green:.0f} {blue:.0f})" for red, green, blue in _VIRIDIS)
+    ramp = f'<span class="sr-ramp" style="background: linear-gradient(to right, {steps})"></span>'
+    return f"<br>{escape(lowest)} {ramp} {escape(highest)}"
+
+
+def fold(summary: str, html: str) -> str:
+    """Return details that are folded until their summary is chosen."""
+    return f'<details class="sr-fold"><summary>{escape(summary)}</summary><div>{html}</div></details>'
 
 
 def statistics(values: Sequence[tuple[str, str]]) -> str:
     """Return names and values as a list."""
     rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in values)
     return f'<dl class="sr-statistics">{rows}</dl>'
-
-
-def comparison(before: Sequence[tuple[str, Pixels]], after: Pixels) -> str:
-    """Return a before/after slider: one of several pictures on the left, `after` on the right.
-
-    The slider is a range input, so it works with the keyboard and with screen readers.
-    """
-    options = "".join(f'<option value="{data_uri(image)}">{escape(name)}</option>' for name, image in before)
-    choose = "this.closest('.sr-compare').querySelector('.sr-before').src = this.value"
-    slide = "this.closest('.sr-compare').style.setProperty('--split', this.value + '%')"
-    return (
-        '<div class="sr-compare"><div class="sr-frame">'
-        f'<img src="{data_uri(after)}" alt="After: superres">'
-        f'<img class="sr-before" src="{data_uri(before[0][1])}" alt="Before, over the left part"></div>'
-        f'<label>Left side <select aria-label="Left side" onchange="{choose}">{options}</select></label>'
-        f'<label>Before and after <input class="sr-slide" type="range" min="0" max="100" value="50" '
-        f'oninput="{slide}"></label></div>'
-    )
-
-
-def download(image: Pixels, name: str, record: dict[str, Any]) -> str:
-    """Return a link that saves a picture as PNG, with `record` in the PNG's text field "superres"."""
-    return f'<br><a class="sr-download" download="{escape(name)}" href="{data_uri(image, record)}">Download PNG</a>'

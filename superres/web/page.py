@@ -21,13 +21,16 @@ from superres.web.upscale_tab import upscale_tab
 from superres.web.visitors import Identities, current, identities_of, named_paths
 
 TITLE = "superres: faces, block by block"
-HEAD = """# superres
-An 8x8 face becomes a 32x32 face, decoded several tokens per step.
-
-**The detail is invented.** The result is a plausible face, not a likeness: never use it to identify anyone. The model
-was trained on CelebA's faces, mostly light-skinned, young and frontal; results for other faces are worse."""
+# Gradio's own colours do not have the contrast that WCAG AA asks for.
 THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]).set(
-    block_info_text_color="*neutral_600", block_info_text_color_dark="*neutral_300")
+    block_info_text_color="*neutral_600", block_info_text_color_dark="*neutral_300",
+    body_text_color_subdued="*neutral_600", body_text_color_subdued_dark="*neutral_300",
+    link_text_color_dark="*secondary_400",
+    button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_800",
+    button_primary_background_fill_dark="*primary_700", button_primary_background_fill_hover_dark="*primary_800",
+    button_cancel_background_fill="#b91c1c", button_cancel_background_fill_hover="#991b1b",
+    button_cancel_background_fill_dark="#b91c1c", button_cancel_background_fill_hover_dark="#991b1b",
+    button_cancel_text_color="white", button_cancel_text_color_dark="white")
 STATIC = Path(__file__).with_name("static")
 """Folder of the page's scripts and styles, all of which it loads."""
 SURVEY_PATH = "/survey"
@@ -98,7 +101,7 @@ def build_page(
     queue: dict[str, Any] = {"concurrency_id": "decoding", "concurrency_limit": 1, **RAW}
     page = Page(workspace, title=TITLE, analytics_enabled=False, fill_width=True)
     with page:
-        gr.Markdown(HEAD, elem_id="head")
+        gr.Markdown("# superres", elem_id="head")
         with gr.Tabs():
             with gr.Tab("Upscale"):
                 upscale_tab(decoder, workspace, examples, queue)

@@ -59,10 +59,12 @@ class Subject:
     Attributes:
         source: uint8 [8, 8, 3].
         truth: the crop of the photo reduced to uint8 [32, 32, 3]; None without a photo or if it is too small.
+        box: left, top and side of the crop in the photo's pixels; None without a photo.
     """
 
     source: Pixels
     truth: Pixels | None = None
+    box: tuple[int, int, int] | None = None
 
 
 def reduce_upload(path: str | os.PathLike[str], reduce: Callable[[Pixels], Result], name: str = "the file") -> Result:
@@ -115,7 +117,7 @@ def take(image: Pixels, crop: Crop | None = None) -> Subject:
     left, top, side = (crop or default_crop(image)).box(image.shape[1], image.shape[0])
     square = image[top:top + side, left:left + side]
     truth = area_reduce(square, HIGH_SIZE, HIGH_SIZE) if side >= HIGH_SIZE else None
-    return Subject(area_reduce(square, LOW_SIZE, LOW_SIZE), truth)
+    return Subject(area_reduce(square, LOW_SIZE, LOW_SIZE), truth, (left, top, side))
 
 
 def shrink(image: Pixels, longest: int) -> Pixels:

@@ -73,4 +73,5 @@ def _element(kind: str, decodes: Sequence[dict[str, Any]], language: str = "") -
     """
     data = json.dumps({"kind": kind, "decodes": decodes, "language": language},
                       separators=(",", ":"), ensure_ascii=False)
-    return f'<superres-stepper data-decode="{escape(data)}"></superres-stepper>'
+    return ('<superres-stepper role="group" aria-label="Step through the decode" '
+            f'data-view="{escape(data)}"></superres-stepper>')

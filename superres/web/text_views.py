@@ -82,9 +82,16 @@ def translations_html(
         statistics = drawing.statistics(statistics_of(result))
         parts.append(f'<section class="sr-variant">{heading}{lines_html(translator, lines, result, clock, slower)}'
                      f"{statistics}{steps_html(translator, result)}</section>")
-    return (f'<div class="sr-variants">{"".join(parts)}</div>{hints_html(translator, frames, slower)}'
-            f"{text_stepper(translator, frames) if is_complete(frames) else ''}"
-            f"{plain_html(translator, list(frames.values())[-1])}")
+    return (f'<div class="sr-result"><div class="sr-variants">{"".join(parts)}</div>'
+            f"{hints_html(translator, frames, slower)}"
+            f"{stepper_html(translator, frames)}"
+            f"{plain_html(translator, list(frames.values())[-1])}</div>")
+
+
+def stepper_html(translator: Translator, frames: dict[str, Translated]) -> str:
+    """Return the folded steps of complete translations; "" without them."""
+    stepper = text_stepper(translator, frames) if is_complete(frames) else ""
+    return drawing.fold("Step through it", stepper) if stepper else ""
 
 
 def lines_html(

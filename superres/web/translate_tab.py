@@ -22,6 +22,8 @@ MAX_BEAM = 8
 EXAMPLES = {"en": ("A dog runs through the snow.", "Two men are talking on the street.",
                    "A girl in a red shirt is standing in front of a house and eating an ice cream.")}
 """Example sentences by source language; they describe scenes as Multi30k does."""
+INTRODUCTION = """{} becomes {}, several tokens per step. The bundled model knows captions of photographs; it
+translates other sentences badly."""
 HINT = ('<p class="sr-hint">The translation will appear here, step by step. The tokens of a step share a colour '
         "and the number of the step.</p>")
 
@@ -35,6 +37,7 @@ def translate_tab(decoder: Decoder, translator: Translator, queue: dict[str, Any
         queue: options of events that decode.
     """
     source = translator.languages[0]
+    gr.Markdown(INTRODUCTION.format(*map(language_name, translator.languages)), elem_classes="sr-introduction")
     examples = EXAMPLES.get(source, ())
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
@@ -45,17 +48,15 @@ def translate_tab(decoder: Decoder, translator: Translator, queue: dict[str, Any
                 buttons = [gr.Button(example, size="sm", min_width=200) for example in examples]
             with gr.Accordion("Decoding settings", open=False):
                 settings = text_controls(translator)
-        with gr.Column(scale=3, min_width=300):
-            with gr.Row():
-                run = gr.Button("Translate", variant="primary", elem_id="run-text")
-                stop = gr.Button("Stop", variant="stop", elem_id="stop-text")
             race = gr.Checkbox(label="Race against greedy decoding", elem_id="race-text")
+        with gr.Column(scale=3, min_width=300):
+            (run,), stop = controls.buttons_of("-text", "Translate")
             live = gr.HTML(HINT, elem_id="translation")
     for button, example in zip(buttons, examples, strict=True):
         button.click(functools.partial(str, example), None, text, **controls.INSTANT)
-    started = gr.on([run.click, text.submit], functools.partial(translate_for_page, decoder, translator),
-                    [text, race, *settings], live, show_progress="minimal", api_visibility="private", **queue)
-    stop.click(None, None, None, cancels=[started], queue=False)
+    controls.decode_on([run.click, text.submit], functools.partial(translate_for_page, decoder, translator),
+                       [text, race, *settings], live, [live], stop, queue)
+    controls.note_changes(live, [text, race, *settings])
     endpoint(decoder, translator, settings, queue)
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from html import escape
 from typing import Any
 
-from superres.config import DecodeConfig
+from superres.config import FACES, DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.evaluation.pictures import psnr, ssim
+from superres.pipeline.options import as_option, unused_settings
 from superres.pipeline.translator import Translated
 from superres.pipeline.upscaler import Upscaled, Upscaler
 from superres.tasks.faces import enlarge, image_key
 from superres.tasks.pictures import Pixels
 from superres.web import drawing
+from superres.web.controls import offered
 from superres.web.decoding import is_complete
 from superres.web.photos import Crop, Subject, is_photo, shrink, take
 from superres.web.stepping import faces_stepper
@@ -36,17 +40,19 @@ def preview_html(image: Pixels, crop: Crop) -> str:
 
 
 def live_html(frames: dict[str, Upscaled]) -> str:
-    """Return the partly decoded pictures of all variants."""
+    """Return the partly decoded pictures of all variants: one large, two beside each other, or a sheet."""
+    count = sum(len(result.images) for result in frames.values())
+    kind = "sr-pixels sr-large" if count == 1 else "sr-pixels" if len(frames) > 1 else "sr-pixels sr-small"
     parts = []
     for name, result in frames.items():
         for row, trace in enumerate(result.traces):
             overlay = "" if result.is_complete else drawing.block_overlay(trace)
             number = f" {row + 1}" if len(result.traces) > 1 else ""
             caption = f"{name or 'Decoding'}{number}: {math.floor(100 * result.filled[row].mean())} %"
-            below = drawing.statistics(statistics_of(trace, result.seconds))
-            parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption, overlay, below))
+            below = "" if number else drawing.statistics(statistics_of(trace, result.seconds))
+            parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption, overlay, below, kind))
     note = f'<p class="sr-hint">{race_note(frames)}</p>' if len(frames) > 1 else ""
-    return drawing.figures(parts, "Live decoding") + note
+    return f'<div class="sr-result">{note}{drawing.figures(parts, "Live decoding")}</div>'
 
 
 def race_note(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> str:
@@ -79,30 +85,94 @@ def scores(image: Pixels, truth: Pixels | None) -> dict[str, float | None]:
     return {"psnr": decibels if math.isfinite(decibels) else None, "ssim": float(ssim(image[None], truth[None])[0])}
 
 
-def caption_of(name: str, image: Pixels, truth: Pixels | None) -> str:
-    """Return a picture's name, with its scores if there is a ground truth."""
+def score_text(image: Pixels, truth: Pixels | None) -> str:
+    """Return a picture's scores as text; "" without a ground truth."""
     found = scores(image, truth)
     if not found:
-        return name
+        return ""
     decibels = "identical" if found["psnr"] is None else f"{found['psnr']:.1f} dB"
-    return f"{name}: {decibels}, SSIM {found['ssim']:.3f}"
+    return f"{decibels}, SSIM {found['ssim']:.3f}"
 
 
-def results_html(upscaler: Upscaler, subject: Subject, options: DecodeConfig, result: Upscaled) -> str:
-    """Return the results: the steps, pictures side by side, before/after slider, heat map and histogram."""
+def caption_of(name: str, image: Pixels, truth: Pixels | None) -> str:
+    """Return a picture's name, with its scores if there is a ground truth."""
+    return ": ".join(filter(None, (name, score_text(image, truth))))
+
+
+def results_html(
+    upscaler: Upscaler, subject: Subject, options: DecodeConfig, frames: Mapping[str, Upscaled],
+) -> str:
+    """Return the results: the picture first, and its details folded.
+
+    Args:
+        upscaler: checkpoint that decoded.
+        subject: the input.
+        options: decoding settings, with the block size, of the last variant.
+        frames: complete frames of each variant, by name; two are a race.
+    """
+    result = list(frames.values())[-1]
+    race = live_html(dict(frames)) if len(frames) > 1 else ""
+    return (f'{race}<div class="sr-result">{viewer_html(upscaler, subject, options, result)}'
+            f'<p class="sr-hint" role="status">{summary_of(result)}</p>'
+            f"{drawing.fold('Step through it', faces_stepper(result))}"
+            f"{drawing.fold('Side by side, with scores', pictures_html(subject, result))}"
+            f"{drawing.fold('Where blocks were accepted', blocks_html(upscaler, options, result))}"
+            f"{drawing.fold('The same on the command line', command_html(upscaler, subject, options, result))}</div>")
+
+
+def summary_of(result: Upscaled) -> str:
+    """Return what a decoding took, as a sentence."""
+    count, iterations = len(result.traces), sum(trace.iterations for trace in result.traces)
+    mean = mean_accepted_block_size(result.traces)
+    faces, each = ("One face", "") if count == 1 else (f"{count} faces", " for each")
+    return (f"{faces} in {result.seconds:.2f} seconds: {iterations / count:,.0f} iterations{each} instead of "
+            f"{result.traces[0].tokens:,}, {mean:.2f} tokens per iteration.")
+
+
+def viewer_html(upscaler: Upscaler, subject: Subject, options: DecodeConfig, result: Upscaled) -> str:
+    """Return the element that shows a picture large, beside others, and the sheet of several samples."""
+    faces, count = [], len(result.images)
+    for row, image in enumerate(result.images, 1):
+        kept = f"sample {row} of seed {options.seed}" if options.is_sampling else f"seed {options.seed}"
+        faces.append({"name": name_of(row, count), "note": score_text(image, subject.truth), "kept": kept,
+                      "file": f"face-{row}.png", "uri": drawing.data_uri(image, record_of(upscaler, options, row))})
+    before = [{"name": name, "uri": drawing.data_uri(image)} for name, image in others(subject)]
+    if count > 1:
+        before.append({"name": f"Mean of {count}", "uri": drawing.data_uri(drawing.mean_picture(result.images))})
+    data = json.dumps({"before": before, "faces": faces}, separators=(",", ":"))
+    viewer = f'<superres-viewer data-view="{escape(data)}"></superres-viewer>'
+    return viewer if count == 1 else viewer + sheet_html(subject, result.images)
+
+
+def sheet_html(subject: Subject, images: Pixels) -> str:
+    """Return the mean of several samples, and a map of how much they differ."""
+    mean, (spread, highest) = drawing.mean_picture(images), drawing.difference_map(images)
+    legend = drawing.legend("0", f"{highest:.0f} grey levels")
+    return drawing.figures([
+        drawing.figure(mean, caption_of(f"Mean of {len(images)}", mean, subject.truth), "Mean of the samples"),
+        drawing.figure(spread, "How much they differ (standard deviation)", "Map of the differences", below=legend),
+    ], "Mean and differences")
+
+
+def name_of(row: int, count: int) -> str:
+    """Return the name of picture `row` (from 1) of `count`."""
+    return "superres" if count == 1 else f"Sample {row}"
+
+
+def others(subject: Subject) -> list[tuple[str, Pixels]]:
+    """Return the pictures to compare a result with, by name."""
     plain = [(name, enlarge(subject.source[None], method)[0])
              for name, method in (("Input, 8x8", "nearest"), ("Bicubic", "bicubic"))]
-    truth = [] if subject.truth is None else [("Truth", subject.truth)]
-    parts = [drawing.figure(image, caption_of(name, image, subject.truth), name) for name, image in plain]
-    for row, image in enumerate(result.images, 1):
-        name = "superres" if len(result.images) == 1 else f"superres, sample {row}"
-        link = drawing.download(image, f"face-{row}.png", record_of(upscaler, options, row))
-        parts.append(drawing.figure(image, caption_of(name, image, subject.truth), name, below=link))
-    parts += [drawing.figure(image, name, name) for name, image in truth]
-    return (f'<p class="sr-hint" role="status">Decoded in {result.seconds:.2f} seconds.</p>{faces_stepper(result)}'
-            f'<h3>Side by side</h3>{drawing.figures(parts, "Results")}'
-            f'<h3>Before and after</h3>{drawing.comparison([*plain, *truth], result.images[0])}'
-            f'<h3>Where blocks were accepted</h3>{blocks_html(upscaler, options, result)}')
+    return plain if subject.truth is None else [*plain, ("Truth", subject.truth)]
+
+
+def pictures_html(subject: Subject, result: Upscaled) -> str:
+    """Return all pictures side by side, with their scores if there is a ground truth."""
+    pictures = others(subject)
+    faces = [(name_of(row, len(result.images)), image) for row, image in enumerate(result.images, 1)]
+    parts = [drawing.figure(image, caption_of(name, image, None if name == "Truth" else subject.truth), name)
+             for name, image in [*pictures[:2], *faces, *pictures[2:]]]
+    return drawing.figures(parts, "Side by side")
 
 
 def blocks_html(upscaler: Upscaler, options: DecodeConfig, result: Upscaled) -> str:
@@ -110,10 +180,26 @@ def blocks_html(upscaler: Upscaler, options: DecodeConfig, result: Upscaled) -> 
     block_size = options.block_size or upscaler.model_config.prediction_heads
     heat = drawing.figure(
         drawing.heat_map(result.images[0], result.traces[0], block_size), "Accepted block size of each pixel",
-        "Heat map of the accepted block sizes over the face", below=drawing.legend(block_size))
+        "Heat map of the accepted block sizes over the face",
+        below=drawing.legend("1", str(block_size)) if block_size > 1 else "")
     sizes = [size for trace in result.traces for size in trace.accepted]
     mean = mean_accepted_block_size(result.traces)
     return drawing.figures([heat, drawing.histogram(sizes, block_size, mean)], "Accepted block sizes")
+
+
+def command_html(upscaler: Upscaler, subject: Subject, options: DecodeConfig, result: Upscaled) -> str:
+    """Return the command that gives the same pictures."""
+    default, unused = upscaler.default, unused_settings(options, upscaler.block_size(options))
+    parts = ["superres upscale face.png --output faces"]
+    if subject.box is not None:
+        parts.append("--crop {},{},{}".format(*subject.box))
+    if len(result.images) > 1:
+        parts.append(f"--samples {len(result.images)}")
+    for name in offered(default, FACES):
+        value = getattr(options, name)
+        if value != getattr(default, name) and name not in unused:
+            parts.append(as_option(name, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)))
+    return f'<pre class="sr-trace" tabindex="0">{escape(" ".join(parts))}</pre>'
 
 
 def report_of(subject: Subject, result: Upscaled) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from web_demo import FACES, Blocked, running
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import read_image
 
-FACTS = "#live .sr-statistics"
 PREVIEW = "[...document.querySelectorAll('#preview img, #preview [role=alert]')].map(e => e.src || e.innerText).join()"
 
 
@@ -39,7 +38,7 @@ def set_block_size(page, value):
 
 
 def finish(page):
-    page.wait_for_selector("#results .sr-compare")
+    page.wait_for_selector("#results superres-viewer img")
 
 
 def downloaded(page):
@@ -69,22 +68,21 @@ def test_an_upload_is_decoded_block_by_block_to_the_end(visit, demo, screenshots
     seen = []
     page.expose_function("seen", lambda frame: seen.append(frame))
     page.evaluate("""new MutationObserver(() => {
-        const caption = document.querySelector('#live figcaption');
-        if (caption) seen([caption.firstChild.textContent, !!document.querySelector('#live .sr-block')]);
-    }).observe(document.querySelector('#live'), {childList: true, subtree: true})""")
+        const caption = document.querySelector('#results [aria-label="Live decoding"] figcaption');
+        if (caption) seen([caption.firstChild.textContent, !!document.querySelector('#results .sr-block')]);
+    }).observe(document.querySelector('#results'), {childList: true, subtree: true, attributes: true})""")
     choose(page, FACES[1])
     page.wait_for_selector("#crop", state="hidden")
     page.click("#run")
-    page.wait_for_selector("#live .sr-block", state="attached")
+    page.wait_for_selector("#results .sr-block", state="attached")
     page.screenshot(path=screenshots / "live.png")
     finish(page)
     page.screenshot(path=screenshots / "upscale.png", full_page=True)
     shares = [int(caption.split()[1]) for caption, _ in seen]
     assert shares == sorted(shares)
-    assert shares[-1] == 100
-    assert any(marked for _, marked in seen[:-1])
-    assert not seen[-1][1]
-    assert "model calls" in page.inner_text(FACTS)
+    assert len(shares) > 2
+    assert any(marked for _, marked in seen)
+    assert page.locator("#results .sr-block").count() == 0
     source = read_image(FACES[1])
     expected = demo.decoder.upscaler(source[None], keys=[image_key(source, 1)])
     picture = downloaded(page)
@@ -106,7 +104,8 @@ def test_a_photo_is_cropped_before_the_visitor_and_compared_with_its_truth(visit
     page.screenshot(path=screenshots / "crop.png")
     page.click("#run")
     finish(page)
-    captions = page.locator("#results figcaption").all_inner_texts()
+    page.get_by_text("Side by side, with scores").click()
+    captions = page.locator("#results [aria-label='Side by side'] figcaption").all_inner_texts()
     names = [caption.split(":")[0].split("\n")[0] for caption in captions[:4]]
     assert names == ["Input, 8x8", "Bicubic", "superres", "Truth"]
     assert all("dB, SSIM" in caption for caption in captions[:3])
@@ -117,7 +116,9 @@ def test_pixels_stay_pixels_and_every_picture_and_control_has_a_name(visit):
     page.get_by_role("button", name="Face 1").click()
     page.click("#run")
     finish(page)
-    pictures = page.evaluate("""[...document.querySelectorAll('#live img, #results img')].map(image => [
+    for summary in page.locator("#results .sr-fold > summary").all():
+        summary.click()
+    pictures = page.evaluate("""[...document.querySelectorAll('#results img')].map(image => [
         getComputedStyle(image).imageRendering, image.clientWidth % image.naturalWidth, image.alt])""")
     assert len(pictures) > 5
     assert all(rendering == "pixelated" and rest == 0 and alt for rendering, rest, alt in pictures)
@@ -132,15 +133,15 @@ def test_stop_stops(visit, demo):
     page = visit()
     set_block_size(page, 1)
     page.click("#run")
-    page.wait_for_selector("#live .sr-block", state="attached")
+    page.wait_for_selector("#results .sr-block", state="attached")
     page.click("#stop")
     demo.wait(lambda: not demo.decoder.is_busy)
     page.wait_for_timeout(300)
-    shown = page.inner_text("#live")
+    shown = page.inner_text("#results")
     assert "100 %" not in shown
     page.wait_for_timeout(700)
-    assert page.inner_text("#live") == shown
-    assert page.locator("#results .sr-compare").count() == 0
+    assert page.inner_text("#results") == shown
+    assert page.locator("#results superres-viewer").count() == 0
     page.get_by_label("number input for Block size").first.fill("10")
     page.click("#run")  # and the next run works
     finish(page)
@@ -150,28 +151,14 @@ def test_a_race_shows_both_on_the_same_clock(visit, screenshots):
     page = visit()
     page.check("#race input")
     page.click("#run")
-    page.wait_for_selector("#live figure:nth-child(2)")
+    page.wait_for_selector("#results figure:nth-child(2)")
     page.screenshot(path=screenshots / "race.png")
     finish(page)
-    text = page.inner_text("#live")
+    text = page.inner_text("#results")
     assert "Greedy: 100 %" in text
     assert "Blockwise: 100 %" in text
     assert "3,073" in text  # model calls of greedy decoding
     assert "times as fast" in text
-
-
-def test_the_slider_moves_by_keyboard_and_the_left_side_can_be_chosen(visit):
-    page = visit()
-    page.click("#run")
-    finish(page)
-    slider = page.get_by_label("Before and after")
-    slider.focus()
-    for _ in range(3):
-        slider.press("ArrowRight")
-    assert page.evaluate("getComputedStyle(document.querySelector('.sr-compare')).getPropertyValue('--split')") == "53%"
-    before = page.get_attribute(".sr-before", "src")
-    page.get_by_label("Left side").select_option("Bicubic")
-    assert page.get_attribute(".sr-before", "src") != before
 
 
 def test_a_bad_upload_is_told_at_once_and_again_as_a_toast(visit, tmp_path, screenshots):
@@ -235,6 +222,7 @@ def test_a_full_queue_says_that_the_demo_is_busy(visit, demo, screenshots):
             toast.wait_for()
             page.screenshot(path=screenshots / "busy.png")
             assert "busy" in toast.inner_text()
+            page.wait_for_selector("#stop", state="hidden")
         finally:
             blocked.go.set()
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from superres.config import DecodeConfig
 from superres.pipeline.upscaler import Upscaled
 from superres.web.drawing import unfinished
 
@@ -30,6 +29,7 @@ WALK = """([root, pictures]) => {
 
 def upscale(page):
     page.click("#run")
+    page.locator("#results summary", has_text="Step through it").click()
     page.wait_for_selector("#results superres-stepper canvas")
 
 
@@ -42,6 +42,7 @@ def translate(page, text):
         page.locator(".overflow-dropdown").get_by_text("Translate", exact=True).click()
     page.fill("#text textarea", text)
     page.click("#run-text")
+    page.locator("#translation summary", has_text="Step through it").click()
     page.wait_for_selector("#translation superres-stepper p")
 
 
@@ -56,18 +57,23 @@ def value(page, root="#results"):
     return page.locator(f"{root} .sr-scrubber").evaluate("element => element.valueAsNumber")
 
 
-@pytest.fixture
-def recorded(demo, monkeypatch):
-    """The frames of the decodes that the page asks for."""
-    frames, stream = [], demo.decoder.upscaler.stream
+def record(pipeline, monkeypatch):
+    """Return the list of the frames that a pipeline is going to yield."""
+    frames, stream = [], pipeline.stream
 
-    def record(*arguments, **settings):
+    def recording(*arguments, **settings):
         for frame in stream(*arguments, **settings):
             frames.append(frame)
             yield frame
 
-    monkeypatch.setattr(demo.decoder.upscaler, "stream", record)
+    monkeypatch.setattr(pipeline, "stream", recording)
     return frames
+
+
+@pytest.fixture
+def recorded(demo, monkeypatch):
+    """The frames of the faces that the page asks for."""
+    return record(demo.decoder.upscaler, monkeypatch)
 
 
 def test_every_step_of_a_face_shows_its_proposals_and_where_the_block_broke(visit, recorded):
@@ -103,12 +109,13 @@ def test_every_step_of_a_face_shows_its_proposals_and_where_the_block_broke(visi
     assert requests == []
 
 
-def test_every_step_of_a_sentence_shows_its_text_and_its_proposals(visit, demo):
+def test_every_step_of_a_sentence_shows_its_text_and_its_proposals(visit, demo, monkeypatch):
     page = visit(reduced_motion="reduce")
     text = "the small red dog sees a man"
-    translate(page, text)
     translator = demo.decoder.translator
-    result = translator([text], DecodeConfig(block_size=4))
+    frames = record(translator, monkeypatch)
+    translate(page, text)
+    result = frames[-1]
     ((trace,),) = result.traces
     shown = page.evaluate(WALK, ["#translation", []])
     assert len(shown) == trace.iterations + 1 > 3
@@ -123,6 +130,17 @@ def test_every_step_of_a_sentence_shows_its_text_and_its_proposals(visit, demo):
         assert (rejected is not None) == ("broken" in expected)
         sentence += accepted
     assert sentence == result.texts[0]
+
+
+def test_the_steps_are_those_of_the_last_translation(visit):
+    page = visit(reduced_motion="reduce")
+    translate(page, "a dog")
+    first = page.inner_text("#translation .sr-sentence")
+    page.fill("#text textarea", "the small red dog sees a man")
+    page.click("#run-text")  # the steps stay open
+    page.wait_for_function("first => ![null, undefined, first].includes("
+                           "document.querySelector('#translation .sr-sentence')?.innerText)", arg=first)
+    assert page.inner_text("#translation .sr-sentence") == page.input_value("#translation .sr-plain textarea")
 
 
 def test_it_plays_at_its_speed_and_obeys_the_keyboard(visit, screenshots):
@@ -164,12 +182,11 @@ def test_it_plays_at_its_speed_and_obeys_the_keyboard(visit, screenshots):
 def test_every_sample_can_be_stepped_through(visit, recorded):
     page = visit()
     page.get_by_text("Decoding settings").first.click()
-    for label, number in (("Temperature", "1"), ("Samples", "2")):
-        box = page.get_by_label(f"number input for {label}").first
-        box.fill(number)
-        box.press("Enter")
-    upscale(page)
-    first, second = recorded[-1].traces
+    page.get_by_label("number input for Samples on a sheet").fill("4")
+    page.get_by_label("number input for Samples on a sheet").press("Enter")
+    page.click("#draw")
+    page.locator("#results summary", has_text="Step through it").click()
+    first, second, _, _ = recorded[-1].traces
     assert value(page) == first.iterations
     page.get_by_role("combobox", name="Decode").select_option("Sample 2")
     assert value(page) == second.iterations

@@ -1,7 +1,8 @@
-// <superres-stepper data-decode="..."> steps through finished decodes; superres/web/stepping.py writes its data.
+// <superres-stepper data-view="..."> steps through finished decodes; superres/web/stepping.py writes its data.
 // A step is one decoding iteration. All drawing happens here: no step asks the server.
 "use strict";
 (() => {
+  const {make, Drawn} = superres;
   const SIDE = 32, CHANNELS = 3, CELL = 32;  // pixels of a face, tokens of a pixel, canvas pixels of a face's pixel
   const CLOSE_UP = [11, 3];  // columns and rows of the enlarged surroundings of a block
   const COLOURS = ["red", "green", "blue"];
@@ -10,13 +11,6 @@
   const MARKS = {accepted: "\u2713", rejected: "\u2013", broken: "\u2715", past: ""};
   const number = value => value.toLocaleString("en");
   const tokens = count => `${count} token${count === 1 ? "" : "s"}`;
-
-  function make(tag, attributes = {}, ...children) {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-    element.append(...children);
-    return element;
-  }
 
   // Return the steps of a decode. Its last step is complete: proposals past the end of the sequence are not rejected.
   function stepsOf(decode) {
@@ -163,16 +157,22 @@
     }
   }
 
-  class Stepper extends HTMLElement {
-    connectedCallback() {
-      if (this.data) return;
-      this.data = JSON.parse(this.dataset.decode);
-      this.view = this.data.kind === "face" ? new Face() : new Text(this.data.language);
+  class Stepper extends Drawn {
+    constructor() {
+      super();
+      this.addEventListener("keydown", event => this.press(event));
+    }
+
+    draw(data) {
+      cancelAnimationFrame(this.timer);
+      this.data = data;
+      this.view = data.kind === "face" ? new Face() : new Text(data.language);
       this.build();
       this.choose(0);
     }
 
     disconnectedCallback() {
+      super.disconnectedCallback();
       this.pause();
     }
 
@@ -197,16 +197,13 @@
       this.strip = make("ol", {class: "sr-strip", "aria-label": "Proposed tokens of this step"});
       const key = ["accepted", "broken", "rejected"].map((state, at) => make("span", {class: `sr-key sr-${state}`},
         `${MARKS[state]} ${["accepted", "the block broke here", "rejected"][at]}`));
-      this.setAttribute("role", "group");
-      this.setAttribute("aria-label", "Step through the decode");
       this.append(
-        make("h3", {}, "Step through it"), choice, this.view.element, labelled("Step", this.scrubber),
+        choice, this.view.element, labelled("Step", this.scrubber),
         make("div", {class: "sr-buttons"}, button("Back", () => this.move(-1)), this.play,
           button("Forward", () => this.move(1))),
         labelled("Speed", this.speed), this.speedText, this.caption, this.strip,
         make("p", {class: "sr-keys"}, ...key),
         make("p", {class: "sr-hint"}, "Keys: left and right arrow step, Space plays and pauses, Home and End jump."));
-      this.addEventListener("keydown", event => this.press(event));
     }
 
     press(event) {

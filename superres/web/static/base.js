@@ -1,0 +1,31 @@
+// What the elements of the page share.
+"use strict";
+window.superres = {
+  make(tag, attributes = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...children);
+    return element;
+  },
+
+  // An element that draws itself from its attribute data-view, by its method `draw`. Gradio does not replace an element
+  // whose HTML is new: it changes the attributes, and removes the children that the new HTML does not have.
+  Drawn: class extends HTMLElement {
+    connectedCallback() {
+      this.redraw();
+      this.watch = new MutationObserver(changes => {
+        if (!this.firstElementChild || changes.some(({type}) => type === "attributes")) this.redraw();
+      });
+      this.watch.observe(this, {childList: true, attributeFilter: ["data-view"]});
+    }
+
+    disconnectedCallback() {
+      this.watch.disconnect();
+    }
+
+    redraw() {
+      this.replaceChildren();
+      this.draw(JSON.parse(this.dataset.view));
+    }
+  },
+};

@@ -1,0 +1,40 @@
+// What a tab's results are: those of a decoding that runs, or stale ones. superres/web/controls.py binds the events.
+"use strict";
+(() => {
+  const tab = view => document.getElementById(view).closest(".sr-columns");
+  const notes = view => document.querySelectorAll(`#${view} > .sr-stale`);
+
+  const nameOf = fold => `${fold.closest(".block").id}: ${fold.querySelector("summary").textContent}`;
+  const opened = new Set();
+
+  // Mark the results as stale; without results there is nothing to mark.
+  function stale(view) {
+    const element = document.getElementById(view);
+    if (!element.querySelector(".sr-result") || notes(view).length) return;
+    const note = document.createElement("p");
+    note.className = "sr-stale";
+    note.role = "status";
+    note.textContent = "The input or a setting has changed since this result.";
+    element.prepend(note);
+  }
+
+  function begin(view) {
+    notes(view).forEach(note => note.remove());
+    tab(view).dataset.running = "";
+    const element = document.getElementById(view);
+    if (element.getBoundingClientRect().top > 0.6 * innerHeight) element.scrollIntoView();  // it is below on a phone
+  }
+
+  function end(view) {
+    delete tab(view).dataset.running;
+    for (const fold of document.querySelectorAll(`#${view} .sr-fold`)) fold.open = opened.has(nameOf(fold));
+  }
+
+  // Details that the visitor has opened stay open with the next results.
+  document.addEventListener("click", event => {
+    const fold = event.target.closest?.(".sr-fold > summary")?.parentElement;
+    if (fold) fold.open ? opened.delete(nameOf(fold)) : opened.add(nameOf(fold));
+  });
+
+  Object.assign(superres, {stale, begin, end});
+})();

@@ -1,0 +1,317 @@
+"""The results on the page: the large picture and its divider, samples, stale results, and what is in reach."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shlex
+
+import numpy as np
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
+from typer.testing import CliRunner
+from web_demo import FACES
+
+from superres.cli.main import app as commands
+from superres.tasks.faces import image_key
+from superres.tasks.pictures import read_image
+
+WCAG = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
+SHOWN = "#results superres-viewer .sr-after"
+DIVIDER = "Divider between the two pictures"
+
+
+def decode(page, button):
+    """Press a button, and wait until its decoding has ended."""
+    before = page.evaluate("""() => window.ended ??= (end => {
+        superres.end = view => { end(view); ended++; };
+        return 0;
+    })(superres.end)""")
+    page.click(button)
+    page.wait_for_function("before => ended > before", arg=before)
+
+
+def upscale(page):
+    decode(page, "#run")
+
+
+def draw(page, count, button="#draw"):
+    box = page.get_by_label("number input for Samples on a sheet")
+    box.fill(str(count))
+    box.press("Enter")
+    decode(page, button)
+    assert page.locator("#results .sr-choice").count() == count
+
+
+def settings(page):
+    page.get_by_text("Decoding settings").first.click()
+    page.get_by_label("number input for Samples on a sheet").wait_for()
+
+
+def picture(uri):
+    return Image.open(io.BytesIO(base64.b64decode(uri.removeprefix("data:image/png;base64,"))))
+
+
+def split(page):
+    return page.evaluate("getComputedStyle(document.querySelector('.sr-split')).getPropertyValue('--split')")
+
+
+def samples_of(demo, path, count, seed):
+    """Return the samples that a sheet of a picture must show."""
+    source, upscaler = read_image(path), demo.decoder.upscaler
+    options = upscaler.default.changed({"temperature": 0.7, "seed": seed})
+    return upscaler(source[None].repeat(count, axis=0), options,
+                    keys=[image_key(source, sample) for sample in range(1, count + 1)]).images
+
+
+@pytest.mark.parametrize(("width", "side"), [(1400, 512), (390, 352)])
+def test_the_divider_follows_the_mouse_the_finger_and_the_keyboard(visit, width, side):
+    page = visit(viewport={"width": width, "height": 900}, has_touch=True)
+    upscale(page)
+    frame = page.locator(".sr-split")
+    frame.scroll_into_view_if_needed()
+    box = frame.bounding_box()
+    assert box["width"] == box["height"] == side
+    page.mouse.move(box["x"] + 0.2 * side, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.7 * side, box["y"] + 90, steps=5)
+    assert split(page) == "70%"
+    page.mouse.move(box["x"] + 3 * side, box["y"] + 90)
+    assert split(page) == "100%"
+    page.mouse.up()
+    page.mouse.move(box["x"] + 0.1 * side, box["y"] + 90)
+    assert split(page) == "100%"  # the button is up
+    page.touchscreen.tap(box["x"] + 0.4 * side, box["y"] + 90)
+    assert split(page) == "40%"
+    slider = page.get_by_label(DIVIDER)
+    for _ in range(3):
+        slider.press("ArrowRight")
+    assert split(page) == "43%"
+    assert slider.get_attribute("aria-valuetext") == "43 % Input, 8x8"
+    shown = page.locator(".sr-before").get_attribute("src")
+    page.get_by_label("Left side").select_option("Truth")
+    assert page.locator(".sr-before").get_attribute("src") != shown
+    assert slider.get_attribute("aria-valuetext") == "43 % Truth"
+
+
+def test_the_divider_shows_each_picture_on_its_side(visit):
+    page = visit()
+    page.get_by_role("button", name="Face 2").click()
+    page.wait_for_selector("#crop", state="hidden")
+    upscale(page)
+    page.get_by_label(DIVIDER).press("Home")
+    page.locator(SHOWN).evaluate("image => image.decode()")
+    frame = page.locator(".sr-split")
+    image = np.asarray(picture(page.get_attribute(SHOWN, "src")))
+    names = page.locator(".sr-name, .sr-divider").count()
+    assert names == 2
+    page.evaluate("document.querySelectorAll('.sr-name').forEach(name => name.hidden = true)")
+    seen = np.asarray(Image.open(io.BytesIO(frame.screenshot())).convert("RGB"))[8::16, 8::16]
+    away = np.ones((32, 32), bool)  # from the divider and its handle
+    away[:, :3] = False
+    np.testing.assert_array_equal(seen[away], image[away])
+    page.get_by_label(DIVIDER).press("End")
+    seen = np.asarray(Image.open(io.BytesIO(frame.screenshot())).convert("RGB"))[8::16, 8::16]
+    source = read_image(FACES[1]).repeat(4, axis=0).repeat(4, axis=1)
+    away = away[:, ::-1]
+    np.testing.assert_array_equal(seen[away], source[away])
+
+
+def test_a_sheet_shows_samples_and_one_is_chosen_and_kept_by_its_seed(visit, demo, screenshots):
+    page = visit()
+    page.get_by_role("button", name="Face 1").click()
+    page.wait_for_selector("#crop", state="hidden")
+    settings(page)
+    draw(page, 6)
+    expected = samples_of(demo, FACES[0], 6, seed=0)
+    for uri, image in zip(page.evaluate("[...document.querySelectorAll('.sr-choice img')].map(e => e.src)"), expected,
+                          strict=True):
+        np.testing.assert_array_equal(np.asarray(picture(uri)), image)
+    mean = page.get_attribute("#results img[alt='Mean of the samples']", "src")
+    assert np.abs(np.asarray(picture(mean)) - expected.mean(axis=0)).max() <= 0.5
+    first = page.locator("#results .sr-choice input").first
+    first.focus()
+    for _ in range(3):
+        first.page.keyboard.press("ArrowRight")
+    assert page.get_attribute(SHOWN, "alt") == "Sample 4"
+    np.testing.assert_array_equal(np.asarray(picture(page.get_attribute(SHOWN, "src"))), expected[3])
+    page.get_by_role("button", name="Keep this face").click()
+    page.get_by_role("button", name="Keep this face").click()  # a second time changes nothing
+    draw(page, 6, "#other")
+    assert page.get_by_label("Seed").first.input_value() == "1"
+    others = samples_of(demo, FACES[0], 6, seed=1)
+    np.testing.assert_array_equal(np.asarray(picture(page.get_attribute(SHOWN, "src"))), others[0])
+    kept = page.locator("superres-kept li")
+    assert kept.count() == 1
+    assert "sample 4 of seed 0" in kept.inner_text()
+    saved = picture(kept.locator("a").get_attribute("href"))
+    np.testing.assert_array_equal(np.asarray(saved), expected[3])
+    record = json.loads(saved.text["superres"])
+    assert (record["sample"], record["config"]["seed"], record["config"]["temperature"]) == (4, 0, 0.7)
+    page.screenshot(path=screenshots / "sheet.png", full_page=True)
+    page.get_by_role("button", name="Remove sample 4 of seed 0").click()
+    assert not page.is_visible("superres-kept")
+
+
+def test_the_command_of_the_page_gives_its_pictures(visit, tmp_path, monkeypatch):
+    page = visit()
+    settings(page)
+    draw(page, 4)
+    page.get_by_text("The same on the command line").click()
+    words = shlex.split(page.inner_text("#results .sr-fold pre"))
+    shown = [np.asarray(picture(uri)) for uri in
+             page.evaluate("[...document.querySelectorAll('.sr-choice img')].map(e => e.src)")]
+    monkeypatch.chdir(tmp_path)
+    from skimage import data
+
+    Image.fromarray(data.astronaut()[:210, 140:310]).save("face.png")  # the page's first example
+    result = CliRunner().invoke(commands, [*words[1:], "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    for number, image in enumerate(shown, 1):
+        np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "faces" / f"face-{number}.png")), image)
+
+
+def test_results_become_stale_with_the_input_and_with_the_settings(visit):
+    page = visit()
+    page.get_by_role("button", name="Face 4").click()
+    page.wait_for_timeout(500)
+    assert page.locator(".sr-stale").count() == 0  # there is no result yet
+    stale = page.locator("#results > .sr-stale")
+
+    def change_by_example():
+        page.get_by_role("button", name="Face 5").click()
+
+    def change_setting():
+        page.get_by_label("number input for Block size").first.fill("3")
+
+    settings(page)
+    for change in (change_by_example, change_setting, lambda: page.check("#race input")):
+        upscale(page)
+        assert stale.count() == 0
+        assert page.evaluate(f"getComputedStyle(document.querySelector('{SHOWN}')).filter") == "none"
+        change()
+        stale.wait_for()
+        assert "has changed" in stale.inner_text()
+        assert "opacity" in page.evaluate(f"getComputedStyle(document.querySelector('{SHOWN}')).filter")
+    upscale(page)
+    assert stale.count() == 0
+
+
+def test_the_next_result_replaces_the_last_one_even_if_it_comes_at_once(visit, demo, monkeypatch):
+    monkeypatch.setattr(demo.decoder, "frame_seconds", 60)  # no frame between two results
+    page = visit()
+    page.get_by_role("button", name="Face 1").click()
+    page.wait_for_selector("#crop", state="hidden")
+    for face in (0, 1, 1, 0):
+        page.get_by_role("button", name=f"Face {face + 1}").click()
+        page.wait_for_function("path => document.querySelector('#photo img')?.src.includes(path)", arg=FACES[face].name)
+        upscale(page)
+        source = read_image(FACES[face])
+        expected = demo.decoder.upscaler(source[None], keys=[image_key(source, 1)]).images[0]
+        np.testing.assert_array_equal(np.asarray(picture(page.get_attribute(SHOWN, "src"))), expected)
+        assert page.locator("superres-viewer input[type=range]").count() == 1
+        assert page.locator("superres-stepper .sr-scrubber").count() == 1
+
+
+def test_a_translation_becomes_stale_with_its_text(visit):
+    page = visit(reduced_motion="reduce")
+    page.get_by_role("tab", name="Translate").click()
+    page.click("#run-text")
+    page.wait_for_selector("#translation [role=status]")
+    page.wait_for_selector("#stop-text", state="hidden")
+    assert page.locator("#translation > .sr-stale").count() == 0
+    page.fill("#text textarea", "a dog")
+    page.locator("#translation > .sr-stale").wait_for()
+
+
+def test_stop_is_there_only_while_something_runs(visit, tmp_path):
+    page = visit()
+    assert not page.is_visible("#stop")
+    page.evaluate("""window.seen = [];
+        new MutationObserver(() => seen.push(!!document.querySelector('#stop').offsetParent)).observe(
+            document.querySelector('#stop').closest('.sr-columns'), {attributes: true})""")
+    upscale(page)
+    assert page.evaluate("seen") == [True, False]
+    (tmp_path / "bad.png").write_text("no picture")
+    page.set_input_files("#photo input[type=file]", tmp_path / "bad.png")
+    page.wait_for_selector("#preview [role=alert]")
+    page.click("#run")
+    page.locator(".toast-body").wait_for()
+    page.wait_for_selector("#stop", state="hidden")  # after an error, too
+
+
+def test_on_a_phone_the_buttons_stay_in_reach_and_the_result_comes_into_view(visit, screenshots):
+    page = visit(viewport={"width": 390, "height": 844})
+    for place in (0, 700, 10_000):
+        page.mouse.wheel(0, place)
+        page.wait_for_timeout(100)
+        box = page.locator("#run").bounding_box()
+        assert 760 <= box["y"] <= 844 - box["height"]
+        assert box["height"] >= 44
+    page.evaluate("scrollTo(0, 0)")
+    upscale(page)
+    page.screenshot(path=screenshots / "phone-result.png")
+    box = page.locator(".sr-split").bounding_box()
+    assert box["y"] >= 0
+    assert box["y"] + box["height"] <= 844
+    page.screenshot(path=screenshots / "phone.png")
+
+
+def open_tab(page, name):
+    tab = page.get_by_role("tab", name=name)
+    if tab.is_visible():
+        tab.click()
+    else:
+        page.locator(".overflow-menu > button").click()
+        page.locator(".overflow-dropdown").get_by_text(name, exact=True).click()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 390])
+def test_every_tab_meets_wcag_aa_and_fits_the_screen(visit, theme, width, tmp_path, screenshots):
+    page = visit(f"/?__theme={theme}", viewport={"width": width, "height": 900}, color_scheme=theme,
+                 reduced_motion="reduce")
+
+    def check(name):
+        page.mouse.move(0, 0)
+        page.wait_for_timeout(600)  # colours change slowly
+        page.screenshot(path=screenshots / f"{name}-{width}-{theme}.png", full_page=True)
+        checked = Axe().run(page, options=WCAG).response
+        assert "color-contrast" in {rule["id"] for rule in checked["passes"]}
+        assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in checked["violations"]] == [], name
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+
+    check("start")
+    settings(page)
+    upscale(page)
+    for summary in page.locator("#results .sr-fold > summary").all():
+        summary.click()
+    check("upscale")
+    draw(page, 4)
+    page.get_by_role("button", name="Keep this face").click()
+    page.get_by_role("button", name="Face 3").click()
+    page.wait_for_selector("#results > .sr-stale")
+    check("samples")
+    open_tab(page, "Batch")
+    check("batch-start")
+    (tmp_path / "bad.png").write_text("no picture")
+    with page.expect_file_chooser() as chooser:
+        page.get_by_text("Click to Upload").last.click()
+    chooser.value.set_files([FACES[0], tmp_path / "bad.png"])
+    page.wait_for_selector("#files [aria-label='bad.png']")
+    page.click("#run-batch")
+    page.wait_for_selector("#archive a[download]")
+    page.wait_for_selector("#stop-batch", state="hidden")
+    check("batch")
+    open_tab(page, "Translate")
+    page.check("#race-text input")
+    page.click("#run-text")
+    page.locator("#translation summary", has_text="Step through it").click()
+    page.wait_for_selector("#stop-text", state="hidden")
+    check("translate")
+    for name in ("Survey", "Results"):
+        open_tab(page, name)
+        page.frame_locator(f"iframe[title='{name}']").locator("h1, h2, form, main").first.wait_for()
+        check(name.lower())
