@@ -1,10 +1,13 @@
-"""Add headers to the responses of an ASGI server."""
+"""What the web demo's and the survey's servers share: headers of responses, and the address to open."""
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from starlette.types import Message, Send
+if TYPE_CHECKING:
+    from starlette.types import Message, Send
 
 
 def with_headers(send: Send, headers: Mapping[str, str]) -> Send:
@@ -18,3 +21,30 @@ def with_headers(send: Send, headers: Mapping[str, str]) -> Send:
         await send(message)
 
     return send_with_headers
+
+
+def local_address(host: str, port: int, root_path: str = "") -> str:
+    """Return the URL of a server's page for a browser on this machine.
+
+    Args:
+        host: address on which the server listens; 0.0.0.0 and :: listen on all, of which the loopback one is named.
+        port: port on which the server listens.
+        root_path: path under which a proxy serves the page.
+    """
+    if _is_open_to_others(host):
+        host = "::1" if ":" in host else "127.0.0.1"
+    path = f"{root_path.strip('/')}/" if root_path.strip("/") else ""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/{path}"
+
+
+def how_to_leave(host: str) -> str:
+    """Return the words in parentheses after a server's address: how it stops, and how other machines reach it."""
+    others = "; on other machines, put this machine's name in place of the address" if _is_open_to_others(host) else ""
+    return f"Ctrl-C stops it{others}"
+
+
+def _is_open_to_others(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False

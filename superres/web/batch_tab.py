@@ -40,7 +40,8 @@ def batch_tab(decoder: Decoder, workspace: Workspace, queue: dict[str, Any]) -> 
                 stop = gr.Button("Stop", variant="stop", elem_id="stop-batch")
             state = gr.HTML('<p class="sr-hint">Photos are cropped to their central square. If a file cannot be '
                             "read, the page names it and continues with the others.</p>", elem_id="batch-state")
-            archive = gr.File(label="Results and manifest, as a zip file", interactive=False, elem_id="archive")
+            archive = gr.File(label="Results and manifest, as a zip file", interactive=False, visible=False,
+                              elem_id="archive")
             gallery = gr.HTML(elem_id="gallery")
     started = run.click(functools.partial(batch_for_page, decoder, workspace), [files, *settings],
                         [state, gallery, archive], show_progress="minimal", api_visibility="private", **queue)
@@ -53,7 +54,7 @@ def batch_for_page(
 ) -> Iterator[tuple[str, Any, Any]]:
     """Upscale uploads, and yield the progress, the gallery and the zip file for the page."""
     finished = -1
-    yield '<p class="sr-hint">Reading the files ...</p>', "", None
+    yield '<p class="sr-hint">Reading the files ...</p>', "", archive_update(None)
     paths = [path_of(upload) for upload in uploads or []]
     options = options_of(decoder.upscaler.default, settings)
     for progress in upscale_batch(decoder, workspace, paths, options):
@@ -61,7 +62,13 @@ def batch_for_page(
             yield state_html(progress), gr.skip(), gr.skip()
         else:
             finished = len(progress.rows)
-            yield state_html(progress), gallery_html(progress), save(workspace, progress)
+            yield state_html(progress), gallery_html(progress), archive_update(save(workspace, progress))
+
+
+def archive_update(path: str | None) -> dict[str, Any]:
+    """Return the update that shows the zip file, or hides the box while there is none."""
+    update: dict[str, Any] = gr.update(value=path, visible=path is not None)
+    return update
 
 
 def save(workspace: Workspace, progress: Progress) -> str | None:
