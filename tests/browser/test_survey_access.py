@@ -154,7 +154,7 @@ def test_a_window_that_is_too_small_is_told_its_size(look, kept, width, scheme):
 
 
 @SCREENS
-def test_a_rater_who_is_asked_to_wait_or_was_replaced_is_told_so(look, kept, width, scheme):
+def test_a_rater_who_started_elsewhere_is_told_so(look, kept, width, scheme):
     study, _ = add_faces(kept)
     screens = look(width, scheme)
     page = screens.page

@@ -61,6 +61,7 @@ async function draw() {
   const picture = URL.createObjectURL(await (await ask(`api/plot.png?narrow=${narrow}`)).blob());
   URL.revokeObjectURL(byId("plot").src);
   byId("plot").src = picture;
+  byId("plot").hidden = !report.votes;
   byId("summary").textContent = `${count(report.votes, "vote")} of ${count(report.raters, "rater")} in ${report.study}, as of ${new Date().toLocaleTimeString()}. The question was: ${report.question}`;
   const sentences = document.createElement("div");
   for (const sentence of report.sentences) element("p", sentence, sentences);
