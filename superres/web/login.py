@@ -25,7 +25,8 @@ border: 1px solid #808080; border-radius: 8px }}
 input {{ width: 100%; margin-top: 0.25rem; background: Field; color: FieldText }}
 button {{ padding: 0.4rem 1.2rem; border-color: var(--accent); background: var(--accent); color: var(--on-accent);
 font-weight: 600; cursor: pointer }}
-:focus-visible {{ outline: 3px solid var(--accent); outline-offset: 2px }} [role=alert] {{ font-weight: 600 }}</style></head>
+:focus-visible {{ outline: 3px solid var(--accent); outline-offset: 2px }}
+[role=alert] {{ font-weight: 600 }}</style></head>
 <body><main><h1>{title}</h1>{content}</main></body></html>"""
 _LOGIN = """<p>Log in with the name and the password that you were given.</p>
 <form method="post" action="{action}">

@@ -118,18 +118,31 @@ def test_all_screens_of_a_rater(look, kept, width, scheme):
                                 " return [document.activeElement.id, style.outlineStyle, style.outlineColor]; })()")
         assert focused == ["right", "solid", "rgb(0, 0, 0)"]
         screens.check("feedback")
+
+
+@SCREENS
+def test_all_screens_of_a_rater_who_comes_back(look, kept, width, scheme):
+    study, _ = add_faces(kept)
+    screens = look(width, scheme)
+    page = screens.page
+    with serving(kept, study) as address:
+        page.goto(address)
+        page.fill("#rater", "me")
+        page.check("#agree")
+        page.click("#begin")
+        wait_for_pair(page, 1)
         page.goto("about:blank")
         page.goto(address)
         page.wait_for_selector("#continue")
         screens.check("again")
         page.click("#continue")
-        wait_for_pair(page, 2)
+        wait_for_pair(page, 1)
         page.route("**/api/votes", lambda route: route.abort())
         page.keyboard.press("j")
         page.locator("#message:has-text('The server does not respond. No vote is lost')").wait_for()
         screens.check("no-server")
         page.unroute("**/api/votes")
-        for position in range(3, 12):
+        for position in range(2, 12):
             wait_for_pair(page, position)
             page.keyboard.press("Space" if position % 3 else "f")
         page.wait_for_selector("#done:not([hidden])")
