@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FACES = Path(__file__).parent / "scripts" / "faces"
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free port, which the log names.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free port.")]
 Auth = Annotated[list[str] | None, typer.Option(
     metavar="USER:PASSWORD", envvar="SUPERRES_AUTH", show_envvar=True,
     help="User who may log in; repeat the option for several users. In the variable, separate users by blanks.")]

@@ -1,6 +1,6 @@
 """SIMULATION: simulated raters vote with a known preference, as a test of the survey and its intervals.
 
-    python scripts/simulate_votes.py http STUDY --store survey.db --address http://127.0.0.1:8000/ --raters 30
+    python scripts/simulate_votes.py http STUDY --raters 30
     python scripts/simulate_votes.py coverage --studies 200 --raters 30 --votes 50 --images 500
     python scripts/simulate_votes.py coverage --studies 200 --raters 20 --votes 30 --images 100 --http
     python scripts/simulate_votes.py watch --studies 1000

@@ -103,7 +103,7 @@ def test_a_study_of_two_folders_from_creation_to_import(here, capsys):
     assert survey("exclude", "study", "--revoke", 1, "--reason", "pilot") == 0
     assert "0 raters are excluded now, by no rule" in capsys.readouterr().err
     assert survey("exclude", "study", "--rater-id", "one", "--reason", "asked") == 0
-    assert "1 raters are excluded now, by 3: rater=" in capsys.readouterr().err
+    assert "1 rater is excluded now, by 3: rater=" in capsys.readouterr().err
     assert survey("token", "study") == 0
     assert store.is_owner(study, capsys.readouterr().out.strip())
     assert survey("migrate") == 0

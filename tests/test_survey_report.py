@@ -155,7 +155,7 @@ def test_exclusion_is_recorded_repeatable_and_revocable_and_deletes_nothing(kept
     assert [len(entry["raters"]) for entry in report["exclusions"]] == [1]
     assert [rater["excluded_by"] for rater in report["raters"]].count(1) == 1
     assert "Preference without exclusions" in report_markdown(report)
-    assert "1 raters excluded" in report_markdown(report)
+    assert "1 rater excluded" in report_markdown(report)
     assert study_report(kept, voted) == report
     revoke(kept, voted, 1, "too strict")
     report = study_report(kept, voted)

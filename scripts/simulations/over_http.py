@@ -20,7 +20,7 @@ from simulations.model import ImageSd, Preference, Raters, RaterSd, Seed, image_
 from superres.errors import StoreError
 from superres.survey import schema
 from superres.survey.client import RaterClient
-from superres.survey.commands import command_line
+from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
 from superres.survey.credentials import digest
 from superres.survey.store import Store
 from superres.survey.study import MAIN, REPEAT
@@ -100,7 +100,8 @@ def vote_in(
 
 
 def vote_over_http(
-    study: str, store: Annotated[str, typer.Option(help="The store that the server uses.")],
+    study: str,
+    store: Annotated[str, typer.Option(envvar=STORE_VARIABLE, help="The store that the server uses.")] = DEFAULT_STORE,
     address: Annotated[str, typer.Option(help="URL of the voting page.")] = "http://127.0.0.1:8000/",
     raters: Raters = 30, preference: Preference = 56.8, rater_sd: RaterSd = 0.4, image_sd: ImageSd = 1.0,
     seed: Seed = 0,

@@ -136,7 +136,7 @@ def report_markdown(report: Report) -> str:
             *(f"- **{warning['what']}** {warning['do']}"
               + (f" `{warning['command']}`" if warning["command"] else "") for warning in found["warnings"]),
             f"{result['votes']} votes of {result['raters']} raters on {result['images']} images"
-            + (f"; {excluded} raters excluded." if excluded else "."),
+            + (f"; {excluded} rater{'s' if excluded > 1 else ''} excluded." if excluded else "."),
             f"> {report['settings']['question']}"]
     body = [f"### {section.heading}\n\n{markdown_table(section.header, section.rows)}"
             + (f"\n\n{section.note}" if section.note else "") for section in sections(report)]
