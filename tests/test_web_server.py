@@ -297,8 +297,11 @@ def test_where_to_open_the_page_and_the_survey_is_printed_when_they_are_ready(tm
         assert raters == f"superres: raters vote at {address}survey/\n"
         assert f"results are at {address}survey/results/ " in results
         assert results.endswith(f"superres survey token study --store '{store.location}'\n")
-        for path, text in (("", "gradio_config"), ("survey/", "<title>Survey<"), ("survey/results/", "Survey results")):
-            assert text in HTTP.get(address + path).text
+        for path, text in (("", "gradio_config"), ("survey/", "<title>Survey<"), ("survey/results/", "Survey results"),
+                           ("health", '"status":"ok"')):
+            for url in (address + path, address.replace("/demo", "") + path):  # a proxy may remove its own path
+                assert text in HTTP.get(url).text
+        assert HTTP.get(address.removesuffix("/"), follow_redirects=True).url == address
     finally:
         process.kill()
         process.communicate()

@@ -357,7 +357,8 @@ def exclude(
     rules = exclusions.read_exclusions(opened, found)
     out = exclusions.excluded_raters(read_votes(opened, found), rules)
     standing = [f"{entry.number}: {entry.rule}" for entry in rules if not entry.revoked]
-    say(f"{study}: {len(out)} {'rater is' if len(out) == 1 else 'raters are'} excluded now, by {'; '.join(standing) or 'no rule'}")
+    count = f"{len(out)} {'rater is' if len(out) == 1 else 'raters are'}"
+    say(f"{study}: {count} excluded now, by {'; '.join(standing) or 'no rule'}")
 
 
 @survey_app.command(cls=SurveyCommand)

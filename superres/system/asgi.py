@@ -1,4 +1,4 @@
-"""What the web demo's and the survey's servers share: headers of responses, and the address to open."""
+"""What the servers of the web demo and of the survey share: headers, a proxy's path, and the address to open."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from starlette.types import Message, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 def with_headers(send: Send, headers: Mapping[str, str]) -> Send:
@@ -21,6 +21,20 @@ def with_headers(send: Send, headers: Mapping[str, str]) -> Send:
         await send(message)
 
     return send_with_headers
+
+
+class WithoutRootPath:
+    """ASGI middleware that removes the path of a proxy from requests, if the proxy has not removed it."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        """Wrap `app`, whose pages a proxy serves under `root_path`."""
+        self.app, self.prefix = app, f"{root_path.rstrip('/')}/"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope.get("path", "").startswith(self.prefix):
+            scope = {**scope, "path": scope["path"][len(self.prefix) - 1:]}
+        await self.app(scope, receive, send)
 
 
 def local_address(host: str, port: int, root_path: str = "") -> str:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
+from superres.system.asgi import WithoutRootPath
 from superres.web.connections import Connection
 from superres.web.decoding import Decoder
 from superres.web.files import Workspace
@@ -89,6 +90,8 @@ def build_server(
                    if isinstance(route, Mount) and isinstance(route.app, gr.routes.App))
     login = Login(mounted, root_path, (SURVEY_PATH,) if survey is not None else ()) if auth else None
     server.add_middleware(Guard, workspace=workspace, login=login)
+    if root_path:
+        server.add_middleware(WithoutRootPath, root_path=root_path)
     return server
 
 
