@@ -392,7 +392,7 @@ def test_a_printed_command_never_has_a_password_and_names_the_store_unless_it_is
 ])
 def test_the_address_to_open_works_on_this_machine(host, path, address):
     assert local_address(host, 80, path) == address
-    assert ("on other machines" in how_to_leave(host)) == (host in ("0.0.0.0", "::"))  # noqa: S104
+    assert ("other machines" in how_to_leave(host)) == (host in ("0.0.0.0", "::"))  # noqa: S104
 
 
 def test_personal_links_are_printed_for_the_page_to_take(here, capsys):

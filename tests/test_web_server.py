@@ -293,7 +293,7 @@ def test_where_to_open_the_page_and_the_survey_is_printed_when_they_are_ready(tm
     try:
         page, raters, results = (process.stdout.readline() for _ in range(3))
         address = page.split()[2]
-        assert re.fullmatch(r"superres: open http://127\.0\.0\.1:\d+/demo/ \(Ctrl-C stops it; on other .*\)\n", page)
+        assert re.fullmatch(r"superres: open http://127\.0\.0\.1:\d+/demo/ \(Ctrl-C stops it; other .*\)\n", page)
         assert raters == f"superres: raters vote at {address}survey/\n"
         assert f"results are at {address}survey/results/ " in results
         assert results.endswith(f"superres survey token study --store '{store.location}'\n")

@@ -53,8 +53,8 @@ def local_address(host: str, port: int, root_path: str = "") -> str:
 
 def how_to_leave(host: str) -> str:
     """Return the words in parentheses after a server's address: how it stops, and how other machines reach it."""
-    others = "; on other machines, put this machine's name in place of the address" if _is_open_to_others(host) else ""
-    return f"Ctrl-C stops it{others}"
+    others = "; other machines need this machine's name in place of the local address"
+    return f"Ctrl-C stops it{others if _is_open_to_others(host) else ''}"
 
 
 def _is_open_to_others(host: str) -> bool:

@@ -38,8 +38,9 @@ def batch_tab(decoder: Decoder, workspace: Workspace, queue: dict[str, Any]) -> 
             with gr.Row():
                 run = gr.Button("Upscale all", variant="primary", elem_id="run-batch")
                 stop = gr.Button("Stop", variant="stop", elem_id="stop-batch")
-            state = gr.HTML('<p class="sr-hint">Photos are cropped to their central square. If a file cannot be '
-                            "read, the page names it and continues with the others.</p>", elem_id="batch-state")
+            state = gr.HTML('<p class="sr-hint">Photos are cropped at their largest face, or to their central square '
+                            "if no face is found. If a file cannot be read, the page names it and continues with the "
+                            "others.</p>", elem_id="batch-state")
             archive = gr.File(label="Results and manifest, as a zip file", interactive=False, visible=False,
                               elem_id="archive")
             gallery = gr.HTML(elem_id="gallery")

@@ -50,7 +50,7 @@ function drawSection(section, parent) {
   const body = element("tbody", "", table);
   for (const cells of section.rows) {
     const row = element("tr", "", body);
-    for (const cell of cells) element("td", cell, row);
+    cells.forEach((cell, column) => { element(column ? "td" : "th", cell, row).scope = column ? "" : "row"; });
   }
   if (section.note) element("p", section.note, parent);
 }
