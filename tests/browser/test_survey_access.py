@@ -155,6 +155,21 @@ def test_all_screens_of_a_rater_who_comes_back(look, kept, width, scheme):
         page.wait_for_selector("#agree")  # and its style was found from below as well
 
 
+def test_a_rater_who_has_finished_finds_the_last_page_again(look, kept):
+    study, _ = add_faces(kept, trials=1, repeats=0, practice=0)
+    page = look(390, "light").page
+    with serving(kept, study) as address:
+        page.goto(f"{address}?participant=me")
+        page.check("#agree")
+        page.click("#begin")
+        wait_for_pair(page, 1)
+        page.keyboard.press("f")
+        page.wait_for_selector("#done:not([hidden])")
+        page.reload()
+        page.wait_for_selector("#done:not([hidden])")
+        assert page.inner_text("#code") == "C0DE"
+
+
 @SCREENS
 def test_a_window_that_is_too_small_is_told_its_size(look, kept, width, scheme):
     study, _ = add_faces(kept, minimum_viewport=(2000, 2000))
