@@ -7,16 +7,20 @@ import os
 import shutil
 import signal
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from superres.cli.options import DEVICES, Checkpoint, Device
-from superres.cli.survey import DEFAULT_STORE, StoreLocation
+from superres.cli.survey import StoreLocation, results_line
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, require
 from superres.errors import ConfigError, SuperresError
+from superres.survey.commands import DEFAULT_STORE
+from superres.system.asgi import how_to_leave, local_address
+from superres.system.terminal import echo
 from superres.web.logs import log, logging_as_json
 
 if TYPE_CHECKING:
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 FACES = Path(__file__).parent / "scripts" / "faces"
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free port, which the log names.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free port.")]
 Auth = Annotated[list[str] | None, typer.Option(
     metavar="USER:PASSWORD", envvar="SUPERRES_AUTH", show_envvar=True,
     help="User who may log in; repeat the option for several users. In the variable, separate users by blanks.")]
@@ -99,6 +103,27 @@ def open_survey(name: str, store: str) -> tuple[Store, FastAPI]:
     return opened, study_app(opened, opened.study(name))
 
 
+def announce(host: str, root_path: str, survey: str | None, store: str, port: int) -> None:
+    """Print where to open the page, and the survey's pages, on standard output: the log is for programs.
+
+    Args:
+        host: address on which the server listens.
+        root_path: path under which a proxy serves the page.
+        survey: name of the study, or None.
+        store: location of the study's store.
+        port: port on which the server listens.
+    """
+    address = local_address(host, port, root_path)
+    lines = [f"open {address} ({how_to_leave(host)})"]
+    if survey is not None:
+        from superres.web.page import SURVEY_PATH
+
+        raters = f"{address}{SURVEY_PATH[1:]}/"
+        lines += [f"raters vote at {raters}", results_line(raters, survey, store)]
+    with suppress(OSError):  # nobody reads it
+        echo("\n".join(f"superres: {line}" for line in lines))
+
+
 def parse_auth(pairs: list[str]) -> list[tuple[str, str]] | None:
     """Return names and passwords from pairs "name:password"; None without pairs.
 
@@ -142,9 +167,10 @@ def main(
 
     return_large_blocks()
     with logging_as_json(), Workspace() as workspace, ExitStack() as stack:
-        pages = None
+        pages, location = None, store
         if survey is not None:
             opened, pages = open_survey(survey, store)
+            location = opened.location
             stack.enter_context(closing(opened))
         from superres.pipeline.upscaler import Upscaler
         from superres.web.decoding import Decoder
@@ -157,7 +183,7 @@ def main(
         decoder.warm_up()
         page = build_app(decoder, workspace, max_queue, pages is not None, root_path)
         server = build_server(page, decoder, workspace, visitors, root_path, pages)
-        if not serve(server, decoder, host, port):
+        if not serve(server, decoder, host, port, partial(announce, host, root_path, survey, location)):
             raise ConfigError(f"cannot listen on {host}, port {port}; choose another --port or --host")
 
 

@@ -73,6 +73,13 @@ def serving(store, study, root_path="", limit=None):
         listening.close()
 
 
+def wait_for_pair(page, position):
+    """Wait until a rater's page takes a vote on the pair at a position."""
+    page.wait_for_function(
+        "position => trial !== null && document.getElementById('count').textContent.startsWith(`${position} of`)",
+        arg=position)
+
+
 def postgres_programs():
     """Return the folder of PostgreSQL's server programs, or None."""
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))

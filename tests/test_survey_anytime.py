@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 
 import numpy as np
@@ -274,9 +275,10 @@ def test_careless_raters_are_warned_of_with_what_to_do_and_careful_ones_are_not(
     for number in range(3):
         vote_through(kept, study, f"careless{number}", lambda *_: "left")
     warnings = study_report(kept, study)["findings"]["warnings"]
-    found = {warning["what"]: warning["do"] for warning in warnings}
-    assert found["3 raters chose the same side in over 90 of 100 votes."].endswith(
-        "superres survey exclude 'my study' 'same-side>0.9' --reason TEXT")
+    found = {warning["what"]: warning["command"] for warning in warnings}
+    assert found["3 raters chose the same side in over 90 of 100 votes."] == (
+        "superres survey exclude 'my study' 'same-side>0.9' --reason 'chose the same side in over 90 of 100 votes' "
+        f"--store {shlex.quote(kept.location)}")
     assert "3 raters gave another answer to most pairs that they saw twice." in found
     assert fast.replace("6", "9") in found
 
@@ -285,9 +287,9 @@ def test_too_few_or_unfinished_raters_and_sides_and_repeats_are_warned_of():
     result = {"comparisons": [known(raters=3)], "raters": 5, "sides": {"share": 0.3, "p_binomial": 0.001},
               "repeats": {"share": 0.52, "interval": (0.45, 0.6)}}
     report = {"study": "s", "level": 0.9, "raters": [], "result": result}
-    texts = [warning["what"] for warning in findings(report)["warnings"]]
+    texts = [warning["what"] for warning in findings(report, "survey.db")["warnings"]]
     assert texts == [
         "The right picture was chosen in 70 of 100 votes (on phones, left is above right).",
         "Pairs that raters saw twice got the same answer 52 times in 100; guessing gives 50.",
         "Only 3 raters finished.", "2 raters did not finish, and are not in the first sentence yet."]
-    assert all(warning["do"] for warning in findings(report)["warnings"])
+    assert all(warning["do"] for warning in findings(report, "survey.db")["warnings"])

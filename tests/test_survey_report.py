@@ -155,7 +155,7 @@ def test_exclusion_is_recorded_repeatable_and_revocable_and_deletes_nothing(kept
     assert [len(entry["raters"]) for entry in report["exclusions"]] == [1]
     assert [rater["excluded_by"] for rater in report["raters"]].count(1) == 1
     assert "Preference without exclusions" in report_markdown(report)
-    assert "1 raters excluded" in report_markdown(report)
+    assert "1 rater excluded" in report_markdown(report)
     assert study_report(kept, voted) == report
     revoke(kept, voted, 1, "too strict")
     report = study_report(kept, voted)
@@ -195,7 +195,8 @@ def test_an_exported_study_gives_the_same_report_and_the_same_export_again(kept,
     votes, described, dictionary = export_study(kept, voted, tmp_path / f"votes.{file_format}", file_format)
     other = Store(tmp_path / "other.db", create=True)
     imported = import_study(other, votes)
-    assert study_report(other, imported) == study_report(kept, voted)
+    report = json.dumps(study_report(other, imported)).replace(other.location, kept.location)  # in command lines
+    assert report == json.dumps(study_report(kept, voted))
     (tmp_path / "again").mkdir()
     again = export_study(other, imported, tmp_path / "again" / votes.name, file_format)
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in (votes, described, dictionary)]

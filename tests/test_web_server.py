@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from gradio_client import Client, handle_file
 from PIL import Image
+from survey_tools import add_study
 from web_demo import FACES, FAST, HTTP, Blocked, events, read_log, running, start, stress_demo, wait
 
 import app
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
+from superres.survey.store import Store
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import read_image
 from superres.web.photos import Crop, take
@@ -282,6 +284,28 @@ def test_it_stops_in_the_middle_of_a_decoding_and_leaves_nothing_behind(tmp_path
     assert outcomes == ["done", "done", "StoppedError"]  # first the warm-up: a face, a sentence
     assert not any("private-name" in json.dumps(line) or "127.0.0.1:" in json.dumps(line) for line in lines)
     assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def test_where_to_open_the_page_and_the_survey_is_printed_when_they_are_ready(tmp_path):
+    store = Store(tmp_path / "my votes.db", create=True)
+    add_study(store)
+    process = start("--host", "0.0.0.0", "--root-path", "/demo", "--survey", "study", "--store", store.location)  # noqa: S104
+    try:
+        page, raters, results = (process.stdout.readline() for _ in range(3))
+        address = page.split()[2]
+        assert re.fullmatch(r"superres: open http://127\.0\.0\.1:\d+/demo/ \(Ctrl-C stops it; other .*\)\n", page)
+        assert raters == f"superres: raters vote at {address}survey/\n"
+        assert f"results are at {address}survey/results/ " in results
+        assert results.endswith(f"superres survey token study --store '{store.location}'\n")
+        for path, text in (("", "gradio_config"), ("survey/", "<title>Survey<"), ("survey/results/", "Survey results"),
+                           ("health", '"status":"ok"')):
+            for url in (address + path, address.replace("/demo", "") + path):  # a proxy may remove its own path
+                assert text in HTTP.get(url).text
+        assert HTTP.get(address.removesuffix("/"), follow_redirects=True).url == address
+    finally:
+        process.kill()
+        process.communicate()
+        store.close()
 
 
 def test_a_port_in_use_is_one_line(tmp_path):

@@ -103,9 +103,9 @@ def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None
 
 
 def start(*words, **environment):
-    """Start app.py as a process of its own, on a free port."""
+    """Start app.py as a process of its own, on a free port; `stderr` has its log, `stdout` its lines for people."""
     command = [sys.executable, str(ROOT / "app.py"), "--port", "0", "--device", "cpu", *words]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
                             env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
 
 

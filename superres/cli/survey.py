@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +15,7 @@ from typer.core import TyperCommand
 from superres.cli import options as opt
 from superres.config import require, require_choice
 from superres.errors import ConfigError, InvalidInputError
+from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
 from superres.survey.limits import PER_ADDRESS, TOTAL, EnrolmentLimit
 from superres.survey.study import GOLD, INTERPOLATIONS, MAIN, PRACTICE, StudySettings
 from superres.system.progress import say
@@ -26,11 +26,10 @@ if TYPE_CHECKING:
     from superres.survey.study import Study
 
 SETTINGS = StudySettings()
-DEFAULT_STORE = "survey.db"
 FORMAT_NAMES = ("csv", "jsonl", "parquet")
 
 StudyName = Annotated[str, Argument(metavar="STUDY", help="Name of the study.")]
-StoreLocation = Annotated[str, Option(metavar="FILE|URL", envvar="SUPERRES_SURVEY_STORE", help="SQLite file, or a "
+StoreLocation = Annotated[str, Option(metavar="FILE|URL", envvar=STORE_VARIABLE, help="SQLite file, or a "
                                       "database URL such as postgresql://user@host/name.")]
 MethodA = Annotated[list[str], Option(metavar="SPEC", help="Method a: a folder of finished pictures, camera, bicubic, "
                                       "nearest, or settings such as name=k6,accept=distance,epsilon=2,block_size=6 "
@@ -165,8 +164,7 @@ def create(
     comparisons = [comparison for comparison, _, _ in compared]
     _, token = opened.create_study(study, settings, comparisons, methods, made)
     _explain(study, settings, len(comparisons), counts, opened.location)
-    say(f"next: superres survey serve {shlex.quote(study)}"
-        + (f" --store {shlex.quote(store)}" if store != DEFAULT_STORE else ""))
+    say(f"next: {command_line('serve', study, store=opened.location)}")
     say("the token of the study's owner, which opens the results, follows; it is shown only once")
     echo(token)
 
@@ -217,6 +215,7 @@ def serve(
     import uvicorn
 
     from superres.survey.results import study_app
+    from superres.system.asgi import how_to_leave, local_address
 
     opened, found = _open_study(store, study)
     app = study_app(opened, found, root_path, EnrolmentLimit(enrolments_per_address, enrolments))
@@ -225,9 +224,9 @@ def serve(
     except OSError as error:
         message = f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"
         raise ConfigError(message) from error
-    prefix = f"/{root_path.strip('/')}/" if root_path.strip("/") else "/"
-    address = f"http://{host}:{listening.getsockname()[1]}{prefix}"
-    say(f"{study}: raters vote at {address}, results are at {address}results/")
+    address = local_address(host, listening.getsockname()[1], root_path)
+    say(f"open {address} to vote in {study} ({how_to_leave(host)})")
+    say(results_line(address, study, opened.location))
     # No access log: its lines would join network addresses with participant ids.
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
     server.run(sockets=[listening])
@@ -358,7 +357,8 @@ def exclude(
     rules = exclusions.read_exclusions(opened, found)
     out = exclusions.excluded_raters(read_votes(opened, found), rules)
     standing = [f"{entry.number}: {entry.rule}" for entry in rules if not entry.revoked]
-    say(f"{study}: {len(out)} raters are excluded now, by {'; '.join(standing) or 'no rule'}")
+    count = f"{len(out)} {'rater is' if len(out) == 1 else 'raters are'}"
+    say(f"{study}: {count} excluded now, by {'; '.join(standing) or 'no rule'}")
 
 
 @survey_app.command(cls=SurveyCommand)
@@ -374,6 +374,18 @@ def token(study: StudyName, store: StoreLocation = DEFAULT_STORE) -> None:
     """Print a new token for the study's owner; the old token expires."""
     opened, found = _open_study(store, study)
     echo(opened.new_owner_token(found))
+
+
+def results_line(address: str, study: str, store: str) -> str:
+    """Return the line that tells a study's owner where the results are, and how to get a token.
+
+    Args:
+        address: URL of the voting page.
+        study: name of the study.
+        store: location of its store.
+    """
+    return (f"results are at {address}results/ and need the owner's token, which superres survey create printed; this "
+            f"command prints a new one, and the old one expires: {command_line('token', study, store=store)}")
 
 
 def _open(store: str, create: bool = False) -> Store:

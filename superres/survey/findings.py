@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 from superres.survey.anytime import EVEN, MAX_MORE_RATERS
+from superres.survey.commands import command_line
 
 FEW_RATERS = 5
 """Below this number of finished raters, no forecast is made."""
@@ -28,18 +28,20 @@ RATER_RULES = (
 """Exclusion rule, the count and its minimum from which a rater can be judged by it, and what such raters did."""
 
 
-def findings(report: dict[str, Any]) -> dict[str, Any]:
+def findings(report: dict[str, Any], store: str) -> dict[str, Any]:
     """Return the sentences of a report.
 
     Args:
         report: the report of `superres.survey.report.make_report`.
+        store: location of the study's store, for command lines.
 
     Returns:
-        "sentences", one per comparison; and "warnings", each with "what" is the matter and what to "do".
+        "sentences", one per comparison; and "warnings", each with "what" is the matter, what to "do", and the
+        "command" that does it, or "".
     """
     result = report["result"]
     sentences = [sentence(comparison, report["level"]) for comparison in result["comparisons"]]
-    return {"sentences": sentences, "warnings": [*_about_raters(report), *_about_votes(result)]}
+    return {"sentences": sentences, "warnings": [*_about_raters(report, store), *_about_votes(result)]}
 
 
 def sentence(comparison: dict[str, Any], level: float) -> str:
@@ -90,23 +92,23 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _warning(what: str, do: str) -> dict[str, str]:
-    return {"what": what, "do": do}
+def _warning(what: str, do: str, command: str = "") -> dict[str, str]:
+    return {"what": what, "do": do, "command": command}
 
 
-def _about_raters(report: dict[str, Any]) -> list[dict[str, str]]:
+def _about_raters(report: dict[str, Any], store: str) -> list[dict[str, str]]:
     """Return a warning for each rule that fits raters who are not excluded."""
     found = []
-    study = shlex.quote(report["study"])
     for rule, count, least, text in RATER_RULES:
         measure, sign, bound = rule.partition("<" if "<" in rule else ">")
         raters = [rater for rater in report["raters"]
                   if rater["excluded_by"] is None and rater[count] >= least and rater[measure] is not None
                   and (rater[measure] < float(bound) if sign == "<" else rater[measure] > float(bound))]
         if raters:
-            found.append(_warning(f"{_count(len(raters), 'rater')} {text}.",
-                                  "To leave such raters out, and see the result with and without them: "
-                                  f"superres survey exclude {study} '{rule}' --reason TEXT"))
+            found.append(_warning(
+                f"{_count(len(raters), 'rater')} {text}.",
+                "To leave such raters out, and see the result with and without them:",
+                command_line("exclude", report["study"], rule, "--reason", text, store=store)))
     return found
 
 

@@ -133,21 +133,28 @@ def report_markdown(report: Report) -> str:
     excluded = sum(len(exclusion["raters"]) for exclusion in report["exclusions"])
     found = report["findings"]
     head = [f"# {report['study']}", *found["sentences"],
-            *(f"- **{warning['what']}** {warning['do']}" for warning in found["warnings"]),
+            *(f"- **{warning['what']}** {warning['do']}"
+              + (f" `{warning['command']}`" if warning["command"] else "") for warning in found["warnings"]),
             f"{result['votes']} votes of {result['raters']} raters on {result['images']} images"
-            + (f"; {excluded} raters excluded." if excluded else "."),
+            + (f"; {excluded} rater{'s' if excluded > 1 else ''} excluded." if excluded else "."),
             f"> {report['settings']['question']}"]
     body = [f"### {section.heading}\n\n{markdown_table(section.header, section.rows)}"
             + (f"\n\n{section.note}" if section.note else "") for section in sections(report)]
     return "\n\n".join([*head, "## Figures for experts", *body]) + "\n"
 
 
-def report_plot(report: Report) -> bytes:
-    """Return a PNG with each comparison's preference, its two-way interval, and the votes-only interval below it."""
+def report_plot(report: Report, narrow: bool = False) -> bytes:
+    """Return a PNG with each comparison's preference, its two-way interval, and the votes-only interval below it.
+
+    Args:
+        report: the report.
+        narrow: draw it for a phone, 420 pixels wide instead of 900.
+    """
     from matplotlib.figure import Figure
 
     comparisons = [c for c in report["result"]["comparisons"] if c["votes"]]
-    figure = Figure(figsize=(9, 1.8 + 0.55 * max(len(comparisons), 1)), layout="constrained")
+    height = 1.8 + 0.55 * max(len(comparisons), 1)
+    figure = Figure(figsize=(4.2, height + 0.4) if narrow else (9, height), layout="constrained")
     axes = figure.subplots()
     for place, comparison in enumerate(reversed(comparisons)):
         middle = 100 * comparison["preference"]
@@ -161,11 +168,12 @@ def report_plot(report: Report) -> bytes:
     for _, label, _, width, color in PLOTTED_INTERVALS:
         axes.plot([], [], linewidth=width, color=color, label=label)
     axes.axvline(50, color="grey", linewidth=1, linestyle=":")
-    axes.set_yticks(range(len(comparisons)), [c["name"] for c in reversed(comparisons)])
+    names = [c["name"].replace(" vs ", "\nvs ") if narrow else c["name"] for c in reversed(comparisons)]
+    axes.set_yticks(range(len(comparisons)), names)
     axes.set_ylim(-0.6, len(comparisons) - 0.3)
     axes.set_xlabel(f"votes for the first method, % ({_level(report)}s)")
     if comparisons:
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize=8)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=1 if narrow else 3, frameon=False, fontsize=8)
     else:
         axes.text(0.5, 0.5, "no votes yet", transform=axes.transAxes, ha="center")
     return figure_png(figure)

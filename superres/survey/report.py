@@ -17,6 +17,7 @@ from superres.survey.anytime import (
     settled,
     share_to_unsettle,
 )
+from superres.survey.commands import DEFAULT_STORE
 from superres.survey.exclusions import Exclusion, excluded_raters, quality, read_exclusions
 from superres.survey.findings import findings
 from superres.survey.records import Record, read_votes, repeated_votes
@@ -51,11 +52,12 @@ def study_report(store: Store, study: Study, level: float = LEVEL) -> Report:
     Raises:
         StoreError: the store cannot be read.
     """
-    return make_report(study, read_votes(store, study), read_exclusions(store, study), level)
+    return make_report(study, read_votes(store, study), read_exclusions(store, study), level, store.location)
 
 
 def make_report(
     study: Study, records: Sequence[Record], exclusions: Sequence[Exclusion], level: float = LEVEL,
+    store: str = DEFAULT_STORE,
 ) -> Report:
     """Return the deterministic report of votes, serialisable as JSON.
 
@@ -64,6 +66,7 @@ def make_report(
         records: rows of `superres.survey.records.read_votes`.
         exclusions: rules to apply; if they exclude raters, the report also has the result without exclusions.
         level: confidence level of all intervals.
+        store: location of the study's store, for the command lines in warnings.
     """
     excluded = excluded_raters(records, exclusions)
     included = [record for record in records if record["rater"] not in excluded]
@@ -76,7 +79,7 @@ def make_report(
         "raters": [{"rater": rater, **measures, "excluded_by": excluded.get(rater)}
                    for rater, measures in quality(records).items()],
     }
-    return {"findings": findings(report), **report}
+    return {"findings": findings(report, store), **report}
 
 
 def _analysis(study: Study, records: Sequence[Record], level: float) -> Report:

@@ -62,8 +62,8 @@ def results_app(store: Store, study: Study | str) -> FastAPI:
 
     def check(owner: str) -> None:
         if not store.is_owner(study, owner):
-            raise RefusedError(401, "that is not the token of this study's owner; superres survey token "
-                                    "makes a new one")
+            raise RefusedError(401, "that is not the token of this study's owner; the command for a new one is in "
+                                    "the terminal that serves the survey")
 
     @app.get("/api/report")
     def get_report(owner: Owner = "") -> dict[str, Any]:
@@ -75,9 +75,9 @@ def results_app(store: Store, study: Study | str) -> FastAPI:
                 "sections": [asdict(section) for section in sections(report)]}
 
     @app.get("/api/plot.png")
-    def get_plot(owner: Owner = "") -> Response:
+    def get_plot(owner: Owner = "", narrow: bool = False) -> Response:
         check(owner)
-        return Response(report_plot(study_report(store, study)), media_type="image/png")
+        return Response(report_plot(study_report(store, study), narrow), media_type="image/png")
 
     @app.get("/api/report.md")
     def get_markdown(owner: Owner = "") -> Response:

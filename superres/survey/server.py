@@ -16,6 +16,7 @@ from fastapi import FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from superres.errors import StoreError
@@ -121,13 +122,25 @@ def guarded_app(title: str) -> FastAPI:
         places = sorted({".".join(str(part) for part in issue["loc"][1:])[:60] or "body" for issue in error.errors()})
         return JSONResponse({"error": f"the request cannot be read: {', '.join(places)}"}, 422)
 
+    @app.exception_handler(HTTPException)
+    def not_found(request: Request, error: HTTPException) -> Response:
+        if error.status_code != 404 or "text/html" not in request.headers.get("accept", ""):
+            return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+        # Relative, as all links: a proxy may serve the pages under another path.
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        root = "../" * (path.count("/") - 1) or "./"
+        return Response(_text("missing.html").replace("ROOT/", root), 404, media_type=MEDIA_TYPES["html"])
+
     return app
 
 
 def page(name: str) -> Response:
     """Return the response with a file of `superres/survey/pages`."""
-    text = resources.files("superres.survey").joinpath("pages").joinpath(name).read_text(encoding="utf-8")
-    return Response(text, media_type=MEDIA_TYPES[name.rsplit(".", 1)[1]])
+    return Response(_text(name), media_type=MEDIA_TYPES[name.rsplit(".", 1)[1]])
+
+
+def _text(name: str) -> str:
+    return resources.files("superres.survey").joinpath("pages").joinpath(name).read_text(encoding="utf-8")
 
 
 def add_pages(app: FastAPI, index: str, *others: str) -> None:

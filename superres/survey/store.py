@@ -23,6 +23,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from superres.errors import ConfigError, StoreError, first_line
 from superres.survey import schema
+from superres.survey.commands import command_line
 from superres.survey.credentials import digest, new_token
 from superres.survey.pairs import Pair, Picture, encode_png
 from superres.survey.study import Comparison, Study, StudySettings
@@ -105,7 +106,7 @@ class Store:
         self._refuse_newer(found)
         if found < schema.VERSION:
             what = "holds no survey" if found == 0 else f"has schema {found}, older than this program's"
-            raise StoreError(f"the store {self.location} {what}; run superres survey migrate --store {self.location}")
+            raise StoreError(f"the store {self.location} {what}; run {command_line('migrate', store=self.location)}")
 
     def _refuse_newer(self, found: int) -> None:
         if found > schema.VERSION:
@@ -172,8 +173,9 @@ class Store:
         Raises:
             ConfigError: the name is taken or not valid.
         """
-        if not name.strip() or len(name) > 200 or not name.isprintable():
-            raise ConfigError(f"a study's name must be 1 to 200 printable characters, not {name!r}")
+        if not name.strip() or len(name) > 200 or not name.isprintable() or name.startswith("-"):
+            raise ConfigError("a study's name must be 1 to 200 printable characters and must not begin with '-', "
+                              f"where it would be an option; not {name!r}")
         if connection.scalar(select(schema.study.c.id).where(schema.study.c.name == name)) is not None:
             raise ConfigError(f"there is a study {name!r} in {self.location} already; choose another name")
         result = connection.execute(insert(schema.study).values(

@@ -41,8 +41,8 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def one_line(message: str) -> str:
-    """Return `message` as one printable line."""
-    return " ".join(printable(message).split())
+    """Return `message` as one printable line. Blanks inside a line stay: a command line may quote them."""
+    return " ".join(filter(None, map(str.strip, printable(message).splitlines())))
 
 
 def echo(text: str, err: bool = False) -> None:

@@ -41,8 +41,9 @@ def batch_tab(decoder: Decoder, workspace: Workspace, queue: dict[str, Any]) -> 
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
         with gr.Column(scale=3, min_width=300):
             (run,), stop = controls.buttons_of("-batch", "Upscale all")
-            state = gr.HTML('<p class="sr-hint">Photos are cropped to their central square. If a file cannot be '
-                            "read, the page names it and continues with the others.</p>", elem_id="batch-state")
+            state = gr.HTML('<p class="sr-hint">Photos are cropped at their largest face, or to their central square '
+                            "if no face is found. If a file cannot be read, the page names it and continues with the "
+                            "others.</p>", elem_id="batch-state")
             archive = gr.File(label="Results and manifest, as a zip file", interactive=False, visible=False,
                               elem_id="archive")
             gallery = gr.HTML(elem_id="gallery")
@@ -57,7 +58,7 @@ def batch_for_page(
 ) -> Iterator[tuple[str, Any, Any]]:
     """Upscale uploads, and yield the progress, the gallery and the zip file for the page."""
     finished = -1
-    yield '<p class="sr-hint">Reading the files ...</p>', "", gr.update(value=None, visible=False)
+    yield '<p class="sr-hint">Reading the files ...</p>', "", archive_update(None)
     paths = [controls.path_of(upload) for upload in uploads or []]
     options = controls.options_of(decoder.upscaler.default, settings)
     for progress in upscale_batch(decoder, workspace, paths, options):
@@ -65,8 +66,13 @@ def batch_for_page(
             yield state_html(progress), gr.skip(), gr.skip()
         else:
             finished = len(progress.rows)
-            archive = save(workspace, progress)
-            yield state_html(progress), gallery_html(progress), gr.update(value=archive, visible=archive is not None)
+            yield state_html(progress), gallery_html(progress), archive_update(save(workspace, progress))
+
+
+def archive_update(path: str | None) -> dict[str, Any]:
+    """Return the update that shows the zip file, or hides the box while there is none."""
+    update: dict[str, Any] = gr.update(value=path, visible=path is not None)
+    return update
 
 
 def save(workspace: Workspace, progress: Progress) -> str | None:

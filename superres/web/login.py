@@ -14,13 +14,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 OPEN_PATHS = ("/health",)
 """Paths that need no login."""
 _PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>superres: {title}</title>
-<style>body {{ font: 1rem system-ui, sans-serif; max-width: 20rem; margin: 4rem auto; padding: 0 1rem }}
-:root {{ color-scheme: light dark }} label, button {{ display: block; margin: 1rem 0 }}
-input {{ display: block; width: 100%; font: inherit }} button {{ font: inherit }}</style></head>
-<body><h1>{title}</h1>{content}</body></html>"""
-_LOGIN = """<form method="post" action="{action}">
+<style>:root {{ color-scheme: light dark; --accent: #c2410c; --on-accent: #fff }}
+@media (prefers-color-scheme: dark) {{ :root {{ --accent: #fb923c; --on-accent: #111 }} }}
+body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 22rem; margin: 0 auto; padding: 4rem 1rem }}
+h1 {{ font-size: 1.5rem; line-height: 1.3 }} label {{ display: block; margin: 1rem 0; font-weight: 600 }}
+input, button {{ box-sizing: border-box; display: block; min-height: 44px; padding: 0.4rem 0.8rem; font: inherit;
+border: 1px solid #808080; border-radius: 8px }}
+input {{ width: 100%; margin-top: 0.25rem; background: Field; color: FieldText }}
+button {{ padding: 0.4rem 1.2rem; border-color: var(--accent); background: var(--accent); color: var(--on-accent);
+font-weight: 600; cursor: pointer }}
+:focus-visible {{ outline: 3px solid var(--accent); outline-offset: 2px }}
+[role=alert] {{ font-weight: 600 }}</style></head>
+<body><main><h1>{title}</h1>{content}</main></body></html>"""
+_LOGIN = """<p>Log in with the name and the password that you were given.</p>
+<form method="post" action="{action}">
 <label>User name <input name="username" autocomplete="username" required autofocus></label>
 <label>Password <input name="password" type="password" autocomplete="current-password" required></label>
 <button>Log in</button><p role="alert"></p></form>
@@ -34,7 +43,8 @@ _LOGIN = """<form method="post" action="{action}">
     status.textContent = answer.status === 400 ? "The name or the password is wrong." : (await answer.json()).detail;
   }} catch {{ status.textContent = "The server does not respond; try again."; }}
 }};</script>"""
-_LOGOUT = '<form method="post" action="{action}"><button>Log out of all sessions of this user</button></form>'
+_LOGOUT = """<p>This ends all sessions of this user, in other browsers too.</p>
+<form method="post" action="{action}"><button>Log out</button></form>"""
 
 
 class Login:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import FrameType
 from typing import Any
 
@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
+from superres.system.asgi import WithoutRootPath
 from superres.web.connections import Connection
 from superres.web.decoding import Decoder
 from superres.web.files import Workspace
@@ -89,6 +90,8 @@ def build_server(
                    if isinstance(route, Mount) and isinstance(route.app, gr.routes.App))
     login = Login(mounted, root_path, (SURVEY_PATH,) if survey is not None else ()) if auth else None
     server.add_middleware(Guard, workspace=workspace, login=login)
+    if root_path:
+        server.add_middleware(WithoutRootPath, root_path=root_path)
     return server
 
 
@@ -108,10 +111,10 @@ async def _sweep_forever(workspace: Workspace) -> None:
 class Server(uvicorn.Server):
     """A server that stops the running decoding when it receives a signal."""
 
-    def __init__(self, config: uvicorn.Config, decoder: Decoder) -> None:
-        """Create a server; a signal closes `decoder` first."""
+    def __init__(self, config: uvicorn.Config, decoder: Decoder, announce: Callable[[int], None]) -> None:
+        """Create a server; a signal closes `decoder` first. `announce` is called with the port when it is open."""
         super().__init__(config)
-        self.decoder = decoder
+        self.decoder, self.announce = decoder, announce
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle SIGINT and SIGTERM."""
@@ -120,10 +123,12 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: Any = None) -> None:  # noqa: ANN401 -- as in uvicorn
-        """Open the port, and log it."""
+        """Open the port, log it, and announce it."""
         await super().startup(sockets)
         if self.started:
-            log("ready", host=self.config.host, port=self.servers[0].sockets[0].getsockname()[1])
+            port = self.servers[0].sockets[0].getsockname()[1]
+            log("ready", host=self.config.host, port=port)
+            self.announce(port)
 
 
 def configure(
@@ -134,9 +139,9 @@ def configure(
                           server_header=False, timeout_graceful_shutdown=grace_seconds)
 
 
-def serve(app: FastAPI, decoder: Decoder, host: str, port: int) -> bool:
-    """Serve until SIGINT or SIGTERM; return whether the port could be opened."""
-    server = Server(configure(app, host, port), decoder)
+def serve(app: FastAPI, decoder: Decoder, host: str, port: int, announce: Callable[[int], None]) -> bool:
+    """Serve until SIGINT or SIGTERM; return whether the port could be opened. `announce` is called with the port."""
+    server = Server(configure(app, host, port), decoder, announce)
     with contextlib.suppress(KeyboardInterrupt, SystemExit):  # uvicorn raises the signal again after stopping
         server.run()
     log("stopped")

@@ -189,7 +189,9 @@ def blocks_html(upscaler: Upscaler, options: DecodeConfig, result: Upscaled) -> 
 
 def command_html(upscaler: Upscaler, subject: Subject, options: DecodeConfig, result: Upscaled) -> str:
     """Return the command that gives the same pictures."""
-    default, unused = upscaler.default, unused_settings(options, upscaler.block_size(options))
+    default, unused = upscaler.default, list(unused_settings(options, upscaler.block_size(options)))
+    if options.block_size == upscaler.block_size(default):
+        unused.append("block_size")
     parts = ["superres upscale face.png --output faces"]
     if subject.box is not None:
         parts.append("--crop {},{},{}".format(*subject.box))

@@ -20,7 +20,7 @@ from superres.survey.store import Store
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync"]
-PATIENCE = 20_000
+PATIENCE = 180_000
 """Milliseconds until a step of the browser fails: a busy machine is slow, and time is not what is tested."""
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from web_demo import FACES, running
+
+WCAG = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
 
 
 @pytest.fixture
@@ -43,4 +46,41 @@ def test_a_password_opens_the_page_and_logging_out_closes_it(closed, screenshots
     page.get_by_role("button", name="Log out").click()
     page.get_by_label("User name").wait_for()
     assert page.evaluate("fetch('/config').then(answer => answer.status)") == 401
+    assert failed == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 390])
+def test_login_and_logout_meet_wcag_aa(closed, browser, width, scheme, screenshots):
+    demo, _ = closed
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    page, failed = context.new_page(), []
+    page.on("pageerror", lambda error: failed.append(str(error)))
+    page.on("console", lambda message: failed.append(message.text) if message.type == "error"
+            and "Failed to load resource" not in message.text else None)  # a wrong password is refused on purpose
+
+    def check(name):
+        page.screenshot(path=screenshots / f"{name}-{width}-{scheme}.png")
+        checked = Axe().run(page, None, WCAG).response
+        assert "color-contrast" in {rule["id"] for rule in checked["passes"]}
+        assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in checked["violations"]] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("[...document.querySelectorAll('input, button')].every("
+                             "element => element.getBoundingClientRect().height >= 44)")
+
+    page.goto(demo.url)
+    assert page.evaluate("document.activeElement.name") == "username"
+    page.keyboard.type("eve")
+    page.keyboard.press("Tab")
+    page.keyboard.type("wrong")
+    page.keyboard.press("Enter")
+    page.get_by_text("The name or the password is wrong.").wait_for()
+    check("login")
+    page.get_by_label("Password").fill("secret")
+    page.keyboard.press("Enter")
+    page.get_by_role("tab", name="Upscale").wait_for()
+    page.goto(f"{demo.url}/logout")
+    page.get_by_role("button", name="Log out").wait_for()
+    check("logout")
+    context.close()
     assert failed == []

@@ -251,7 +251,7 @@ def test_votes_by_keyboard_in_the_tab_reach_the_owner_in_the_other(visit, kept, 
     assert results.locator("#report").is_hidden()
     results.locator("#owner").fill(token)
     results.locator("#owner").press("Enter")
-    results.locator("#summary:has-text('1 raters')").wait_for()
+    results.locator("#summary:has-text('of 1 rater in ')").wait_for()
     results.locator("#plot").wait_for()
     page.screenshot(path=screenshots / "results.png", full_page=True)
 

@@ -25,8 +25,11 @@ function show(name) {
 // what would then be refused.
 function refresh() {
   const covered = !["loading", "done"].includes(section) && tooSmall();
-  for (const name of SECTIONS) byId(name).hidden = name !== (covered ? "small" : section);
-  if (section === "trial" && !covered) fit();
+  const shown = covered ? "small" : section;
+  for (const name of SECTIONS) byId(name).hidden = name !== shown;
+  document.body.classList.toggle("judging", shown === "trial");
+  if (covered) byId("size").textContent = `The survey needs ${study.minimum_viewport.join(" × ")} pixels, and this window has ${window.innerWidth} × ${window.innerHeight}. Enlarge the window, zoom out, turn the screen, or use a larger one. The survey then goes on by itself.`;
+  if (shown === "trial") fit();
 }
 
 // Show both pictures as large as the window allows: side by side or stacked, whichever is larger, and never enlarged.
@@ -58,8 +61,9 @@ function fit() {
   arrange(stacked > beside, study.scale > 1 ? Math.max(1, Math.floor(best * study.scale)) / study.scale : best);
 }
 
+// Show a sentence; the server's own messages are lines without a capital and a full stop.
 function say(text) {
-  byId("message").textContent = text;
+  byId("message").textContent = text && text[0].toUpperCase() + text.slice(1) + (/[.…!?]$/.test(text) ? "" : ".");
 }
 
 function tooSmall() {
@@ -232,7 +236,6 @@ async function main() {
   byId("consent").textContent = study.consent;
   byId("question").textContent = study.question;
   byId("unsure").hidden = !study.allow_unsure;
-  byId("size").textContent = `The survey needs ${study.minimum_viewport.join(" × ")} pixels. Enlarge the window, zoom out, turn the screen, or use a larger one. The survey then goes on by itself.`;
   byId("pair").classList.toggle("smooth", study.scale === 1);
   const parameters = new URLSearchParams(window.location.search);
   raterFromUrl = study.id_params.map((name) => parameters.get(name)).find(Boolean) || null;

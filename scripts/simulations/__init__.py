@@ -1,0 +1,1 @@
+"""The simulations of `scripts/simulate_votes.py`, one module each."""

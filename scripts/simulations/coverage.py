@@ -1,0 +1,149 @@
+"""`coverage`: simulate whole studies, and count how often each interval covers the known preference.
+
+The votes are drawn directly, or with --http sent to a server.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+import uvicorn
+from fastapi import FastAPI
+from scipy.special import expit
+from tqdm import tqdm
+
+from simulations.model import ImageSd, Preference, Raters, RaterSd, Seed, mean_logit
+from simulations.over_http import vote_in
+from superres.survey import statistics
+from superres.survey.pairs import Method, compare_methods, make_pairs
+from superres.survey.report import study_report
+from superres.survey.server import survey_app
+from superres.survey.statistics import Interval, Votes
+from superres.survey.store import Store
+from superres.survey.study import Study, StudySettings
+from superres.system.output import markdown_table, write_results
+
+
+def simulated_votes(
+    rng: np.random.Generator, mean: float, raters: int, votes: int, images: int, rater_sd: float, image_sd: float,
+) -> Votes:
+    """Return the votes of a simulated study: each rater sees `votes` of the images."""
+    rater_effects, image_effects = rater_sd * rng.standard_normal(raters), image_sd * rng.standard_normal(images)
+    seen = np.concatenate([rng.choice(images, votes, replace=False) for _ in range(raters)])
+    own = np.repeat(np.arange(raters), votes)
+    values = rng.random(len(own)) < expit(mean + rater_effects[own] + image_effects[seen])
+    return Votes.of(values.astype(float).tolist(), [f"{n:06d}" for n in own], [f"{n:06d}" for n in seen])
+
+
+INTERVALS = {
+    "two_way": "two-way clustered", "pigeonhole": "two-way pigeonhole", "rater": "raters resampled",
+    "image": "images resampled", "votes": "votes only (paper)", "wilson": "Wilson",
+}
+"""Names of the intervals in the table, by their names in the report."""
+
+
+def intervals_of(votes: Votes, rng: np.random.Generator) -> dict[str, Interval]:
+    """Return all intervals of a report."""
+    both = statistics.two_way(votes)
+    found = {
+        "two_way": both.interval if both else (0.0, 1.0),
+        "pigeonhole": statistics.pigeonhole_bootstrap(votes, rng),
+        "rater": statistics.cluster_bootstrap(votes, votes.raters, rng),
+        "image": statistics.cluster_bootstrap(votes, votes.images, rng),
+        "votes": statistics.votes_bootstrap(votes, rng),
+        "wilson": statistics.wilson(float(votes.values.sum()), len(votes)),
+    }
+    return {name: found[kind] for kind, name in INTERVALS.items()}
+
+
+def drawn_studies(
+    studies: int, mean: float, raters: int, votes: int, images: int, rater_sd: float, image_sd: float, seed: int,
+) -> Iterator[dict[str, Interval]]:
+    """Yield the intervals of `studies` studies whose votes are drawn directly."""
+    for number in range(studies):
+        rng = np.random.default_rng([seed, number])
+        yield intervals_of(simulated_votes(rng, mean, raters, votes, images, rater_sd, image_sd), rng)
+
+
+@contextmanager
+def served(store: Store, studies: Sequence[Study]) -> Iterator[str]:
+    """Serve the voting page of each study under its name on this machine; yield the address of the server."""
+    server = FastAPI()
+    for study in studies:
+        server.mount(f"/{study.name}", survey_app(store, study))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        running = uvicorn.Server(uvicorn.Config(server, log_level="warning"))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            running.should_exit = True
+            thread.join()
+
+
+def voted_studies(
+    studies: int, mean: float, raters: int, votes: int, images: int, rater_sd: float, image_sd: float, seed: int,
+) -> Iterator[dict[str, Interval]]:
+    """Yield the intervals of the reports of `studies` studies in which simulated raters voted over HTTP."""
+    rng = np.random.default_rng(seed)
+    settings = StudySettings(trials=votes, gold=0, repeats=0, practice=0, seed=seed, minimum_viewport=(100, 100))
+    methods = [Method(name, {f"{n:04d}": rng.integers(0, 256, (8, 8, 3)).astype(np.uint8) for n in range(images)},
+                      {"random": name}) for name in ("first", "second")]
+    compared = compare_methods(methods[:1], methods[1:])
+    pairs = make_pairs(compared, settings)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder, "survey.db"), create=True)
+        made = [store.create_study(f"simulated-{number}", settings, [c for c, _, _ in compared],
+                                   {method.name: method.record for method in methods}, pairs)[0]
+                for number in range(studies)]
+        with served(store, made) as address:
+            for number, study in enumerate(made):
+                vote_in(study.name, store, f"{address}/{study.name}/", raters, mean, rater_sd, image_sd, seed + number)
+                comparison = study_report(store, study)["result"]["comparisons"][0]
+                if comparison["votes"] != raters * votes:
+                    raise RuntimeError(f"{study.name} has {comparison['votes']} votes, not {raters * votes}")
+                yield {name: comparison["intervals"][kind] for kind, name in INTERVALS.items()}
+        store.close()
+
+
+def coverage(
+    studies: Annotated[int, typer.Option(min=1, help="Simulated studies.")] = 200, raters: Raters = 30,
+    votes: Annotated[int, typer.Option(min=1, help="Votes per rater.")] = 50,
+    images: Annotated[int, typer.Option(min=2, help="Images per study.")] = 500, preference: Preference = 56.8,
+    rater_sd: RaterSd = 0.4, image_sd: ImageSd = 1.0, seed: Seed = 0,
+    over_http: Annotated[bool, typer.Option("--http", help="Vote over HTTP, and read the reports.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Folder for coverage.json and coverage.md.")] = None,
+) -> None:
+    """Count how often each 90% interval covers the known preference."""
+    if votes > images:
+        sys.exit(f"simulate_votes: --votes {votes} per rater exceed --images {images}")
+    truth = preference / 100
+    mean = mean_logit(truth, rater_sd, image_sd)
+    design = mean, raters, votes, images, rater_sd, image_sd
+    drawn = voted_studies(studies, *design, seed) if over_http else drawn_studies(studies, *design, seed)
+    hits: dict[str, list[bool]] = {name: [] for name in INTERVALS.values()}
+    widths: dict[str, list[float]] = {name: [] for name in INTERVALS.values()}
+    for intervals in tqdm(drawn, "simulated studies", studies, disable=None):
+        for name, (low, high) in intervals.items():
+            hits[name].append(low <= truth <= high)
+            widths[name].append(100 * (high - low))
+    rows = [[name, f"{100 * np.mean(hits[name]):.1f}", f"{np.mean(widths[name]):.1f}"] for name in hits]
+    title = (f"SIMULATION: {studies} studies, {raters} raters x {votes} votes on {images} images, preference "
+             f"{preference} %, standard deviations {rater_sd} (raters) and {image_sd} (images), nominal 90 %"
+             + (", voted over HTTP" if over_http else ""))
+    table = f"{title}\n\n{markdown_table(['interval', 'covers, %', 'mean width, points'], rows)}\n"
+    print(table)
+    if output is not None:
+        document = {"simulation": title, "rows": [dict(zip(("interval", "coverage", "width"), row, strict=True))
+                                                  for row in rows]}
+        write_results(output, {"coverage.json": document, "coverage.md": table})

@@ -1,0 +1,120 @@
+"""`watch`: look at each study after each rater, and stop when an interval excludes an even preference."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from scipy import optimize, stats
+from scipy.special import expit
+from tqdm import tqdm
+
+from simulations.model import ImageSd, Raters, RaterSd, Seed
+from superres.survey import statistics
+from superres.survey.anytime import settled_after
+from superres.survey.statistics import Floats
+from superres.system.output import markdown_table, write_results
+
+NAMES = {"anytime": "any-time interval", "t": "t interval of the raters' means",
+         "wilson": "Wilson interval of the votes"}
+"""Intervals that `watch` looks at after each rater."""
+
+FIRST_LOOK = 5
+"""Number of raters at the first look with intervals for a fixed number of votes."""
+
+
+def watched_study(
+    rng: np.random.Generator, preference: float, raters: int, votes: int, images: int, rater_sd: float, image_sd: float,
+) -> Floats:
+    """Return the means of the raters' votes in a study whose pictures have exactly this preference, float64 [raters].
+
+    Each rater sees the images with the fewest votes, as the server assigns them.
+    """
+    effects = image_sd * rng.standard_normal(images)
+    points, weights = np.polynomial.hermite_e.hermegauss(30)
+
+    def excess(mean: float) -> float:
+        chances = expit(mean + effects[:, None] + rater_sd * points) @ weights / weights.sum()
+        return float(chances.mean()) - preference
+
+    mean = float(optimize.brentq(excess, -20, 20))
+    counts = np.zeros(images)
+    values = np.empty(raters)
+    for number in range(raters):
+        seen = np.argsort(counts + 0.5 * rng.random(images))[:votes]
+        counts[seen] += 1
+        values[number] = (rng.random(votes) < expit(mean + rater_sd * rng.standard_normal() + effects[seen])).mean()
+    return values
+
+
+def first_claims(values: Floats, votes: int) -> dict[str, bool]:
+    """Return, by the names in `NAMES`, whether an interval excluded 50% at any look."""
+    counts = np.arange(1, len(values) + 1)
+    means = values.cumsum() / counts
+    spread = np.sqrt(np.maximum((values**2).cumsum() - counts * means**2, 1e-12) / np.maximum(counts - 1, 1) / counts)
+    by_raters = np.abs(means - 0.5) > stats.t.ppf(0.95, np.maximum(counts - 1, 1)) * spread
+    by_votes = [not low <= 0.5 <= high for low, high in (
+        statistics.wilson(mean * count * votes, count * votes) for mean, count in zip(means, counts, strict=True))]
+    return {"anytime": settled_after(values) is not None, "t": bool(by_raters[FIRST_LOOK - 1:].any()),
+            "wilson": any(by_votes[FIRST_LOOK - 1:])}
+
+
+def fixed_plan(values: Floats, power: float = 0.8) -> int:
+    """Return the smallest number of raters whose t interval excludes 50% in this share of studies.
+
+    Args:
+        values: means of the raters' votes in simulated studies, float64 [studies, raters].
+        power: the share.
+    """
+    for raters in range(FIRST_LOOK, values.shape[1] + 1):
+        part = values[:, :raters]
+        half = stats.t.ppf(0.95, raters - 1) * part.std(axis=1, ddof=1) / np.sqrt(raters)
+        if (np.abs(part.mean(axis=1) - 0.5) > half).mean() >= power:
+            return raters
+    sys.exit(f"simulate_votes: {values.shape[1]} raters do not reach a power of {power}; give more --raters")
+
+
+def watch(
+    studies: Annotated[int, typer.Option(min=1, help="Simulated studies per preference.")] = 1000, raters: Raters = 200,
+    votes: Annotated[int, typer.Option(min=1, help="Votes per rater.")] = 20,
+    images: Annotated[int, typer.Option(min=2, help="Images per study.")] = 100,
+    smallest: Annotated[float, typer.Option(help="Preference for which the fixed plan has a power of 80 %.")] = 55,
+    rater_sd: RaterSd = 0.4, image_sd: ImageSd = 1.0, seed: Seed = 0,
+    output: Annotated[Path | None, typer.Option(help="Folder for watch.json and watch.md.")] = None,
+) -> None:
+    """Look after each rater, and stop at the first claim: count false claims at 50%, and votes saved elsewhere."""
+    if votes > images:
+        sys.exit(f"simulate_votes: --votes {votes} per rater exceed --images {images}")
+
+    def simulate(preference: float) -> Floats:
+        bar = tqdm(range(studies), f"preference {preference:g} %", disable=None, leave=False)
+        return np.array([watched_study(np.random.default_rng([seed, number, round(10 * preference)]), preference / 100,
+                                       raters, votes, images, rater_sd, image_sd) for number in bar])
+
+    even = [first_claims(values, votes) for values in simulate(50)]
+    false = [[NAMES[name], f"{100 * np.mean([found[name] for found in even]):.1f}"] for name in NAMES]
+    planned = fixed_plan(simulate(smallest))
+    rows = []
+    for preference in sorted({smallest, 60, 65, 70}):
+        values = simulate(preference)
+        claims = [settled_after(own[:2 * planned]) for own in values]
+        used = np.array([claim or 2 * planned for claim in claims])
+        half = stats.t.ppf(0.95, planned - 1) * values[:, :planned].std(axis=1, ddof=1) / np.sqrt(planned)
+        power = (np.abs(values[:, :planned].mean(axis=1) - 0.5) > half).mean()
+        rows.append([f"{preference:g}", f"{100 * power:.1f}", str(planned * votes),
+                     f"{100 * np.mean([claim is not None for claim in claims]):.1f}", f"{used.mean() * votes:.0f}",
+                     f"{np.quantile(used, 0.9) * votes:.0f}", f"{100 * (1 - used.mean() / planned):+.0f}"])
+    title = (f"SIMULATION: {studies} studies per preference, {votes} votes per rater on {images} images, standard "
+             f"deviations {rater_sd} (raters) and {image_sd} (images), nominal 90 %")
+    first = markdown_table(["interval", f"false claims within {raters} raters, %"], false)
+    header = ["preference, %", "fixed: settled, %", "fixed: votes", "watched: settled, %", "watched: mean votes",
+              "watched: 90 % use at most", "votes saved, %"]
+    text = f"{title}\n\n{first}\n\n{markdown_table(header, rows)}\n"
+    print(text)
+    if output is not None:
+        document = {"simulation": title, "false_claims": dict(false),
+                    "rows": [dict(zip(header, row, strict=True)) for row in rows]}
+        write_results(output, {"watch.json": document, "watch.md": text})

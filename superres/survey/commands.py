@@ -1,0 +1,28 @@
+"""The command lines that the survey names in its messages. Each of them runs as printed in a POSIX shell."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+DEFAULT_STORE = "survey.db"
+"""Store of the commands that are given none."""
+
+STORE_VARIABLE = "SUPERRES_SURVEY_STORE"
+"""Environment variable that names the store of the commands without --store."""
+
+
+def command_line(action: str, *words: str, store: str) -> str:
+    """Return the command line `superres survey ACTION WORDS` with the option --store, if it needs one.
+
+    Args:
+        action: a command of `superres survey`.
+        words: its arguments and options.
+        store: location of the store, as in `superres.survey.store.Store.location`.
+    """
+    line = shlex.join(["superres", "survey", action, *words])
+    if store == DEFAULT_STORE and STORE_VARIABLE not in os.environ:
+        return line
+    if ":***@" in store:  # a password, which no message prints; in the variable it stays out of the shell's history
+        return f'{line} --store "${STORE_VARIABLE}"'
+    return f"{line} --store {shlex.quote(store)}"
