@@ -41,7 +41,7 @@ def test_a_password_opens_the_page_and_logging_out_closes_it(closed, screenshots
     page.wait_for_selector("#preview figure")
     page.set_input_files("#photo input[type=file]", FACES[1])
     page.click("#run")
-    page.wait_for_selector("#results .sr-compare")
+    page.wait_for_selector("#results superres-viewer img")
     page.goto(f"{demo.url}/logout")
     page.get_by_role("button", name="Log out").click()
     page.get_by_label("User name").wait_for()
