@@ -1,4 +1,4 @@
-"""Views of the tab Upscale: the uploaded picture, the running decoding and its results; and the report for programs."""
+"""Views of the tab Upscale: the running decoding and its results; and the report for programs."""
 
 from __future__ import annotations
 
@@ -15,24 +15,8 @@ from superres.tasks.faces import enlarge, image_key
 from superres.tasks.pictures import Pixels
 from superres.web import drawing
 from superres.web.decoding import is_complete
-from superres.web.photos import Crop, Subject, is_photo, shrink, take
+from superres.web.photos import Subject
 from superres.web.stepping import faces_stepper
-
-PREVIEW_SIZE = 512
-"""Longer side of the photo on the page, in pixels."""
-
-
-def preview_html(image: Pixels, crop: Crop) -> str:
-    """Return a photo with its crop marked, and the 8x8 input; for an 8x8 picture, only the input."""
-    source = drawing.figure(take(image, crop).source, "8x8: the model's input", "The 8x8 input, enlarged")
-    if not is_photo(image):
-        return drawing.figures([source], "Input")
-    small = shrink(image, PREVIEW_SIZE)
-    scale = small.shape[1] / image.shape[1]
-    left, top, side = (scale * edge for edge in crop.box(image.shape[1], image.shape[0]))
-    photo = drawing.figure(small, "Your photo and its crop", "The photo with its crop marked",
-                           drawing.square(left, top, side), kind="sr-photo")
-    return drawing.figures([photo, source], "Photo and input")
 
 
 def live_html(frames: dict[str, Upscaled]) -> str:
