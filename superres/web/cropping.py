@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -17,9 +18,14 @@ from superres.web.photos import default_crop, is_photo, largest, reduce_upload, 
 
 PHOTO_SIZE = 768
 """Longer side of the photo on the page, in pixels. Of a photo that is not larger, the browser has every pixel."""
+ON_LOAD = """document.addEventListener("superres-square", event => {
+    props.value = event.detail;
+    trigger("input");
+});"""
+"""Script of the component that has the chosen square: takes the square that the element sends."""
 
 
-def crop_controls(upload: gr.Image, first: Path) -> gr.Textbox:
+def crop_controls(upload: gr.Image, first: Path) -> gr.HTML:
     """Lay out the crop of the upload and its 8x8 input.
 
     Args:
@@ -32,7 +38,7 @@ def crop_controls(upload: gr.Image, first: Path) -> gr.Textbox:
     element, preview, setting = crop_of(str(first))
     crop = gr.HTML(element, elem_id="crop")
     shown = gr.HTML(preview, elem_id="preview")
-    square = gr.Textbox(setting, label="Crop: left, top, side", visible="hidden", elem_id="square")
+    square = gr.HTML(setting, html_template="", js_on_load=ON_LOAD, visible="hidden", elem_id="square")
     # Until the server has seen a new picture, a decode takes that picture's default crop, not the last one's square.
     upload.change(None, None, square, js="() => ''", **controls.INSTANT)
     upload.change(offer_crop, upload, [crop, shown, square], **controls.INSTANT, **controls.RAW)
@@ -89,6 +95,7 @@ def crop_html(image: Pixels, crops: Sequence[Crop]) -> str:
     """Return a photo, uint8 [H, W, 3], in the element that moves its crop, which begins at the largest of `crops`."""
     small = shrink(image, PHOTO_SIZE)
     data = json.dumps({
+        "key": secrets.token_hex(4),  # a photo that is chosen again begins anew
         "width": image.shape[1], "height": image.shape[0], "chosen": crops.index(largest(crops)),
         "crops": [{"square": [crop.left, crop.top, crop.size], **names_of(crop)} for crop in crops]})
     return (f'<superres-crop data-photo="{escape(data)}"><img src="{drawing.data_uri(small)}" alt="Your photo">'

@@ -1,6 +1,6 @@
 // <superres-crop data-photo="..."> moves the square crop of a photo; superres/web/cropping.py writes its data.
-// Squares are in pixels of the photo. The hidden component #square has the square that a decode uses, and #preview the
-// server's view of the model's input.
+// Squares are in pixels of the photo. A hidden component has the square that a decode uses, and #preview the server's
+// view of the model's input.
 "use strict";
 (() => {
   const LEAST = 8, CHANNELS = 3;  // side of the model's input
@@ -49,14 +49,25 @@
   }
 
   class Crop extends HTMLElement {
+    static observedAttributes = ["data-photo"];
+
+    // Gradio turns the HTML of one photo into that of the next, and so takes out what was built: build it anew after that.
+    attributeChangedCallback() {
+      queueMicrotask(() => this.begin());
+    }
+
+    begin() {
+      this.data = JSON.parse(this.dataset.photo);
+      this.held = this.pixels = null;
+      this.drawn = false;
+      this.build();
+      this.choose(this.data.crops[this.data.chosen].square);
+    }
+
     connectedCallback() {
-      if (!this.data) {
-        this.data = JSON.parse(this.dataset.photo);
-        this.build();
-        this.choose(this.data.crops[this.data.chosen].square);
-      }
       this.watcher = new MutationObserver(() => this.compare());
-      this.watcher.observe(document.getElementById("preview"), {childList: true, subtree: true});
+      this.watcher.observe(document.getElementById("preview"),
+        {childList: true, subtree: true, attributeFilter: ["data-square"]});
     }
 
     disconnectedCallback() {
@@ -87,7 +98,7 @@
         input.addEventListener("change", () => this.enter(at, input.valueAsNumber));
         return input;
       });
-      this.append(stage, make("div", {class: "sr-buttons"}, ...this.buttons), this.where,
+      this.replaceChildren(stage, make("div", {class: "sr-buttons"}, ...this.buttons), this.where,
         make("details", {}, make("summary", {}, "Crop in numbers"),
           make("div", {class: "sr-numbers"}, ...this.numbers.map((input, at) =>
             make("label", {}, make("span", {}, `${["Left", "Top", "Side"][at]}, pixels`), input))),
@@ -130,15 +141,13 @@
     }
 
     ask() {
-      const box = document.querySelector("#square textarea, #square input");
-      box.value = this.square.join();
-      box.dispatchEvent(new Event("input", {bubbles: true}));
+      this.dispatchEvent(new CustomEvent("superres-square", {bubbles: true, detail: this.square.join()}));
     }
 
     // Show the input of this square: at once if the browser has every pixel; otherwise mark what is shown as an earlier one.
     compare() {
       const shown = document.querySelector("#preview [data-square]"), picture = shown?.querySelector("img");
-      if (!picture || !this.photo.complete) return;
+      if (!picture || !this.photo?.complete) return;
       const isOld = shown.dataset.square !== this.square.join(), isWhole = this.photo.naturalWidth === this.data.width;
       shown.classList.toggle("sr-old", isOld && !isWhole);
       if (!isWhole || (!isOld && !this.drawn)) return;
