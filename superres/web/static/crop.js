@@ -85,7 +85,13 @@
       this.frame = make("div", {class: "sr-crop", role: "slider", tabindex: 0, "aria-label": "Crop of the photo",
         "aria-valuemin": LEAST, "aria-valuemax": this.most, "aria-describedby": "sr-crop-keys"});
       for (const corner of Object.keys(CORNERS)) this.frame.append(make("div", {class: `sr-handle sr-${corner}`}));
-      const stage = make("div", {class: "sr-photo"}, make("div", {class: "sr-picture"}, this.photo, this.shade), this.frame);
+      const found = crops.length === 1 ? [] : crops.map(({square}, at) => {
+        const outline = make("div", {class: "sr-found", "aria-hidden": "true"}, make("span", {}, String(at + 1)));
+        this.place(outline, square);
+        return outline;
+      });
+      const stage = make("div", {class: "sr-photo"}, make("div", {class: "sr-picture"}, this.photo, this.shade, ...found),
+        this.frame);
       stage.style.setProperty("--ratio", width / height);
       this.where = make("p", {class: "sr-where"});
       this.buttons = crops.map(({button, square}) => {
@@ -119,11 +125,8 @@
       left = clamp(Math.round(left), 0, width - side);
       top = clamp(Math.round(top), 0, height - side);
       this.square = [left, top, side];
-      for (const layer of [this.frame, this.shade]) {
-        layer.style.left = `${100 * left / width}%`;
-        layer.style.top = `${100 * top / height}%`;
-        layer.style.width = `${100 * side / width}%`;
-      }
+      this.place(this.frame, this.square);
+      this.place(this.shade, this.square);
       [[left, width - side], [top, height - side], [side, this.most]].forEach(([value, high], at) => {
         this.numbers[at].value = value;
         this.numbers[at].max = high;
@@ -138,6 +141,12 @@
       clearTimeout(this.timer);
       if (ask === "rest") this.timer = setTimeout(() => this.ask(), REST);
       else if (ask) this.ask();
+    }
+
+    place(layer, [left, top, side]) {
+      layer.style.left = `${100 * left / this.data.width}%`;
+      layer.style.top = `${100 * top / this.data.height}%`;
+      layer.style.width = `${100 * side / this.data.width}%`;
     }
 
     ask() {
