@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import secrets
+import zlib
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 import gradio as gr
+import numpy as np
 
 from superres.errors import SuperresError
 from superres.tasks.photos import FACE, Crop, choose_crops
@@ -95,11 +97,16 @@ def crop_html(image: Pixels, crops: Sequence[Crop]) -> str:
     """Return a photo, uint8 [H, W, 3], in the element that moves its crop, which begins at the largest of `crops`."""
     small = shrink(image, PHOTO_SIZE)
     data = json.dumps({
-        "key": secrets.token_hex(4),  # a photo that is chosen again begins anew
+        "photo": photo_key(image), "turn": secrets.token_hex(4),  # the page hears of a photo that is chosen again
         "width": image.shape[1], "height": image.shape[0], "chosen": crops.index(largest(crops)),
         "crops": [{"square": [crop.left, crop.top, crop.size], **names_of(crop)} for crop in crops]})
     return (f'<superres-crop data-photo="{escape(data)}"><img src="{drawing.data_uri(small)}" alt="Your photo">'
             f"</superres-crop>")
+
+
+def photo_key(image: Pixels) -> str:
+    """Return a name for a picture's pixels, by which the page knows that an input belongs to a photo."""
+    return f"{zlib.crc32(np.ascontiguousarray(image)):08x}"
 
 
 def names_of(crop: Crop) -> dict[str, str]:
@@ -115,5 +122,5 @@ def names_of(crop: Crop) -> dict[str, str]:
 def preview_html(image: Pixels, crop: Crop | None = None) -> str:
     """Return the model's input from a picture and the square of a photo."""
     source = drawing.figure(take(image, crop).source, "8x8: the model's input", "The 8x8 input, enlarged")
-    square = f' data-square="{setting_of(crop)}"' if crop else ""
+    square = f' data-photo="{photo_key(image)}" data-square="{setting_of(crop)}"' if crop else ""
     return f'<div class="sr-input"{square}>{source}</div>'

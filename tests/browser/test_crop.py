@@ -84,7 +84,7 @@ def open_photo(page, path):
     before = page.evaluate("document.querySelector('superres-crop')?.dataset.photo")
     page.set_input_files("#photo input[type=file]", path)
     page.wait_for_function("before => document.querySelector('superres-crop')?.dataset.photo !== before", arg=before)
-    page.wait_for_load_state("networkidle")  # Gradio tells the server twice of one upload
+    page.wait_for_timeout(1000)  # Gradio may tell the server twice of one upload
     settle(page)
 
 
@@ -185,10 +185,10 @@ def test_an_input_of_an_earlier_square_is_marked_until_the_server_has_answered(v
     page.wait_for_selector("#preview .sr-old")
     while not waiting:
         page.wait_for_timeout(20)
-    page.unroute("**/run/predict*")
     for route in waiting:
         route.continue_()
     settle(page)
+    page.unroute("**/run/predict*")
     assert page.locator("#preview .sr-old").count() == 0
     np.testing.assert_array_equal(preview(page), reduced(two_faces, square(page)))
 

@@ -57,17 +57,18 @@
     }
 
     begin() {
-      this.data = JSON.parse(this.dataset.photo);
+      const before = this.data, data = JSON.parse(this.dataset.photo);
+      this.data = data;
       this.held = this.pixels = null;
-      this.drawn = false;
       this.build();
-      this.choose(this.data.crops[this.data.chosen].square);
+      if (before?.photo === data.photo) this.choose(this.square, "rest");  // Gradio may tell of one upload twice
+      else this.choose(data.crops[data.chosen].square);
     }
 
     connectedCallback() {
       this.watcher = new MutationObserver(() => this.compare());
       this.watcher.observe(document.getElementById("preview"),
-        {childList: true, subtree: true, attributeFilter: ["data-square"]});
+        {childList: true, subtree: true, attributeFilter: ["data-square", "data-photo"]});
     }
 
     disconnectedCallback() {
@@ -156,11 +157,10 @@
     // Show the input of this square: at once if the browser has every pixel; otherwise mark what is shown as an earlier one.
     compare() {
       const shown = document.querySelector("#preview [data-square]"), picture = shown?.querySelector("img");
-      if (!picture || !this.photo?.complete) return;
-      const isOld = shown.dataset.square !== this.square.join(), isWhole = this.photo.naturalWidth === this.data.width;
-      shown.classList.toggle("sr-old", isOld && !isWhole);
-      if (!isWhole || (!isOld && !this.drawn)) return;
-      this.drawn = true;
+      if (!picture || !this.photo?.complete || shown.dataset.photo !== this.data.photo) return;
+      const isWhole = this.photo.naturalWidth === this.data.width;
+      shown.classList.toggle("sr-old", !isWhole && shown.dataset.square !== this.square.join());
+      if (!isWhole) return;
       const address = this.input();
       if (picture.src !== address) picture.src = address;
     }
