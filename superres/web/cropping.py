@@ -79,13 +79,13 @@ def show_crop(upload: controls.Uploaded | None, square: controls.Value) -> str:
 
 
 def chosen_crop(image: Pixels, square: controls.Value) -> Crop:
-    """Return the crop of a picture for the value of the component of the square.
+    """Return the crop of a picture for the value of the component of the square; an 8x8 picture is used whole.
 
     Raises:
         ConfigError: the value is no crop setting.
         InvalidInputError: the square does not lie inside the picture.
     """
-    return choose_crops(image, square)[0] if square else default_crop(image)
+    return choose_crops(image, square)[0] if square and is_photo(image) else default_crop(image)
 
 
 def setting_of(crop: Crop) -> str:
@@ -106,14 +106,14 @@ def crop_html(image: Pixels, crops: Sequence[Crop]) -> str:
 
 def photo_key(image: Pixels) -> str:
     """Return a name for a picture's pixels, by which the page knows that an input belongs to a photo."""
-    return f"{zlib.crc32(np.ascontiguousarray(image)):08x}"
+    return f"{zlib.crc32(np.ascontiguousarray(image).data):08x}"
 
 
 def names_of(crop: Crop) -> dict[str, str]:
     """Return what the page calls a crop that `choose_crops` found: in a sentence, and on a button."""
     if crop.kind == FACE:
-        number = f" {crop.face}" if crop.faces != 1 else ""
-        return {"name": f"Found face{number}" + (f" of {crop.faces}" if number else ""), "button": f"Found face{number}"}
+        button = f"Found face {crop.face}" if crop.face else "Found face"
+        return {"name": f"{button} of {crop.faces}" if crop.face else button, "button": button}
     if crop.kind == "aligned":
         return {"name": "CelebA's crop of aligned pictures", "button": "CelebA's crop"}
     return {"name": "No face was found, so the centre" if crop.faces == 0 else "The centre", "button": "Centre"}

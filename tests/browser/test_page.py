@@ -73,7 +73,7 @@ def test_an_upload_is_decoded_block_by_block_to_the_end(visit, demo, screenshots
         if (caption) seen([caption.firstChild.textContent, !!document.querySelector('#live .sr-block')]);
     }).observe(document.querySelector('#live'), {childList: true, subtree: true})""")
     choose(page, FACES[1])
-    page.wait_for_selector("#crop", state="hidden")
+    page.wait_for_selector("superres-crop", state="detached")
     page.click("#run")
     page.wait_for_selector("#live .sr-block", state="attached")
     page.screenshot(path=screenshots / "live.png")
