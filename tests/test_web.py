@@ -33,7 +33,7 @@ from superres.web.batches import Limits, upscale_batch
 from superres.web.controls import options_of
 from superres.web.decoding import Decoder, StoppedError, take_turns
 from superres.web.files import Workspace
-from superres.web.photos import Crop, default_crop, file_name, reduce_upload, shrink, take
+from superres.web.photos import CropShare, default_crop, file_name, reduce_upload, shrink, take
 
 EXACT = DecodeConfig(block_size=10)
 TOKENS = 3072
@@ -86,7 +86,7 @@ def saved(image, path):
 
 def test_an_8x8_picture_is_the_source_and_has_no_truth(rng):
     image = rng.integers(0, 256, (8, 8, 3), np.uint8)
-    subject = take(image, Crop(10, 10, 10))
+    subject = take(image, CropShare(10, 10, 10).of(image))
     np.testing.assert_array_equal(subject.source, image)
     assert subject.truth is None
 
@@ -102,25 +102,27 @@ def test_the_first_crop_is_the_face_of_the_command_line():
     image = data.astronaut()
     (crop,) = choose_crops(image)
     assert crop.kind == "face"
-    assert default_crop(image).box(512, 512) == (crop.left, crop.top, crop.size)
+    assert default_crop(image) == crop
     np.testing.assert_array_equal(take(image).source, crop.reduce(image))
     smaller = np.pad(area_reduce(image, 300, 300), ((0, 212), (0, 0), (0, 0)), mode="edge")
     largest = max(choose_crops(np.hstack([smaller, image])), key=lambda crop: crop.size)
-    assert default_crop(np.hstack([smaller, image])).box(812, 512)[0] == largest.left > 300
+    assert default_crop(np.hstack([smaller, image])) == largest
+    assert largest.left > 300
 
 
 def test_source_and_truth_are_reduced_from_the_same_square(photo):
-    subject = take(photo, Crop(x=25, y=100, size=60))
+    subject = take(photo, CropShare(x=25, y=100, size=60).of(photo))
     square = photo[24:60, 4:40]
     np.testing.assert_array_equal(subject.source, area_reduce(square, 8, 8))
     np.testing.assert_array_equal(subject.truth, area_reduce(square, 32, 32))
-    assert take(photo, Crop(size=50)).truth is None  # 30 pixels wide: there is no truth of 32
+    assert take(photo, CropShare(size=50).of(photo)).truth is None  # 30 pixels wide: there is no truth of 32
 
 
-@pytest.mark.parametrize("crop", [Crop(0, 0, 1), Crop(100, 100, 1), Crop(0, 100, 100), Crop(33.3, 66.6, 40)])
+@pytest.mark.parametrize("share", [(0, 0, 1), (100, 100, 1), (0, 100, 100), (33.3, 66.6, 40)])
 @pytest.mark.parametrize("size", [(8, 8), (9, 500), (640, 480)])
-def test_every_crop_lies_inside_and_is_large_enough(crop, size):
-    left, top, side = crop.box(*size)
+def test_every_crop_lies_inside_and_is_large_enough(share, size):
+    crop = CropShare(*share).of(np.zeros((size[1], size[0], 3), np.uint8))
+    left, top, side = crop.left, crop.top, crop.size
     assert left >= 0
     assert top >= 0
     assert 8 <= side <= min(size)
@@ -131,7 +133,7 @@ def test_every_crop_lies_inside_and_is_large_enough(crop, size):
 @pytest.mark.parametrize("wrong", [{"x": -1}, {"y": 101}, {"size": 0}, {"size": float("nan")}, {"x": "a"}, {"x": None}])
 def test_a_crop_out_of_range_is_refused(wrong):
     with pytest.raises(ConfigError, match="must be a percentage"):
-        Crop(**wrong)
+        CropShare(**wrong)
 
 
 def test_messages_name_the_upload_and_not_the_server_s_path(tmp_path):

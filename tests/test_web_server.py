@@ -22,7 +22,7 @@ from superres.errors import ConfigError
 from superres.survey.store import Store
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import read_image
-from superres.web.photos import Crop, take
+from superres.web.photos import CropShare, take
 
 ROOT = Path(__file__).parents[1]
 SLOW = {"block_size": 1}
@@ -72,7 +72,7 @@ def test_a_photo_is_cropped_as_asked_and_scored_against_its_truth(client, rng, t
     Image.fromarray(photo).save(tmp_path / "photo.png")
     _, report = client.predict(handle_file(tmp_path / "photo.png"), crop_x=30, crop_y=70, crop_size=50, **FAST,
                                api_name="/upscale")
-    assert report["samples"][0]["key"] == image_key(take(photo, Crop(30, 70, 50)).source, 1)
+    assert report["samples"][0]["key"] == image_key(take(photo, CropShare(30, 70, 50).of(photo)).source, 1)
     assert report["samples"][0]["psnr"] > 0
     assert -1 <= report["samples"][0]["ssim"] <= 1
 

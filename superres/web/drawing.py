@@ -34,7 +34,7 @@ def data_uri(image: Pixels, record: dict[str, Any] | None = None) -> str:
 
 
 def figure(
-    image: Pixels, caption: str, alt: str, overlay: str = "", below: str = "", kind: str = "sr-pixels",
+    image: Pixels, caption: str, alt: str, overlay: str = "", below: str = "", size: str = "",
 ) -> str:
     """Return a picture with its caption.
 
@@ -44,11 +44,11 @@ def figure(
         alt: description for screen readers.
         overlay: SVG shapes over the picture, in units of its pixels.
         below: HTML below the caption.
-        kind: "sr-pixels" enlarges the picture without smoothing, "sr-photo" fits it into the page.
+        size: "large", "small", or "" for the usual size.
     """
     height, width = image.shape[:2]
     shapes = f'<svg viewBox="0 0 {width} {height}" aria-hidden="true">{overlay}</svg>' if overlay else ""
-    return (f'<figure class="sr-figure {kind}"><div class="sr-frame">'
+    return (f'<figure class="sr-figure sr-pixels{f" sr-{size}" if size else ""}"><div class="sr-frame">'
             f'<img src="{data_uri(image)}" alt="{escape(alt)}">{shapes}</div>'
             f"<figcaption>{escape(caption)}{below}</figcaption></figure>")
 
@@ -61,12 +61,6 @@ def figures(parts: Sequence[str], label: str) -> str:
 def message(text: str) -> str:
     """Return an error message."""
     return f'<p class="sr-message" role="alert">{escape(text)}</p>'
-
-
-def square(left: float, top: float, side: float) -> str:
-    """Return a square as SVG shapes, visible on dark and on bright pictures."""
-    place = f'x="{left:.2f}" y="{top:.2f}" width="{side:.2f}" height="{side:.2f}"'
-    return f'<rect class="sr-outer" {place}/><rect class="sr-inner" {place}/>'
 
 
 def unfinished(result: Upscaled, row: int) -> Pixels:

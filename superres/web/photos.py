@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +13,7 @@ from typing import TypeVar
 from superres.config import require
 from superres.errors import InvalidInputError
 from superres.tasks.faces import HIGH_SIZE, LOW_SIZE, area_reduce
-from superres.tasks.photos import choose_crops
+from superres.tasks.photos import Crop, choose_crops
 from superres.tasks.pictures import Pixels, read_image
 from superres.web.files import NOT_UPLOADED
 
@@ -26,8 +26,8 @@ READING = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Crop:
-    """A square crop of a photo.
+class CropShare:
+    """A square crop of a photo in percent, as programs give it.
 
     Attributes:
         x: centre from the left edge, in percent of the width.
@@ -45,11 +45,12 @@ class Crop:
             require(isinstance(value, (int, float)) and low <= value <= 100,
                     f"crop {name} must be a percentage from {low} to 100, not {value!r}")
 
-    def box(self, width: int, height: int) -> tuple[int, int, int]:
-        """Return left, top and side in pixels; the square lies inside the photo and has at least 8 pixels per side."""
+    def of(self, image: Pixels) -> Crop:
+        """Return the square of a picture [H, W, 3]; it lies inside, and has at least 8 pixels per side."""
+        height, width = image.shape[:2]
         side = min(max(round(min(width, height) * self.size / 100), LOW_SIZE), width, height)
         left, top = round(width * self.x / 100 - side / 2), round(height * self.y / 100 - side / 2)
-        return min(max(left, 0), width - side), min(max(top, 0), height - side), side
+        return Crop(min(max(left, 0), width - side), min(max(top, 0), height - side), side, "given")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +60,12 @@ class Subject:
     Attributes:
         source: uint8 [8, 8, 3].
         truth: the crop of the photo reduced to uint8 [32, 32, 3]; None without a photo or if it is too small.
-        box: left, top and side of the crop in the photo's pixels; None without a photo.
+        crop: crop of the photo; None without a photo.
     """
 
     source: Pixels
     truth: Pixels | None = None
-    box: tuple[int, int, int] | None = None
+    crop: Crop | None = None
 
 
 def reduce_upload(path: str | os.PathLike[str], reduce: Callable[[Pixels], Result], name: str = "the file") -> Result:
@@ -100,9 +101,12 @@ def is_photo(image: Pixels) -> bool:
 
 def default_crop(image: Pixels) -> Crop:
     """Return the crop that `superres upscale` uses for a picture: of several faces, the largest one's."""
-    (height, width), crop = image.shape[:2], max(choose_crops(image), key=lambda crop: crop.size)
-    return Crop(100 * (crop.left + crop.size / 2) / width, 100 * (crop.top + crop.size / 2) / height,
-                100 * crop.size / min(height, width))
+    return largest(choose_crops(image))
+
+
+def largest(crops: Sequence[Crop]) -> Crop:
+    """Return the largest crop; of equal ones, the first."""
+    return max(crops, key=lambda crop: crop.size)
 
 
 def take(image: Pixels, crop: Crop | None = None) -> Subject:
@@ -114,10 +118,9 @@ def take(image: Pixels, crop: Crop | None = None) -> Subject:
     """
     if not is_photo(image):
         return Subject(image)
-    left, top, side = (crop or default_crop(image)).box(image.shape[1], image.shape[0])
-    square = image[top:top + side, left:left + side]
-    truth = area_reduce(square, HIGH_SIZE, HIGH_SIZE) if side >= HIGH_SIZE else None
-    return Subject(area_reduce(square, LOW_SIZE, LOW_SIZE), truth, (left, top, side))
+    crop = crop or default_crop(image)
+    truth = area_reduce(crop.take(image), HIGH_SIZE, HIGH_SIZE) if crop.size >= HIGH_SIZE else None
+    return Subject(crop.reduce(image), truth, crop)
 
 
 def shrink(image: Pixels, longest: int) -> Pixels:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
 from superres.config import FACES, DecodeConfig
-from superres.errors import SuperresError
 from superres.pipeline.options import resolve_options
+from superres.tasks.photos import Crop
 from superres.tasks.pictures import Pixels
 from superres.web import controls, drawing
+from superres.web.cropping import chosen_crop, crop_controls
 from superres.web.decoding import Decoder, is_complete
 from superres.web.files import Workspace
-from superres.web.photos import MAX_PIXELS, Crop, Subject, default_crop, is_photo, reduce_upload, take
+from superres.web.photos import MAX_PIXELS, CropShare, Subject, reduce_upload, take
 from superres.web.uploads import MAX_FILE_BYTES
-from superres.web.views import live_html, preview_html, record_of, report_of, results_html
+from superres.web.views import live_html, record_of, report_of, results_html
 
 INTRODUCTION = f"""An 8x8 face becomes a 32x32 face, several tokens per step. **The detail is invented**: a plausible
 face, not a likeness, so never use it to identify anyone. The model was trained on CelebA's faces, mostly light-skinned,
@@ -46,7 +47,7 @@ def upscale_tab(decoder: Decoder, workspace: Workspace, examples: Sequence[Path]
             upload = gr.Image(str(examples[0]), label="Face: a photo, or an 8x8 picture", type="filepath", format="png",
                               sources=["upload", "webcam", "clipboard"], height=220, buttons=[], elem_id="photo")
             buttons = example_buttons(examples)
-            crop_group, crop, preview = crop_controls(examples[0])
+            square = crop_controls(upload, examples[0])
             with gr.Accordion("Decoding settings", open=False):
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
                 samples = gr.Slider(4, controls.MAX_SAMPLES, 9, step=1, label="Samples on a sheet",
@@ -58,17 +59,13 @@ def upscale_tab(decoder: Decoder, workspace: Workspace, examples: Sequence[Path]
             gr.HTML("<superres-kept></superres-kept>", padding=False)
     for button, path in zip(buttons, examples, strict=True):
         button.click(functools.partial(str, path), None, upload, **controls.INSTANT)
-    upload.change(offer_crop, upload, [crop_group, preview, *crop], **controls.INSTANT, **controls.RAW)
-    for slider in crop:
-        slider.input(show_crop, [upload, *crop], preview, trigger_mode="always_last", **controls.INSTANT,
-                     **controls.RAW)
     seed = settings[list(controls.offered(decoder.upscaler.default, FACES)).index("seed")]
-    controls.decode_on([run.click], functools.partial(upscale_for_page, decoder), [upload, *crop, race, *settings],
+    controls.decode_on([run.click], functools.partial(upscale_for_page, decoder), [upload, square, race, *settings],
                        results, [results], stop, queue)
     controls.decode_on([draw.click, other.click(next_seed, seed, seed, **controls.INSTANT).then],
-                       functools.partial(sheet_for_page, decoder), [upload, *crop, samples, *settings],
+                       functools.partial(sheet_for_page, decoder), [upload, square, samples, *settings],
                        results, [results], stop, queue)
-    controls.note_changes(results, [upload, *crop, race, samples, *settings])
+    controls.note_changes(results, [upload, square, race, samples, *settings])
     endpoint(decoder, workspace, settings, queue)
 
 
@@ -79,58 +76,19 @@ def example_buttons(examples: Sequence[Path]) -> list[gr.Button]:
                 for path in examples]
 
 
-def crop_controls(first: Path) -> tuple[gr.Group, list[gr.Slider], gr.HTML]:
-    """Lay out the sliders of a photo's crop, and the view of the crop."""
-    visible, html, *values = crop_of(str(first))
-    preview = gr.HTML(html, elem_id="preview")
-    with gr.Group(visible=visible, elem_id="crop") as group:
-        labels = ("Crop: centre from the left, %", "Crop: centre from the top, %", "Crop: size, %")
-        crop = [gr.Slider(low, 100, value, step=0.5, label=label)
-                for label, value, low in zip(labels, values, (0, 0, 1), strict=True)]
-    return group, crop, preview
-
-
-def crop_of(path: str) -> tuple[bool, str, float, float, float]:
-    """Return whether a picture is cropped, its view, and the initial crop (x, y, size)."""
-    def offer(image: Pixels) -> tuple[bool, str, float, float, float]:
-        crop = default_crop(image) if is_photo(image) else Crop()
-        return is_photo(image), preview_html(image, crop), crop.x, crop.y, crop.size
-
-    return reduce_upload(path, offer)
-
-
-def offer_crop(upload: controls.Uploaded | None) -> list[Any]:
-    """Return the visibility of the crop, the view and the sliders' values for a new upload."""
-    try:
-        visible, html, *values = (False, "", 50.0, 50.0, 100.0) if upload is None else crop_of(controls.path_of(upload))
-    except SuperresError as error:
-        visible, html, values = False, drawing.message(str(error)), [50.0, 50.0, 100.0]
-    return [gr.update(visible=visible), html, *values]
-
-
-def show_crop(upload: controls.Uploaded | None, x: float, y: float, size: float) -> str:
-    """Return the view of an upload with another crop."""
-    try:
-        crop = Crop(x, y, size)
-        if upload is None:
-            return ""
-        return reduce_upload(controls.path_of(upload), lambda image: preview_html(image, crop))
-    except SuperresError as error:
-        return drawing.message(str(error))
-
-
 def upscale_for_page(
-    decoder: Decoder, upload: controls.Uploaded | None, x: float, y: float, size: float, race: bool,
+    decoder: Decoder, upload: controls.Uploaded | None, square: controls.Value, race: bool,
     *settings: controls.Value,
 ) -> Iterator[str]:
     """Upscale, and yield the HTML of the page: the live view, and at the end the results."""
     options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
     variants = {"Greedy": options.sequential(), "Blockwise": options} if race else {"": options}
-    yield from views_of(decoder, "race" if race else "upscale", subject_of(upload, x, y, size), variants)
+    subject = subject_of(upload, lambda image: chosen_crop(image, square))
+    yield from views_of(decoder, "race" if race else "upscale", subject, variants)
 
 
 def sheet_for_page(
-    decoder: Decoder, upload: controls.Uploaded | None, x: float, y: float, size: float, samples: float,
+    decoder: Decoder, upload: controls.Uploaded | None, square: controls.Value, samples: float,
     *settings: controls.Value,
 ) -> Iterator[str]:
     """Draw samples, and yield the HTML of the page: the live view, and at the end the sheet."""
@@ -138,7 +96,8 @@ def sheet_for_page(
     if not options.is_sampling:
         options = options.changed({"temperature": SHEET_TEMPERATURE})
     variants = {"": resolve_options(options, decoder.upscaler)}
-    yield from views_of(decoder, "samples", subject_of(upload, x, y, size), variants, controls.samples_of(samples))
+    subject = subject_of(upload, lambda image: chosen_crop(image, square))
+    yield from views_of(decoder, "samples", subject, variants, controls.samples_of(samples))
 
 
 def views_of(
@@ -155,10 +114,9 @@ def next_seed(seed: controls.Value) -> int:
     return (controls.whole_number("seed", seed) + 1) % 2**63
 
 
-def subject_of(upload: controls.Uploaded | None, x: float, y: float, size: float) -> Subject:
-    """Return the input of a decoding for an upload and its crop."""
-    crop = Crop(x, y, size)
-    return reduce_upload(controls.path_of(upload), lambda image: take(image, crop))
+def subject_of(upload: controls.Uploaded | None, choose: Callable[[Pixels], Crop]) -> Subject:
+    """Return the input of a decoding for an upload, whose crop `choose` returns."""
+    return reduce_upload(controls.path_of(upload), lambda image: take(image, choose(image)))
 
 
 def endpoint(
@@ -171,7 +129,7 @@ def endpoint(
         *values: controls.Value,
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
         options = resolve_options(controls.options_of(decoder.upscaler.default, values), decoder.upscaler)
-        subject = subject_of(image, crop_x, crop_y, crop_size)
+        subject = subject_of(image, CropShare(crop_x, crop_y, crop_size).of)
         for frames in decoder.upscale("upscale", subject.source[None], {"": options}, controls.samples_of(samples)):
             result = frames[""]
             pictures = [(f"face-{row + 1}.png", drawing.unfinished(result, row),
@@ -180,7 +138,7 @@ def endpoint(
 
     with gr.Row(visible=False):
         image = gr.Image(type="filepath", format="png", label="image")
-        crop = [gr.Number(getattr(Crop(), name), label=f"crop {name}, %") for name in ("x", "y", "size")]
+        crop = [gr.Number(getattr(CropShare(), name), label=f"crop {name}, %") for name in ("x", "y", "size")]
         samples = gr.Number(1, label="samples")
         files, report = gr.File(file_count="multiple", label="pictures"), gr.JSON(label="report")
         handler = controls.named(upscale, *controls.offered(decoder.upscaler.default, FACES))

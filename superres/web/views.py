@@ -1,4 +1,4 @@
-"""Views of the tab Upscale: the uploaded picture, the running decoding and its results; and the report for programs."""
+"""Views of the tab Upscale: the running decoding and its results; and the report for programs."""
 
 from __future__ import annotations
 
@@ -19,30 +19,14 @@ from superres.tasks.pictures import Pixels
 from superres.web import drawing
 from superres.web.controls import offered
 from superres.web.decoding import is_complete
-from superres.web.photos import Crop, Subject, is_photo, shrink, take
+from superres.web.photos import Subject
 from superres.web.stepping import faces_stepper
-
-PREVIEW_SIZE = 512
-"""Longer side of the photo on the page, in pixels."""
-
-
-def preview_html(image: Pixels, crop: Crop) -> str:
-    """Return a photo with its crop marked, and the 8x8 input; for an 8x8 picture, only the input."""
-    source = drawing.figure(take(image, crop).source, "8x8: the model's input", "The 8x8 input, enlarged")
-    if not is_photo(image):
-        return drawing.figures([source], "Input")
-    small = shrink(image, PREVIEW_SIZE)
-    scale = small.shape[1] / image.shape[1]
-    left, top, side = (scale * edge for edge in crop.box(image.shape[1], image.shape[0]))
-    photo = drawing.figure(small, "Your photo and its crop", "The photo with its crop marked",
-                           drawing.square(left, top, side), kind="sr-photo")
-    return drawing.figures([photo, source], "Photo and input")
 
 
 def live_html(frames: dict[str, Upscaled]) -> str:
     """Return the partly decoded pictures of all variants: one large, two beside each other, or a sheet."""
     count = sum(len(result.images) for result in frames.values())
-    kind = "sr-pixels sr-large" if count == 1 else "sr-pixels" if len(frames) > 1 else "sr-pixels sr-small"
+    size = "large" if count == 1 else "" if len(frames) > 1 else "small"
     parts = []
     for name, result in frames.items():
         for row, trace in enumerate(result.traces):
@@ -50,7 +34,7 @@ def live_html(frames: dict[str, Upscaled]) -> str:
             number = f" {row + 1}" if len(result.traces) > 1 else ""
             caption = f"{name or 'Decoding'}{number}: {math.floor(100 * result.filled[row].mean())} %"
             below = "" if number else drawing.statistics(statistics_of(trace, result.seconds))
-            parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption, overlay, below, kind))
+            parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption, overlay, below, size))
     note = f'<p class="sr-hint">{race_note(frames)}</p>' if len(frames) > 1 else ""
     return f'<div class="sr-result">{note}{drawing.figures(parts, "Live decoding")}</div>'
 
@@ -193,8 +177,8 @@ def command_html(upscaler: Upscaler, subject: Subject, options: DecodeConfig, re
     if options.block_size == upscaler.block_size(default):
         unused.append("block_size")
     parts = ["superres upscale face.png --output faces"]
-    if subject.box is not None:
-        parts.append("--crop {},{},{}".format(*subject.box))
+    if subject.crop is not None:
+        parts.append(f"--crop {subject.crop.left},{subject.crop.top},{subject.crop.size}")
     if len(result.images) > 1:
         parts.append(f"--samples {len(result.images)}")
     for name in offered(default, FACES):

@@ -72,7 +72,7 @@ def test_an_upload_is_decoded_block_by_block_to_the_end(visit, demo, screenshots
         if (caption) seen([caption.firstChild.textContent, !!document.querySelector('#results .sr-block')]);
     }).observe(document.querySelector('#results'), {childList: true, subtree: true, attributes: true})""")
     choose(page, FACES[1])
-    page.wait_for_selector("#crop", state="hidden")
+    page.wait_for_selector("superres-crop", state="detached")
     page.click("#run")
     page.wait_for_selector("#results .sr-block", state="attached")
     page.screenshot(path=screenshots / "live.png")
@@ -95,11 +95,9 @@ def test_an_upload_is_decoded_block_by_block_to_the_end(visit, demo, screenshots
 def test_a_photo_is_cropped_before_the_visitor_and_compared_with_its_truth(visit, screenshots):
     page = visit()
     page.get_by_role("button", name="Astronaut").click()
+    page.wait_for_selector("superres-crop [role=slider]")
     before = page.evaluate(PREVIEW)
-    slider = page.get_by_label("range slider for Crop: size, %")
-    slider.focus()
-    for _ in range(20):
-        slider.press("ArrowLeft")
+    page.get_by_role("slider", name="Crop of the photo").press("-")
     wait_for_preview(page, before)
     page.screenshot(path=screenshots / "crop.png")
     page.click("#run")

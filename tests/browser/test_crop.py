@@ -1,0 +1,313 @@
+"""Moving the crop of a photo on the photo itself, in Chromium."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
+from skimage import data
+
+from superres.tasks.faces import image_key
+from superres.tasks.photos import Crop, choose_crops
+from superres.tasks.pictures import read_image
+from superres.web.photos import take
+
+WCAG = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
+SHOWN = "document.querySelector('#preview [data-square]')?.dataset.square"
+SQUARE = "document.querySelector('superres-crop').square"
+INPUT = "document.querySelector('#preview [data-square] img').src"
+
+
+def square(page):
+    return page.evaluate(SQUARE)
+
+
+def settle(page):
+    """Wait until the server shows the chosen square."""
+    page.wait_for_function(f"{SHOWN} === {SQUARE}.join()")
+
+
+def picture(address):
+    """Return the picture in a data URI."""
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))).convert("RGB"))
+
+
+def preview(page):
+    """Return the model's input that the page shows."""
+    return picture(page.evaluate(INPUT))
+
+
+def reduced(path, chosen):
+    return take(read_image(path), Crop(*chosen)).source
+
+
+def middle(page, selector=".sr-crop"):
+    box = page.locator(selector).bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def drag(page, start, by):
+    page.mouse.move(*start)
+    page.mouse.down()
+    page.mouse.move(start[0] + by[0], start[1] + by[1], steps=4)
+    page.mouse.up()
+
+
+def scale(page):
+    """Return the number of pixels of the photo in one of the screen."""
+    return page.evaluate("(e => e.data.width / e.photo.clientWidth)(document.querySelector('superres-crop'))")
+
+
+@pytest.fixture
+def astronaut(tmp_path):
+    path = tmp_path / "astronaut.png"
+    Image.fromarray(data.astronaut()).save(path)
+    return path
+
+
+@pytest.fixture
+def two_faces(tmp_path):
+    """A photo with two faces, of which the right one is larger; the page shows fewer pixels than it has."""
+    path, face = tmp_path / "two.png", Image.fromarray(data.astronaut())
+    photo = Image.new("RGB", (1600, 1000), (90, 110, 140))
+    photo.paste(face.resize((900, 900)), (650, 50))
+    photo.paste(face.resize((500, 500)), (60, 200))
+    photo.save(path)
+    return path
+
+
+def open_photo(page, path):
+    before = page.evaluate("document.querySelector('superres-crop')?.dataset.photo")
+    page.set_input_files("#photo input[type=file]", path)
+    page.wait_for_function("before => document.querySelector('superres-crop')?.dataset.photo !== before", arg=before)
+    page.wait_for_timeout(1000)  # Gradio may tell the server twice of one upload
+    settle(page)
+
+
+def test_the_crop_follows_the_mouse_and_the_decode_uses_it(visit, demo, astronaut, screenshots):
+    page = visit()
+    open_photo(page, astronaut)
+    first = square(page)
+    (found,) = choose_crops(read_image(astronaut))
+    assert first == [found.left, found.top, found.size]
+    drag(page, middle(page), (60, 45))
+    moved = square(page)
+    assert moved[2] == first[2]
+    assert moved[:2] == pytest.approx([first[0] + 60 * scale(page), first[1] + 45 * scale(page)], abs=2)
+    settle(page)
+    page.screenshot(path=screenshots / "crop-moved.png")
+    np.testing.assert_array_equal(preview(page), reduced(astronaut, moved))
+    page.click("#run")
+    source = reduced(astronaut, moved)
+    expected = demo.decoder.upscaler(source[None], keys=[image_key(source, 1)])
+    link = page.locator("#results a.sr-download").first
+    np.testing.assert_array_equal(picture(link.get_attribute("href")), expected.images[0])
+
+
+def test_a_corner_resizes_and_nothing_leaves_the_photo(visit, astronaut):
+    page = visit()
+    open_photo(page, astronaut)
+    left, top, side = square(page)
+    drag(page, middle(page, ".sr-se"), (40, 40))
+    grown = square(page)
+    assert grown[:2] == [left, top]
+    assert grown[2] == pytest.approx(side + 40 * scale(page), abs=2)
+    drag(page, middle(page, ".sr-nw"), (2000, 2000))
+    assert square(page) == [left + grown[2] - 8, top + grown[2] - 8, 8]
+    for by, edge in (((-2000, -2000), [0, 0]), ((2000, 0), [504, 0]), ((0, 2000), [504, 504])):
+        drag(page, middle(page), by)
+        assert square(page) == [*edge, 8]
+    drag(page, middle(page, ".sr-nw"), (-2000, -2000))
+    assert square(page) == [0, 0, 512]
+    drag(page, middle(page), (50, 50))
+    assert square(page) == [0, 0, 512]
+    photo = page.locator("superres-crop img").bounding_box()
+    drag(page, middle(page, ".sr-ne"), (-100, 100))
+    kept = square(page)
+    drag(page, (photo["x"] + photo["width"] - 5, photo["y"] + 5), (-50, 50))  # beside the crop
+    assert square(page) == kept
+    settle(page)
+    np.testing.assert_array_equal(preview(page), reduced(astronaut, kept))
+
+
+def test_the_keyboard_and_the_numbers_move_and_resize_it(visit, astronaut):
+    page = visit()
+    open_photo(page, astronaut)
+    left, top, side = square(page)
+    crop = page.get_by_role("slider", name="Crop of the photo")
+    for key, expected in (("ArrowRight", [left + 5, top, side]), ("Shift+ArrowDown", [left + 5, top + 26, side]),
+                          ("ArrowLeft", [left, top + 26, side]), ("Shift+ArrowUp", [left, top, side]),
+                          ("+", [left - 13, top - 13, side + 26]), ("-", [left, top, side]), ("Home", [0, 0, 512])):
+        crop.press(key)
+        assert square(page) == expected
+        place = f"{expected[2]}x{expected[2]} pixels from column {expected[0]}, row {expected[1]}"
+        assert crop.get_attribute("aria-valuetext") == place
+        assert place in page.inner_text(".sr-where")
+    page.get_by_text("Crop in numbers").click()
+    for name, value in (("Side", 100), ("Left", 123), ("Top", 45)):
+        number = page.get_by_label(f"{name}, pixels")
+        number.fill(str(value))
+        number.press("Enter")
+    assert square(page) == [123, 45, 100]
+    assert "Your crop: 100x100 pixels from column 123, row 45." in page.inner_text(".sr-where")
+    page.get_by_label("Left, pixels").fill("9999")
+    page.get_by_label("Left, pixels").press("Enter")
+    assert page.get_by_label("Left, pixels").input_value() == "412"
+    settle(page)
+    np.testing.assert_array_equal(preview(page), reduced(astronaut, [412, 45, 100]))
+
+
+@pytest.mark.parametrize("size", [(512, 512), (301, 203)])
+def test_the_browser_reduces_as_the_server_does(visit, tmp_path, rng, size):
+    path = tmp_path / "photo.png"
+    Image.fromarray(rng.integers(0, 256, (size[1], size[0], 3), np.uint8)).save(path)
+    page = visit()
+    open_photo(page, path)
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
+    for side in (8, 9, 15, 16, 31, 100, min(size)):
+        chosen = [int(rng.integers(0, size[0] - side + 1)), int(rng.integers(0, size[1] - side + 1)), side]
+        page.evaluate("square => document.querySelector('superres-crop').choose(square)", chosen)
+        np.testing.assert_array_equal(preview(page), reduced(path, chosen))
+    assert [url for url in requests if not url.startswith("data:")] == []
+
+
+def test_an_input_of_an_earlier_square_is_marked_until_the_server_has_answered(visit, two_faces):
+    page = visit()
+    open_photo(page, two_faces)
+    waiting = []
+    page.route("**/run/predict*", lambda route: waiting.append(route))
+    page.get_by_role("slider", name="Crop of the photo").press("ArrowRight")
+    page.wait_for_selector("#preview .sr-old")
+    while not waiting:
+        page.wait_for_timeout(20)
+    for route in waiting:
+        route.continue_()
+    settle(page)
+    page.unroute("**/run/predict*")
+    assert page.locator("#preview .sr-old").count() == 0
+    np.testing.assert_array_equal(preview(page), reduced(two_faces, square(page)))
+
+
+def test_the_server_is_asked_when_the_pointer_rests(visit, two_faces):
+    page = visit()
+    open_photo(page, two_faces)
+    asked = []
+    page.on("request", lambda request: asked.append(request.url) if "run/predict" in request.url else None)
+    x, y = middle(page)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    for step in range(40):
+        page.mouse.move(x - step, y)
+    assert asked == []
+    page.wait_for_function(f"{SHOWN} === {SQUARE}.join()")  # the button is still down
+    assert len(asked) == 1
+    page.mouse.up()
+
+
+def test_every_found_face_can_be_chosen_and_the_largest_is_first(visit, two_faces, screenshots):
+    page = visit()
+    open_photo(page, two_faces)
+    left, right = ([crop.left, crop.top, crop.size] for crop in choose_crops(read_image(two_faces)))
+    assert square(page) == right
+    assert "Found face 2 of 2: " in page.inner_text(".sr-where")
+    one, two = (page.get_by_role("button", name=f"Found face {number}") for number in (1, 2))
+    assert two.get_attribute("aria-pressed") == "true"
+    one.press("Enter")
+    assert square(page) == left
+    assert [button.get_attribute("aria-pressed") for button in (one, two)] == ["true", "false"]
+    settle(page)
+    page.screenshot(path=screenshots / "crop-faces.png", full_page=True)
+    np.testing.assert_array_equal(preview(page), reduced(two_faces, left))
+    two.click()
+    assert square(page) == right
+
+
+def test_a_photo_without_a_face_says_so_and_an_8x8_picture_has_no_crop(visit, tmp_path):
+    page = visit()
+    Image.fromarray(data.coffee()).save(tmp_path / "coffee.png")
+    open_photo(page, tmp_path / "coffee.png")
+    assert "No face was found, so the centre: 400x400 pixels from column 100, row 0." in page.inner_text(".sr-where")
+    page.get_by_role("button", name="Face 1").click()
+    page.wait_for_selector("superres-crop", state="detached")
+    page.wait_for_selector("#preview figure")
+
+
+def test_the_photo_is_shown_as_it_is_read(visit, tmp_path):
+    photo, path = Image.fromarray(data.astronaut()[:, :300]), tmp_path / "turned.png"
+    exif = photo.getexif()
+    exif[0x0112] = 6  # turned by a quarter
+    photo.save(path, exif=exif)
+    page = visit()
+    open_photo(page, path)
+    box = page.locator("superres-crop img").bounding_box()
+    assert box["width"] / box["height"] == pytest.approx(512 / 300, rel=0.02)
+    page.get_by_role("slider", name="Crop of the photo").press("Home")
+    settle(page)
+    np.testing.assert_array_equal(preview(page), reduced(path, square(page)))
+
+
+def test_another_photo_replaces_the_crop(visit, astronaut, two_faces):
+    page = visit()
+    open_photo(page, two_faces)
+    page.get_by_role("slider", name="Crop of the photo").press("Home")
+    open_photo(page, astronaut)
+    page.wait_for_function(f"{SQUARE}[2] < 200")
+    settle(page)
+    page.get_by_role("slider", name="Crop of the photo").press("ArrowUp")
+    settle(page)
+    np.testing.assert_array_equal(preview(page), reduced(astronaut, square(page)))
+
+
+def test_a_finger_moves_the_crop_and_scrolls_the_page_beside_it(visit, astronaut):
+    page = visit(viewport={"width": 390, "height": 700}, has_touch=True, is_mobile=True)
+    open_photo(page, astronaut)
+    page.locator(".sr-crop").scroll_into_view_if_needed()
+    touch = page.context.new_cdp_session(page)
+
+    def swipe(start, by):
+        points = [[{"x": start[0] + by[0] * step / 8, "y": start[1] + by[1] * step / 8}] for step in range(9)]
+        for kind, at in [("touchStart", points[0]), *(("touchMove", point) for point in points[1:]), ("touchEnd", [])]:
+            touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": at})
+        page.wait_for_timeout(100)
+
+    scrolled, (left, top, side) = page.evaluate("scrollY"), square(page)
+    swipe(middle(page), (20, -30))
+    assert page.evaluate("scrollY") == scrolled
+    moved = square(page)
+    assert moved[:2] == pytest.approx([left + 20 * scale(page), max(0, top - 30 * scale(page))], abs=3)
+    assert moved[2] == side
+    handle = page.locator(".sr-sw").bounding_box()
+    assert min(handle["width"], handle["height"]) >= 44
+    swipe(middle(page, ".sr-sw"), (-25, 25))
+    assert square(page)[2] == pytest.approx(side + 25 * scale(page), abs=3)
+    kept, photo = square(page), page.locator("superres-crop img").bounding_box()
+    swipe((photo["x"] + 15, photo["y"] + photo["height"] - 10), (0, -120))
+    assert page.evaluate("scrollY") > scrolled + 50
+    assert square(page) == kept
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_crop_fits_the_screen_and_meets_wcag_aa(visit, theme, width, two_faces, screenshots):
+    page = visit(f"/?__theme={theme}", viewport={"width": width, "height": 900}, color_scheme=theme)
+    open_photo(page, two_faces)
+    page.get_by_text("Crop in numbers").click()
+    page.get_by_role("slider", name="Crop of the photo").press("ArrowLeft")
+    settle(page)
+    page.locator("superres-crop").screenshot(path=screenshots / f"crop-{width}-{theme}.png")
+    page.screenshot(path=screenshots / f"crop-page-{width}-{theme}.png", full_page=True)
+    checked = Axe().run(page, "superres-crop", WCAG).response
+    assert "color-contrast" in {rule["id"] for rule in checked["passes"]}
+    assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in checked["violations"]] == []
+    drag(page, middle(page), (2000, 0))  # the handles of a small crop do not widen the page
+    drag(page, middle(page, ".sr-nw"), (2000, 2000))
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("superres-crop img").bounding_box()["height"] <= 420
+    targets = page.evaluate("""[...document.querySelectorAll('superres-crop :is(button, input, summary, .sr-handle)')]
+        .map(target => Math.min(target.getBoundingClientRect().width, target.getBoundingClientRect().height))""")
+    assert min(targets) >= 24
