@@ -266,7 +266,7 @@ def test_another_photo_replaces_the_crop(visit, astronaut, two_faces):
 def test_a_finger_moves_the_crop_and_scrolls_the_page_beside_it(visit, astronaut):
     page = visit(viewport={"width": 390, "height": 700}, has_touch=True, is_mobile=True)
     open_photo(page, astronaut)
-    page.locator(".sr-crop").scroll_into_view_if_needed()
+    page.locator(".sr-crop").evaluate("crop => crop.scrollIntoView({block: 'center'})")
     touch = page.context.new_cdp_session(page)
 
     def swipe(start, by):

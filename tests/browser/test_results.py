@@ -99,7 +99,7 @@ def test_the_divider_follows_the_mouse_the_finger_and_the_keyboard(visit, width,
 def test_the_divider_shows_each_picture_on_its_side(visit):
     page = visit()
     page.get_by_role("button", name="Face 2").click()
-    page.wait_for_selector("#crop", state="hidden")
+    page.wait_for_selector("superres-crop", state="detached")
     upscale(page)
     page.get_by_label(DIVIDER).press("Home")
     page.locator(SHOWN).evaluate("image => image.decode()")
@@ -122,7 +122,7 @@ def test_the_divider_shows_each_picture_on_its_side(visit):
 def test_a_sheet_shows_samples_and_one_is_chosen_and_kept_by_its_seed(visit, demo, screenshots):
     page = visit()
     page.get_by_role("button", name="Face 1").click()
-    page.wait_for_selector("#crop", state="hidden")
+    page.wait_for_selector("superres-crop", state="detached")
     settings(page)
     draw(page, 6)
     expected = samples_of(demo, FACES[0], 6, seed=0)
@@ -203,7 +203,7 @@ def test_the_next_result_replaces_the_last_one_even_if_it_comes_at_once(visit, d
     monkeypatch.setattr(demo.decoder, "frame_seconds", 60)  # no frame between two results
     page = visit()
     page.get_by_role("button", name="Face 1").click()
-    page.wait_for_selector("#crop", state="hidden")
+    page.wait_for_selector("superres-crop", state="detached")
     for face in (0, 1, 1, 0):
         page.get_by_role("button", name=f"Face {face + 1}").click()
         page.wait_for_function("path => document.querySelector('#photo img')?.src.includes(path)", arg=FACES[face].name)
