@@ -23,8 +23,18 @@ from superres.web.photos import Subject
 from superres.web.stepping import faces_stepper
 
 
-def live_html(frames: dict[str, Upscaled]) -> str:
+def live_html(frames: Mapping[str, Upscaled]) -> str:
     """Return the partly decoded pictures of all variants: one large, two beside each other, or a sheet."""
+    return f'<div class="sr-result">{race_html(frames) if len(frames) > 1 else frames_html(frames)}</div>'
+
+
+def race_html(frames: Mapping[str, Upscaled]) -> str:
+    """Return the pictures of two variants, and who is ahead."""
+    return f'<p class="sr-hint">{race_note(frames)}</p>{frames_html(frames)}'
+
+
+def frames_html(frames: Mapping[str, Upscaled]) -> str:
+    """Return the partly decoded pictures of all variants with their statistics."""
     count = sum(len(result.images) for result in frames.values())
     size = "large" if count == 1 else "" if len(frames) > 1 else "small"
     parts = []
@@ -35,8 +45,7 @@ def live_html(frames: dict[str, Upscaled]) -> str:
             caption = f"{name or 'Decoding'}{number}: {math.floor(100 * result.filled[row].mean())} %"
             below = "" if number else drawing.statistics(statistics_of(trace, result.seconds))
             parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption, overlay, below, size))
-    note = f'<p class="sr-hint">{race_note(frames)}</p>' if len(frames) > 1 else ""
-    return f'<div class="sr-result">{note}{drawing.figures(parts, "Live decoding")}</div>'
+    return drawing.figures(parts, "Live decoding")
 
 
 def race_note(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> str:
@@ -95,8 +104,8 @@ def results_html(
         frames: complete frames of each variant, by name; two are a race.
     """
     result = list(frames.values())[-1]
-    race = live_html(dict(frames)) if len(frames) > 1 else ""
-    return (f'{race}<div class="sr-result">{viewer_html(upscaler, subject, options, result)}'
+    race = race_html(frames) if len(frames) > 1 else ""
+    return (f'<div class="sr-result">{race}{viewer_html(upscaler, subject, options, result)}'
             f'<p class="sr-hint" role="status">{summary_of(result)}</p>'
             f"{drawing.fold('Step through it', faces_stepper(result))}"
             f"{drawing.fold('Side by side, with scores', pictures_html(subject, result))}"
@@ -110,7 +119,7 @@ def summary_of(result: Upscaled) -> str:
     mean = mean_accepted_block_size(result.traces)
     faces, each = ("One face", "") if count == 1 else (f"{count} faces", " for each")
     return (f"{faces} in {result.seconds:.2f} seconds: {iterations / count:,.0f} iterations{each} instead of "
-            f"{result.traces[0].tokens:,}, {mean:.2f} tokens per iteration.")
+            f"{result.traces[0].tokens:,}, {mean:.2f} tokens per step.")
 
 
 def viewer_html(upscaler: Upscaler, subject: Subject, options: DecodeConfig, result: Upscaled) -> str:

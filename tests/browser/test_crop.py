@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
@@ -199,11 +200,15 @@ def test_the_server_is_asked_when_the_pointer_rests(visit, two_faces):
     asked = []
     page.on("request", lambda request: asked.append(request.url) if "run/predict" in request.url else None)
     x, y = middle(page)
+    page.clock.install()
+    page.clock.pause_at(datetime.now() + timedelta(hours=1))  # however slow the machine is, the pointer does not rest
     page.mouse.move(x, y)
     page.mouse.down()
     for step in range(40):
         page.mouse.move(x - step, y)
     assert asked == []
+    page.clock.run_for(1000)
+    page.clock.resume()
     page.wait_for_function(f"{SHOWN} === {SQUARE}.join()")  # the button is still down
     assert len(asked) == 1
     page.mouse.up()
