@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
-from superres.system.machine import cache_folder
-from superres.system.output import lock_file
+from superres.system.output import cache_folder, lock_file
 from superres.system.progress import say
 
 TIMING = "timing.lock"

@@ -268,8 +268,9 @@ def read_faces(
     """Read a data set of faces.
 
     Args:
-        path: a prepared `.npz` (keys `hr`, `lr`, `ids`; with `hr` of 40x40 or larger, `hr` and `ids`), a folder of pictures, or a torchvision CelebA root (a folder
-            that contains `celeba/img_align_celeba`).
+        path: a prepared `.npz` (keys `hr`, `lr`, `ids`), a folder of pictures, or a torchvision CelebA root (a folder
+            that contains `celeba/img_align_celeba`). If `hr` in the `.npz` is 40x40 or larger, it becomes `large`, and
+            both sizes are reduced from it.
         split: "train", "valid" or "test", CelebA's official partition; ignored for a file or a folder of pictures.
         limit: largest number of pictures to read, from the start; None reads all.
         size: for a folder or a root: keep `large` pictures of this size, at least 40; 32 keeps none.
@@ -360,7 +361,7 @@ def _read_pictures(files: Sequence[Path], size: int) -> FacePairs:
 
 
 def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:
-    """Write `pairs` atomically as an `.npz` that `read_faces` reads; `hr` there are the large pictures if there are any.
+    """Write `pairs` atomically as an `.npz` that `read_faces` reads. Large pictures take the place of `hr`.
 
     Raises:
         OutputError: the file cannot be written.

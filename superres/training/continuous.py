@@ -11,24 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from accelerate import PartialState
 
 from superres.checkpoint import find_checkpoint, recover_folder
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require
+from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
-from superres.evaluation.pictures import decode_interleaved, mean_bits_per_dim, picture_scores
+from superres.evaluation.pictures import psnr, ssim
 from superres.pipeline.upscaler import Upscaler
 from superres.system.idle import times_are_measured, training_turn
 from superres.system.output import lock_file, prepare_folder, short_digest, write_result
 from superres.system.progress import say
 from superres.tasks.faces import FacePairs, read_faces
+from superres.tasks.pictures import Pixels
 from superres.training.corpora import Stage
 from superres.training.distillation import Report, Stop
 from superres.training.recipes import build_trainer
+from superres.training.trainer import Trainer
 
 SCORED = 200
 """Largest number of development pictures that a round scores, the first of the data."""
-BATCH = 25
+BATCH = 20
 BLOCK_SIZE = 10
 EPSILON = 2
 REPORT = "report.jsonl"
@@ -62,29 +66,46 @@ def train_continuously(stage: Stage, round_seconds: float, stop: Stop, report: R
         SuperresError: data, settings or an earlier run in the folder do not match, or another process trains there.
     """
     require(stage.dev is not None, "give the pictures to score with --dev")
-    require(PartialState().num_processes == 1, "train continue uses one process; start it without accelerate or torchrun")
+    require(PartialState().num_processes == 1,
+            "train continue uses one process; start it without accelerate and torchrun")
     with _run_folder(stage.output):
         rounds = Rounds(stage.output, read_faces(stage.dev or "", "valid", SCORED))
         trainer = build_trainer(dataclasses.replace(stage, dev=None))
 
+        def must_yield() -> bool:
+            return stop() or times_are_measured()
+
         def is_due() -> bool:
-            return trainer.progress.seconds >= rounds.rows[-1]["seconds"] + round_seconds
+            return trainer.progress.seconds >= float(rounds.rows[-1]["seconds"]) + round_seconds
 
         while not stop():
             with training_turn(stop):
-                if not (is_due() or stop()):
-                    trainer.run(lambda: stop() or is_due() or times_are_measured(), report)
-                if is_due():
-                    # The state is saved, so a run that is killed here scores the same weights when it continues.
-                    trainer.write_checkpoint(stage.output / "checkpoint")
-                    scores = rounds.score(stage.output / "checkpoint")
-                    record = trainer.record({**scores, "dev_images": len(rounds.pairs)})
-                    if rounds.is_best(scores):
-                        trainer.write_checkpoint(rounds.best)
-                    rounds.add(scores, record)
-                    report(record)
-                    trainer.save()
+                if rounds.rows and not is_due():
+                    trainer.run(lambda: must_yield() or is_due(), report)
+                elif not rounds.rows:
+                    rounds.start(must_yield)
+                else:
+                    _end_round(trainer, rounds, must_yield, report)
         return rounds.best if rounds.best.is_dir() else None
+
+
+def _end_round(trainer: Trainer, rounds: Rounds, must_yield: Stop, report: Report) -> None:
+    """Score a round, unless `must_yield()` becomes true.
+
+    The trainer's state is saved before. So a run that is interrupted here, even by a kill, scores the same weights
+    later.
+    """
+    folder = trainer.folder / "checkpoint"
+    trainer.write_checkpoint(folder)
+    scores = rounds.score(folder, must_yield)
+    if scores is None:
+        return
+    record = trainer.record({**scores, "dev_images": len(rounds.pairs)})
+    if rounds.is_best(scores):
+        trainer.write_checkpoint(rounds.best)
+    rounds.add(scores, record)
+    report(record)
+    trainer.save()
 
 
 class Rounds:
@@ -97,40 +118,52 @@ class Rounds:
     """
 
     def __init__(self, folder: Path, pairs: FacePairs) -> None:
-        """Read the report in `folder`, or start it with the scores of the bundled checkpoint on `pairs`.
+        """Read the report in `folder`, whose scores must be those on `pairs`.
 
         Raises:
             ConfigError: the report has scores on other pictures, or is damaged.
         """
         self.path, self.best, self.pairs = folder / REPORT, folder / "best", pairs
         recover_folder(self.best)
-        data = short_digest(pairs.hr.tobytes() + pairs.lr.tobytes())
+        self._data = short_digest(pairs.hr.tobytes() + pairs.lr.tobytes())
         try:
             self.rows: list[Row] = [json.loads(line) for line in self.path.read_text().splitlines()]
-            known = self.rows[0]["dev"] if self.rows else data
+            known = self.rows[0]["dev"] if self.rows else self._data
         except FileNotFoundError:
-            self.rows, known = [], data
+            self.rows, known = [], self._data
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{self.path} is damaged ({error!r}); restore it, or choose a new --output") from error
-        require(known == data, f"{self.path} has scores on other pictures; repeat the first --dev, or choose a new "
-                               "--output")
-        if not self.rows:
-            scores = self.score(find_checkpoint(DEFAULT_CHECKPOINT))
-            self._write({"round": 0, "checkpoint": DEFAULT_CHECKPOINT, "dev": data, "seconds": 0.0, **scores})
+        require(known == self._data, f"{self.path} has scores on other pictures; repeat the first --dev, or choose a "
+                                     "new --output")
+
+    def start(self, must_yield: Stop) -> None:
+        """Start the report with the scores of the bundled checkpoint, unless `must_yield()` becomes true."""
+        scores = self.score(find_checkpoint(DEFAULT_CHECKPOINT), must_yield)
+        if scores is not None:
+            self._write({"round": 0, "checkpoint": DEFAULT_CHECKPOINT, "dev": self._data, "seconds": 0.0, **scores})
             say(f"{DEFAULT_CHECKPOINT}: {_text(scores)}")
 
-    def score(self, folder: Path) -> dict[str, float]:
-        """Return the scores of a checkpoint; exact blocks give the greedy pictures."""
+    def score(self, folder: Path, must_yield: Stop) -> dict[str, float] | None:
+        """Return the scores of a checkpoint, or None once `must_yield()` is true, which is called after each batch."""
         say(f"scoring {folder} on {len(self.pairs)} pictures")
         upscaler = Upscaler.load(folder)
         size = min(BLOCK_SIZE, upscaler.model_config.prediction_heads)
-        variants = {"exact": DecodeConfig(size), "epsilon": DecodeConfig(size, accept="distance", epsilon=EPSILON)}
-        decoded = decode_interleaved(self.pairs.lr, upscaler, variants, BATCH)
-        quality = picture_scores(decoded["exact"].images, self.pairs)
-        blocks = [decoded[name].statistics()["mean_accepted_block_size"] for name in variants]
-        bits = mean_bits_per_dim(self.pairs.lr, self.pairs.hr, upscaler, BATCH)
-        # No mean PSNR: a picture equals the truth.
-        values = bits, quality["psnr"] or np.finfo(float).max, quality["ssim"] or 0.0, *blocks
+        exact, near = DecodeConfig(size), DecodeConfig(size, accept="distance", epsilon=EPSILON)
+        pictures: list[Pixels] = []
+        bits: list[npt.NDArray[np.float64]] = []
+        traces: tuple[list[RowTrace], list[RowTrace]] = [], []
+        for start in range(0, len(self.pairs), BATCH):
+            if must_yield():
+                return None
+            low, high = (images[start : start + BATCH] for images in (self.pairs.lr, self.pairs.hr))
+            results = [upscaler(low, options) for options in (exact, near)]
+            pictures.append(results[0].images)  # exact blocks give the greedy pictures
+            bits.append(upscaler.bits_per_dim(low, high))
+            for known, result in zip(traces, results, strict=True):
+                known.extend(result.traces)
+        greedy = np.concatenate(pictures)
+        values = (np.concatenate(bits).mean(), psnr(greedy, self.pairs.hr).mean(), ssim(greedy, self.pairs.hr).mean(),
+                  *map(mean_accepted_block_size, traces))
         return dict(zip(SCORES, map(float, values), strict=True))
 
     def is_best(self, scores: dict[str, float]) -> bool:
