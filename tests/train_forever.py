@@ -20,7 +20,7 @@ SETTINGS = TrainConfig(stage="heads", endless=True, batch_size=2, warmup_steps=5
 
 def train(folder: Path, output: Path, last: int, round_seconds: float = 1e9) -> None:
     """Train on `folder / "faces.npz"` until the first record at or after step `last`."""
-    trainer.SAVE_SECONDS = 0.3
+    trainer.SAVE_SECONDS = 0.2
     recipes.Trainer = functools.partial(trainer.Trainer, report_steps=2)
     path = output / "state" / "state.json"
     steps = [json.loads(path.read_text())["step"] if path.exists() else 0]
@@ -29,4 +29,4 @@ def train(folder: Path, output: Path, last: int, round_seconds: float = 1e9) -> 
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    train(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

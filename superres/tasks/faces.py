@@ -301,9 +301,9 @@ def _read_npz(path: Path, limit: int | None) -> FacePairs:
             missing = [key for key in ("hr", "lr", "ids") if key not in archive]
             if missing:
                 raise InvalidInputError(f"{path} lacks {', '.join(missing)}; prepare it with scripts/prepare_celeba.py")
-            hr, lr, ids = (np.asarray(archive[key])[:limit] for key in ("hr", "lr", "ids"))
+            hr, lr, ids = (np.asarray(archive[key]) for key in ("hr", "lr", "ids"))
             is_large = hr.ndim == 4 and hr.shape[1] >= LARGE_SIZE
-            pairs = _large_pairs(hr, ids) if is_large else FacePairs(hr, lr, ids)
+            pairs = _large_pairs(hr[:limit], ids.reshape(-1)[:limit]) if is_large else FacePairs(hr, lr, ids)
     except FileNotFoundError as error:
         raise InvalidInputError(f"{path} does not exist; give an .npz, a folder of images or a CelebA root") from error
     except InvalidInputError as error:
@@ -312,7 +312,7 @@ def _read_npz(path: Path, limit: int | None) -> FacePairs:
         raise InvalidInputError(f"{path} is not a readable .npz; prepare it with scripts/prepare_celeba.py") from error
     if not len(pairs):
         raise InvalidInputError(f"{path} holds no pictures; prepare it with scripts/prepare_celeba.py")
-    return pairs
+    return pairs if is_large else FacePairs(pairs.hr[:limit], pairs.lr[:limit], pairs.ids[:limit])
 
 
 def _large_pairs(large: Pixels, ids: npt.NDArray[np.int32]) -> FacePairs:

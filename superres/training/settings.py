@@ -31,7 +31,7 @@ class TrainConfig(Config):
         minutes: length of the schedule in minutes of training time, summed over resumes; None if `steps` is given.
         endless: train until stopped; `steps` and `minutes` are None. The learning rate stays at its peak after the
             warm-up, and the averaged weights take the place of the decay (Haegele et al. 2024, "Scaling Laws and
-            Compute-Optimal Training Beyond Fixed Training Durations", section 4.1).
+            Compute-Optimal Training Beyond Fixed Training Durations").
         crop_share: share of random crops among the true images, in [0, 1]; the others are standard crops. Needs faces
             with larger pictures. None: half if the data has them, otherwise 0.
         flip: mirror half of the images.
