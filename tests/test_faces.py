@@ -511,7 +511,7 @@ def test_random_crops_lie_inside_around_the_centre():
 
 
 def test_random_crops_need_larger_pictures(photos, rng):
-    with pytest.raises(InvalidInputError, match="--size 64"):
+    with pytest.raises(InvalidInputError, match="with the size 64"):
         faces.random_crops(pairs_of(2, rng), 0)
     with pytest.raises(InvalidInputError, match="size must be 32 or at least 40, not 33"):
         read_faces(photos, size=33)

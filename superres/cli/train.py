@@ -209,9 +209,9 @@ def continue_run(
             _show(bar, record)
 
         best = train_continuously(stage, 60 * round_minutes, stop, report)
-    if best is not None:
-        say(f"{best} beats {DEFAULT_CHECKPOINT}: use it with --checkpoint {best}")
-    _finish(output, False)
+    found = f"no round has beaten {DEFAULT_CHECKPOINT} yet" if best is None else \
+        f"{best} beats {DEFAULT_CHECKPOINT}, use it with --checkpoint {best}"
+    say(f"{output}: stopped and saved; {found}; the same command continues")
 
 
 @train_app.command()

@@ -60,12 +60,16 @@ def times_are_measured() -> bool:
 @contextmanager
 def training_turn(stop: Callable[[], bool]) -> Iterator[None]:
     """Wait until no times are measured or `stop()` is true, then mark training as active inside the block."""
+    paused = False
     while not stop():
         with _locked(TRAINING, shared=True):
             # A measurement that starts after this check waits for the lock that is held now.
             if not times_are_measured():
                 yield
                 return
+        if not paused:
+            say("paused while times are measured")
+            paused = True
         time.sleep(POLL_SECONDS)
     yield
 

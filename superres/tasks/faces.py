@@ -251,7 +251,7 @@ def random_crops(pairs: FacePairs, seed: int) -> FacePairs:
     """
     if pairs.large is None:
         raise InvalidInputError(f"random crops need pictures of at least {LARGE_SIZE}x{LARGE_SIZE}; prepare them with "
-                                "scripts/prepare_celeba.py --size 64")
+                                "scripts/prepare_celeba.py, with the size 64")
     crops = [random_crop(picture, np.random.default_rng((seed, place))) for place, picture in enumerate(pairs.large)]
     high, low = (np.stack(images) for images in zip(*crops, strict=True))
     return FacePairs(high, low, pairs.ids)

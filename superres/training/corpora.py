@@ -156,7 +156,7 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     if share is None:
         share = 0.0 if pairs.large is None else CROP_SHARE
     require(not share or pairs.large is not None, f"--crop-share {share} needs larger pictures than {stage.data} has; "
-            "leave it out, or prepare them with scripts/prepare_celeba.py --size 64")
+            "leave it out, or prepare them with scripts/prepare_celeba.py, with the size 64")
     size = settings.batch_size if stage.own is None else settings.batch_size // 2
     true = ImageBatches(pairs.lr, pairs.hr, size, settings.seed, settings.flip, pairs.large, share)
     if stage.own is None:
