@@ -23,6 +23,7 @@ from superres.errors import SuperresError
 from superres.evaluation.benchmark import benchmark_markdown, image_workload, run_benchmark, write_benchmark
 from superres.evaluation.peers import FORCED, HEADS, SIZES, compare_with_peers, random_upscaler
 from superres.pipeline.upscaler import Upscaler
+from superres.system.idle import training_paused
 from superres.system.machine import machine, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
 from superres.tasks.faces import read_faces
@@ -39,6 +40,7 @@ def peers_markdown(sizes: dict[str, list[dict[str, Any]]]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+@training_paused()
 def main(
     data: Annotated[Path, typer.Option(help="Prepared .npz, folder of images or CelebA root.")],
     output: Annotated[Path, typer.Option(help="Folder for a folder per engine, peers.json and peers.md.")],

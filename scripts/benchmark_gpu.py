@@ -34,6 +34,7 @@ from superres.nn.engines import step_model
 from superres.nn.engines.cuda_graph import GraphModel
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
+from superres.system.idle import training_paused
 from superres.system.machine import machine, peak_bytes, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
 from superres.tasks import faces
@@ -242,6 +243,7 @@ def markdown(report: Row) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+@training_paused()
 def main(
     data: Annotated[Path, typer.Option(help="Prepared .npz, folder of images or CelebA root.")],
     output: Annotated[Path, typer.Option(help="Folder for gpu.json and gpu.md.")],

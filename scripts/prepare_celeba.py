@@ -1,4 +1,12 @@
-"""Prepare faces for training: convert a folder of pictures or a torchvision CelebA root to one .npz."""
+"""Prepare faces for training: convert a folder of pictures or a torchvision CelebA root to one .npz.
+
+    python scripts/prepare_celeba.py img_align_celeba/ train.npz
+    python scripts/prepare_celeba.py img_align_celeba/ train64.npz --size 64
+    python scripts/prepare_celeba.py dev64.npz off-centre.npz --random-crops
+
+With --size 64, each picture is stored at 64x64, and training cuts random crops from it (`--crop-share`). With
+--random-crops, each picture becomes one random crop of itself, for scores on faces that are off the centre.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +17,32 @@ from typing import Annotated, Literal
 import typer
 
 from superres.errors import SuperresError
-from superres.tasks.faces import read_faces, write_npz
+from superres.tasks.faces import HIGH_SIZE, random_crops, read_faces, write_npz
 
 
 def main(
     source: Annotated[
-        Path, typer.Argument(help="Folder of images, or a CelebA root (contains celeba/img_align_celeba).")
+        Path, typer.Argument(help="Folder of images, a CelebA root (contains celeba/img_align_celeba), or an .npz.")
     ],
     output: Annotated[Path, typer.Argument(help="The .npz to write (keys hr, lr, ids).")],
     split: Annotated[
         Literal["train", "valid", "test"], typer.Option(help="Split of CelebA's official partition.")
     ] = "train",
     limit: Annotated[int | None, typer.Option(min=1, help="Read only the first N images.")] = None,
+    size: Annotated[int, typer.Option(metavar="S", help="Side of the stored pictures: 32, or 40 and more for random "
+                                      "crops.")] = HIGH_SIZE,
+    crops: Annotated[bool, typer.Option("--random-crops", help="Write a random crop of each picture instead, of 80 % "
+                                        "to 100 % of its side.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of --random-crops.")] = 0,
 ) -> None:
     """Crop each image, reduce it to 32x32 and 8x8 by exact averages, and write all images to one .npz."""
     try:
         if output.suffix != ".npz":
             raise typer.BadParameter(f"{output} must end in .npz", param_hint="OUTPUT")
-        pairs = read_faces(source, split=split, limit=limit)
+        if crops and size == HIGH_SIZE and source.suffix != ".npz":
+            size = 64
+        pairs = read_faces(source, split=split, limit=limit, size=size)
+        pairs = random_crops(pairs, seed) if crops else pairs
         write_npz(pairs, output)
     except SuperresError as error:
         print(f"error: {error}", file=sys.stderr)

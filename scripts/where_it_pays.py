@@ -26,6 +26,7 @@ from superres.config import DEFAULT_CHECKPOINT
 from superres.errors import InvalidInputError, SuperresError
 from superres.evaluation.where_it_pays import LAYERS, pays_markdown, pays_plot, run_study
 from superres.pipeline.base import pick_device
+from superres.system.idle import training_paused
 from superres.system.machine import require_idle
 from superres.system.output import prepare_folder, write_result, write_results
 from superres.tasks.faces import read_faces, to_source
@@ -60,6 +61,7 @@ def fill_page(page: Path, tables: str, chart: bytes) -> None:
     write_result(page.parent / "pictures" / "where-blocks-pay.webp", picture.getvalue(), "--page")
 
 
+@training_paused()
 def main(
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for pays.json, pays.md and pays.png.")],
     data: Annotated[Path | None, typer.Option(help="Prepared .npz, folder of images or CelebA root.")] = None,

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from superres.tasks.faces import area_reduce
 from superres.training.data import DistilBatches, ImageBatches
 
 
@@ -100,3 +101,27 @@ def test_distil_batches_hold_true_pictures_first_and_own_ones_unmirrored_after_t
     assert torch.equal(target[:50], true.batch(3).target)
     assert bool((images(source[50:], 2)[:, :, 0] == 100).all())
     assert set(numbers((source[50:], target[50:]))) == set(range(20))
+
+
+def crop_batches(share, flip=True):
+    large = np.random.default_rng(0).integers(0, 256, (9, 64, 64, 3), np.uint8)
+    high, low = (np.stack([area_reduce(image, size, size) for image in large]) for size in (32, 8))
+    return ImageBatches(low, high, 90, 4, flip, large, share)
+
+
+@pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.5, 30, 60), (1.0, 85, 90)])
+def test_a_share_of_the_images_are_random_crops(share, least, most):
+    whole = crop_batches(share, flip=False)
+    source, target = (images(tokens, size).numpy() for tokens, size in zip(whole.batch(2)[:2], (8, 32), strict=True))
+    standard = [any(np.array_equal(image, one) for one in whole.high) for image in target]
+    assert least <= standard.count(False) <= most
+    assert np.abs(area_reduce(target.astype(np.uint8), 8, 8).astype(int) - source).max() <= 1
+
+
+def test_crops_depend_on_seed_and_step_alone_and_leave_flips_as_they_were():
+    one, other, uncropped = crop_batches(0.5), crop_batches(0.5), crop_batches(0.0)
+    other.batch(7)
+    for a, b in zip(one.batch(3)[:2], other.batch(3)[:2], strict=True):
+        assert torch.equal(a, b)
+    same = (one.batch(3).target == uncropped.batch(3).target).all(1)
+    assert 30 < int(same.sum()) < 60  # the standard crops, mirrored or not as before

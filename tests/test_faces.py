@@ -466,3 +466,54 @@ def test_prepare_celeba_reports_a_bad_folder_in_one_line(tmp_path):
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "has no images" in done.stderr
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder with two square photos of different content."""
+    for number, corner in enumerate((0, 200)):
+        Image.fromarray(data.astronaut()[corner : corner + 192, 100:292]).save(tmp_path / f"{number}.png")
+    return tmp_path
+
+
+def test_prepare_celeba_keeps_larger_pictures_for_random_crops(photos):
+    done = run_prepare(photos, photos / "faces.npz", "--size", "64")
+    assert done.returncode == 0, done.stderr
+    read, exact = read_faces(photos / "faces.npz"), read_faces(photos, size=64)
+    np.testing.assert_array_equal(read.large, exact.large)
+    assert read.large.shape == (2, 64, 64, 3)
+    for here, there in ((read.hr, exact.hr), (read.lr, exact.lr)):
+        difference = here.astype(int) - there
+        assert np.abs(difference).max() <= 1  # twice reduced
+        assert abs(difference.mean()) < 0.2
+    done = run_prepare(photos / "faces.npz", photos / "crops.npz", "--random-crops", "--seed", "3")
+    assert done.returncode == 0, done.stderr
+    crops = read_faces(photos / "crops.npz")
+    np.testing.assert_array_equal(crops.hr, faces.random_crops(read, 3).hr)
+    assert np.abs(area_reduce(crops.hr, 8, 8).astype(int) - crops.lr).max() <= 1
+    assert not np.array_equal(crops.hr, read.hr)
+
+
+def test_random_crops_lie_inside_around_the_centre():
+    gradient = np.arange(64, dtype=np.uint8) * 3
+    picture = np.stack(np.broadcast_arrays(gradient[:, None], gradient[None], np.uint8(7)), -1)
+    rng = np.random.default_rng(0)
+    crops = np.stack([faces.random_crop(picture, rng)[0] for _ in range(400)]).astype(float)
+    for colour, axis in ((0, 1), (1, 2)):
+        lines = crops[..., colour].mean(3 - axis)
+        first, last = lines[:, 0] / 3, lines[:, -1] / 3
+        side = (last - first) * 32 / 31
+        assert side.min() == pytest.approx(52, abs=0.5)
+        assert side.max() == pytest.approx(64, abs=0.5)
+        centre = (first + last) / 2
+        assert centre.mean() == pytest.approx(31.5, abs=0.3)
+        assert 3 < np.abs(centre - 31.5).max() <= 6.5
+
+
+def test_random_crops_need_larger_pictures(photos, rng):
+    with pytest.raises(InvalidInputError, match="with the size 64"):
+        faces.random_crops(pairs_of(2, rng), 0)
+    with pytest.raises(InvalidInputError, match="size must be 32 or at least 40, not 33"):
+        read_faces(photos, size=33)
+    with pytest.raises(InvalidInputError, match="at least 200x200"):
+        read_faces(photos, size=200)

@@ -11,6 +11,7 @@ from typer import Option
 from superres.cli import options as opt
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, FACES, TRANSLATION, require
 from superres.errors import ConfigError
+from superres.system.idle import training_paused
 from superres.system.terminal import echo, echo_json
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def batch_sizes(context: typer.Context) -> tuple[int, ...]:
     return sizes
 
 
+@training_paused()
 def _measure(context: typer.Context, work: Workload, sizes: tuple[int, ...], count: int) -> None:
     """Run the benchmark, or with --proposers the comparison on `count` batches, and report as the options ask."""
     from superres.evaluation import benchmark, benchmark_proposers

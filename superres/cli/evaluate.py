@@ -21,6 +21,7 @@ from superres.config import (
     require_choice,
 )
 from superres.pipeline.options import combined
+from superres.system.idle import training_paused
 from superres.system.progress import say
 from superres.system.terminal import echo, echo_json
 from superres.tasks.faces import SPLITS, is_celeba
@@ -49,6 +50,7 @@ evaluate_app = typer.Typer(help="Score a checkpoint.", rich_markup_mode=None)
 
 
 @opt.decoding_command(evaluate_app, FACES)
+@training_paused()
 def images(
     context: typer.Context, data: Data, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid",
     limit: Limit = None, samples: Samples = 1, batch_size: opt.BatchSize = 16, device: opt.Device = "auto",
@@ -92,6 +94,7 @@ def images(
 
 
 @opt.decoding_command(evaluate_app, TRANSLATION)
+@training_paused()
 def text(
     context: typer.Context, data: Pairs, checkpoint: opt.Checkpoint = DEFAULT_TRANSLATOR, limit: Limit = None,
     greedy: Greedy = True, beam: Beam = BEAM.size, length_penalty: opt.LengthPenalty = BEAM.length_penalty,
@@ -121,6 +124,7 @@ def text(
         echo(report_lines(report), err=True)
 
 
+@training_paused()
 def tune(
     context: typer.Context, data: Data, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid",
     limit: Limit = 64, min_psnr_to_greedy: MinPsnr = None, max_bits_loss: MaxBits = None,

@@ -23,6 +23,9 @@ from superres.training.settings import HEAD_LOSSES, HEAD_TARGETS, TrainConfig
 
 TRAINING = TrainConfig(steps=1)
 BEAM = BeamConfig()
+FOREVER_RATE = 3e-4
+FOREVER_EMA = 0.9995
+"""Decay of the averaged weights of an endless run: an average over about 2,000 steps."""
 
 TrainData = Annotated[Path, Option(metavar="PATH", help="Training faces (.npz, folder or CelebA root), or parallel "
                                    "text PATH.en and PATH.de.")]
@@ -31,6 +34,10 @@ Dev = Annotated[Path | None, Option(metavar="PATH", help="Faces or text to score
 Start = Annotated[Path | None, Option(metavar="DIR", help="Checkpoint folder to start from.")]
 Preset = Annotated[str, Option(metavar=opt.choices(list(PRESETS)), help="Network to train without --start.")]
 Heads = Annotated[int | None, Option(metavar="K", help="Prediction heads p1..pk. [default: as in --start, or 10]")]
+ScoredDev = Annotated[Path, Option(metavar="PATH", help="Faces to score after every round, the same in every run.")]
+StartName = Annotated[Path, Option(metavar="NAME|DIR", help="Checkpoint to start from.")]
+MaybeOwn = Annotated[Path | None, Option(metavar="PATH", help="Pictures decoded by the model itself, from 'train "
+                                         "decode', for half of each batch.")]
 Own = Annotated[Path, Option(metavar="PATH", help="Pictures decoded by the model itself, from 'train decode'.")]
 RecipeFile = Annotated[Path, Argument(metavar="RECIPE", help="JSON file of stages; see scripts/recipes.")]
 More = Annotated[Path | None, Option(metavar="PATH", help="Text: more pairs PATH.en and PATH.de, for the stages that "
@@ -51,6 +58,10 @@ Minutes = Annotated[float | None, Option(metavar="M", help="Minutes of training 
 Steps = Annotated[int | None, Option(metavar="N", help="Steps of training in all.")]
 TrainBatchSize = Annotated[int, Option(metavar="N", help="Images or sentence pairs per step, over all processes.")]
 Rate = Annotated[float, Option(metavar="R", help="Peak learning rate.")]
+ForeverRate = Annotated[float, Option(metavar="R", help="Learning rate after the warm-up; it stays constant.")]
+RoundMinutes = Annotated[float, Option(min=0.01, metavar="M", help="Minutes of training between two scores.")]
+CropShare = Annotated[float | None, Option(metavar="S", help="Share of random crops among the images, for --data with "
+                                           "larger pictures. [default: 0.5 with such data, otherwise 0]")]
 Recompute = Annotated[bool, Option("--gradient-checkpointing", help="Use less memory and more computation.")]
 Limit = Annotated[int | None, Option(metavar="N", help="Use only the first N images or sentence pairs of --data.")]
 Seed = Annotated[int, Option(metavar="S", help="Seed for the weights and the order of the data.")]
@@ -84,7 +95,7 @@ def base(
     precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
     gradient_checkpointing: Recompute = False, label_smoothing: Smoothing = TRAINING.label_smoothing,
     warmup_steps: Warmup = TRAINING.warmup_steps, languages: Languages = None, vocabulary: Vocabulary = None,
-    teacher: Teacher = None,
+    teacher: Teacher = None, crop_share: CropShare = None,
 ) -> None:
     """Train the base model p1 by teacher forcing.
 
@@ -103,7 +114,7 @@ def heads(
     limit: Limit = None, gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
     head_layer: HeadLayer = None, head_target: HeadTarget = TRAINING.head_target,
     label_smoothing: Smoothing = TRAINING.label_smoothing, warmup_steps: Warmup = TRAINING.warmup_steps,
-    head_positions: Positions = TRAINING.head_positions,
+    head_positions: Positions = TRAINING.head_positions, crop_share: CropShare = None,
 ) -> None:
     """Train prediction heads on a trained base model.
 
@@ -157,7 +168,7 @@ def distil(
     batch_size: TrainBatchSize = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
     precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
     gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
-    head_target: HeadTarget = TRAINING.head_target,
+    head_target: HeadTarget = TRAINING.head_target, crop_share: CropShare = None,
 ) -> None:
     """Train prediction heads on pictures of the model itself.
 
@@ -165,6 +176,42 @@ def distil(
     """
     _train(train_config(context, "distil"), data=data, own=own, output=output, dev=dev, start=start, limit=limit,
            head_layer=head_layer)
+
+
+@train_app.command("continue")
+def continue_run(
+    context: typer.Context, data: TrainData, dev: ScoredDev, output: RunFolder,
+    start: StartName = Path(DEFAULT_CHECKPOINT), own: MaybeOwn = None, round_minutes: RoundMinutes = 60,
+    batch_size: TrainBatchSize = TRAINING.batch_size, learning_rate: ForeverRate = FOREVER_RATE,
+    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None, crop_share: CropShare = None,
+    gradient_checkpointing: Recompute = False,
+) -> None:
+    """Train base and heads of a checkpoint further, without an end.
+
+    Training uses only idle time of the processor, and pauses while 'superres benchmark' and other commands measure
+    times. After every round, the averaged weights are scored on the first 200 faces of --dev. DIR/best holds the best
+    round that beats the bundled checkpoint. Stop with Ctrl-C; the same command continues, after a kill, too.
+    """
+    from superres.system.idle import lowest_priority
+
+    lowest_priority()  # before torch starts its threads
+
+    from superres.checkpoint import find_checkpoint
+    from superres.training.continuous import train_continuously
+    from superres.training.corpora import Stage
+
+    settings = train_config(context, "heads" if own is None else "distil", endless=True, ema_decay=FOREVER_EMA)
+    stage = Stage(settings, data, output, dev, find_checkpoint(str(start)), limit=limit, own=own)
+    with _training_bar(None, "s") as (bar, stop):
+
+        def report(record: dict[str, float]) -> None:
+            _advance(bar, record["seconds"])
+            _show(bar, record)
+
+        best = train_continuously(stage, 60 * round_minutes, stop, report)
+    found = f"no round has beaten {DEFAULT_CHECKPOINT} yet" if best is None else \
+        f"{best} beats {DEFAULT_CHECKPOINT}, use it with --checkpoint {best}"
+    say(f"{output}: stopped and saved; {found}; the same command continues")
 
 
 @train_app.command()
@@ -207,14 +254,14 @@ def ladder(
     _finish(output, done)
 
 
-def train_config(context: typer.Context, stage: str) -> TrainConfig:
-    """Return the training settings of a command; settings without an option have their default.
+def train_config(context: typer.Context, stage: str, **fixed: object) -> TrainConfig:
+    """Return the training settings of a command; settings without an option are `fixed` or have their default.
 
     Raises:
         ConfigError: a setting is out of range, or two settings contradict each other.
     """
     given = {name: context.params[name] for name in TRAINING.to_dict() if name in context.params}
-    return TrainConfig.from_dict({"stage": stage, **given})
+    return TrainConfig.from_dict({"stage": stage, **fixed, **given})
 
 
 def _train(settings: TrainConfig, **stage_options: Any) -> None:  # noqa: ANN401 -- fields of superres.training.corpora.Stage

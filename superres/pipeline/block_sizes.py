@@ -18,8 +18,12 @@ from superres.decoding.cost import measured_costs
 from superres.decoding.decode import BlockSizeChooser
 from superres.errors import OutputError
 from superres.interfaces import ScoringModel
-from superres.system.machine import cache_folder, machine
-from superres.system.output import write_result
+from superres.system.idle import training_paused
+from superres.system.machine import machine
+from superres.system.output import cache_folder, write_result
+
+PATIENCE = 5.0
+"""Longest time that a first decode waits for training to pause, in seconds."""
 
 
 class BlockSizes:
@@ -81,7 +85,8 @@ class BlockSizes:
                 return costs
         except (OSError, ValueError, KeyError, TypeError):
             pass  # the file is missing or damaged
-        costs, steady = self.measure(self.model, source, chosen, largest, padding)
+        with training_paused(PATIENCE):
+            costs, steady = self.measure(self.model, source, chosen, largest, padding)
         if not steady:
             return costs
         try:

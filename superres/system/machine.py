@@ -34,11 +34,6 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def cache_folder() -> Path:
-    """Return the folder in the user's cache for compiled code and measured costs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "superres"
-
-
 def cpu_name() -> str:
     """Return the name of the processor, as far as the system reports it."""
     try:

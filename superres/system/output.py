@@ -26,6 +26,11 @@ SCRATCH = re.compile(r"\.superres-\d+-[0-9a-f]{8}\.tmp")
 """Pattern of a scratch file's name: id of the process that created it, and a random number."""
 
 
+def cache_folder() -> Path:
+    """Return the folder in the user's cache for compiled code, measured costs and locks."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "superres"
+
+
 def lock_file(file: BinaryIO, shared: bool = False) -> None:
     """Lock an open file until it is closed; the system also releases the lock of a process that is killed.
 

@@ -28,6 +28,9 @@ from superres.training.settings import TrainConfig
 PREDICTION_HEADS = 10
 """Default number of prediction heads, K."""
 
+CROP_SHARE = 0.5
+"""Default share of random crops, for faces with larger pictures."""
+
 DEV_IMAGES = 64
 """Number of development images whose bits per dimension are measured during training."""
 
@@ -149,13 +152,17 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     require(stage.more is None, f"faces do not use further text; leave out --more {stage.more}")
     evaluate = None if stage.dev is None else face_score(stage.dev)
     pairs = faces.read_faces(stage.data, "train", stage.limit)
+    share = settings.crop_share
+    if share is None:
+        share = 0.0 if pairs.large is None else CROP_SHARE
+    require(not share or pairs.large is not None, f"--crop-share {share} needs larger pictures than {stage.data} has; "
+            "leave it out, or prepare them with scripts/prepare_celeba.py, with the size 64")
+    size = settings.batch_size if stage.own is None else settings.batch_size // 2
+    true = ImageBatches(pairs.lr, pairs.hr, size, settings.seed, settings.flip, pairs.large, share)
     if stage.own is None:
-        batches = ImageBatches(pairs.lr, pairs.hr, settings.batch_size, settings.seed, settings.flip)
-        return Corpus(network, batches, evaluate)
+        return Corpus(network, true, evaluate)
     own = faces.read_faces(stage.own)
-    half = settings.batch_size // 2
-    true = ImageBatches(pairs.lr, pairs.hr, half, settings.seed, settings.flip)
-    return Corpus(network, DistilBatches(true, ImageBatches(own.lr, own.hr, half, settings.seed)), evaluate)
+    return Corpus(network, DistilBatches(true, ImageBatches(own.lr, own.hr, size, settings.seed)), evaluate)
 
 
 def face_score(path: Path) -> Score:
@@ -187,6 +194,7 @@ def text_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     if settings.stage == "distil":
         raise ConfigError("the stage distil mixes own pictures with true ones; for text, let a teacher translate the "
                           "training text with 'superres train decode' and train base or heads on that")
+    require(settings.crop_share is None, "text has no crops; leave --crop-share out")
     languages = network.languages[0], network.languages[1]
     pairs = translation.read_pairs(stage.data, languages, stage.limit)
     codec = _vocabulary(stage, pairs, network)

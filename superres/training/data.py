@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from superres.config import require
+from superres.tasks.faces import random_crop
 
 
 class TokenBatch(NamedTuple):
@@ -61,6 +62,8 @@ class ImageBatches:
         batch_size: images per batch over all processes.
         seed: key of order and mirroring.
         flip: mirror half of the images.
+        large: uint8 [N, S, S, 3], the pictures of `high` for random crops; or None.
+        crop_share: share of random crops (`superres.tasks.faces.random_crop`), in [0, 1]; 0 without `large`.
     """
 
     low: np.ndarray
@@ -68,6 +71,8 @@ class ImageBatches:
     batch_size: int
     seed: int
     flip: bool = True
+    large: np.ndarray | None = None
+    crop_share: float = 0.0
     unit: str = "images"
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
@@ -89,7 +94,10 @@ class ImageBatches:
     def _pair(self, epoch: int, place: int) -> tuple[np.ndarray, np.ndarray]:
         index = _permutation(self.seed, epoch, len(self.low))[place]
         low, high = self.low[index], self.high[index]
-        mirrored = self.flip and np.random.default_rng((self.seed, epoch, place)).random() < 0.5
+        rng = np.random.default_rng((self.seed, epoch, place))
+        mirrored = self.flip and rng.random() < 0.5
+        if self.large is not None and rng.random() < self.crop_share:
+            high, low = random_crop(self.large[index], rng)
         return (low[:, ::-1], high[:, ::-1]) if mirrored else (low, high)
 
 

@@ -42,14 +42,22 @@ def train_stage(stage: Stage, stop: Stop, report: Report) -> bool:
     Raises:
         SuperresError: data, settings, the warm start or an earlier run in the folder do not match.
     """
+    return build_trainer(stage).run(stop, report)
+
+
+def build_trainer(stage: Stage) -> Trainer:
+    """Read the data of a stage and prepare its run, which is resumed if its folder holds a state.
+
+    Raises:
+        SuperresError: as for `train_stage`.
+    """
     network = stage.network()
     corpus = CORPORA[network.task](stage, network)
     teacher = load_teacher(stage.teacher, corpus) if stage.teacher is not None else None
     model = build_model(corpus.network, stage.settings, stage.start)
     earlier = [] if stage.start is None else read_training(stage.start)
-    trainer = Trainer(model, stage.settings, corpus.batches, stage.output, corpus.evaluate, earlier=earlier,
-                      files=corpus.files, teacher=teacher)
-    return trainer.run(stop, report)
+    return Trainer(model, stage.settings, corpus.batches, stage.output, corpus.evaluate, earlier=earlier,
+                   files=corpus.files, teacher=teacher)
 
 
 def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:

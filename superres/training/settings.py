@@ -29,6 +29,11 @@ class TrainConfig(Config):
         ema_decay: decay of the averaged weights, in [0, 1); the checkpoint holds the averaged weights.
         steps: length of the schedule in steps; None if `minutes` is given.
         minutes: length of the schedule in minutes of training time, summed over resumes; None if `steps` is given.
+        endless: train until stopped; `steps` and `minutes` are None. The learning rate stays at its peak after the
+            warm-up, and the averaged weights take the place of the decay (Haegele et al. 2024, "Scaling Laws and
+            Compute-Optimal Training Beyond Fixed Training Durations").
+        crop_share: share of random crops among the true images, in [0, 1]; the others are standard crops. Needs faces
+            with larger pictures. None: half if the data has them, otherwise 0.
         flip: mirror half of the images.
         estimate_weight: weight of the estimate's mean absolute error, in nats per grey level.
         freeze_base: stages other than "base": train only the head layer, so that p1 stays exactly the base model.
@@ -61,6 +66,8 @@ class TrainConfig(Config):
     ema_decay: float = 0.999
     steps: int | None = None
     minutes: float | None = None
+    endless: bool = False
+    crop_share: float | None = None
     flip: bool = True
     estimate_weight: float = 0.02
     freeze_base: bool = False
@@ -86,10 +93,13 @@ class TrainConfig(Config):
         require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1), not {self.ema_decay!r}")
         require(0 <= self.label_smoothing < 1, f"label_smoothing must be in [0, 1), not {self.label_smoothing!r}")
         require(0 < self.head_decay <= 1, f"head_decay must be in (0, 1], not {self.head_decay!r}")
-        limit = self.steps if self.minutes is None else self.minutes
-        require((self.steps is None) != (self.minutes is None),
+        lengths = [length for length in (self.steps, self.minutes) if length is not None]
+        require(len(lengths) == (0 if self.endless else 1),
+                "endless training has no length; leave steps and minutes out" if self.endless else
                 "give the length of training as either steps or minutes")
-        require(limit is not None and limit > 0, f"the length of training must be positive, not {limit!r}")
+        require(all(length > 0 for length in lengths), f"the length of training must be positive, not {lengths}")
+        require(self.crop_share is None or 0 <= self.crop_share <= 1,
+                f"crop_share must be in [0, 1], not {self.crop_share!r}")
         require(self.head_loss in HEAD_LOSSES,
                 f"head_loss must be one of {', '.join(HEAD_LOSSES)}, not {self.head_loss!r}")
         require(self.head_target in HEAD_TARGETS,

@@ -42,8 +42,14 @@ SAVE_SECONDS = 45.0
 REPORT_STEPS = 50
 """Number of steps between two records of the losses."""
 
+HISTORY = 4000
+"""Number of records at which the history is thinned out."""
+
 DEV_SCORES = ("bits_per_dim", "dev_images", "bits_per_token", "bleu", "dev_pairs")
 """Names of the scores on development data in the history."""
+
+DECODING_SCORES = ("greedy_psnr", "greedy_ssim", "exact_tokens_per_step", "epsilon_2_tokens_per_step")
+"""Names of the scores of decoded development images in the history, which only `superres train continue` measures."""
 
 
 @dataclass
@@ -106,14 +112,21 @@ def _warm_start(model: EncoderDecoder, base: EncoderDecoder, origin: str) -> Non
 
 
 def learning_rate_factor(settings: TrainConfig, progress: Progress) -> float:
-    """Return the factor on the peak learning rate, in [0, 1]: linear warm-up times a cosine decay to 0."""
-    done = progress.step / settings.steps if settings.steps else progress.seconds / (60 * (settings.minutes or 1))
+    """Return the factor on the peak learning rate, in [0, 1]: linear warm-up times a cosine decay to 0.
+
+    Endless training has the warm-up only.
+    """
     warm = min(1.0, (progress.step + 1) / max(settings.warmup_steps, 1))
+    if settings.endless:
+        return warm
+    done = progress.step / settings.steps if settings.steps else progress.seconds / (60 * (settings.minutes or 1))
     return warm * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
 def finished(settings: TrainConfig, progress: Progress) -> bool:
-    """Return whether the run has reached the end of its schedule."""
+    """Return whether the run has reached the end of its schedule; endless training never does."""
+    if settings.endless:
+        return False
     if settings.steps is not None:
         return progress.step >= settings.steps
     return progress.seconds >= 60 * (settings.minutes or 0)
@@ -203,21 +216,28 @@ class Trainer:
             now = time.monotonic()
             self.progress.seconds, stopped = self._agree(before + now - started, stop())
             if self.progress.step % self.report_steps == 0:
-                report(self._record(losses))
+                report(self.record(losses))
             if self.evaluate is not None and now - evaluated > self.evaluate_seconds:
-                report(self._record(self._evaluation()))
+                report(self.record(self._evaluation()))
                 evaluated = time.monotonic()
             if now - saved > SAVE_SECONDS:
                 self.save()
                 saved = time.monotonic()
         done = finished(self.settings, self.progress)
         if done and self.evaluate is not None:
-            report(self._record(self._evaluation()))
+            report(self.record(self._evaluation()))
         self.save()
         if done and self.accelerator.is_main_process:
-            training = [*self.earlier, self.summary()]
-            save_checkpoint(self.averaged, self.folder / "checkpoint", training=training, files=self.files)
+            self.write_checkpoint(self.folder / "checkpoint")
         return done
+
+    def write_checkpoint(self, folder: Path) -> None:
+        """Write the averaged weights, and the stages that led to them, to a checkpoint folder.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        save_checkpoint(self.averaged, folder, training=[*self.earlier, self.summary()], files=self.files)
 
     def summary(self) -> dict[str, Any]:
         """Return a summary of the run: settings, length, latest scores, hardware and versions."""
@@ -227,7 +247,8 @@ class Trainer:
         return {
             "stage": self.settings.stage, "steps": self.progress.step, "seconds": round(self.progress.seconds),
             f"{self.batches.unit}_seen": self.progress.step * self.settings.batch_size,
-            **{f"dev_{name.removeprefix('dev_')}": scores[name] for name in DEV_SCORES if name in scores},
+            **{f"dev_{name.removeprefix('dev_')}": scores[name]
+               for name in (*DEV_SCORES, *DECODING_SCORES) if name in scores},
             "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cores,
             "processes": self.accelerator.num_processes, "torch": torch.__version__,
             "settings": self.settings.to_dict(),
@@ -290,7 +311,14 @@ class Trainer:
         first = broadcast(torch.tensor([seconds, float(stopped)], dtype=torch.float64, device=self.accelerator.device))
         return float(first[0]), bool(first[1])
 
-    def _record(self, values: dict[str, float]) -> dict[str, float]:
+    def record(self, values: dict[str, float]) -> dict[str, float]:
+        """Add losses or scores to the history, and return the record.
+
+        A long history keeps every second record of losses, so that saving it stays fast in an endless run.
+        """
+        if len(self.progress.history) >= HISTORY:
+            self.progress.history = [record for number, record in enumerate(self.progress.history)
+                                     if number % 2 or "total" not in record]
         record = {"step": self.progress.step, "seconds": round(self.progress.seconds, 1),
                   self.batches.unit: self.progress.step * self.settings.batch_size, **values}
         self.progress.history.append(record)

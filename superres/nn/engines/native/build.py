@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from superres.errors import ConfigError
-from superres.system.machine import cache_folder
+from superres.system.output import cache_folder
 
 SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")

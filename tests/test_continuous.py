@@ -1,0 +1,229 @@
+"""Training without an end: killed at any time it goes on to the bit, it makes way for timings, and reports progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fakes import NATIVE, TINY
+from train_forever import SETTINGS, train
+
+from superres.checkpoint import load_checkpoint, read_tensors, read_training, save_checkpoint
+from superres.cli.main import run
+from superres.config import DEFAULT_CHECKPOINT
+from superres.errors import ConfigError
+from superres.nn.model import EncoderDecoder
+from superres.system import idle
+from superres.tasks.faces import FacePairs, area_reduce, write_npz
+from superres.training.continuous import SCORES, Rounds
+from superres.training.trainer import Progress, learning_rate_factor
+
+ROOT = Path(__file__).parents[1]
+LAST = 12
+"""Step up to which runs train."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with faces.npz, dev.npz and an untrained checkpoint."""
+    folder = tmp_path_factory.mktemp("forever")
+    images = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), np.uint8)
+    pairs = FacePairs(images, area_reduce(images, 8, 8), np.arange(8, dtype=np.int32))
+    write_npz(pairs, folder / "faces.npz")
+    write_npz(FacePairs(pairs.hr[:1], pairs.lr[:1], pairs.ids[:1]), folder / "dev.npz")
+    torch.manual_seed(0)
+    save_checkpoint(EncoderDecoder(replace(TINY, **NATIVE)), folder / "start")
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Locks of this test alone."""
+    monkeypatch.setattr(idle, "cache_folder", lambda: tmp_path / "cache")
+
+
+def start(folder, output):
+    command = [sys.executable, ROOT / "tests" / "train_forever.py", folder, output, LAST]
+    return subprocess.Popen(list(map(str, command)), env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+                                                          "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+
+
+def state(output):
+    return json.loads((output / "state" / "state.json").read_text())
+
+
+def step(output):
+    """Return the step of the saved state, 0 without one. The two renames of a replacement leave none for an instant."""
+    try:
+        return state(output)["step"]
+    except FileNotFoundError:
+        return 0
+
+
+def losses(output):
+    return {record["step"]: record["total"] for record in state(output)["history"] if "total" in record}
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_run_killed_several_times_equals_an_uninterrupted_one_to_the_bit(folder, tmp_path):
+    train(folder, tmp_path / "whole", LAST)
+    killed, resumed = tmp_path / "killed", []
+    for _ in range(2):
+        process, before = start(folder, killed), step(killed)
+        while process.poll() is None and step(killed) == before:
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+        resumed.append(step(killed))
+    assert resumed[0] < LAST  # killed just after the first state was saved
+    process = start(folder, killed)
+    _, messages = process.communicate(timeout=100)
+    assert process.returncode == 0, messages
+    assert losses(killed) == losses(tmp_path / "whole")
+    for name in ("model", "averaged", "optimizer"):
+        one, other = (read_tensors(path / "state" / f"{name}.safetensors") for path in (killed, tmp_path / "whole"))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one), name
+    assert not list(killed.glob(".*-*"))
+
+
+@pytest.mark.usefixtures("cache")
+def test_rounds_are_scored_beside_the_bundled_checkpoint(folder, tmp_path, capsys):
+    train(folder, tmp_path, 6, round_seconds=0.01)
+    first, *rounds = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
+    assert (first["round"], first["checkpoint"]) == (0, DEFAULT_CHECKPOINT)
+    assert [row["round"] for row in rounds] == list(range(1, len(rounds) + 1))
+    assert 0 < rounds[-1]["step"] <= state(tmp_path)["step"]
+    assert SCORES.keys() <= rounds[0].keys()
+    assert "round 1, step" in capsys.readouterr().err
+    last = read_training(tmp_path / "checkpoint")[-1]
+    assert last["settings"]["endless"]
+    assert load_checkpoint(tmp_path / "checkpoint").config.prediction_heads == TINY.prediction_heads
+    # On noise the bundled checkpoint is no better than one that has seen it.
+    assert (tmp_path / "best").is_dir() == any(row["beats_bundled"] for row in rounds)
+
+
+BUNDLED = dict(zip(SCORES, (3.5, 22.0, 0.7, 3.0, 8.0), strict=True))
+
+
+@pytest.fixture
+def rounds(tmp_path):
+    images = np.zeros((1, 32, 32, 3), np.uint8)
+    rounds = Rounds(tmp_path, FacePairs(images, images[:, :8, :8], np.zeros(1, np.int32)))
+    rounds._write({"round": 0, "dev": rounds._data, "seconds": 0.0, **BUNDLED})
+    return rounds
+
+
+@pytest.mark.parametrize(("name", "change", "worse"), [
+    ("bits_per_dim", -0.1, []), ("bits_per_dim", 0.0, ["bits_per_dim"]),
+    ("greedy_psnr", -0.1, ["bits_per_dim", "greedy_psnr"]), ("exact_tokens_per_step", -0.1, ["bits_per_dim",
+                                                                                           "exact_tokens_per_step"])])
+def test_a_round_beats_the_bundled_checkpoint_in_every_score_or_not_at_all(rounds, name, change, worse):
+    scores = {**BUNDLED, name: BUNDLED[name] + change}
+    assert rounds.worse(scores) == worse
+    assert rounds.is_best(scores) == (not worse)
+
+
+def test_the_best_round_has_the_fewest_bits(rounds, capsys):
+    good, better = ({**BUNDLED, "bits_per_dim": bits} for bits in (3.4, 3.3))
+    for number, scores in enumerate((better, good), 1):
+        assert rounds.is_best(scores) == (scores is better)
+        rounds.add(scores, {"step": number, "seconds": number, **scores})
+    lines = capsys.readouterr().err.splitlines()
+    assert "BETTER than celeba-8to32; kept as" in lines[0]
+    assert "has fewer bits/dim" in lines[1]
+
+
+def test_a_report_on_other_pictures_is_refused(rounds, tmp_path):
+    images = np.ones((1, 32, 32, 3), np.uint8)
+    with pytest.raises(ConfigError, match="scores on other pictures"):
+        Rounds(tmp_path, FacePairs(images, images[:, :8, :8], np.zeros(1, np.int32)))
+    (tmp_path / "report.jsonl").write_text("{")
+    with pytest.raises(ConfigError, match=r"report\.jsonl is damaged"):
+        Rounds(tmp_path, rounds.pairs)
+
+
+@pytest.mark.usefixtures("cache")
+def test_training_pauses_while_times_are_measured(folder, tmp_path):
+    seen = []
+    output = tmp_path / "run"
+    worker = threading.Thread(target=train, args=(folder, output, 8))
+    with idle.training_paused():
+        worker.start()
+        time.sleep(1.5)
+        seen.append((output / "state").exists())
+    while not (output / "state").exists():
+        time.sleep(0.02)
+    with idle.training_paused():
+        assert not idle.is_locked(idle.TRAINING)
+        steps = [state(output)["step"]]
+        time.sleep(0.5)
+        steps.append(state(output)["step"])
+    worker.join(60)
+    assert seen == [False]
+    assert steps[0] == steps[1]
+    assert state(output)["step"] >= 8
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_killed_measurement_does_not_pause_training(tmp_path):
+    code = ("import sys, time; from pathlib import Path; from superres.system import idle\n"
+            "idle.cache_folder = lambda: Path(sys.argv[1])\n"
+            "with idle.training_paused(): print(flush=True); time.sleep(60)")
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "cache")], stdout=subprocess.PIPE, cwd=ROOT)
+    process.stdout.readline()
+    assert idle.times_are_measured()
+    process.kill()
+    process.communicate()
+    assert not idle.times_are_measured()
+
+
+@pytest.mark.usefixtures("cache")
+def test_measurements_do_not_exclude_one_another_and_wait_no_longer_than_their_patience():
+    with idle.training_paused(), idle.training_paused():
+        assert idle.times_are_measured()
+    with idle._locked(idle.TRAINING, shared=True):
+        started = time.monotonic()
+        with idle.training_paused(patience=0.5):
+            pass
+        assert 0.4 < time.monotonic() - started < 5
+
+
+def test_lowest_priority():
+    code = ("import os; from superres.system.idle import lowest_priority as lower; lower()\n"
+            "print(os.nice(0), os.sched_getscheduler(0) == os.SCHED_IDLE)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split() == ["19", "True"]
+
+
+def test_the_rate_of_an_endless_run_stays():
+    factors = [learning_rate_factor(SETTINGS, Progress(step, step, [])) for step in (0, 4, 10**7)]
+    assert factors == [0.2, 1, 1]
+
+
+@pytest.mark.parametrize("change", [{"steps": 3}, {"minutes": 3.0}])
+def test_an_endless_run_has_no_length(change):
+    with pytest.raises(ConfigError, match="endless training has no length"):
+        replace(SETTINGS, **change)
+
+
+@pytest.mark.usefixtures("cache")
+def test_two_processes_do_not_train_in_one_folder(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(idle, "lowest_priority", lambda: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    (tmp_path / "run").mkdir()
+    with open(tmp_path / "run" / "run.lock", "ab") as file:
+        idle.lock_file(file)
+        words = ["train", "continue", "--data", folder / "faces.npz", "--dev", folder / "dev.npz", "--output",
+                 tmp_path / "run", "--start", folder / "start"]
+        assert run([str(word) for word in words]) == 2
+    assert "another process trains in" in capsys.readouterr().err
