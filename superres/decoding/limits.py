@@ -1,0 +1,267 @@
+"""A model whose tokens are limited, so that the sums of groups of target tokens are in given ranges.
+
+The limited model is p1 with the scores of all tokens outside the limits set to -inf, so criteria, sampling and
+reference decoders need no knowledge of the limits. The limits of a column depend on the tokens before it: the committed
+tokens and the proposals that the same step reads. The heads' proposals are limited in the same way. What a group is,
+and which sums it may have, is a task's knowledge: for pictures see `superres.tasks.consistency`.
+
+Limits are whole numbers below 2**24, so float32 holds them exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from superres.errors import ConfigError
+from superres.interfaces import (
+    Choose,
+    GraphCapture,
+    IteratingSession,
+    Judge,
+    LoopState,
+    Peers,
+    ScoringModel,
+    Session,
+    Sources,
+    StepOutput,
+    SumLimits,
+    Tree,
+    TreeSession,
+)
+
+
+@dataclass
+class Limits:
+    """Limits of a task as tensors; see `superres.tasks.consistency.CellLimits`.
+
+    Attributes:
+        group: int64 [T].
+        earlier: int64 [T, E].
+        low: int64 [V].
+        high: int64 [V].
+    """
+
+    group: Tensor
+    earlier: Tensor
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of(cls, task: Any, device: torch.device) -> Limits:  # noqa: ANN401 -- arrays under the same names
+        """Copy the arrays of a task's limits to `device`."""
+        parts = (np.asarray(getattr(task, name)) for name in ("group", "earlier", "low", "high"))
+        return cls(*(torch.from_numpy(part).to(device) for part in parts))
+
+    def bounds(self, source: Tensor) -> Tensor:
+        """Return the bounds of `superres.interfaces.SumLimits` [B, 2, T] for source tokens [B, S]."""
+        size = self.earlier.shape[1] + 1
+        following = size - 1 - (self.earlier >= 0).sum(1)  # [T]: positions of the group after each position
+        low = self.low[source][:, self.group] - (len(self.low) - 1) * following
+        return torch.stack([low, self.high[source][:, self.group]], dim=1)
+
+
+def masked(scores: Tensor, bounds: Tensor) -> Tensor:
+    """Return the scores [B, N, V], with -inf for tokens outside `bounds` [B, 2, N]."""
+    token = torch.arange(scores.shape[-1], device=scores.device)
+    low, high = (bound.unsqueeze(-1) for bound in within(bounds, scores.shape[-1] - 1))  # [B, N, 1]
+    return scores.masked_fill((token < low) | (token > high), float("-inf"))
+
+
+def within(bounds: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Return the lower and the upper limits [B, N] in `bounds` [B, 2, N], so that 0..`most` has a token between them.
+
+    After a proposal outside its own limits, no token may be left for the next one. The nearest token is then within the
+    limits; such columns are never accepted.
+    """
+    return bounds[:, 0].clamp(max=most), bounds[:, 1].clamp(min=0)
+
+
+class LimitedProposals:
+    """A `superres.interfaces.LimitedChoose` around the choice of the tokens of a block after its first."""
+
+    def __init__(self, choose: Choose, bounds: Tensor, same: Tensor, most: int) -> None:
+        """Prepare for proposals at offsets 1..N, chosen in order.
+
+        Args:
+            choose: chooses from limited scores.
+            bounds: limits given the tokens up to the block's first, float32 [B, 2, N].
+            same: whether two offsets belong to the same group, as float32 [B, N, N].
+            most: the largest token.
+        """
+        self.choose, self.bounds, self.same, self.most, self.chosen = choose, bounds, same, most, 0
+
+    def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
+        """See `Choose.__call__`."""
+        tokens = []
+        for column in range(scores.shape[1]):
+            here = slice(column, column + 1)
+            own = masked(scores[:, here], self.bounds[:, :, self.chosen : self.chosen + 1])
+            tokens.append(self.choose(own, offsets[here]))
+            self._take(tokens[-1])
+        return torch.cat(tokens, dim=1)
+
+    def limit(self, tokens: Tensor) -> Tensor:
+        """See `LimitedChoose.limit`."""
+        low, high = within(self.bounds[:, :, self.chosen : self.chosen + 1], self.most)  # each [B, 1]
+        tokens = torch.minimum(torch.maximum(tokens, low), high)
+        self._take(tokens)
+        return tokens
+
+    def _take(self, tokens: Tensor) -> None:
+        self.bounds.addcmul_(self.same[:, self.chosen].unsqueeze(1), tokens.unsqueeze(1).to(self.bounds.dtype), value=-1)
+        self.chosen += 1
+
+    def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
+        """See `Choose.additive`."""
+        return self.choose.additive(offsets)
+
+    def judge(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
+        """See `superres.interfaces.Judge.judge`."""
+        if isinstance(self.choose, Judge):
+            self.choose.judge(centre, slope, tokens)
+
+
+class LimitedSession:
+    """A session whose scores and proposals are limited: a `superres.interfaces.Session`.
+
+    Attributes:
+        record: tokens read so far [B, 2 + T + W]; column 0 is always 0, column p + 2 holds the token at position p.
+    """
+
+    def __init__(self, session: Session, limits: Limits, bounds: Tensor) -> None:
+        """Limit an empty `session` of B rows with `bounds` [B, 2, T]."""
+        self.session, self.limits, self.bounds = session, limits, bounds
+        self.width, self.shape, self.estimate = session.width, session.shape, session.estimate
+        self.last = bounds.shape[2] - 1
+        self.earlier = torch.where(limits.earlier < 0, 0, limits.earlier + 2)  # [T, E]: columns of `record`
+        self.columns = torch.arange(session.width, device=bounds.device)
+        self.record = bounds.new_zeros(len(bounds), 2 + bounds.shape[2] + session.width)
+
+    def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
+        """See `superres.interfaces.Session.step`."""
+        output = self.session.step(tokens, position)
+        place = position.unsqueeze(1) + self.columns[: tokens.shape[1]]  # [B, W]
+        self.record.scatter_(1, place + 1, tokens)
+        scores = masked(output.scores, self._bounds(place.clamp(max=self.last), self.last + 1))
+        return StepOutput(scores, (output, place))
+
+    def _bounds(self, target: Tensor, known: Tensor | int) -> Tensor:
+        """Return the limits [B, 2, N] at targets [B, N], given the recorded tokens at positions before `known`."""
+        columns = self.earlier[target]  # [B, N, E]
+        tokens = self.record.gather(1, columns.flatten(1)).view(columns.shape)
+        sums = (tokens * (columns < known + 2)).sum(-1)  # [B, N]
+        return self.bounds.gather(2, target.unsqueeze(1).expand(-1, 2, -1)) - sums.unsqueeze(1)
+
+    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
+        """See `superres.interfaces.Session.propose`."""
+        inner, place = output.state
+        start = place.gather(1, index.unsqueeze(1))  # [B, 1]: position of the block's first token
+        self.record.scatter_(1, start + 2, first.unsqueeze(1))
+        target = (start + offsets).clamp(max=self.last)  # [B, N]
+        group = self.limits.group[target]
+        same = group.unsqueeze(1) == group.unsqueeze(2)  # [B, N, N]
+        bounds = self._bounds(target, start.unsqueeze(2) + 1).float()
+        limited = LimitedProposals(choose, bounds, same.float(), len(self.limits.low) - 1)
+        return self.session.propose(inner, index, first, offsets, limited)
+
+    def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
+        """See `superres.interfaces.IteratingSession.iterations`."""
+        draft, session = state.proposer.draft, self.session
+        if not isinstance(session, IteratingSession) or not isinstance(draft, LimitedSession | None):
+            return None
+        return session.iterations(replace(
+            state, limits=SumLimits(self.limits.earlier, self.bounds),
+            proposer=replace(state.proposer, draft=None if draft is None else draft.session)))
+
+    def resize(self, width: int) -> None:
+        """See `superres.interfaces.Session.resize`."""
+        self.session.resize(width)
+        self.width = width
+
+    def select(self, rows: Tensor, length: int) -> None:
+        """See `superres.interfaces.Session.select`."""
+        self.session.select(rows, length)
+        self.record.copy_(self.record[rows])
+
+    def copy_rows(self, rows: Tensor, other: LimitedSession, chosen: Tensor, cache: bool = True) -> None:
+        """See `superres.interfaces.Session.copy_rows`."""
+        self.session.copy_rows(rows, other.session, chosen, cache)
+        for mine, theirs in ((self.bounds, other.bounds), (self.record, other.record)):
+            mine.index_copy_(0, rows, theirs.index_select(0, chosen))
+
+    def row_state(self, cache: bool = True) -> list[Tensor]:
+        """See `superres.interfaces.Session.row_state`."""
+        return [*self.session.row_state(cache), self.bounds, self.record]
+
+
+@dataclass
+class LimitedSources:
+    """Sources of a limited model: `superres.interfaces.Sources`.
+
+    Attributes:
+        model: sources of the model.
+        bounds: int64 [B, 2, T].
+    """
+
+    model: Sources
+    bounds: Tensor
+
+    def __getitem__(self, rows: Tensor) -> LimitedSources:
+        """Return the sources in `rows`, int64 [R]."""
+        return LimitedSources(self.model[rows], self.bounds[rows])
+
+
+class LimitedModel:
+    """A model limited to tokens within a task's limits: a `superres.interfaces.ScoringModel`."""
+
+    def __init__(self, model: ScoringModel, limits: Limits) -> None:
+        """Limit `model`, whose source tokens determine the sums of the groups."""
+        self.model, self.limits = model, limits
+        self.vocabulary, self.length, self.end_token = model.vocabulary, model.length, model.end_token
+        self.prediction_heads, self.weight_bytes = model.prediction_heads, model.weight_bytes
+        self.graph_capture: GraphCapture | None = model.graph_capture
+        self.own_threads = model.own_threads
+
+    @property
+    def peers(self) -> Peers | None:
+        """See `superres.interfaces.ScoringModel.peers`."""
+        return self.model.peers
+
+    def encode(self, source: Sources, padding: Tensor | None = None) -> LimitedSources:
+        """See `superres.interfaces.ScoringModel.encode`."""
+        if isinstance(source, LimitedSources):
+            return source
+        return LimitedSources(self.model.encode(source, padding), self.limits.bounds(source))
+
+    def session(
+        self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1,
+    ) -> LimitedSession:
+        """See `superres.interfaces.ScoringModel.session`."""
+        encoded = self.encode(source, padding)
+        session = self.model.session(encoded.model, width, padding, copies)
+        return LimitedSession(session, self.limits, encoded.bounds.repeat_interleave(copies, 0))
+
+    def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
+        """See `superres.interfaces.ScoringModel.tree_session`.
+
+        Raises:
+            ConfigError: always; a limited model reads no trees.
+        """
+        raise ConfigError("lookahead cannot limit its tokens; choose another proposer, or turn consistent off")
+
+    def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
+        """See `superres.interfaces.ScoringModel.uncached_scores`."""
+        scores = self.model.uncached_scores(source, target, position)  # [B, K, V]
+        place = position.unsqueeze(1) + torch.arange(scores.shape[1], device=target.device)  # [B, K]
+        place = place.clamp(max=self.length - 1)
+        earlier = self.limits.earlier[place]  # [B, K, E]
+        tokens = target.gather(1, earlier.clamp(min=0).flatten(1)).view(earlier.shape)
+        sums = (tokens * (earlier >= 0)).sum(-1)
+        bounds = self.limits.bounds(source).gather(2, place.unsqueeze(1).expand(-1, 2, -1)) - sums.unsqueeze(1)
+        return masked(scores, bounds)
