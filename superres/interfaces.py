@@ -292,8 +292,8 @@ class SumLimits:
     tokens of its group. See `superres.decoding.limits`.
 
     Attributes:
-        earlier: earlier positions of the group of each position, int64 [T, E], in order; -1 where there are fewer.
-        bounds: int64 [B, 2, T].
+        earlier: earlier positions of the group of each position, int64 [T + 1, E], in order; -1 where there are fewer.
+        bounds: int64 [B, 2, T + 1]; positions past the end, for which the last entry stands, have no limits.
     """
 
     earlier: Tensor

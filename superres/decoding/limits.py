@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from superres.errors import ConfigError
@@ -36,13 +36,17 @@ from superres.interfaces import (
 )
 
 
+UNLIMITED = 2**22
+"""Bound of the tokens past the target's end; they are undefined, and have no limits."""
+
+
 @dataclass
 class Limits:
     """Limits of a task as tensors; see `superres.tasks.consistency.CellLimits`.
 
     Attributes:
-        group: int64 [T].
-        earlier: int64 [T, E].
+        group: int64 [T + 1]; the last entry stands for positions past the end.
+        earlier: int64 [T + 1, E].
         low: int64 [V].
         high: int64 [V].
     """
@@ -55,15 +59,17 @@ class Limits:
     @classmethod
     def of(cls, task: Any, device: torch.device) -> Limits:  # noqa: ANN401 -- arrays under the same names
         """Copy the arrays of a task's limits to `device`."""
-        parts = (np.asarray(getattr(task, name)) for name in ("group", "earlier", "low", "high"))
-        return cls(*(torch.from_numpy(part).to(device) for part in parts))
+        group, earlier, low, high = (
+            torch.from_numpy(getattr(task, name)).to(device) for name in ("group", "earlier", "low", "high"))
+        return cls(F.pad(group, (0, 1), value=-1), F.pad(earlier, (0, 0, 0, 1), value=-1), low, high)
 
     def bounds(self, source: Tensor) -> Tensor:
-        """Return the bounds of `superres.interfaces.SumLimits` [B, 2, T] for source tokens [B, S]."""
-        size = self.earlier.shape[1] + 1
-        following = size - 1 - (self.earlier >= 0).sum(1)  # [T]: positions of the group after each position
+        """Return the bounds of `superres.interfaces.SumLimits` [B, 2, T + 1] for source tokens [B, S]."""
+        following = self.earlier.shape[1] - (self.earlier >= 0).sum(1)  # [T + 1]: later positions of the group
         low = self.low[source][:, self.group] - (len(self.low) - 1) * following
-        return torch.stack([low, self.high[source][:, self.group]], dim=1)
+        bounds = torch.stack([low, self.high[source][:, self.group]], dim=1)
+        bounds[:, 0, -1], bounds[:, 1, -1] = -UNLIMITED, UNLIMITED
+        return bounds
 
 
 def masked(scores: Tensor, bounds: Tensor) -> Tensor:
@@ -131,24 +137,24 @@ class LimitedSession:
     """A session whose scores and proposals are limited: a `superres.interfaces.Session`.
 
     Attributes:
-        record: tokens read so far [B, 2 + T + W]; column 0 is always 0, column p + 2 holds the token at position p.
+        record: tokens read so far, int64 [B, 2 + T + W]; column 0 is always 0, column p + 2 holds the token at position p.
     """
 
     def __init__(self, session: Session, limits: Limits, bounds: Tensor) -> None:
-        """Limit an empty `session` of B rows with `bounds` [B, 2, T]."""
+        """Limit an empty `session` of B rows with `bounds` [B, 2, T + 1]."""
         self.session, self.limits, self.bounds = session, limits, bounds
         self.width, self.shape, self.estimate = session.width, session.shape, session.estimate
-        self.last = bounds.shape[2] - 1
-        self.earlier = torch.where(limits.earlier < 0, 0, limits.earlier + 2)  # [T, E]: columns of `record`
+        self.length = bounds.shape[2] - 1
+        self.earlier = torch.where(limits.earlier < 0, 0, limits.earlier + 2)  # [T + 1, E]: columns of `record`
         self.columns = torch.arange(session.width, device=bounds.device)
-        self.record = bounds.new_zeros(len(bounds), 2 + bounds.shape[2] + session.width)
+        self.record = bounds.new_zeros(len(bounds), 2 + self.length + session.width)
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         """See `superres.interfaces.Session.step`."""
         output = self.session.step(tokens, position)
         place = position.unsqueeze(1) + self.columns[: tokens.shape[1]]  # [B, W]
         self.record.scatter_(1, place + 1, tokens)
-        scores = masked(output.scores, self._bounds(place.clamp(max=self.last), self.last + 1))
+        scores = masked(output.scores, self._bounds(place.clamp(max=self.length), self.length))
         return StepOutput(scores, (output, place))
 
     def _bounds(self, target: Tensor, known: Tensor | int) -> Tensor:
@@ -163,7 +169,7 @@ class LimitedSession:
         inner, place = output.state
         start = place.gather(1, index.unsqueeze(1))  # [B, 1]: position of the block's first token
         self.record.scatter_(1, start + 2, first.unsqueeze(1))
-        target = (start + offsets).clamp(max=self.last)  # [B, N]
+        target = (start + offsets).clamp(max=self.length)  # [B, N]
         group = self.limits.group[target]
         same = group.unsqueeze(1) == group.unsqueeze(2)  # [B, N, N]
         bounds = self._bounds(target, start.unsqueeze(2) + 1).float()
@@ -206,7 +212,7 @@ class LimitedSources:
 
     Attributes:
         model: sources of the model.
-        bounds: int64 [B, 2, T].
+        bounds: int64 [B, 2, T + 1].
     """
 
     model: Sources
@@ -259,7 +265,7 @@ class LimitedModel:
         """See `superres.interfaces.ScoringModel.uncached_scores`."""
         scores = self.model.uncached_scores(source, target, position)  # [B, K, V]
         place = position.unsqueeze(1) + torch.arange(scores.shape[1], device=target.device)  # [B, K]
-        place = place.clamp(max=self.length - 1)
+        place = place.clamp(max=self.length)
         earlier = self.limits.earlier[place]  # [B, K, E]
         tokens = target.gather(1, earlier.clamp(min=0).flatten(1)).view(earlier.shape)
         sums = (tokens * (earlier >= 0)).sum(-1)
