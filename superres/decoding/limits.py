@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from superres.errors import ConfigError
 from superres.interfaces import (
     Choose,
     GraphCapture,
@@ -161,7 +160,10 @@ class LimitedSession:
         """Return the limits [B, 2, N] at targets [B, N], given the recorded tokens at positions before `known`."""
         columns = self.earlier[target]  # [B, N, E]
         tokens = self.record.gather(1, columns.flatten(1)).view(columns.shape)
-        sums = (tokens * (columns < known + 2)).sum(-1)  # [B, N]
+        return self._less((tokens * (columns < known + 2)).sum(-1), target)
+
+    def _less(self, sums: Tensor, target: Tensor) -> Tensor:
+        """Return the limits [B, 2, N] at targets [B, N], given the sums [B, N] of the earlier tokens."""
         return self.bounds.gather(2, target.unsqueeze(1).expand(-1, 2, -1)) - sums.unsqueeze(1)
 
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
@@ -204,6 +206,44 @@ class LimitedSession:
     def row_state(self, cache: bool = True) -> list[Tensor]:
         """See `superres.interfaces.Session.row_state`."""
         return [*self.session.row_state(cache), self.bounds, self.record]
+
+
+class LimitedTreeSession(LimitedSession):
+    """A session over a tree whose scores are limited: a `superres.interfaces.TreeSession`.
+
+    The limits of a column depend on the tokens of its ancestors, and on the recorded tokens before the tree.
+    """
+
+    session: TreeSession
+
+    def __init__(self, session: TreeSession, limits: Limits, bounds: Tensor) -> None:
+        """See `LimitedSession`."""
+        super().__init__(session, limits, bounds)
+        self.tree = session.tree
+        self.ancestors, self.columns = (part.to(bounds.device) for part in (self.tree.ancestors, self.tree.depth))
+
+    def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
+        """See `superres.interfaces.TreeSession`."""
+        output = self.session.step(tokens, position)
+        self.tokens, self.start = tokens, position.unsqueeze(1) - self.tree.root
+        place = position.unsqueeze(1) + self.columns[: self.tree.scored]  # [B, N]: targets of the scored columns
+        target = place.clamp(0, self.length)
+        earlier = self.limits.earlier[target]  # [B, N, E]
+        # The column that reads the token before a target is the target's own; its parent reads the token before that.
+        back = target.unsqueeze(-1) - 1 - earlier
+        nearest = back.clamp(0, self.ancestors.shape[1] - 1)
+        column = self.ancestors[: self.tree.scored].expand(len(tokens), -1, -1).gather(2, nearest)
+        inside = (earlier >= 0) & (back == nearest) & (column >= 0)
+        both = torch.cat([self.record, tokens], dim=1)
+        columns = torch.where(inside, self.record.shape[1] + column, self.earlier[target])
+        sums = both.gather(1, columns.flatten(1)).view(columns.shape).sum(-1)
+        return StepOutput(masked(output.scores, self._less(sums, target)), (output, place))
+
+    def keep(self, columns: Tensor) -> None:
+        """See `superres.interfaces.TreeSession.keep`."""
+        self.session.keep(columns)
+        place = self.start + torch.arange(columns.shape[1], device=columns.device)
+        self.record.scatter_(1, place.clamp(min=0) + 1, self.tokens.gather(1, columns))
 
 
 @dataclass
@@ -254,12 +294,10 @@ class LimitedModel:
         return LimitedSession(session, self.limits, encoded.bounds.repeat_interleave(copies, 0))
 
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
-        """See `superres.interfaces.ScoringModel.tree_session`.
-
-        Raises:
-            ConfigError: always; a limited model reads no trees.
-        """
-        raise ConfigError("lookahead cannot limit its tokens; choose another proposer, or turn consistent off")
+        """See `superres.interfaces.ScoringModel.tree_session`."""
+        encoded = self.encode(source, padding)
+        session = self.model.tree_session(encoded.model, tree, kept)
+        return LimitedTreeSession(session, self.limits, encoded.bounds)
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
         """See `superres.interfaces.ScoringModel.uncached_scores`."""
