@@ -34,7 +34,6 @@ from superres.interfaces import (
     TreeSession,
 )
 
-
 UNLIMITED = 2**22
 """Bound of the tokens past the target's end; they are undefined, and have no limits."""
 
@@ -119,7 +118,8 @@ class LimitedProposals:
         return tokens
 
     def _take(self, tokens: Tensor) -> None:
-        self.bounds.addcmul_(self.same[:, self.chosen].unsqueeze(1), tokens.unsqueeze(1).to(self.bounds.dtype), value=-1)
+        known = tokens.unsqueeze(1).to(self.bounds.dtype)  # [B, 1, 1]
+        self.bounds.addcmul_(self.same[:, self.chosen].unsqueeze(1), known, value=-1)
         self.chosen += 1
 
     def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
@@ -136,7 +136,7 @@ class LimitedSession:
     """A session whose scores and proposals are limited: a `superres.interfaces.Session`.
 
     Attributes:
-        record: tokens read so far, int64 [B, 2 + T + W]; column 0 is always 0, column p + 2 holds the token at position p.
+        record: tokens read so far, int64 [B, 2 + T + W]; column p + 2 holds the token at position p, and column 0 is 0.
     """
 
     def __init__(self, session: Session, limits: Limits, bounds: Tensor) -> None:

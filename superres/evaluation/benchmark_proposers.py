@@ -107,8 +107,8 @@ class Variant:
     def measure(self, pipeline: Pipeline, batch: Batch) -> None:
         """Decode a batch and record time and result; two iterations of the first batch warm up."""
         if not self.decoded:
-            for _ in islice(iterations(pipeline.scoring_for(self.options), batch.source, self.options, padding=batch.padding,
-                                       proposer=self.proposer), 2):
+            for _ in islice(iterations(pipeline.scoring_for(self.options), batch.source, self.options,
+                                       padding=batch.padding, proposer=self.proposer), 2):
                 pass
         timer = Timer(pipeline.device)
         with timed(self.proposer, timer) as spent:

@@ -175,6 +175,9 @@ def _cases():
         yield f"{engine}, text", functools.partial(made, make, TEXT["text"], WAYS["exact"])
     for way, options in PICTURES.items():
         yield f"faces, native, {way}", functools.partial(upscaled, "native", options)
+    for engine in ("plain", "native", "native-bf16", "native-int8"):
+        options = replace(PICTURES["epsilon 2"], consistent=True)
+        yield f"faces, {engine}, epsilon 2, consistent", functools.partial(upscaled, engine, options)
     for engine in ("plain", "native-bf16", "native-int8"):
         yield f"faces, {engine}, epsilon 2", functools.partial(upscaled, engine, PICTURES["epsilon 2"])
     for engine in ("native", "plain"):
