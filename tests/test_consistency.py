@@ -14,6 +14,7 @@ from fakes import (
     Waiting,
     criterion_options,
     draft_of,
+    limits_of,
     proposer_for,
     random_model,
     random_tokens,
@@ -103,11 +104,6 @@ def test_a_picture_of_any_choices_within_the_bounds_reduces_to_its_source(seed, 
         least, most = max(low[place] - known, 0), min(high[place] - known, 255)
         tokens[place] = least + round((most - least) * np.clip(2 * drawn[place] - 0.5, 0, 1))  # often an extreme one
     assert (area_reduce(to_pictures(tokens[None]), 8, 8) == source).all()
-
-
-def limits_of(config):
-    """Return the limits under which targets of a network reduce to their source."""
-    return Limits.of(cell_limits(config.source_shape, config.target_shape, config.vocabulary), torch.device("cpu"))
 
 
 def limited(config, kind=StepModel):

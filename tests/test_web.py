@@ -235,7 +235,8 @@ def test_settings_without_a_control_are_the_checkpoint_s_own():
 @pytest.mark.parametrize("wrong", [
     {"block_size": 1.5}, {"block_size": None}, {"block_size": -1}, {"accept": ["exact"]}, {"accept": None},
     {"epsilon": "x"}, {"epsilon": {}}, {"top_k": "3"}, {"top_k": 0}, {"budget": -1}, {"temperature": -1},
-    {"temperature": None}, {"consistent": 1}, {"seed": float("inf")}, {"seed": float("nan")}, {"seed": -1}, {"seed": 2**70},
+    {"temperature": None}, {"consistent": 1}, {"seed": float("inf")},
+    {"seed": float("nan")}, {"seed": -1}, {"seed": 2**70},
 ], ids=str)
 def test_whatever_a_visitor_sends_instead_is_refused_with_a_message(wrong):
     values = {"block_size": 10, "accept": "exact", "epsilon": "2", "top_k": 2, "budget": 8, "consistent": False,
