@@ -47,19 +47,22 @@ class Limits:
         earlier: int64 [T + 1, E].
         low: int64 [V].
         high: int64 [V].
+        tokens: 0..V-1.
     """
 
     group: Tensor
     earlier: Tensor
     low: Tensor
     high: Tensor
+    tokens: Tensor
 
     @classmethod
     def of(cls, task: Any, device: torch.device) -> Limits:  # noqa: ANN401 -- arrays under the same names
         """Copy the arrays of a task's limits to `device`."""
         group, earlier, low, high = (
             torch.from_numpy(getattr(task, name)).to(device) for name in ("group", "earlier", "low", "high"))
-        return cls(F.pad(group, (0, 1), value=-1), F.pad(earlier, (0, 0, 0, 1), value=-1), low, high)
+        group, earlier = F.pad(group, (0, 1), value=-1), F.pad(earlier, (0, 0, 0, 1), value=-1)
+        return cls(group, earlier, low, high, torch.arange(len(low), device=device))
 
     def bounds(self, source: Tensor) -> Tensor:
         """Return the bounds of `superres.interfaces.SumLimits` [B, 2, T + 1] for source tokens [B, S]."""
@@ -69,51 +72,45 @@ class Limits:
         bounds[:, 0, -1], bounds[:, 1, -1] = -UNLIMITED, UNLIMITED
         return bounds
 
+    def masked(self, scores: Tensor, bounds: Tensor) -> Tensor:
+        """Return the scores [B, N, V], with -inf for tokens outside `bounds` [B, 2, N].
 
-def masked(scores: Tensor, bounds: Tensor) -> Tensor:
-    """Return the scores [B, N, V], with -inf for tokens outside `bounds` [B, 2, N]."""
-    token = torch.arange(scores.shape[-1], device=scores.device)
-    low, high = (bound.unsqueeze(-1) for bound in within(bounds, scores.shape[-1] - 1))  # [B, N, 1]
-    return scores.masked_fill((token < low) | (token > high), float("-inf"))
-
-
-def within(bounds: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Return the lower and the upper limits [B, N] in `bounds` [B, 2, N], so that 0..`most` has a token between them.
-
-    After a proposal outside its own limits, no token may be left for the next one. The nearest token is then within the
-    limits; such columns are never accepted.
-    """
-    return bounds[:, 0].clamp(max=most), bounds[:, 1].clamp(min=0)
+        After a proposal outside its own limits, no token may be left for the next one. The nearest token then keeps its
+        score; such columns are never accepted.
+        """
+        low = bounds[:, 0].clamp(max=len(self.tokens) - 1).unsqueeze(-1)  # [B, N, 1]
+        high = bounds[:, 1].clamp(min=0).unsqueeze(-1)
+        return scores.masked_fill((self.tokens < low) | (self.tokens > high), float("-inf"))
 
 
 class LimitedProposals:
     """A `superres.interfaces.LimitedChoose` around the choice of the tokens of a block after its first."""
 
-    def __init__(self, choose: Choose, bounds: Tensor, same: Tensor, most: int) -> None:
+    def __init__(self, choose: Choose, limits: Limits, bounds: Tensor, same: Tensor) -> None:
         """Prepare for proposals at offsets 1..N, chosen in order.
 
         Args:
             choose: chooses from limited scores.
+            limits: the task's limits.
             bounds: limits given the tokens up to the block's first, float32 [B, 2, N].
             same: whether two offsets belong to the same group, as float32 [B, N, N].
-            most: the largest token.
         """
-        self.choose, self.bounds, self.same, self.most, self.chosen = choose, bounds, same, most, 0
+        self.choose, self.limits, self.bounds, self.same, self.chosen = choose, limits, bounds, same, 0
 
     def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
         """See `Choose.__call__`."""
         tokens = []
         for column in range(scores.shape[1]):
             here = slice(column, column + 1)
-            own = masked(scores[:, here], self.bounds[:, :, self.chosen : self.chosen + 1])
+            own = self.limits.masked(scores[:, here], self.bounds[:, :, self.chosen : self.chosen + 1])
             tokens.append(self.choose(own, offsets[here]))
             self._take(tokens[-1])
         return torch.cat(tokens, dim=1)
 
     def limit(self, tokens: Tensor) -> Tensor:
         """See `LimitedChoose.limit`."""
-        low, high = within(self.bounds[:, :, self.chosen : self.chosen + 1], self.most)  # each [B, 1]
-        tokens = torch.minimum(torch.maximum(tokens, low), high)
+        low, high = self.bounds[:, :, self.chosen : self.chosen + 1].unbind(1)  # each [B, 1]
+        tokens = tokens.clamp(low, high).clamp_(0, len(self.limits.tokens) - 1)
         self._take(tokens)
         return tokens
 
@@ -153,14 +150,15 @@ class LimitedSession:
         output = self.session.step(tokens, position)
         place = position.unsqueeze(1) + self.columns[: tokens.shape[1]]  # [B, W]
         self.record.scatter_(1, place + 1, tokens)
-        scores = masked(output.scores, self._bounds(place.clamp(max=self.length), self.length))
+        scores = self.limits.masked(output.scores, self._bounds(place.clamp(max=self.length)))
         return StepOutput(scores, (output, place))
 
-    def _bounds(self, target: Tensor, known: Tensor | int) -> Tensor:
-        """Return the limits [B, 2, N] at targets [B, N], given the recorded tokens at positions before `known`."""
+    def _bounds(self, target: Tensor, last: Tensor | None = None) -> Tensor:
+        """Return the limits [B, 2, N] at targets [B, N], given the tokens recorded up to position `last`, or all."""
         columns = self.earlier[target]  # [B, N, E]
-        tokens = self.record.gather(1, columns.flatten(1)).view(columns.shape)
-        return self._less((tokens * (columns < known + 2)).sum(-1), target)
+        if last is not None:
+            columns = columns.masked_fill(columns > last + 2, 0)
+        return self._less(self.record.gather(1, columns.flatten(1)).view(columns.shape).sum(-1), target)
 
     def _less(self, sums: Tensor, target: Tensor) -> Tensor:
         """Return the limits [B, 2, N] at targets [B, N], given the sums [B, N] of the earlier tokens."""
@@ -174,8 +172,8 @@ class LimitedSession:
         target = (start + offsets).clamp(max=self.length)  # [B, N]
         group = self.limits.group[target]
         same = group.unsqueeze(1) == group.unsqueeze(2)  # [B, N, N]
-        bounds = self._bounds(target, start.unsqueeze(2) + 1).float()
-        limited = LimitedProposals(choose, bounds, same.float(), len(self.limits.low) - 1)
+        limited = LimitedProposals(
+            choose, self.limits, self._bounds(target, start.unsqueeze(2)).float(), same.float())
         return self.session.propose(inner, index, first, offsets, limited)
 
     def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
@@ -237,7 +235,7 @@ class LimitedTreeSession(LimitedSession):
         both = torch.cat([self.record, tokens], dim=1)
         columns = torch.where(inside, self.record.shape[1] + column, self.earlier[target])
         sums = both.gather(1, columns.flatten(1)).view(columns.shape).sum(-1)
-        return StepOutput(masked(output.scores, self._less(sums, target)), (output, place))
+        return StepOutput(self.limits.masked(output.scores, self._less(sums, target)), (output, place))
 
     def keep(self, columns: Tensor) -> None:
         """See `superres.interfaces.TreeSession.keep`."""
@@ -308,4 +306,4 @@ class LimitedModel:
         tokens = target.gather(1, earlier.clamp(min=0).flatten(1)).view(earlier.shape)
         sums = (tokens * (earlier >= 0)).sum(-1)
         bounds = self.limits.bounds(source).gather(2, place.unsqueeze(1).expand(-1, 2, -1)) - sums.unsqueeze(1)
-        return masked(scores, bounds)
+        return self.limits.masked(scores, bounds)

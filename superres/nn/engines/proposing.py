@@ -164,6 +164,6 @@ def nearest(
     for head in range(mu.shape[1]):
         if weights is not None:
             below.addcmul_(weights[:, :, head], tokens[head])
-        token = below[:, head : head + 1].ceil().clamp_(0, most)
-        tokens.append(token if limit is None else limit(token))
+        token = below[:, head : head + 1].ceil()
+        tokens.append(token.clamp_(0, most) if limit is None else limit(token))
     return torch.cat(tokens[1:], dim=1).long(), below + 0.5
