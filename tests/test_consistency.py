@@ -23,6 +23,7 @@ from fakes import (
 from hypothesis import example, given
 from hypothesis import strategies as st
 from recording import Recorded
+from torch.nn.functional import one_hot
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
@@ -138,7 +139,7 @@ def test_every_criterion_and_proposer_keeps_to_the_limits(name, proposer):
 
 
 @pytest.mark.parametrize("way", SAMPLED)
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", ["cells of 16", "base"])
 def test_every_way_of_sampling_keeps_to_the_limits(network, way):
     config = NETWORKS[network]
     model, source = limited(config), random_tokens(config, 3)[0]
@@ -164,7 +165,7 @@ def test_exact_blocks_are_the_tokens_of_the_reference(network, way):
 
 @pytest.mark.parametrize("options", [DecodeConfig(accept="distance", epsilon=1), DecodeConfig(accept="top-k"),
                                      DecodeConfig(min_block=3), DecodeConfig(temperature=0.8, seed=3)])
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", ["sequential heads", "base", "plain"])
 def test_blocks_are_those_of_separate_prediction_and_verification(network, options):
     config = NETWORKS[network]
     model, source = limited(config), random_tokens(config, 2)[0]
@@ -203,16 +204,12 @@ def test_heads_propose_within_the_limits():
 def test_speculative_samples_have_the_limited_distribution():
     config = replace(HEADS, source_shape=(1, 1, 3), target_shape=(2, 2, 3), vocabulary=4)
     model, source = limited(config), torch.tensor([[1, 2, 3]])
-    rows = 4000
-    several = source.expand(rows, -1)
-    counts = []
+    several, seen = source.expand(4000, -1), []
     for options in (DecodeConfig(temperature=1.0, sampling="speculative"), DecodeConfig(1, temperature=1.0, seed=9)):
         tokens = decode(model, several, options).tokens
         assert_consistent(tokens, several, config)
-        codes = (tokens * 4 ** torch.arange(12)).sum(1)
-        counts.append(codes)
-    seen = torch.cat(counts).unique()
-    first, second = ((codes.unsqueeze(1) == seen).double().mean(0) for codes in counts)
-    common = (first + second) > 0.02
-    assert bool(common.any())
-    torch.testing.assert_close(first[common], second[common], atol=0.03, rtol=0)
+        # How often each value and each pair of neighbours of one colour occurs.
+        pairs = tokens[:, :-3] * 4 + tokens[:, 3:]
+        seen += [one_hot(tokens, 4).double().mean(0), one_hot(pairs, 16).double().mean(0)]
+    torch.testing.assert_close(seen[0], seen[2], atol=0.04, rtol=0)
+    torch.testing.assert_close(seen[1], seen[3], atol=0.04, rtol=0)
