@@ -94,6 +94,7 @@ def main(
     temperature: Annotated[float, typer.Option(help="Temperature of sampling.")] = 0.9,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     engine: Annotated[str, typer.Option(help="Engine of the decoding step.")] = "auto",
+    consistent: Annotated[bool, typer.Option("--consistent", help="Limit faces to their input.")] = False,
 ) -> None:
     """Check greedy decoding and sampling, and print a JSON line per setting; exit 1 if any token differs."""
     pipeline = type(load(checkpoint, device)).load(checkpoint, device, engine)
@@ -103,14 +104,16 @@ def main(
             raise typer.BadParameter(f"{name!r} is not a proposer whose steps can have a fixed width")
     width = max(pipeline.model_config.prediction_heads, 6)
     if isinstance(pipeline, Translator):
+        if consistent:
+            raise typer.BadParameter("--consistent is for faces, not for text; leave it out")
         decode = sentences(pipeline, data, limit, batch_size, width)
     else:
         decode = faces(pipeline, Path(data), limit, batch_size, width)
     different = False
     for heat in (0.0, temperature):
-        reference = decode(DecodeConfig(block_size=1, temperature=heat))
+        reference = decode(DecodeConfig(block_size=1, temperature=heat, consistent=consistent))
         for options in tqdm(plans(pipeline, names), disable=None):
-            record = check(decode, reference, dataclasses.replace(options, temperature=heat))
+            record = check(decode, reference, dataclasses.replace(options, temperature=heat, consistent=consistent))
             different |= record["different_rows"] != 0
             print(json.dumps(record), flush=True)
     raise typer.Exit(1 if different else 0)

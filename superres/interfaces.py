@@ -34,6 +34,15 @@ class Judge(Choose, Protocol):
         ...
 
 
+@runtime_checkable
+class LimitedChoose(Choose, Protocol):
+    """A `Choose` of tokens within limits, which depend on the tokens chosen before; it counts its calls."""
+
+    def limit(self, tokens: Tensor) -> Tensor:
+        """Choose the possible tokens nearest to `tokens` [B, 1], whole numbers as floats, for the next offset."""
+        ...
+
+
 @dataclass
 class StepOutput:
     """Result of one model call.
@@ -276,6 +285,22 @@ class Widths:
 
 
 @dataclass(frozen=True)
+class SumLimits:
+    """Limits on the sums of groups of target tokens, such as the intensities of a cell of an image, as data.
+
+    The token at position t must be in [bounds[:, 0, t] - S, bounds[:, 1, t] - S], where S is the sum of the earlier
+    tokens of its group. See `superres.decoding.limits`.
+
+    Attributes:
+        earlier: earlier positions of the group of each position, int64 [T + 1, E], in order; -1 where there are fewer.
+        bounds: int64 [B, 2, T + 1]; positions past the end, for which the last entry stands, have no limits.
+    """
+
+    earlier: Tensor
+    bounds: Tensor
+
+
+@dataclass(frozen=True)
 class LoopState:
     """Tensors and settings of the decoder's loop that native iterations need besides a session.
 
@@ -291,6 +316,7 @@ class LoopState:
         sampling: None if tokens are chosen greedily.
         proposer: source of proposals 2..k.
         widths: chooses the block size of every iteration; None if all have `block_size`.
+        limits: limits of the tokens that p1 and the proposer choose; None without limits.
     """
 
     position: Tensor
@@ -304,6 +330,7 @@ class LoopState:
     sampling: Sampling | None = None
     proposer: ProposerData = ProposerData("heads")
     widths: Widths | None = None
+    limits: SumLimits | None = None
 
 
 @runtime_checkable

@@ -11,11 +11,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 import torch.distributed
-from fakes import VARIANTS, random_model, random_tokens
+from fakes import VARIANTS, limits_of, random_model, random_tokens
 from textual import CONFIG, wordy
 
 from superres.config import DecodeConfig
 from superres.decoding.decode import decode
+from superres.decoding.limits import LimitedModel
 from superres.decoding.proposers.lookahead.parallel import Processes
 from superres.nn.engines.torch_model import StepModel
 
@@ -26,13 +27,16 @@ WAYS = {
     "coupled": DecodeConfig(block_size=3, temperature=0.4, seed=5, **LOOKAHEAD),
     "relaxed": DecodeConfig(block_size=4, accept="top-k", top_k=2, **LOOKAHEAD),
 }
-VARIANTS_HERE = ("text", "base aids", "sentences")
+VARIANTS_HERE = ("text", "base aids", "sentences", "limited")
 
 
 def model_and_source(variant):
     """Return a network and sources for three rows."""
     if variant == "sentences":
         return StepModel(wordy(CONFIG, 2), end_token=1), random_tokens(CONFIG, 3, seed=5)[0]
+    if variant == "limited":
+        model, source = model_and_source("base aids")
+        return LimitedModel(model, limits_of(model.model.config)), source
     return StepModel(random_model(VARIANTS[variant])), random_tokens(VARIANTS[variant], 3)[0]
 
 
@@ -41,7 +45,7 @@ def decode_all(peers=None):
     made = {}
     for variant in VARIANTS_HERE:
         model, source = model_and_source(variant)
-        model.peers = peers
+        (model.model if isinstance(model, LimitedModel) else model).peers = peers
         for way, options in WAYS.items():
             decoded = decode(model, source, options)
             made[f"{variant}, {way}"] = [decoded.tokens.tolist(), [trace.accepted for trace in decoded.traces]]

@@ -9,12 +9,14 @@ from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.batching import Finished
 from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.decode import check_options
+from superres.decoding.limits import Limits
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.ngrams import Numbering, count_ngrams
 from superres.interfaces import StepOutput
 from superres.nn.engines.native.build import SIGNATURES
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
+from superres.tasks.consistency import cell_limits
 from superres.tasks.faces import encode, enlarge
 
 TOKENS = 32 * 32 * 3
@@ -243,6 +245,11 @@ def random_tokens(config, rows, seed=0):
     generator = torch.Generator().manual_seed(seed)
     shapes = (rows, config.source_length), (rows, config.target_length)
     return [torch.randint(config.vocabulary, shape, generator=generator) for shape in shapes]
+
+
+def limits_of(config):
+    """Return the limits under which targets of a network reduce to their source."""
+    return Limits.of(cell_limits(config.source_shape, config.target_shape, config.vocabulary), torch.device("cpu"))
 
 
 def draft_of(model, noise=0.1, **changes):

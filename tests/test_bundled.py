@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -50,6 +51,44 @@ def test_exact_blocks_equal_one_token_at_a_time_for_every_block_size(upscaler, s
         assert np.array_equal(result.images, reference.images), f"k={k}"
         assert all(trace.tokens == 3072 for trace in result.traces)
         assert all(trace.iterations < 3072 for trace in result.traces), "no proposal was ever accepted"
+
+
+HARD = np.stack([
+    np.zeros((8, 8, 3)), np.full((8, 8, 3), 255), np.indices((8, 8, 3)).sum(0) % 2 * 255,
+    np.random.default_rng(0).integers(0, 256, (8, 8, 3)),
+]).astype(np.uint8)
+"""Inputs that no face looks like: black, white, a chequerboard of extremes, noise."""
+
+CONSISTENT = {
+    "exact": {}, "adaptive": {"adaptive": True}, "epsilon 2": {"accept": "distance", "epsilon": 2},
+    "top-k": {"accept": "top-k", "top_k": 3}, "sampled": {"temperature": 0.9},
+    "speculative": {"temperature": 0.9, "sampling": "speculative"},
+    "draft": {"proposer": "draft", "temperature": 0.9, "sampling": "speculative"},
+    "quantile": {"temperature": 1.5, "noise": "quantile", "accept": "distance"},
+}
+
+
+@pytest.mark.parametrize("way", CONSISTENT)
+def test_consistent_pictures_reduce_to_exactly_their_input(upscaler, sources, way):
+    inputs = np.concatenate([sources, HARD])
+    result = upscaler(inputs, superres.DecodeConfig(**CONSISTENT[way], consistent=True))
+    assert np.array_equal(area_reduce(result.images, 8, 8), inputs)
+
+
+@pytest.mark.parametrize("engine", ["plain", "native-bf16", "native-int8"])
+def test_consistent_pictures_of_every_engine_reduce_to_their_input(sources, engine):
+    inputs = np.concatenate([sources[:1], HARD[2:]])
+    loaded = superres.load(NAME, device="cpu", engine=engine)
+    result = loaded(inputs, superres.DecodeConfig(accept="distance", epsilon=2, consistent=True))
+    assert np.array_equal(area_reduce(result.images, 8, 8), inputs)
+
+
+def test_consistent_blocks_equal_one_token_at_a_time(upscaler, sources):
+    for temperature in (0.0, 0.9):
+        options = superres.DecodeConfig(temperature=temperature, consistent=True)
+        reference = upscaler(sources[:1], dataclasses.replace(options, block_size=1)).images
+        for change in ({"block_size": 4}, {"adaptive": True}, {"proposer": "lookup", "block_size": 3}):
+            assert np.array_equal(upscaler(sources[:1], dataclasses.replace(options, **change)).images, reference)
 
 
 def test_epsilon_needs_fewer_calls_and_stays_close_to_greedy(upscaler, sources):

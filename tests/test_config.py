@@ -183,7 +183,8 @@ def test_what_a_visitor_sends_in_place_of_a_number_is_refused(value):
     from superres.web.controls import options_of, samples_of
     from superres.web.translate_tab import variant_of
 
-    good = {"block_size": 4, "accept": "distance", "epsilon": "2", "top_k": 2, "budget": 8, "temperature": 0, "seed": 0}
+    good = {"block_size": 4, "accept": "distance", "epsilon": "2", "top_k": 2, "budget": 8, "consistent": True,
+            "temperature": 0, "seed": 0}
     options_of(DecodeConfig(), good.values())
     for name in ("block_size", "epsilon", "top_k", "budget", "seed"):
         with pytest.raises(ConfigError) as caught:

@@ -14,7 +14,9 @@ from torch.profiler import ProfilerActivity, profile
 from superres.config import DecodeConfig
 from superres.decoding.batching import RefilledDecoder
 from superres.decoding.decode import decode, iterations
+from superres.decoding.limits import LimitedModel, Limits
 from superres.nn.engines import step_model
+from superres.tasks.consistency import cell_limits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")]
 
@@ -45,6 +47,16 @@ def test_graphs_give_the_same_tokens_and_traces_for_one_batch_after_another(way)
         source, options = tokens(CONFIG, ROWS, seed), replace(WAYS[way], seed=seed)
         assert_same(decode(graph, source, options), decode(plain, source, options))
     assert len(captured(graph)) == 1
+    assert None not in captured(graph)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_limited_tokens_are_captured(way):
+    config = VARIANTS["no free scores"]
+    limits = Limits.of(cell_limits(config.source_shape, config.target_shape, config.vocabulary), torch.device("cuda"))
+    plain, graph = (LimitedModel(model, limits) for model in pair(config))
+    source = tokens(config, ROWS)
+    assert_same(decode(graph, source, WAYS[way]), decode(plain, source, WAYS[way]))
     assert None not in captured(graph)
 
 

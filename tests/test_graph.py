@@ -10,7 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fakes import VARIANTS, Restless, Waiting, criterion_options, proposer_for, random_model, random_tokens, stacked
+from fakes import (
+    VARIANTS,
+    Restless,
+    Waiting,
+    criterion_options,
+    limits_of,
+    proposer_for,
+    random_model,
+    random_tokens,
+    stacked,
+)
 from recording import Recorded
 from stepping import check_steps
 from test_refill import ScriptedFeed
@@ -21,6 +31,7 @@ from superres.decoding.batching import RefilledDecoder
 from superres.decoding.cost import measured_costs
 from superres.decoding.decode import decode, iterations
 from superres.decoding.graph_cache import keep
+from superres.decoding.limits import LimitedModel
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 from superres.nn.engines import step_model
@@ -57,9 +68,10 @@ def assert_same(actual, expected):
         assert (one.proposed == other.proposed).all()
 
 
+@pytest.mark.parametrize("limited", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-def test_replayed_iterations_give_the_same_tokens_and_traces_for_one_batch_after_another(way):
-    plain, graph = pair()
+def test_replayed_iterations_give_the_same_tokens_and_traces_for_one_batch_after_another(way, limited):
+    plain, graph = (LimitedModel(model, limits_of(CONFIG)) if limited else model for model in pair())
     before = Recorded.made
     for seed in (0, 1):
         source, options = random_tokens(CONFIG, ROWS, seed)[0], replace(WAYS[way], seed=seed)
@@ -145,10 +157,12 @@ def addresses(thing, path="loop", seen=None):
     return found
 
 
+@pytest.mark.parametrize("limited", [False, True])
 @pytest.mark.parametrize("way", ["greedy", "exact", "sampled", "sampled by quantiles", "speculative"])
 @torch.inference_mode()
-def test_nothing_moves_from_one_iteration_to_the_next(way):
+def test_nothing_moves_from_one_iteration_to_the_next(way, limited):
     _, graph = pair()
+    graph = LimitedModel(graph, limits_of(CONFIG)) if limited else graph
     graph.graph_capture.capture = lambda work: work
     options = WAYS[way]
     loops = iterations(graph, random_tokens(CONFIG, ROWS)[0], options)

@@ -97,6 +97,13 @@ def test_the_search_ends_with_the_largest_block_that_keeps_the_bound_on_all_imag
     assert json.loads(json.dumps(report, allow_nan=False))["bound"] == bound.to_dict()
 
 
+def test_a_checkpoint_that_is_consistent_stays_so(data):
+    consistent = replace(GREEDY, consistent=True)
+    report, _, fastest = search(read_faces(data), LossyUpscaler(default=consistent), BOUND)
+    assert fastest.consistent
+    assert all(row["config"]["consistent"] for row in report["settings"])
+
+
 def test_what_few_images_allow_is_dropped_where_all_images_do_not():
     shapes = (12, 32, 32, 3), (12, 8, 8, 3)
     pairs = FacePairs(np.full(shapes[0], 90, np.uint8), np.zeros(shapes[1], np.uint8), np.arange(12, dtype=np.int32))
@@ -149,6 +156,16 @@ def test_the_default_is_used_where_no_option_is_given_and_given_options_win(fold
     assert manifest_config() == LOOSE
     assert manifest_config("--epsilon", "200", "--seed", "3") == replace(LOOSE, epsilon=200, seed=3)
     assert manifest_config("--accept", "exact", "--min-block", "4") == replace(EXACT, min_block=4)
+
+    save_default(folder, "cpu", replace(EXACT, consistent=True))
+    assert manifest_config() == replace(EXACT, consistent=True)
+    assert (area_reduce(read_image(tmp_path / "out" / "a.png"), 8, 8) == source[0]).all()
+    assert manifest_config("--no-consistent") == EXACT
+    assert (area_reduce(read_image(tmp_path / "out" / "a.png"), 8, 8) != source[0]).any()
+    capsys.readouterr()
+    assert run(["upscale", str(tmp_path / "a.png"), "--output", str(tmp_path / "other"), "--checkpoint", str(folder),
+                "--block-size", "1", "--no-adaptive"]) == 2
+    assert "--no-adaptive has no effect in blocks of one token" in capsys.readouterr().err
 
 
 def test_defaults_are_kept_apart_by_kind_of_device(folder):

@@ -107,8 +107,10 @@ def option_of(name: str, about: Setting) -> inspect.Parameter:
     unset = f" [default: {about.unset}]" if about.unset else ""
     if about.parse is not None:
         kind, default = str, str(default)
-    option = Option(default, as_option(name, ""), metavar=about.metavar, help=about.help + unset,
-                          show_default=kind is not bool, rich_help_panel=about.panel)
+    # A checkpoint's default may set a switch, so it can be turned off, too.
+    spelled = as_option(name, "") + (f"/{as_option(name, 'False')}" if kind is bool else "")
+    option = Option(default, spelled, metavar=about.metavar, help=about.help + unset, show_default=kind is not bool,
+                    rich_help_panel=about.panel)
     annotation = kind if default is not None else kind | None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
 

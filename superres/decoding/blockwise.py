@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
-from superres.decoding.acceptance import Criterion
+from superres.decoding.acceptance import Criterion, possible
 from superres.decoding.confidence import Judged
 from superres.decoding.proposers.base import Context, Proposer
 from superres.decoding.sampling import Choice, Chooser
@@ -79,7 +79,11 @@ class BlockwiseDecoding:
             return block, (state.limit - state.position).clamp_(max=1)
         scores, target = output.scores[:, : k - 1], place[:, : k - 1]  # of proposals 2..k: [B, k - 1, V], [B, k - 1]
         passed = self.choice.accept(self.criterion, block[:, 1:k], scores, target)  # [B, k - 1]
-        return block, accepted_length(passed, self.min_block, state.room())
+        minimum: int | Tensor = 1
+        if self.min_block > 1:  # tokens of probability 0, such as those outside limits, end the minimum block
+            required = possible(block[:, 1 : self.min_block], scores[:, : self.min_block - 1])  # [B, l - 1]
+            minimum = 1 + required.long().cumprod(1).sum(1)  # [B]
+        return block, accepted_length(passed, minimum, state.room())
 
     def stop_at_end_token(self, state: DecodeState, block: Tensor, accepted: Tensor) -> Tensor:
         """Cut the accepted part of `block` after its first end token, and end the rows that contain an end token."""
@@ -138,12 +142,12 @@ class BlockwiseDecoding:
         return model.session(source, width or block_size, padding)
 
 
-def accepted_length(passed: Tensor, minimum: int, room: Tensor) -> Tensor:
+def accepted_length(passed: Tensor, minimum: int | Tensor, room: Tensor) -> Tensor:
     """Return the number of accepted tokens of a block: the first token, and the longest prefix that passed.
 
     Args:
         passed: whether proposals 2..k pass, bool [B, k - 1].
-        minimum: the minimum block size l (section 5.3).
+        minimum: the minimum block size l (section 5.3), for all rows or of each row [B].
         room: largest number of tokens that each row may accept [B].
 
     Returns:

@@ -107,8 +107,8 @@ class Variant:
     def measure(self, pipeline: Pipeline, batch: Batch) -> None:
         """Decode a batch and record time and result; two iterations of the first batch warm up."""
         if not self.decoded:
-            for _ in islice(iterations(pipeline.scoring, batch.source, self.options, padding=batch.padding,
-                                       proposer=self.proposer), 2):
+            for _ in islice(iterations(pipeline.scoring_for(self.options), batch.source, self.options,
+                                       padding=batch.padding, proposer=self.proposer), 2):
                 pass
         timer = Timer(pipeline.device)
         with timed(self.proposer, timer) as spent:
@@ -125,7 +125,8 @@ class Variant:
 
     def _decode(self, pipeline: Pipeline, batch: Batch, timer: Timer) -> tuple[float, Decoded]:
         started = timer.now()
-        decoded = decode(pipeline.scoring, batch.source, self.options, padding=batch.padding, proposer=self.proposer)
+        decoded = decode(pipeline.scoring_for(self.options), batch.source, self.options, padding=batch.padding,
+                         proposer=self.proposer)
         return timer.now() - started, decoded
 
     @property
@@ -265,7 +266,7 @@ class Comparison:
         if variant.proposer is None:
             return 0.0
         batch, k = self.batches[0], variant.options.block_size or 1
-        model = with_proposer_state(self.pipeline.scoring, variant.proposer)
+        model = with_proposer_state(self.pipeline.scoring_for(variant.options), variant.proposer)
         with torch.inference_mode():
             session = model.session(batch.source, k, batch.padding)
             keys = torch.arange(len(batch.source), device=batch.source.device)

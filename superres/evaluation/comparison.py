@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -34,7 +35,7 @@ ACCEPTANCE: tuple[DecodeConfig, ...] = (
 def label(options: DecodeConfig) -> str:
     """Return a short name of the settings in a comparison, such as "k 10, distance, epsilon 2"."""
     parts = [] if options.block_size is None else [f"k {options.block_size}"]
-    parts += ["adaptive"] * options.adaptive
+    parts += ["adaptive"] * options.adaptive + ["consistent"] * options.consistent
     parts.append(options.accept)
     for setting in CRITERIA[options.accept].settings:
         value = getattr(options, setting)
@@ -50,7 +51,7 @@ def compare(
     Args:
         pairs: inputs and true images.
         upscaler: the loaded checkpoint.
-        settings: variants of decoding; `GREEDY` is added.
+        settings: variants of decoding; `GREEDY` is added, consistent if the first of them is.
         batch_size: images per batch.
         with_bits: whether to compute the bits/dim of the decoded images, which takes one model call per image.
 
@@ -62,9 +63,10 @@ def compare(
     Raises:
         ConfigError: a setting does not fit the checkpoint.
     """
-    variants = {repr(options): options for options in (GREEDY, *settings)}
+    base = dataclasses.replace(GREEDY, consistent=any(options.consistent for options in settings[:1]))
+    variants = {repr(options): options for options in (base, *settings)}
     decoded = decode_interleaved(pairs.lr, upscaler, variants, batch_size)
-    greedy = decoded[repr(GREEDY)]
+    greedy = decoded[repr(base)]
     rows: dict[DecodeConfig, Scores] = {}
     for variant, result in decoded.items():
         speed_up = greedy.seconds_per_image / max(result.seconds_per_image, 1e-9)

@@ -20,6 +20,7 @@ from superres.checkpoint import (
 from superres.config import DecodeConfig
 from superres.decoding.decode import check_options
 from superres.errors import CheckpointError, ConfigError
+from superres.interfaces import ScoringModel
 from superres.nn.engines import step_model
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.block_sizes import BlockSizes
@@ -131,7 +132,7 @@ class Pipeline:
         self.engine: str = self.scoring.engine
         self.default = default or fastest_exact(self.engine, model.config.prediction_heads)
         self.block_sizes = BlockSizes(self.scoring, revision, self.engine, self.device)
-        self.proposers = Proposers(model.config, self.end_token, self.device, engine)
+        self.proposers = Proposers(model.config, self.end_token, self.device, engine, self.limited)
 
     @classmethod
     def load(
@@ -160,6 +161,14 @@ class Pipeline:
     def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
         """Read the task's files in the checkpoint's folder, and return further arguments of the constructor."""
         return {}
+
+    def limited(self, model: ScoringModel) -> ScoringModel:
+        """Return `model`, or a draft model, limited to outputs that are consistent with their input."""
+        return model
+
+    def scoring_for(self, options: DecodeConfig) -> ScoringModel:
+        """Return the network in the form that the decoder uses, limited if `options` ask for consistent outputs."""
+        return self.limited(self.scoring) if options.consistent else self.scoring
 
     def default_of_width(self, width: int | None) -> DecodeConfig:
         """Return the settings of a call without options; an adaptive block size has no fixed step width."""

@@ -48,6 +48,8 @@ def readers_of(name: str) -> list[str]:
 
 def as_option(name: str, value: str) -> str:
     """Format a setting as a command-line option."""
+    if value == "False":
+        name, value = f"no_{name}", ""
     return f"--{name.replace('_', '-')} {value}".rstrip()
 
 

@@ -14,6 +14,7 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.ngrams import NgramProposer, NgramTable
+from superres.interfaces import ScoringModel
 from superres.nn.engines import step_model
 
 NGRAMS = "ngrams.safetensors"
@@ -32,6 +33,7 @@ class Proposers:
         end_token: end token of the targets, or None.
         device: device of the network.
         engine: engine of draft models, as for `superres.nn.engines.step_model`.
+        limited: limits a draft model to consistent outputs.
         folder: folder of the network's checkpoint, or None.
         files: contents of the task's files by name.
     """
@@ -40,6 +42,7 @@ class Proposers:
     end_token: int | None
     device: torch.device
     engine: str
+    limited: Callable[[ScoringModel], ScoringModel] = lambda model: model
     folder: Path | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
     _loaded: dict[tuple[str, str], Proposer] = field(default_factory=dict)
@@ -61,7 +64,10 @@ class Proposers:
         key = resource, name
         if key not in self._loaded:
             self._loaded[key] = make[resource](name)
-        return self._loaded[key]
+        loaded = self._loaded[key]
+        if options.consistent and isinstance(loaded, DraftProposer):
+            return DraftProposer(self.limited(loaded.draft))
+        return loaded
 
     def default(self, resource: str) -> str | None:
         """Return the default path of `resource` ("draft" or "ngrams") near the checkpoint, or None if there is none."""

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -15,18 +16,21 @@ import torch
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
 from superres.decoding.batching import Feed, Item, RefilledDecoder
 from superres.decoding.decode import decode, iterations
+from superres.decoding.limits import LimitedModel, Limits
 from superres.decoding.loop import Decoded, decoding_type
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import CheckpointError, InvalidInputError
+from superres.interfaces import ScoringModel
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline, at_intervals
 from superres.pipeline.display import counted, images_html, images_png
 from superres.system.machine import free_bytes
 from superres.tasks import faces
+from superres.tasks.consistency import cell_limits
 from superres.tasks.photos import DEFAULT_CROP, Crop, PictureLike, Sources, read_sources
 
 USEFUL_ROWS = {"cpu": 16, "cuda": 512}
@@ -112,6 +116,17 @@ class Upscaler(Pipeline):
                                   f"{faces.INTENSITIES}; choose another")
         return {}
 
+    @cached_property
+    def limits(self) -> Limits:
+        """Limits on intensities under which a picture reduces to exactly its source."""
+        config = self.model_config
+        source, target = (tuple(shape) for shape in (config.source_shape, config.target_shape))
+        return Limits.of(cell_limits(source, target, config.vocabulary), self.device)
+
+    def limited(self, model: ScoringModel) -> ScoringModel:
+        """See `Pipeline.limited`."""
+        return LimitedModel(model, self.limits)
+
     def __call__(
         self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
         keys: Sequence[int] | None = None, width: int | None = None,
@@ -146,7 +161,7 @@ class Upscaler(Pipeline):
         started = time.perf_counter()
         if not len(given.images):
             return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0, given.images)
-        decoded = decode(self.scoring, tokens, options, keys=keyed, width=width, progress=progress,
+        decoded = decode(self.scoring_for(options), tokens, options, keys=keyed, width=width, progress=progress,
                          proposer=self.proposers.get(options), adaptive=adaptive)
         return _upscaled(decoded, time.perf_counter() - started, given)
 
@@ -175,8 +190,8 @@ class Upscaler(Pipeline):
         given, tokens, keyed = self._prepare(sources, crop, options, keys)
         if not len(given.images):
             raise InvalidInputError("there are no images to upscale; give at least one")
-        loops = iterations(self.scoring, tokens, options, keys=keyed, proposer=self.proposers.get(options),
-                           adaptive=self.block_sizes.get(options, tokens))
+        loops = iterations(self.scoring_for(options), tokens, options, keys=keyed,
+                           proposer=self.proposers.get(options), adaptive=self.block_sizes.get(options, tokens))
         for loop, seconds in at_intervals(loops, interval):
             yield _upscaled(loop.result(), seconds, given)
 
@@ -202,7 +217,7 @@ class Upscaler(Pipeline):
             return self.source_tokens(np.stack([face.source for face in faces])), None
 
         return RefilledDecoder(
-            self.scoring, feed, sources, options, rows, proposer=self.proposers.get(options),
+            self.scoring_for(options), feed, sources, options, rows, proposer=self.proposers.get(options),
             adaptive=lambda source, padding: self.block_sizes.get(options, source, padding))
 
     def fitting_rows(self, options: DecodeConfig | None = None) -> int:
@@ -214,7 +229,7 @@ class Upscaler(Pipeline):
         options = options or self.default
         block_size, proposer = self.block_size(options), self.proposers.get(options)
         proposer = proposer or PROPOSERS[options.proposer]()
-        model, kind = with_proposer_state(self.scoring, proposer), decoding_type(proposer, block_size)
+        model, kind = with_proposer_state(self.scoring_for(options), proposer), decoding_type(proposer, block_size)
         source = torch.zeros(1, math.prod(self.model_config.source_shape), dtype=torch.int64, device=self.device)
         with torch.inference_mode():
             session = kind.open_session(model, source, options, block_size)

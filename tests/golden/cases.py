@@ -11,6 +11,7 @@ import hashlib
 import json
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,7 @@ PICTURES = {
     "top-k": DecodeConfig(accept="top-k", block_size=6), "gumbel": DecodeConfig(temperature=0.9, seed=7),
     "quantile": DecodeConfig(temperature=0.9, noise="quantile", accept="distance"),
     "n-grams": DecodeConfig(proposer="ngram", block_size=4),
+    "consistent": DecodeConfig(accept="distance", consistent=True),
 }
 """Decoding settings of the bundled checkpoint for faces."""
 
@@ -175,8 +177,8 @@ def _cases():
         yield f"{engine}, text", functools.partial(made, make, TEXT["text"], WAYS["exact"])
     for way, options in PICTURES.items():
         yield f"faces, native, {way}", functools.partial(upscaled, "native", options)
-    for engine in ("plain", "native-bf16", "native-int8"):
-        yield f"faces, {engine}, epsilon 2", functools.partial(upscaled, engine, PICTURES["epsilon 2"])
+    for engine, way in product(("plain", "native-bf16", "native-int8"), ("epsilon 2", "consistent")):
+        yield f"faces, {engine}, {way}", functools.partial(upscaled, engine, PICTURES[way])
     for engine in ("native", "plain"):
         for way, options in SENTENCES.items():
             yield f"text, {engine}, {way}", functools.partial(translated, engine, options)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from superres.interfaces import Choose, Judge, StepOutput
+from superres.interfaces import Choose, Judge, LimitedChoose, StepOutput
 from superres.nn.heads import PredictionHeads
 from superres.nn.image_priors import RESIDUAL_SCALE, ordinal_term, scores_around
 from superres.nn.model import EncoderDecoder, Memory
@@ -111,7 +112,8 @@ class ProposingSession:
             weights = weights[..., :count]
             mu = torch.baddbmm(mu.unsqueeze(2), weights, estimate[:, :count].unsqueeze(2), alpha=-1).squeeze(2)
         if projected.shape[-1] == 2 and choose.additive(offsets) == (None, None):
-            chosen, centre = nearest(mu, weights, first, self.config.vocabulary - 1)
+            limit = choose.limit if isinstance(choose, LimitedChoose) else None
+            chosen, centre = nearest(mu, weights, first, self.config.vocabulary - 1, limit)
             if isinstance(choose, Judge):
                 choose.judge(centre, slope, chosen)
             return chosen
@@ -140,7 +142,9 @@ class ProposingSession:
         return torch.cat(tokens[1:], dim=1)
 
 
-def nearest(mu: Tensor, weights: Tensor | None, first: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def nearest(
+    mu: Tensor, weights: Tensor | None, first: Tensor, most: int, limit: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return the tokens nearest to the heads' centres, which have the largest scores if all scores are ordinal.
 
     Args:
@@ -148,15 +152,18 @@ def nearest(mu: Tensor, weights: Tensor | None, first: Tensor, most: int) -> tup
         weights: weights of each head on the tokens from p1's on [B, N, N], or None.
         first: p1's token [B].
         most: the largest token.
+        limit: moves the tokens [B, 1] of each head into their limits, in order; None without limits.
 
     Returns:
         The tokens, int64 [B, N], and the centres with the terms of earlier tokens [B, N].
     """
     below = mu - 0.5  # at equal distance the lower token wins, as in argmax
-    if weights is None:
+    if weights is None and limit is None:
         return below.ceil_().clamp_(0, most).long(), mu
     tokens = [first.unsqueeze(1).to(mu.dtype)]
-    for head, weight in enumerate(weights.unbind(2)):
-        below.addcmul_(weight, tokens[head])
-        tokens.append(below[:, head : head + 1].ceil().clamp_(0, most))
+    for head in range(mu.shape[1]):
+        if weights is not None:
+            below.addcmul_(weights[:, :, head], tokens[head])
+        token = below[:, head : head + 1].ceil()
+        tokens.append(token.clamp_(0, most) if limit is None else limit(token))
     return torch.cat(tokens[1:], dim=1).long(), below + 0.5

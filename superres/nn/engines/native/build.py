@@ -91,6 +91,12 @@ class CWidths(Structure):
     ]
 
 
+class CLimits(Structure):
+    """`Limits` of cpp/abi.h."""
+
+    _fields_ = [("count", c_int64), ("earlier", c_void_p), ("bounds", c_void_p)]
+
+
 class CLoop(Structure):
     """`Loop` of cpp/abi.h."""
 
@@ -100,6 +106,7 @@ class CLoop(Structure):
             "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "best_tokens",
             "hidden", "scores", "scratch")),
         ("sampling", POINTER(CSampling)), ("proposer", CProposer), ("widths", CWidths),
+        ("limits", CLimits),
     ]
 
 
@@ -166,8 +173,8 @@ class CEncoded(Structure):
         (name, c_void_p) for name in ("states", "position_table", "head_table", "estimate", "residual_sum")]
 
 
-STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CSampling, CProposer, CWidths, CLoop, CSession, CEncoder,
-              CEncoded)
+STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CSampling, CProposer, CWidths, CLimits, CLoop, CSession,
+              CEncoder, CEncoded)
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "superres_layout": (c_char_p, []),

@@ -7,8 +7,8 @@ from ctypes import addressof, pointer
 import torch
 from torch import Tensor
 
-from superres.interfaces import LoopState, ProposerData, Sampling, Widths
-from superres.nn.engines.native.build import CLoop, CProposer, CSampling, CSession, CWidths
+from superres.interfaces import LoopState, ProposerData, Sampling, SumLimits, Widths
+from superres.nn.engines.native.build import CLimits, CLoop, CProposer, CSampling, CSession, CWidths
 
 SAMPLING_KINDS = ("gumbel", "quantile", "speculative")
 """Kinds of sampling in the order of cpp/choice.h."""
@@ -55,6 +55,8 @@ def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: 
         loop.sampling = pointer(_sampling_of(state.sampling, batch, room, vocabulary))
     if state.widths is not None:
         loop.widths = _widths_of(state.widths, batch, session.channels)
+    if state.limits is not None:
+        loop.limits = _limits_of(state.limits, batch, session.length)
     loop.tensors = buffers, state, proposer
     return loop
 
@@ -97,6 +99,13 @@ def _widths_of(widths: Widths, batch: int, channels: int) -> CWidths:
         count=len(widths.costs), costs=address(widths.costs, torch.float64, len(widths.costs)),
         sizes=address(widths.sizes, torch.int64, batch), pace=address(widths.pace, torch.float64, batch, 2 + channels),
         offset=widths.offset, exponent=widths.exponent, reach=widths.reach)
+
+
+def _limits_of(limits: SumLimits, batch: int, length: int) -> CLimits:
+    """Return the form in which native.cpp reads `limits`."""
+    count = limits.earlier.shape[1]
+    return CLimits(count=count, earlier=address(limits.earlier, torch.int64, length + 1, count),
+                   bounds=address(limits.bounds, torch.int64, batch, 2, length + 1))
 
 
 def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:

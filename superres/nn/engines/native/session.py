@@ -17,7 +17,7 @@ from torch import Tensor
 
 from superres.config import ModelConfig
 from superres.errors import ScoresError
-from superres.interfaces import Choose, LoopState, Sources, StepOutput
+from superres.interfaces import Choose, LimitedChoose, LoopState, Sources, StepOutput
 from superres.nn.attention import Attention
 from superres.nn.cache import slot_count
 from superres.nn.engines.native.build import (
@@ -119,7 +119,7 @@ class NativeSession(ProposingSession):
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
         """See `superres.interfaces.Session.propose`."""
         state: NativeState = output.state
-        rule = choose.additive(offsets)
+        rule = None if isinstance(choose, LimitedChoose) else choose.additive(offsets)
         if rule is None:
             return super().propose(StepOutput(output.scores, self._plain(state)), index, first, offsets, choose)
         temperature, noise = (None if part is None else part.float().flatten() for part in rule)

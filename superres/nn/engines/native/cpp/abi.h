@@ -96,6 +96,13 @@ struct Widths {
   float offset, exponent, reach;
 };
 
+// Limits on the sums of groups of tokens: see `SumLimits` in superres/interfaces.py.
+struct Limits {
+  int64_t count;           // E
+  const int64_t *earlier;  // [T + 1, E]; null without limits
+  const int64_t *bounds;   // [batch, 2, T + 1]
+};
+
 // The state of the decoding loop: see `LoopState` in superres/interfaces.py.
 struct Loop {
   int64_t block_size, room, stride;  // strides of `proposals` and `store`
@@ -109,6 +116,7 @@ struct Loop {
   const Sampling* sampling;  // null if tokens are chosen greedily
   Proposer proposer;
   Widths widths;
+  Limits limits;
 };
 
 struct Session {

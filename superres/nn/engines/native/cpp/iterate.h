@@ -35,14 +35,19 @@ struct Pending {
     if (is_speculative(l)) return choice(at - 1).accepts(proposal, q(at - 1), q_total(at - 1));
     if (!l.best) {
       const int64_t difference = std::llabs(proposal - chosen(at - 1));
-      if (!difference || difference > l.bound || !l.sampling || uses_int8(s, l)) return difference <= l.bound;
-      return choice(at - 1).is_possible(proposal);
+      if (!difference || difference > l.bound || uses_int8(s, l)) return difference <= l.bound;
+      return l.sampling ? choice(at - 1).is_possible(proposal) : is_scored(at);
     }
     if (l.sampling) return choice(at - 1).is_among_best(proposal, l.bound);
     const float* own = scores_at(s, l, b, at - 1);
     int64_t better = 0;
     for (int64_t v = 0; v < s.vocabulary; v++) better += own[v] > own[proposal];
-    return better < l.bound;
+    return better < l.bound && is_scored(at);
+  }
+
+  // Whether p1's score of the proposal at a column is above -inf, so that a minimum block may contain it.
+  bool is_scored(int64_t at) const {
+    return !is_limited(l) || scores_at(s, l, b, at - 1)[l.tokens[b * s.width + at]] > -INFINITY;
   }
 
   // The token after the accepted ones, scored at a column. In speculative sampling, forgets all distributions.
@@ -73,7 +78,9 @@ void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   Pending block{s, l, b, start};
   int64_t accepted = 1;
   while (accepted < block_size(l, b) && accepted < room && block.passes(accepted)) accepted++;
-  if (accepted < l.minimum) accepted = l.minimum;
+  int64_t required = 1;
+  while (required < l.minimum && block.is_scored(required)) required++;
+  if (accepted < required) accepted = required;
   if (accepted > room) accepted = room;
   for (int64_t i = 0; i < accepted; i++)
     if (tokens[i] == l.end_token) {
@@ -105,6 +112,8 @@ void iteration(const Session& s, const Loop& l, Team& team, int64_t begin, int64
     std::memcpy(l.tokens + b * s.width, l.proposals + b * l.room, s.width * sizeof(int64_t));
   }
   step(s, team, begin, end, l.tokens, l.place, l.hidden, l.scores, uses_int8(s, l) ? l.best_tokens : nullptr, l.sampling);
+  if (is_limited(l))
+    for (int64_t b = begin; b < end; b++) limit_step(s, l, b);
   for (int64_t b = begin; b < end; b++) advance(s, l, b, record + b * (2 + l.room));
   if (!more) return;
   BlockSize size(s, l, begin, end);

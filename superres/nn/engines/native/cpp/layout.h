@@ -45,11 +45,12 @@ std::string layout() {
       AT(Proposer, source_length)});
   describe(text, "Widths", sizeof(Widths), {AT(Widths, count), AT(Widths, costs), AT(Widths, sizes),
       AT(Widths, pace), AT(Widths, offset), AT(Widths, exponent), AT(Widths, reach)});
+  describe(text, "Limits", sizeof(Limits), {AT(Limits, count), AT(Limits, earlier), AT(Limits, bounds)});
   describe(text, "Loop", sizeof(Loop), {AT(Loop, block_size), AT(Loop, room), AT(Loop, stride), AT(Loop, minimum),
       AT(Loop, best), AT(Loop, bound), AT(Loop, end_token), AT(Loop, position), AT(Loop, limit), AT(Loop, store),
       AT(Loop, proposals), AT(Loop, tokens), AT(Loop, place), AT(Loop, index), AT(Loop, first), AT(Loop, next),
       AT(Loop, best_tokens), AT(Loop, hidden), AT(Loop, scores), AT(Loop, scratch),
-      AT(Loop, sampling), AT(Loop, proposer), AT(Loop, widths)});
+      AT(Loop, sampling), AT(Loop, proposer), AT(Loop, widths), AT(Loop, limits)});
   describe(text, "Session", sizeof(Session), {AT(Session, batch), AT(Session, width), AT(Session, length),
       AT(Session, size_d), AT(Session, attention_heads), AT(Session, filter), AT(Session, layers),
       AT(Session, vocabulary), AT(Session, channels), AT(Session, outputs), AT(Session, slots),

@@ -14,6 +14,8 @@ struct NoisyChoice {
   const float *temperature, *noise;
   const bool screens = !noise;
 
+  void limit(int64_t, int64_t, const int64_t*, float*) const {}
+
   GumbelAt gumbel_at(int64_t, int64_t) const { return GumbelAt(nullptr, 0, 0); }
 
   int64_t operator()(int64_t b, int64_t h, float* scores) const {
@@ -47,8 +49,8 @@ int64_t propose_room(const Session& s, int64_t count) {
   return s.size_d + heads.count * heads.size + count * (s.size_d + adapted + s.stride) + s.vocabulary;
 }
 
-// Proposals for a team's rows: see `superres_propose`. choose(b, h, scores) returns the token of row b and head p(h + 2);
-// `choose.screens` says whether it is an argmax, with noise from choose.gumbel_at(b, h) or without. Returns how many each row
+// Proposals for a team's rows: see `superres_propose`. choose(b, h, scores) returns the token of row b and head p(h + 2),
+// after choose.limit(b, h, tokens of the heads before, scores); `choose.screens` says whether it is an argmax, with noise from choose.gumbel_at(b, h) or without. Returns how many each row
 // has: `count`, or fewer if `size` is not null and no more pay.
 template <typename Choose>
 int64_t propose(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* position, const int64_t* index,
@@ -110,6 +112,7 @@ int64_t propose(const Session& s, Team& team, int64_t begin, int64_t end, const 
         const int64_t r = (b - begin) * count + h;
         const float* own = projected + r * s.stride;
         const float centre = row.score(h, own, linear + r * adapted, first[b], tokens + b * count, scores);
+        choose.limit(b, h, tokens + b * count, scores);
         tokens[b * count + h] = choose(b, h, scores);
         if (size) size->judge(b, h, centre, sharpness_of(s, own), tokens[b * count + h]);
       }

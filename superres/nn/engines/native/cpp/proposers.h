@@ -3,6 +3,7 @@
 #pragma once
 
 #include "choice.h"
+#include "limits.h"
 #include "propose.h"
 #include "step.h"
 
@@ -19,7 +20,7 @@ ALWAYS_INLINE bool draws(const Loop& l) { return l.proposer.kind == HEADS || l.p
 
 // Whether an iteration needs only the choice of each column, not the scores. Stale choices of samples need the scores.
 ALWAYS_INLINE bool uses_int8(const Session& s, const Loop& l) {
-  if (!s.int8_filter.product.weight || l.best) return false;
+  if (!s.int8_filter.product.weight || l.best || is_limited(l)) return false;
   return !l.sampling || (is_gumbel(s, *l.sampling) && l.proposer.kind != JACOBI && l.proposer.kind != STALE);
 }
 
@@ -36,7 +37,11 @@ struct ProposalChoice {
   const Session& s;
   const Loop& l;
   const bool greedy = !l.sampling || (is_speculative(l) && !draws(l));
-  const bool screens = greedy || is_gumbel(s, *l.sampling);
+  const bool screens = (greedy || is_gumbel(s, *l.sampling)) && !is_limited(l);
+
+  void limit(int64_t b, int64_t h, const int64_t* proposals, float* scores) const {
+    limit_proposal(s, l, b, h, proposals, scores);
+  }
 
   GumbelAt gumbel_at(int64_t b, int64_t h) const { return GumbelAt(greedy ? nullptr : l.sampling, b, l.position[b] + h + 1); }
 
@@ -59,6 +64,8 @@ struct StaleChoice {
   const ProposalChoice choose;
   const int64_t count;
   static constexpr bool screens = false;
+
+  void limit(int64_t b, int64_t h, const int64_t* proposals, float* scores) const { choose.limit(b, h, proposals, scores); }
 
   GumbelAt gumbel_at(int64_t, int64_t) const { return GumbelAt(nullptr, 0, 0); }
 
@@ -100,6 +107,7 @@ void propose_draft(const ProposalChoice& choose, Team& team, int64_t begin, int6
     step(draft, team, begin, end, read, p.place, hidden, scores, int8 ? best : nullptr, choose.greedy ? nullptr : l.sampling);
     for (int64_t b = begin; b < end; b++) {
       const int64_t r = b * width + width - 1;
+      if (!int8) choose.limit(b, h, tokens + b * count, scores + r * draft.vocabulary);
       tokens[b * count + h] = int8 ? best[r] : choose(b, h, scores + r * draft.vocabulary);
     }
   }

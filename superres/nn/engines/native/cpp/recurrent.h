@@ -75,6 +75,7 @@ struct Recurrence {
     project(s, team, normed, rows, projected);
     for (int64_t r = 0; r < rows; r++) {
       std::memcpy(scores, projected + r * s.stride, s.vocabulary * sizeof(float));
+      choose.limit(begin + r, h, tokens + r * apart - h, scores);
       tokens[r * apart] = choose(begin + r, h, scores);
     }
   }

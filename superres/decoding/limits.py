@@ -1,0 +1,309 @@
+"""A model whose tokens are limited, so that the sums of groups of target tokens are in given ranges.
+
+The limited model is p1 with the scores of all tokens outside the limits set to -inf, so criteria, sampling and
+reference decoders need no knowledge of the limits. The limits of a column depend on the tokens before it: the committed
+tokens and the proposals that the same step reads. The heads' proposals are limited in the same way. What a group is,
+and which sums it may have, is a task's knowledge: for pictures see `superres.tasks.consistency`.
+
+Limits are whole numbers below 2**24, so float32 holds them exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from superres.interfaces import (
+    Choose,
+    GraphCapture,
+    IteratingSession,
+    Judge,
+    LoopState,
+    Peers,
+    ScoringModel,
+    Session,
+    Sources,
+    StepOutput,
+    SumLimits,
+    Tree,
+    TreeSession,
+)
+
+UNLIMITED = 2**22
+"""Bound of the tokens past the target's end; they are undefined, and have no limits."""
+
+
+@dataclass
+class Limits:
+    """Limits of a task as tensors; see `superres.tasks.consistency.CellLimits`.
+
+    Attributes:
+        group: int64 [T + 1]; the last entry stands for positions past the end.
+        earlier: int64 [T + 1, E].
+        low: int64 [V].
+        high: int64 [V].
+        tokens: 0..V-1.
+    """
+
+    group: Tensor
+    earlier: Tensor
+    low: Tensor
+    high: Tensor
+    tokens: Tensor
+
+    @classmethod
+    def of(cls, task: Any, device: torch.device) -> Limits:  # noqa: ANN401 -- arrays under the same names
+        """Copy the arrays of a task's limits to `device`."""
+        group, earlier, low, high = (
+            torch.from_numpy(getattr(task, name)).to(device) for name in ("group", "earlier", "low", "high"))
+        group, earlier = F.pad(group, (0, 1), value=-1), F.pad(earlier, (0, 0, 0, 1), value=-1)
+        return cls(group, earlier, low, high, torch.arange(len(low), device=device))
+
+    def bounds(self, source: Tensor) -> Tensor:
+        """Return the bounds of `superres.interfaces.SumLimits` [B, 2, T + 1] for source tokens [B, S]."""
+        following = self.earlier.shape[1] - (self.earlier >= 0).sum(1)  # [T + 1]: later positions of the group
+        low = self.low[source][:, self.group] - (len(self.low) - 1) * following
+        bounds = torch.stack([low, self.high[source][:, self.group]], dim=1)
+        bounds[:, 0, -1], bounds[:, 1, -1] = -UNLIMITED, UNLIMITED
+        return bounds
+
+    def masked(self, scores: Tensor, bounds: Tensor) -> Tensor:
+        """Return the scores [B, N, V], with -inf for tokens outside `bounds` [B, 2, N].
+
+        After a proposal outside its own limits, no token may be left for the next one. The nearest token then keeps its
+        score; such columns are never accepted.
+        """
+        low = bounds[:, 0].clamp(max=len(self.tokens) - 1).unsqueeze(-1)  # [B, N, 1]
+        high = bounds[:, 1].clamp(min=0).unsqueeze(-1)
+        return scores.masked_fill((self.tokens < low) | (self.tokens > high), float("-inf"))
+
+
+class LimitedProposals:
+    """A `superres.interfaces.LimitedChoose` around the choice of the tokens of a block after its first."""
+
+    def __init__(self, choose: Choose, limits: Limits, bounds: Tensor, same: Tensor) -> None:
+        """Prepare for proposals at offsets 1..N, chosen in order.
+
+        Args:
+            choose: chooses from limited scores.
+            limits: the task's limits.
+            bounds: limits given the tokens up to the block's first, float32 [B, 2, N].
+            same: whether two offsets belong to the same group, as float32 [B, N, N].
+        """
+        self.choose, self.limits, self.bounds, self.same, self.chosen = choose, limits, bounds, same, 0
+
+    def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
+        """See `Choose.__call__`."""
+        tokens = []
+        for column in range(scores.shape[1]):
+            here = slice(column, column + 1)
+            own = self.limits.masked(scores[:, here], self.bounds[:, :, self.chosen : self.chosen + 1])
+            tokens.append(self.choose(own, offsets[here]))
+            self._take(tokens[-1])
+        return torch.cat(tokens, dim=1)
+
+    def limit(self, tokens: Tensor) -> Tensor:
+        """See `LimitedChoose.limit`."""
+        low, high = self.bounds[:, :, self.chosen : self.chosen + 1].unbind(1)  # each [B, 1]
+        tokens = tokens.clamp(low, high).clamp_(0, len(self.limits.tokens) - 1)
+        self._take(tokens)
+        return tokens
+
+    def _take(self, tokens: Tensor) -> None:
+        known = tokens.unsqueeze(1).to(self.bounds.dtype)  # [B, 1, 1]
+        self.bounds.addcmul_(self.same[:, self.chosen].unsqueeze(1), known, value=-1)
+        self.chosen += 1
+
+    def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
+        """See `Choose.additive`."""
+        return self.choose.additive(offsets)
+
+    def judge(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
+        """See `superres.interfaces.Judge.judge`."""
+        if isinstance(self.choose, Judge):
+            self.choose.judge(centre, slope, tokens)
+
+
+class LimitedSession:
+    """A session whose scores and proposals are limited: a `superres.interfaces.Session`.
+
+    Attributes:
+        record: tokens read so far, int64 [B, 2 + T + W]; column p + 2 holds the token at position p, and column 0 is 0.
+    """
+
+    def __init__(self, session: Session, limits: Limits, bounds: Tensor) -> None:
+        """Limit an empty `session` of B rows with `bounds` [B, 2, T + 1]."""
+        self.session, self.limits, self.bounds = session, limits, bounds
+        self.width, self.shape, self.estimate = session.width, session.shape, session.estimate
+        self.length = bounds.shape[2] - 1
+        self.earlier = torch.where(limits.earlier < 0, 0, limits.earlier + 2)  # [T + 1, E]: columns of `record`
+        self.columns = torch.arange(session.width, device=bounds.device)
+        self.record = bounds.new_zeros(len(bounds), 2 + self.length + session.width)
+
+    def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
+        """See `superres.interfaces.Session.step`."""
+        output = self.session.step(tokens, position)
+        place = position.unsqueeze(1) + self.columns[: tokens.shape[1]]  # [B, W]
+        self.record.scatter_(1, place + 1, tokens)
+        scores = self.limits.masked(output.scores, self._bounds(place.clamp(max=self.length)))
+        return StepOutput(scores, (output, place))
+
+    def _bounds(self, target: Tensor, last: Tensor | None = None) -> Tensor:
+        """Return the limits [B, 2, N] at targets [B, N], given the tokens recorded up to position `last`, or all."""
+        columns = self.earlier[target]  # [B, N, E]
+        if last is not None:
+            columns = columns.masked_fill(columns > last + 2, 0)
+        return self._less(self.record.gather(1, columns.flatten(1)).view(columns.shape).sum(-1), target)
+
+    def _less(self, sums: Tensor, target: Tensor) -> Tensor:
+        """Return the limits [B, 2, N] at targets [B, N], given the sums [B, N] of the earlier tokens."""
+        return self.bounds.gather(2, target.unsqueeze(1).expand(-1, 2, -1)) - sums.unsqueeze(1)
+
+    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
+        """See `superres.interfaces.Session.propose`."""
+        inner, place = output.state
+        start = place.gather(1, index.unsqueeze(1))  # [B, 1]: position of the block's first token
+        self.record.scatter_(1, start + 2, first.unsqueeze(1))
+        target = (start + offsets).clamp(max=self.length)  # [B, N]
+        group = self.limits.group[target]
+        same = group.unsqueeze(1) == group.unsqueeze(2)  # [B, N, N]
+        limited = LimitedProposals(
+            choose, self.limits, self._bounds(target, start.unsqueeze(2)).float(), same.float())
+        return self.session.propose(inner, index, first, offsets, limited)
+
+    def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
+        """See `superres.interfaces.IteratingSession.iterations`."""
+        draft, session = state.proposer.draft, self.session
+        if not isinstance(session, IteratingSession) or not isinstance(draft, LimitedSession | None):
+            return None
+        return session.iterations(replace(
+            state, limits=SumLimits(self.limits.earlier, self.bounds),
+            proposer=replace(state.proposer, draft=None if draft is None else draft.session)))
+
+    def resize(self, width: int) -> None:
+        """See `superres.interfaces.Session.resize`."""
+        self.session.resize(width)
+        self.width = width
+
+    def select(self, rows: Tensor, length: int) -> None:
+        """See `superres.interfaces.Session.select`."""
+        self.session.select(rows, length)
+        self.record.copy_(self.record[rows])
+
+    def copy_rows(self, rows: Tensor, other: LimitedSession, chosen: Tensor, cache: bool = True) -> None:
+        """See `superres.interfaces.Session.copy_rows`."""
+        self.session.copy_rows(rows, other.session, chosen, cache)
+        for mine, theirs in ((self.bounds, other.bounds), (self.record, other.record)):
+            mine.index_copy_(0, rows, theirs.index_select(0, chosen))
+
+    def row_state(self, cache: bool = True) -> list[Tensor]:
+        """See `superres.interfaces.Session.row_state`."""
+        return [*self.session.row_state(cache), self.bounds, self.record]
+
+
+class LimitedTreeSession(LimitedSession):
+    """A session over a tree whose scores are limited: a `superres.interfaces.TreeSession`.
+
+    The limits of a column depend on the tokens of its ancestors, and on the recorded tokens before the tree.
+    """
+
+    session: TreeSession
+
+    def __init__(self, session: TreeSession, limits: Limits, bounds: Tensor) -> None:
+        """See `LimitedSession`."""
+        super().__init__(session, limits, bounds)
+        self.tree = session.tree
+        self.ancestors, self.columns = (part.to(bounds.device) for part in (self.tree.ancestors, self.tree.depth))
+
+    def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
+        """See `superres.interfaces.TreeSession`."""
+        output = self.session.step(tokens, position)
+        self.tokens, self.start = tokens, position.unsqueeze(1) - self.tree.root
+        place = position.unsqueeze(1) + self.columns[: self.tree.scored]  # [B, N]: targets of the scored columns
+        target = place.clamp(0, self.length)
+        earlier = self.limits.earlier[target]  # [B, N, E]
+        # The column that reads the token before a target is the target's own; its parent reads the token before that.
+        back = target.unsqueeze(-1) - 1 - earlier
+        nearest = back.clamp(0, self.ancestors.shape[1] - 1)
+        column = self.ancestors[: self.tree.scored].expand(len(tokens), -1, -1).gather(2, nearest)
+        inside = (earlier >= 0) & (back == nearest) & (column >= 0)
+        both = torch.cat([self.record, tokens], dim=1)
+        columns = torch.where(inside, self.record.shape[1] + column, self.earlier[target])
+        sums = both.gather(1, columns.flatten(1)).view(columns.shape).sum(-1)
+        return StepOutput(self.limits.masked(output.scores, self._less(sums, target)), (output, place))
+
+    def keep(self, columns: Tensor) -> None:
+        """See `superres.interfaces.TreeSession.keep`."""
+        self.session.keep(columns)
+        place = self.start + torch.arange(columns.shape[1], device=columns.device)
+        self.record.scatter_(1, place.clamp(min=0) + 1, self.tokens.gather(1, columns))
+
+
+@dataclass
+class LimitedSources:
+    """Sources of a limited model: `superres.interfaces.Sources`.
+
+    Attributes:
+        model: sources of the model.
+        bounds: int64 [B, 2, T + 1].
+    """
+
+    model: Sources
+    bounds: Tensor
+
+    def __getitem__(self, rows: Tensor) -> LimitedSources:
+        """Return the sources in `rows`, int64 [R]."""
+        return LimitedSources(self.model[rows], self.bounds[rows])
+
+
+class LimitedModel:
+    """A model limited to tokens within a task's limits: a `superres.interfaces.ScoringModel`."""
+
+    def __init__(self, model: ScoringModel, limits: Limits) -> None:
+        """Limit `model`, whose source tokens determine the sums of the groups."""
+        self.model, self.limits = model, limits
+        self.vocabulary, self.length, self.end_token = model.vocabulary, model.length, model.end_token
+        self.prediction_heads, self.weight_bytes = model.prediction_heads, model.weight_bytes
+        self.graph_capture: GraphCapture | None = model.graph_capture
+        self.own_threads = model.own_threads
+
+    @property
+    def peers(self) -> Peers | None:
+        """See `superres.interfaces.ScoringModel.peers`."""
+        return self.model.peers
+
+    def encode(self, source: Sources, padding: Tensor | None = None) -> LimitedSources:
+        """See `superres.interfaces.ScoringModel.encode`."""
+        if isinstance(source, LimitedSources):
+            return source
+        return LimitedSources(self.model.encode(source, padding), self.limits.bounds(source))
+
+    def session(
+        self, source: Sources, width: int, padding: Tensor | None = None, copies: int = 1,
+    ) -> LimitedSession:
+        """See `superres.interfaces.ScoringModel.session`."""
+        encoded = self.encode(source, padding)
+        session = self.model.session(encoded.model, width, padding, copies)
+        return LimitedSession(session, self.limits, encoded.bounds.repeat_interleave(copies, 0))
+
+    def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
+        """See `superres.interfaces.ScoringModel.tree_session`."""
+        encoded = self.encode(source, padding)
+        session = self.model.tree_session(encoded.model, tree, kept)
+        return LimitedTreeSession(session, self.limits, encoded.bounds)
+
+    def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
+        """See `superres.interfaces.ScoringModel.uncached_scores`."""
+        scores = self.model.uncached_scores(source, target, position)  # [B, K, V]
+        place = position.unsqueeze(1) + torch.arange(scores.shape[1], device=target.device)  # [B, K]
+        place = place.clamp(max=self.length)
+        earlier = self.limits.earlier[place]  # [B, K, E]
+        tokens = target.gather(1, earlier.clamp(min=0).flatten(1)).view(earlier.shape)
+        sums = (tokens * (earlier >= 0)).sum(-1)
+        bounds = self.limits.bounds(source).gather(2, place.unsqueeze(1).expand(-1, 2, -1)) - sums.unsqueeze(1)
+        return self.limits.masked(scores, bounds)

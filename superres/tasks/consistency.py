@@ -1,0 +1,65 @@
+"""Consistency with the low-resolution input: limits on intensities under which every picture reduces to its input.
+
+A source cell is the box of target pixels that one source pixel covers, for example 4x4. `area_reduce` of
+`superres.tasks.faces` truncates, so a cell of P intensities whose sum is in [P v, P v + P - 1] reduces to intensity v
+exactly. Every cell and colour has limits of its own.
+
+Let S be the sum of the intensities decoded so far in the cell, and r the number of intensities that follow the next
+one. The next intensity x is allowed if S + x + [0, 255 r] meets [low, high], the sums that reduce to v:
+
+    low - S - 255 r <= x <= high - S  and  0 <= x <= 255.
+
+An allowed intensity exists at every position, whatever was chosen before. By induction, low - S <= 255 (r + 1) and
+S <= high hold before every choice:
+
+- At first S = 0 and r + 1 = P: low = P v <= 255 P and 0 <= high, for every v in 0..255.
+- An allowed x keeps both: low - (S + x) <= 255 r by the lower limit, and S + x <= high by the upper limit.
+
+So each lower limit is at most each upper limit: low - S - 255 r <= 255 and high - S >= 0 by the induction, and
+low <= high. After the last choice, r + 1 = 0, so low <= S <= high: the cell reduces to v. No input is an exception.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class CellLimits:
+    """Limits on the sums of target tokens, as data for the decoder: see `superres.interfaces.SumLimits`.
+
+    Attributes:
+        group: source position of the cell and colour that each target position belongs to, int64 [T].
+        earlier: earlier target positions of the same group, int64 [T, P - 1]; -1 where there are fewer.
+        low: smallest sum of a group whose source token is v, int64 [V].
+        high: largest sum of a group whose source token is v, int64 [V].
+    """
+
+    group: Int64
+    earlier: Int64
+    low: Int64
+    high: Int64
+
+
+def cell_limits(source: tuple[int, ...], target: tuple[int, ...], intensities: int = 256) -> CellLimits:
+    """Return the limits under which every target reduces to its source.
+
+    Args:
+        source: (rows, columns, channels) of the source.
+        target: (rows, columns, channels) of the target; rows and columns are multiples of the source's.
+        intensities: V, the number of intensities.
+    """
+    rows, columns, channels = target
+    height, width = rows // source[0], columns // source[1]
+    row, column, channel = np.unravel_index(np.arange(rows * columns * channels), target)
+    group = np.ravel_multi_index((row // height, column // width, channel), source)  # [T]
+    size = height * width
+    members = np.argsort(group, kind="stable").reshape(-1, size)[group]  # [T, P], in raster order
+    earlier = np.where(members < np.arange(len(group))[:, None], members, -1)[:, :-1]
+    low = np.arange(intensities) * size
+    return CellLimits(group.astype(np.int64), earlier.astype(np.int64), low, low + size - 1)

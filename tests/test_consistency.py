@@ -1,0 +1,215 @@
+"""Pictures that are decoded within limits reduce to exactly their input, whatever is proposed, accepted or sampled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import (
+    SMALL,
+    VARIANTS,
+    Restless,
+    Waiting,
+    criterion_options,
+    draft_of,
+    limits_of,
+    proposer_for,
+    random_model,
+    random_tokens,
+    stacked,
+)
+from hypothesis import example, given
+from hypothesis import strategies as st
+from recording import Recorded
+from torch.nn.functional import one_hot
+
+from superres.config import DecodeConfig
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.batching import ListFeed, RefilledDecoder
+from superres.decoding.decode import decode
+from superres.decoding.limits import LimitedModel, Limits
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.draft import DraftProposer
+from superres.decoding.reference import separate_reference, sequential_reference
+from superres.nn.engines.cuda_graph import GraphModel
+from superres.nn.engines.torch_model import StepModel
+from superres.tasks.consistency import cell_limits
+from superres.tasks.faces import area_reduce, encode
+from superres.tasks.faces import decode as to_pictures
+
+FACES = cell_limits((8, 8, 3), (32, 32, 3))
+HEADS = replace(VARIANTS["sequential heads"], free_scores=False)
+LARGER = replace(HEADS, target_shape=(8, 8, 3), source_shape=(2, 2, 3), vocabulary=9)
+NETWORKS = {"sequential heads": HEADS, "cells of 16": LARGER, "base": SMALL, "plain": VARIANTS["plain"]}
+
+SAMPLED = {
+    "Gumbel": DecodeConfig(temperature=0.8, seed=3),
+    "quantile": DecodeConfig(temperature=(0.9, 0.5, 0.7), noise="quantile"),
+    "top-k and nucleus": DecodeConfig(temperature=0.8, sample_top_k=2, nucleus=0.5),
+    "speculative": DecodeConfig(temperature=0.8, sampling="speculative", seed=2),
+    "speculative, filters": DecodeConfig(temperature=0.8, sampling="speculative", sample_top_k=3, nucleus=0.8),
+    "minimum block": DecodeConfig(min_block=3), "k = 3": DecodeConfig(3),
+}
+
+
+def walk(value, choose):
+    """Choose the intensities of a cell in order; choose(low, high) picks one of the allowed ones."""
+    total = 0
+    for following in reversed(range(16)):
+        low, high = FACES.low[value] - total - 255 * following, FACES.high[value] - total
+        low, high = max(low, 0), min(high, 255)
+        assert low <= high
+        total += choose(low, high)
+    return total
+
+
+def reduced(total):
+    """Return the intensity to which a cell of the given sum reduces."""
+    whole, rest = divmod(total, 16)
+    cell = np.full(16, whole, np.uint8)
+    cell[:rest] += 1
+    return int(area_reduce(cell.reshape(4, 4, 1), 1, 1)[0, 0, 0])
+
+
+def test_the_sums_of_every_intensity_are_those_that_reduce_to_it():
+    for total in range(16 * 255 + 1):
+        value = reduced(total)
+        assert FACES.low[value] <= total <= FACES.high[value]
+    assert (FACES.low[1:] == FACES.high[:-1] + 1).all()
+
+
+@pytest.mark.parametrize("choose", [lambda low, high: low, lambda low, high: high, lambda low, high: (low + high) // 2])
+def test_extreme_choices_reduce_to_every_intensity(choose):
+    for value in range(256):
+        assert reduced(walk(value, choose)) == value
+
+
+@given(st.integers(0, 255), st.data())
+def test_any_choices_within_the_limits_reduce_to_the_input(value, data):
+    assert reduced(walk(value, lambda low, high: data.draw(st.integers(low, high)))) == value
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["any", "black", "white", "two"]))
+@example(0, "black")
+@example(0, "white")
+def test_a_picture_of_any_choices_within_the_bounds_reduces_to_its_source(seed, kind):
+    rng = np.random.default_rng(seed)
+    source = {"any": rng.integers(0, 256, (1, 8, 8, 3)), "black": np.zeros((1, 8, 8, 3)),
+              "white": np.full((1, 8, 8, 3), 255), "two": rng.integers(0, 2, (1, 8, 8, 3)) * 255}[kind].astype(np.uint8)
+    low, high = Limits.of(FACES, torch.device("cpu")).bounds(torch.from_numpy(encode(source)))[0].tolist()
+    tokens, drawn = np.zeros(3072, np.int64), rng.random(3072)
+    for place in range(3072):
+        known = sum(tokens[other] for other in FACES.earlier[place] if other >= 0)
+        least, most = max(low[place] - known, 0), min(high[place] - known, 255)
+        tokens[place] = least + round((most - least) * np.clip(2 * drawn[place] - 0.5, 0, 1))  # often an extreme one
+    assert (area_reduce(to_pictures(tokens[None]), 8, 8) == source).all()
+
+
+def limited(config, kind=StepModel):
+    """Return a random network limited to targets that reduce to their source."""
+    return LimitedModel(kind(random_model(config)), limits_of(config))
+
+
+def proposer_of(name, model):
+    """Return a proposer for a limited model; a draft model is limited as well."""
+    if name == "draft":
+        return DraftProposer(LimitedModel(draft_of(model.model), model.limits))
+    return proposer_for(name, model.model)
+
+
+def assert_consistent(tokens, source, config):
+    """Check that targets [B, T] reduce to their sources [B, S]."""
+    rows, columns, channels = config.source_shape
+    height, width = config.target_shape[0] // rows, config.target_shape[1] // columns
+    means = tokens.view(-1, rows, height, columns, width, channels).sum((2, 4)) // (height * width)
+    assert torch.equal(means.flatten(1), source)
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_every_criterion_and_proposer_keeps_to_the_limits(name, proposer):
+    model, source = limited(LARGER), random_tokens(LARGER, 3)[0]
+    options = criterion_options(name, proposer=proposer)
+    decoded = decode(model, source, options, proposer=proposer_of(proposer, model))
+    assert_consistent(decoded.tokens, source, LARGER)
+    if name == "exact":
+        assert torch.equal(decoded.tokens, decode(model, source, DecodeConfig(1)).tokens)
+
+
+@pytest.mark.parametrize("way", SAMPLED)
+@pytest.mark.parametrize("network", ["cells of 16", "base"])
+def test_every_way_of_sampling_keeps_to_the_limits(network, way):
+    config = NETWORKS[network]
+    model, source = limited(config), random_tokens(config, 3)[0]
+    for proposer in ("heads", "jacobi", "stale", "draft", "left", "lookahead"):
+        options = replace(SAMPLED[way], proposer=proposer)
+        if proposer == "lookahead" and options.min_block > 1:
+            continue
+        decoded = decode(model, source, options, proposer=proposer_of(proposer, model))
+        assert_consistent(decoded.tokens, source, config)
+
+
+@pytest.mark.parametrize("way", ["greedy", "Gumbel", "quantile", "top-k and nucleus"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_exact_blocks_are_the_tokens_of_the_reference(network, way):
+    config, options = NETWORKS[network], SAMPLED.get(way, DecodeConfig())
+    model, source = limited(config), random_tokens(config, 2)[0]
+    decoded = decode(model, source, options)
+    for row in range(2):
+        wanted = sequential_reference(model, source[row : row + 1], options, row)
+        assert decoded.tokens[row].tolist() == wanted
+    assert not torch.equal(decoded.tokens, decode(model.model, source, options).tokens)
+
+
+@pytest.mark.parametrize("options", [DecodeConfig(accept="distance", epsilon=1), DecodeConfig(accept="top-k"),
+                                     DecodeConfig(min_block=3), DecodeConfig(temperature=0.8, seed=3)])
+@pytest.mark.parametrize("network", ["sequential heads", "base", "plain"])
+def test_blocks_are_those_of_separate_prediction_and_verification(network, options):
+    config = NETWORKS[network]
+    model, source = limited(config), random_tokens(config, 2)[0]
+    decoded = decode(model, source, options)
+    for row, trace in enumerate(decoded.traces):
+        tokens, accepted = separate_reference(model, source[row : row + 1], options, config.prediction_heads, row)
+        assert (decoded.tokens[row].tolist(), list(trace.accepted)) == (tokens, accepted)
+
+
+@pytest.mark.parametrize("kind", [StepModel, lambda network: GraphModel(network, capture=Recorded)])
+def test_refilled_rows_and_changing_block_sizes_give_the_same_tokens(kind):
+    model, source = limited(LARGER, kind), random_tokens(LARGER, 5)[0]
+    wanted = decode(model, source, DecodeConfig()).tokens
+    assert_consistent(wanted, source, LARGER)
+    feed = ListFeed([Waiting(one, key, key) for key, one in enumerate(source)])
+    finished = [one for some in RefilledDecoder(model, feed, stacked, DecodeConfig(), 2).run() for one in some]
+    assert len(finished) == 5
+    for one in finished:
+        assert torch.equal(one.tokens, wanted[one.item.tag])
+    restless = decode(model, source, DecodeConfig(), adaptive=Restless(5))
+    assert torch.equal(restless.tokens, wanted)
+
+
+def test_heads_propose_within_the_limits():
+    model, source = limited(LARGER), random_tokens(LARGER, 4)[0]
+    low, high = model.limits.bounds(source).unbind(1)  # [B, T + 1]
+    decoded = decode(model, source, DecodeConfig())
+    for row, trace in enumerate(decoded.traces):
+        for position, proposed in zip(trace.positions, trace.proposed.tolist(), strict=True):
+            tokens = decoded.tokens[row].tolist()[:position] + proposed
+            for place in range(max(position, 0), min(len(tokens), LARGER.target_length)):
+                known = sum(tokens[other] for other in model.limits.earlier[place].tolist() if other >= 0)
+                assert low[row, place] <= tokens[place] + known <= high[row, place]
+
+
+def test_speculative_samples_have_the_limited_distribution():
+    config = replace(HEADS, source_shape=(1, 1, 3), target_shape=(2, 2, 3), vocabulary=4)
+    model, source = limited(config), torch.tensor([[1, 2, 3]])
+    several, seen = source.expand(4000, -1), []
+    for options in (DecodeConfig(temperature=1.0, sampling="speculative"), DecodeConfig(1, temperature=1.0, seed=9)):
+        tokens = decode(model, several, options).tokens
+        assert_consistent(tokens, several, config)
+        # How often each value and each pair of neighbours of one colour occurs.
+        pairs = tokens[:, :-3] * 4 + tokens[:, 3:]
+        seen += [one_hot(tokens, 4).double().mean(0), one_hot(pairs, 16).double().mean(0)]
+    torch.testing.assert_close(seen[0], seen[2], atol=0.04, rtol=0)
+    torch.testing.assert_close(seen[1], seen[3], atol=0.04, rtol=0)
