@@ -47,9 +47,9 @@ def readers_of(name: str) -> list[str]:
 
 
 def as_option(name: str, value: str) -> str:
-    """Format a setting as a command-line option."""
-    if value == "False":
-        name, value = f"no_{name}", ""
+    """Format a setting as a command-line option; a switch has no value."""
+    if value in ("True", "False"):
+        name, value = name if value == "True" else f"no_{name}", ""
     return f"--{name.replace('_', '-')} {value}".rstrip()
 
 
