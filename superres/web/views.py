@@ -130,16 +130,17 @@ def viewer_html(upscaler: Upscaler, subject: Subject, options: DecodeConfig, res
         faces.append({"name": name_of(row, count), "note": score_text(image, subject.truth), "kept": kept,
                       "file": f"face-{row}.png", "uri": drawing.data_uri(image, record_of(upscaler, options, row))})
     before = [{"name": name, "uri": drawing.data_uri(image)} for name, image in others(subject)]
+    mean = drawing.mean_picture(result.images)
     if count > 1:
-        before.append({"name": f"Mean of {count}", "uri": drawing.data_uri(drawing.mean_picture(result.images))})
+        before.append({"name": f"Mean of {count}", "uri": drawing.data_uri(mean)})
     data = json.dumps({"before": before, "faces": faces}, separators=(",", ":"))
     viewer = f'<superres-viewer data-view="{escape(data)}"></superres-viewer>'
-    return viewer if count == 1 else viewer + sheet_html(subject, result.images)
+    return viewer if count == 1 else viewer + sheet_html(subject, result.images, mean)
 
 
-def sheet_html(subject: Subject, images: Pixels) -> str:
+def sheet_html(subject: Subject, images: Pixels, mean: Pixels) -> str:
     """Return the mean of several samples, and a map of how much they differ."""
-    mean, (spread, highest) = drawing.mean_picture(images), drawing.difference_map(images)
+    spread, highest = drawing.difference_map(images)
     legend = drawing.legend("0", f"{highest:.0f} grey levels")
     return drawing.figures([
         drawing.figure(mean, caption_of(f"Mean of {len(images)}", mean, subject.truth), "Mean of the samples"),
