@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import time
 import zipfile
 
 import numpy as np
 import pytest
-from PIL import Image
+from browser_tools import picture
 from web_demo import FACES, Blocked, running
 
 from superres.tasks.faces import image_key
@@ -44,8 +42,7 @@ def finish(page):
 def downloaded(page):
     """Return the picture behind the first download link."""
     link = page.locator("#results a.sr-download").first
-    uri = link.get_attribute("href")
-    return Image.open(io.BytesIO(base64.b64decode(uri.removeprefix("data:image/png;base64,"))))
+    return picture(link.get_attribute("href"))
 
 
 @pytest.fixture
@@ -85,9 +82,9 @@ def test_an_upload_is_decoded_block_by_block_to_the_end(visit, demo, screenshots
     assert page.locator("#results .sr-block").count() == 0
     source = read_image(FACES[1])
     expected = demo.decoder.upscaler(source[None], keys=[image_key(source, 1)])
-    picture = downloaded(page)
-    np.testing.assert_array_equal(np.asarray(picture), expected.images[0])
-    record = json.loads(picture.text["superres"])
+    face = downloaded(page)
+    np.testing.assert_array_equal(np.asarray(face), expected.images[0])
+    record = json.loads(face.text["superres"])
     assert record["config"]["accept"] == "exact"
     assert record["checkpoint"].startswith("celeba-8to32@")
 

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from browser_tools import open_tab
 
 from superres.config import DecodeConfig
 from superres.survey.records import read_votes
@@ -13,16 +14,6 @@ from superres.survey.records import read_votes
 TEXT = "the small red dog\n\na house"
 DONE = "#translation [role=status]"
 BLOCKS = "#translation .sr-step"
-
-
-def open_tab(page, name):
-    """Choose a tab; on a narrow screen it may be behind the button with the dots."""
-    tab = page.get_by_role("tab", name=name)
-    if tab.is_visible():
-        tab.click()
-    else:
-        page.locator(".overflow-menu > button").click()
-        page.locator(".overflow-dropdown").get_by_text(name, exact=True).click()
 
 
 def translate(page, text=TEXT):

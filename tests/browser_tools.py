@@ -1,0 +1,31 @@
+"""What the tests in a browser share: tabs, pictures in addresses, and the rules of WCAG AA."""
+
+import base64
+import io
+
+from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
+
+WCAG = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
+
+
+def open_tab(page, name):
+    """Choose a tab; on a narrow screen it may be behind the button with the dots."""
+    tab = page.get_by_role("tab", name=name)
+    if tab.is_visible():
+        tab.click()
+    else:
+        page.locator(".overflow-menu > button").click()
+        page.locator(".overflow-dropdown").get_by_text(name, exact=True).click()
+
+
+def picture(uri):
+    """Return the picture in a data URI."""
+    return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+
+
+def check_wcag(page, name, selector=None):
+    """Assert that axe-core finds no violation of WCAG AA in the page, or in what `selector` finds."""
+    checked = Axe().run(page, selector, WCAG).response
+    assert "color-contrast" in {rule["id"] for rule in checked["passes"]}
+    assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in checked["violations"]] == [], name
