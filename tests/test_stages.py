@@ -157,7 +157,7 @@ def test_heads_keep_the_number_of_the_start_unless_asked(checkpoint, data, tmp_p
     stage = Stage(TrainConfig(stage="heads", steps=1), data, tmp_path, start=checkpoint)
     assert stage.network().prediction_heads == 3
     assert replace(stage, prediction_heads=2).network().prediction_heads == 2
-    assert replace(stage, settings=TrainConfig(steps=1)).network().prediction_heads == 1
+    assert replace(stage, settings=TrainConfig(steps=1)).network().prediction_heads == 3
 
 
 def test_distil_without_own_pictures_and_other_stages_with_them_are_refused(checkpoint, data, tmp_path):

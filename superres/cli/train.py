@@ -61,7 +61,10 @@ Rate = Annotated[float, Option(metavar="R", help="Peak learning rate.")]
 ForeverRate = Annotated[float, Option(metavar="R", help="Learning rate after the warm-up; it stays constant.")]
 RoundMinutes = Annotated[float, Option(min=0.01, metavar="M", help="Minutes of training between two scores.")]
 CropShare = Annotated[float | None, Option(metavar="S", help="Share of random crops among the images, for --data with "
-                                           "larger pictures. [default: 0.5 with such data, otherwise 0]")]
+                                           "larger pictures, or --crops. [default: 0.5 with larger "
+                                           "pictures, otherwise 0]")]
+Crops = Annotated[Path | None, Option(metavar="PATH", help="Faces with larger pictures, for random crops. [default: "
+                                      "--data]")]
 Recompute = Annotated[bool, Option("--gradient-checkpointing", help="Use less memory and more computation.")]
 Limit = Annotated[int | None, Option(metavar="N", help="Use only the first N images or sentence pairs of --data.")]
 Seed = Annotated[int, Option(metavar="S", help="Seed for the weights and the order of the data.")]
@@ -95,14 +98,14 @@ def base(
     precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
     gradient_checkpointing: Recompute = False, label_smoothing: Smoothing = TRAINING.label_smoothing,
     warmup_steps: Warmup = TRAINING.warmup_steps, languages: Languages = None, vocabulary: Vocabulary = None,
-    teacher: Teacher = None, crop_share: CropShare = None,
+    teacher: Teacher = None, crops: Crops = None, crop_share: CropShare = None,
 ) -> None:
     """Train the base model p1 by teacher forcing.
 
     The result is DIR/checkpoint. The preset text learns to translate.
     """
     _train(train_config(context, "base"), data=data, output=output, dev=dev, start=start, preset=preset, limit=limit,
-           languages=None if languages is None else parse_languages(languages), vocabulary=vocabulary)
+           languages=None if languages is None else parse_languages(languages), vocabulary=vocabulary, crops=crops)
 
 
 @train_app.command()
@@ -114,14 +117,14 @@ def heads(
     limit: Limit = None, gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
     head_layer: HeadLayer = None, head_target: HeadTarget = TRAINING.head_target,
     label_smoothing: Smoothing = TRAINING.label_smoothing, warmup_steps: Warmup = TRAINING.warmup_steps,
-    head_positions: Positions = TRAINING.head_positions, crop_share: CropShare = None,
+    head_positions: Positions = TRAINING.head_positions, crops: Crops = None, crop_share: CropShare = None,
 ) -> None:
     """Train prediction heads on a trained base model.
 
     The base model is fine-tuned or frozen. The result is DIR/checkpoint.
     """
     _train(train_config(context, "heads"), data=data, output=output, dev=dev, start=start, limit=limit,
-           prediction_heads=prediction_heads, head_layer=head_layer)
+           prediction_heads=prediction_heads, head_layer=head_layer, crops=crops)
 
 
 @opt.decoding_command(train_app, FACES, "block_size")
@@ -168,14 +171,14 @@ def distil(
     batch_size: TrainBatchSize = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
     precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
     gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
-    head_target: HeadTarget = TRAINING.head_target, crop_share: CropShare = None,
+    head_target: HeadTarget = TRAINING.head_target, crops: Crops = None, crop_share: CropShare = None,
 ) -> None:
     """Train prediction heads on pictures of the model itself.
 
     This is self-distillation. The result is DIR/checkpoint.
     """
     _train(train_config(context, "distil"), data=data, own=own, output=output, dev=dev, start=start, limit=limit,
-           head_layer=head_layer)
+           head_layer=head_layer, crops=crops)
 
 
 @train_app.command("continue")
@@ -183,8 +186,8 @@ def continue_run(
     context: typer.Context, data: TrainData, dev: ScoredDev, output: RunFolder,
     start: StartName = Path(DEFAULT_CHECKPOINT), own: MaybeOwn = None, round_minutes: RoundMinutes = 60,
     batch_size: TrainBatchSize = TRAINING.batch_size, learning_rate: ForeverRate = FOREVER_RATE,
-    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None, crop_share: CropShare = None,
-    gradient_checkpointing: Recompute = False,
+    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None, crops: Crops = None,
+    crop_share: CropShare = None, gradient_checkpointing: Recompute = False,
 ) -> None:
     """Train base and heads of a checkpoint further, without an end.
 
@@ -201,7 +204,7 @@ def continue_run(
     from superres.training.corpora import Stage
 
     settings = train_config(context, "heads" if own is None else "distil", endless=True, ema_decay=FOREVER_EMA)
-    stage = Stage(settings, data, output, dev, find_checkpoint(str(start)), limit=limit, own=own)
+    stage = Stage(settings, data, output, dev, find_checkpoint(str(start)), limit=limit, own=own, crops=crops)
     with _training_bar(None, "s") as (bar, stop):
 
         def report(record: dict[str, float]) -> None:

@@ -52,10 +52,12 @@ class Stage:
         dev: development data for scores during training, or None.
         start: checkpoint to start from; required to train heads.
         preset: network of the stage "base", a name in PRESETS; ignored if `start` is given.
-        prediction_heads: K if heads are trained; None keeps the heads of `start`, or makes PREDICTION_HEADS heads.
+        prediction_heads: K if heads are trained; None keeps the heads of `start`, or makes PREDICTION_HEADS heads. The
+            stage "base" keeps the heads of `start`, too.
         head_layer: kind of new heads, a name in HEAD_LAYERS; as in `start` if None.
         limit: number of examples of `data` to use, from the first on; all if None.
         own: faces, stage "distil": images that `start` decoded (`decode_own_faces`).
+        crops: faces with larger pictures, for random crops; None uses those of `data` if it has any.
         languages: text: source and target language; as in the preset or `start` if None.
         vocabulary: text: file of a SentencePiece model; None uses the vocabulary of `start` or of the teacher, or
             trains one on `data`.
@@ -72,6 +74,7 @@ class Stage:
     prediction_heads: int | None = None
     limit: int | None = None
     own: Path | None = None
+    crops: Path | None = None
     head_layer: str | None = None
     languages: tuple[str, str] | None = None
     vocabulary: Path | None = None
@@ -118,7 +121,7 @@ class Stage:
 
     def _heads(self, start: ModelConfig) -> int:
         if not self.settings.trains_heads:
-            return 1
+            return start.prediction_heads
         return self.prediction_heads or (start.prediction_heads if start.prediction_heads > 1 else PREDICTION_HEADS)
 
 
@@ -152,13 +155,15 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     require(stage.more is None, f"faces do not use further text; leave out --more {stage.more}")
     evaluate = None if stage.dev is None else face_score(stage.dev)
     pairs = faces.read_faces(stage.data, "train", stage.limit)
+    large = pairs.large if stage.crops is None else faces.read_faces(stage.crops, "train").large
     share = settings.crop_share
     if share is None:
-        share = 0.0 if pairs.large is None else CROP_SHARE
-    require(not share or pairs.large is not None, f"--crop-share {share} needs larger pictures than {stage.data} has; "
-            "leave it out, or prepare them with scripts/prepare_celeba.py, with the size 64")
+        share = 0.0 if large is None and stage.crops is None else CROP_SHARE
+    require(not share or large is not None, f"--crop-share {share} needs larger pictures than "
+            f"{stage.crops or stage.data} has; prepare them with scripts/prepare_celeba.py, with the size 64, and name "
+            "them with --crops")
     size = settings.batch_size if stage.own is None else settings.batch_size // 2
-    true = ImageBatches(pairs.lr, pairs.hr, size, settings.seed, settings.flip, pairs.large, share)
+    true = ImageBatches(pairs.lr, pairs.hr, size, settings.seed, settings.flip, large, share)
     if stage.own is None:
         return Corpus(network, true, evaluate)
     own = faces.read_faces(stage.own)
@@ -194,7 +199,8 @@ def text_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     if settings.stage == "distil":
         raise ConfigError("the stage distil mixes own pictures with true ones; for text, let a teacher translate the "
                           "training text with 'superres train decode' and train base or heads on that")
-    require(settings.crop_share is None, "text has no crops; leave --crop-share out")
+    require(settings.crop_share is None and stage.crops is None,
+            "text has no crops; leave --crops and --crop-share out")
     languages = network.languages[0], network.languages[1]
     pairs = translation.read_pairs(stage.data, languages, stage.limit)
     codec = _vocabulary(stage, pairs, network)

@@ -62,7 +62,7 @@ class ImageBatches:
         batch_size: images per batch over all processes.
         seed: key of order and mirroring.
         flip: mirror half of the images.
-        large: uint8 [N, S, S, 3], the pictures of `high` for random crops; or None.
+        large: uint8 [M, S, S, 3], pictures for random crops, such as those of `high`; or None.
         crop_share: share of random crops (`superres.tasks.faces.random_crop`), in [0, 1]; 0 without `large`.
     """
 
@@ -97,7 +97,7 @@ class ImageBatches:
         rng = np.random.default_rng((self.seed, epoch, place))
         mirrored = self.flip and rng.random() < 0.5
         if self.large is not None and rng.random() < self.crop_share:
-            high, low = random_crop(self.large[index], rng)
+            high, low = random_crop(self.large[index % len(self.large)], rng)
         return (low[:, ::-1], high[:, ::-1]) if mirrored else (low, high)
 
 

@@ -93,8 +93,8 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
         _warm_start(model, load_checkpoint(start), str(start))
     if not settings.trains_base:
         model.requires_grad_(False)
-        if model.heads is not None:
-            model.heads.requires_grad_(True)
+    if model.heads is not None and (config.identity_p1 or settings.trains_heads):
+        model.heads.requires_grad_(settings.trains_heads)
     return model
 
 

@@ -37,8 +37,12 @@ def upscale(page):
 
 def draw(page, count, button="#draw"):
     box = page.get_by_label("number input for Samples on a sheet")
-    box.fill(str(count))
-    box.press("Enter")
+    for _ in range(20):  # a slider that Gradio has only just drawn may take its first value again
+        box.fill(str(count))
+        box.press("Enter")
+        page.wait_for_timeout(250)
+        if box.input_value() == str(count):
+            break
     decode(page, button)
     assert page.locator("#results .sr-choice").count() == count
 
