@@ -38,7 +38,7 @@ def measure(upscaler: Upscaler, pairs: FacePairs, options: DecodeConfig, batch_s
     results = [upscaler(pairs.lr[batch], options, keys=keys[batch]) for batch in batches]
     seconds = time.process_time() - started
     images, traces = np.concatenate([one.images for one in results]), [row for one in results for row in one.traces]
-    error = np.abs(area_reduce(images, LOW_SIZE, LOW_SIZE).astype(int) - pairs.lr)  # [N, 8, 8, 3]
+    error = np.abs(area_reduce(images, LOW_SIZE, LOW_SIZE, is_reduced=True).astype(int) - pairs.lr)  # [N, 8, 8, 3]
     return {
         "consistent": options.consistent, "images": len(images), "equal_images": int((error == 0).all((1, 2, 3)).sum()),
         "equal_intensities": round(float((error == 0).mean()), 4), "largest_difference": int(error.max()),

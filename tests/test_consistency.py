@@ -22,6 +22,7 @@ from fakes import (
 )
 from hypothesis import example, given
 from hypothesis import strategies as st
+from PIL import Image
 from recording import Recorded
 from torch.nn.functional import one_hot
 
@@ -70,7 +71,7 @@ def reduced(total):
     whole, rest = divmod(total, 16)
     cell = np.full(16, whole, np.uint8)
     cell[:rest] += 1
-    return int(area_reduce(cell.reshape(4, 4, 1), 1, 1)[0, 0, 0])
+    return int(area_reduce(cell.reshape(4, 4, 1), 1, 1, is_reduced=True)[0, 0, 0])
 
 
 def test_the_sums_of_every_intensity_are_those_that_reduce_to_it():
@@ -104,7 +105,9 @@ def test_a_picture_of_any_choices_within_the_bounds_reduces_to_its_source(seed, 
         known = sum(tokens[other] for other in FACES.earlier[place] if other >= 0)
         least, most = max(low[place] - known, 0), min(high[place] - known, 255)
         tokens[place] = least + round((most - least) * np.clip(2 * drawn[place] - 0.5, 0, 1))  # often an extreme one
-    assert (area_reduce(to_pictures(tokens[None]), 8, 8) == source).all()
+    picture = to_pictures(tokens[None])
+    assert (area_reduce(picture, 8, 8, is_reduced=True) == source).all()
+    assert (np.asarray(Image.fromarray(picture[0]).reduce(4)) == source).all()
 
 
 def limited(config, kind=StepModel):
@@ -123,7 +126,8 @@ def assert_consistent(tokens, source, config):
     """Check that targets [B, T] reduce to their sources [B, S]."""
     rows, columns, channels = config.source_shape
     height, width = config.target_shape[0] // rows, config.target_shape[1] // columns
-    means = tokens.view(-1, rows, height, columns, width, channels).sum((2, 4)) // (height * width)
+    size = height * width
+    means = (tokens.view(-1, rows, height, columns, width, channels).sum((2, 4)) + size // 2) // size
     assert torch.equal(means.flatten(1), source)
 
 

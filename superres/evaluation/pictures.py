@@ -81,17 +81,18 @@ def ssim(images: Pixels, references: Pixels) -> Scores:
 
 
 def consistency(images: Pixels, sources: Pixels) -> Scores:
-    """Return the RMSE between each image, reduced like the training data, and the input from which it was decoded.
+    """Return the RMSE between each image, reduced to the means of its cells, and the input from which it was decoded.
 
     Args:
         images: uint8 [N,H,W,C].
         sources: uint8 [N,h,w,C], the decoder's inputs.
 
     Returns:
-        float64 [N], root mean squared error in grey levels. True images score slightly above 0 if they and the inputs
-        were reduced separately from the photographs, each with truncation.
+        float64 [N], root mean squared error in grey levels; the means are rounded. True images score slightly above 0
+        if they and the inputs were reduced separately from the photographs, each with truncation.
     """
-    return np.sqrt(mean_squared_error(area_reduce(images, sources.shape[1], sources.shape[2]), sources))
+    reduced = area_reduce(images, sources.shape[1], sources.shape[2], is_reduced=True)
+    return np.sqrt(mean_squared_error(reduced, sources))
 
 
 def equal_tokens(images: Pixels, others: Pixels) -> Scores:

@@ -1,8 +1,10 @@
 """Consistency with the low-resolution input: limits on intensities under which every picture reduces to its input.
 
-A source cell is the box of target pixels that one source pixel covers, for example 4x4. `area_reduce` of
-`superres.tasks.faces` truncates, so a cell of P intensities whose sum is in [P v, P v + P - 1] reduces to intensity v
-exactly. Every cell and colour has limits of its own.
+A source cell is the box of target pixels that one source pixel covers, for example 4x4. A target reduces to the means
+of its cells, rounded to the nearest intensity, halves upwards: `area_reduce` of `superres.tasks.faces` with
+`is_reduced`, and Pillow's `Image.reduce`. So a cell of P intensities whose sum is in [P v - P / 2, P v + P / 2 - 1]
+reduces to intensity v exactly; for an odd P, P / 2 is rounded down in the first, and up in the second bound. Every cell
+and colour has limits of its own.
 
 Let S be the sum of the intensities decoded so far in the cell, and r the number of intensities that follow the next
 one. The next intensity x is allowed if S + x + [0, 255 r] meets [low, high], the sums that reduce to v:
@@ -12,7 +14,7 @@ one. The next intensity x is allowed if S + x + [0, 255 r] meets [low, high], th
 An allowed intensity exists at every position, whatever was chosen before. By induction, low - S <= 255 (r + 1) and
 S <= high hold before every choice:
 
-- At first S = 0 and r + 1 = P: low = P v <= 255 P and 0 <= high, for every v in 0..255.
+- At first S = 0 and r + 1 = P: low <= P v <= 255 P and 0 <= P v <= high, for every v in 0..255.
 - An allowed x keeps both: low - (S + x) <= 255 r by the lower limit, and S + x <= high by the upper limit.
 
 So each lower limit is at most each upper limit: low - S - 255 r <= 255 and high - S >= 0 by the induction, and
@@ -61,5 +63,5 @@ def cell_limits(source: tuple[int, ...], target: tuple[int, ...], intensities: i
     size = height * width
     members = np.argsort(group, kind="stable").reshape(-1, size)[group]  # [T, P], in raster order
     earlier = np.where(members < np.arange(len(group))[:, None], members, -1)[:, :-1]
-    low = np.arange(intensities) * size
+    low = np.arange(intensities) * size - size // 2
     return CellLimits(group.astype(np.int64), earlier.astype(np.int64), low, low + size - 1)
