@@ -69,7 +69,7 @@ def read_inputs() -> dict[str, np.ndarray]:
 def load_variants(checkpoint: str, device: str) -> dict[str, Variant]:
     """Return the variants by name."""
     upscaler = Upscaler.load(checkpoint, device)
-    exact = fastest_exact(upscaler.engine, upscaler.model_config.prediction_heads)
+    exact = fastest_exact(upscaler.engine, upscaler.model_config)
     epsilon, sample = exact.changed({"accept": "distance", "epsilon": 2}), exact.changed({"temperature": 0.9})
     variants = {
         "greedy": Variant("The likeliest token, one per step.", upscaler, exact.sequential(), "greedy"),

@@ -17,9 +17,12 @@ from superres import DecodeConfig, Translator, Upscaler
 from superres.batch.manifest import Row
 from superres.batch.plan import BatchOptions
 from superres.batch.record import RunSettings
+from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
+from superres.config import PRESETS, ModelConfig
 from superres.pipeline.base import fastest_exact
 from superres.pipeline.options import combined, resolve_options
+from superres.tasks.pictures import read_image
 
 FACE = Path(__file__).parents[1] / "scripts" / "faces" / "face-1.png"
 FASTEST = DecodeConfig(adaptive=True)
@@ -43,9 +46,25 @@ def cache(tmp_path_factory):
 
 
 def test_the_default_is_adaptive_in_compiled_code_and_all_heads_elsewhere():
-    assert [fastest_exact(engine, 10) for engine in ("native", "native-bf16", "native-int8")] == [FASTEST] * 3
-    assert [fastest_exact(engine, 10) for engine in ("plain", "graph", "graph-bf16")] == [DecodeConfig()] * 3
-    assert fastest_exact("native", 1) == DecodeConfig()
+    ten = ModelConfig(prediction_heads=10)
+    assert [fastest_exact(engine, ten) for engine in ("native", "native-bf16", "native-int8")] == [FASTEST] * 3
+    assert [fastest_exact(engine, ten) for engine in ("plain", "graph", "graph-bf16")] == [DecodeConfig()] * 3
+    assert fastest_exact("native", ModelConfig()) == DecodeConfig()
+    assert fastest_exact("native", replace(ten, consistent=True)) == replace(FASTEST, consistent=True)
+
+
+def test_a_consistent_checkpoint_decodes_consistently_unless_asked_otherwise(tmp_path, capsys):
+    save_checkpoint(random_model(replace(PRESETS["tiny"], consistent=True)), tmp_path / "consistent")
+    loaded = Upscaler.load(tmp_path / "consistent", "cpu", "plain")
+    assert loaded.default == DecodeConfig(consistent=True)
+    picture = loaded(read_image(FACE)[None]).images[0]
+    assert (np.asarray(Image.fromarray(picture).reduce(4)) == read_image(FACE)).all()
+    common = ["upscale", str(FACE), "--checkpoint", str(tmp_path / "consistent"), "--device", "cpu"]
+    for words, wanted in (([], True), (["--no-consistent"], False)):
+        assert run([*common, "--output", str(tmp_path / str(wanted)), *words]) == 0
+        written = read_image(tmp_path / str(wanted) / FACE.name)
+        assert (np.asarray(Image.fromarray(written).reduce(4)) == read_image(FACE)).all() == wanted
+    capsys.readouterr()
 
 
 def test_the_bundled_text_checkpoint_has_a_saved_default_on_cpus():

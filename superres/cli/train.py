@@ -156,7 +156,7 @@ def decode(
         pairs = faces.read_faces(data, "train", limit)
         upscaler = opt.load_upscaler(checkpoint, device)
         # Not the checkpoint's saved default, which need not be exact.
-        default = fastest_exact(upscaler.engine, upscaler.model_config.prediction_heads)
+        default = fastest_exact(upscaler.engine, upscaler.model_config)
         options = default.changed(opt.given_options(context, options))
         with _training_bar(len(pairs), "image") as (bar, stop):
             done = decode_own_faces(upscaler, pairs, output, options, batch_size, stop,

@@ -74,6 +74,7 @@ class ModelConfig(Config):
         free_scores: add a free score (W h)_v to the ordinal score. Without it, the likeliest intensity is the
             conditional median, so greedy pictures avoid the point masses at black and white.
         tied_embeddings: one table embeds source and target tokens and scores the output (a joint vocabulary).
+        consistent: whether pictures are decoded consistently (see `DecodeConfig`) unless a call asks otherwise.
     """
 
     task: str = "faces"
@@ -104,13 +105,14 @@ class ModelConfig(Config):
     free_scores: bool = True
     languages: tuple[str, ...] = ()
     tied_embeddings: bool = False
+    consistent: bool = False
 
     def __post_init__(self) -> None:
         for name, (least, most) in SIZES.items():
             require_whole(name, getattr(self, name), least, most)
         require_text("task", self.task)
         for name in ("cross_attention", "identity_p1", "aligned_conditioning", "numeric_neighbourhood",
-                     "cell_remainder", "ordinal_output", "free_scores", "tied_embeddings"):
+                     "cell_remainder", "ordinal_output", "free_scores", "tied_embeddings", "consistent"):
             require_truth(name, getattr(self, name))
         self._check_shapes()
         require(self.width % self.attention_heads == 0,
@@ -124,7 +126,7 @@ class ModelConfig(Config):
         self._check_heads()
         require(self.free_scores or self.ordinal_output, "a model without free_scores needs ordinal_output")
         require(self.numeric_neighbourhood or not self.cell_remainder, "cell_remainder needs numeric_neighbourhood")
-        if self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output:
+        if self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output or self.consistent:
             self._check_image_priors()
         self._check_text()
 
@@ -157,7 +159,7 @@ class ModelConfig(Config):
         require(same or not self.tied_embeddings, "tied_embeddings need source_shape and target_shape of one number")
 
     def _check_image_priors(self) -> None:
-        flags = "aligned_conditioning, numeric_neighbourhood and ordinal_output"
+        flags = "aligned_conditioning, numeric_neighbourhood, ordinal_output and consistent"
         require(len(self.source_shape) == len(self.target_shape) == 3,
                 f"{flags} need image shapes (rows, columns, channels), not {self.source_shape} and {self.target_shape}")
         rows, columns, channels = self.target_shape

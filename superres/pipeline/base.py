@@ -17,7 +17,7 @@ from superres.checkpoint import (
     read_decode_default,
     weights_digest,
 )
-from superres.config import DecodeConfig
+from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.decode import check_options
 from superres.errors import CheckpointError, ConfigError
 from superres.interfaces import ScoringModel
@@ -43,14 +43,15 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def fastest_exact(engine: str, prediction_heads: int) -> DecodeConfig:
+def fastest_exact(engine: str, network: ModelConfig) -> DecodeConfig:
     """Return the settings of a checkpoint without a saved default: exact acceptance, in the fastest block sizes.
 
     In compiled code for CPUs, every further proposal costs time, and sums have one order at every block size. There the
     block size is adaptive. Elsewhere all heads propose: further proposals cost little, or tokens could depend on the
-    block size.
+    block size. Pictures are consistent if the network's settings ask for it.
     """
-    return DecodeConfig(adaptive=engine.startswith("native") and prediction_heads > 1)
+    adaptive = engine.startswith("native") and network.prediction_heads > 1
+    return DecodeConfig(adaptive=adaptive, consistent=network.consistent)
 
 
 class Loop(Protocol):
@@ -130,7 +131,7 @@ class Pipeline:
         self.model = model.to(self.device).eval()
         self.scoring = step_model(self.model, self.end_token, engine)
         self.engine: str = self.scoring.engine
-        self.default = default or fastest_exact(self.engine, model.config.prediction_heads)
+        self.default = default or fastest_exact(self.engine, model.config)
         self.block_sizes = BlockSizes(self.scoring, revision, self.engine, self.device)
         self.proposers = Proposers(model.config, self.end_token, self.device, engine, self.limited)
 

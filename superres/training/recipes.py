@@ -217,7 +217,7 @@ def _with_decoded(
         pairs = faces.read_faces(stage.data, "train", entry.own_images)
         own = stage.output / "own"
         upscaler = Upscaler.load(stage.start)
-        exact = fastest_exact(upscaler.engine, upscaler.model_config.prediction_heads)
+        exact = fastest_exact(upscaler.engine, upscaler.model_config)
         done = decode_own_faces(upscaler, pairs, own, exact, batch_size, stop, report)
         return dataclasses.replace(stage, own=own / "faces.npz") if done else None
     if entry.translated_by is not None:
