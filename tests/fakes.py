@@ -208,6 +208,7 @@ VARIANTS = {
     "no neighbourhood": replace(SMALL, numeric_neighbourhood=False, cell_remainder=False),
     "no remainder": replace(SMALL, cell_remainder=False),
     "no free scores": replace(SMALL, free_scores=False),
+    "hyperbolic": replace(SMALL, free_scores=False, ordinal_shape="hyperbolic"),
     "no ordinal output": replace(SMALL, ordinal_output=False),
     "neighbourhood alone": replace(SMALL, aligned_conditioning=False, ordinal_output=False),
     "plain": replace(SMALL, **PLAIN),

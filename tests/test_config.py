@@ -74,6 +74,12 @@ def test_minimum_block_above_the_block_size_is_refused():
         DecodeConfig(block_size=4, min_block=5)
 
 
+@pytest.mark.parametrize("shape", ["gaussian", 3, None])
+def test_an_unknown_ordinal_shape_is_refused(shape):
+    with pytest.raises(ConfigError, match="ordinal_shape must be laplace or hyperbolic, not"):
+        ModelConfig(ordinal_shape=shape)
+
+
 @pytest.mark.parametrize("layer", ["adaptive", "sequential"])
 @pytest.mark.parametrize("aid", ["numeric_neighbourhood", "ordinal_output"])
 def test_heads_that_weigh_intensities_need_them_as_numbers(layer, aid):

@@ -118,6 +118,13 @@ def test_a_share_of_the_images_are_random_crops(share, least, most):
     assert np.abs(area_reduce(target.astype(np.uint8), 8, 8).astype(int) - source).max() <= 1
 
 
+def test_crops_may_come_from_fewer_pictures_than_the_standard_ones():
+    batches = crop_batches(1.0, flip=False)
+    batches.large = np.full_like(batches.large[:1], 7)
+    assert (batches.batch(0).target == 7).all()
+    assert (batches.batch(0).source == 7).all()
+
+
 def test_crops_depend_on_seed_and_step_alone_and_leave_flips_as_they_were():
     one, other, uncropped = crop_batches(0.5), crop_batches(0.5), crop_batches(0.0)
     other.batch(7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -106,13 +107,31 @@ def test_a_checkpoint_from_before_the_remainder_keeps_its_network():
 
 
 def test_ordinal_scores_peak_at_the_centre_and_fall_evenly():
-    scores = ordinal_scores(torch.zeros(1, 258), torch.tensor([100.0]), 256)
+    network = ModelConfig()
+    alone = replace(network, free_scores=False)
+    scores = ordinal_scores(torch.zeros(1, 258), torch.tensor([100.0]), network)
     assert scores.argmax() == 100
-    assert torch.equal(scores, ordinal_scores(torch.zeros(1, 2), torch.tensor([100.0]), 256))
+    assert torch.equal(scores, ordinal_scores(torch.zeros(1, 2), torch.tensor([100.0]), alone))
     assert torch.allclose(scores[0, 90:100], scores[0, 101:111].flip(0))
     shifted = torch.zeros(1, 258)
     shifted[0, 256] = 1.0
-    assert ordinal_scores(shifted, torch.tensor([100.0]), 256).argmax() == 100 + RESIDUAL_SCALE
+    assert ordinal_scores(shifted, torch.tensor([100.0]), network).argmax() == 100 + RESIDUAL_SCALE
+
+
+def test_hyperbolic_scores_are_round_at_the_centre_and_become_laplacian_as_d_falls():
+    network = ModelConfig(free_scores=False, ordinal_shape="hyperbolic")
+    assert network.outputs == 3
+    shift, sharpness, centre = 0.1, 2.0, torch.tensor([100.0])
+    mu, z = 100 + shift * RESIDUAL_SCALE, (torch.arange(256) - 100 - shift * RESIDUAL_SCALE) * math.exp(2.0 - 2.5)
+
+    def scores(log_d):
+        return ordinal_scores(torch.tensor([[log_d, shift, sharpness]]), centre, network)[0]
+
+    for log_d in (-2.0, 0.0, 1.5):
+        d = math.exp(log_d)
+        torch.testing.assert_close(scores(log_d), d - (d * d + z * z).sqrt())
+        assert scores(log_d).argmax() == round(mu)
+    torch.testing.assert_close(scores(-9.0), -z.abs(), atol=2e-3, rtol=0)  # log d is bounded below
 
 
 def test_a_flat_source_stays_flat_and_convolutions_start_as_the_identity():

@@ -283,3 +283,14 @@ def test_same_seed_trains_the_same_weights_and_another_does_not(tmp_path):
         runs[-1].run()
     assert_same(weights(runs[0]), weights(runs[1]))
     assert not torch.equal(runs[0].model.project.weight, runs[2].model.project.weight)
+
+
+def test_the_base_of_a_checkpoint_is_trained_alone_and_its_heads_stay(tmp_path):
+    before = random_model(replace(TINY, dropout=0.0, prediction_heads=4), dtype=torch.float32)
+    save_checkpoint(before, tmp_path / "start")
+    assert trainer(tmp_path / "run", config=before.config, start=tmp_path / "start").run()
+    after, kept = load_checkpoint(tmp_path / "run" / "checkpoint").state_dict(), before.state_dict()
+    start = load_checkpoint(tmp_path / "start").state_dict()  # rounded for storage
+    moved = {name for name in kept if not torch.equal(after[name], start[name])}
+    assert {name for name in kept if name.startswith("decoder.0")} <= moved
+    assert not any(name.startswith("heads.") for name in moved)

@@ -70,7 +70,10 @@ class ModelConfig(Config):
         conditioning_width: channels of these convolution blocks.
         numeric_neighbourhood: feed the decoded intensities near the target position as neighbour features.
         cell_remainder: with `numeric_neighbourhood`, feed the residual sum: what the rest of the cell must add up to.
-        ordinal_output: add -|v - mu(h)| / s(h) to the score of intensity v.
+        ordinal_output: add an ordinal term, which falls with the distance |v - mu(h)|, to the score of intensity v.
+        ordinal_shape: the ordinal term at the distance z = |v - mu(h)| / s(h): "laplace", -z; or "hyperbolic",
+            d - sqrt(d^2 + z^2) with d(h) from the network as well, which is rounder at the centre and has lighter tails
+            (Barndorff-Nielsen 1977, the hyperbolic distribution).
         free_scores: add a free score (W h)_v to the ordinal score. Without it, the likeliest intensity is the
             conditional median, so greedy pictures avoid the point masses at black and white.
         tied_embeddings: one table embeds source and target tokens and scores the output (a joint vocabulary).
@@ -102,6 +105,7 @@ class ModelConfig(Config):
     numeric_neighbourhood: bool = True
     cell_remainder: bool = False
     ordinal_output: bool = True
+    ordinal_shape: Literal["laplace", "hyperbolic"] = "laplace"
     free_scores: bool = True
     languages: tuple[str, ...] = ()
     tied_embeddings: bool = False
@@ -124,6 +128,8 @@ class ModelConfig(Config):
         require(is_number(self.dropout) and 0.0 <= self.dropout < 1.0,
                 f"dropout must be in [0, 1), not {shown(self.dropout)}")
         self._check_heads()
+        require(self.ordinal_shape in ("laplace", "hyperbolic"),
+                f"ordinal_shape must be laplace or hyperbolic, not {shown(self.ordinal_shape)}")
         require(self.free_scores or self.ordinal_output, "a model without free_scores needs ordinal_output")
         require(self.numeric_neighbourhood or not self.cell_remainder, "cell_remainder needs numeric_neighbourhood")
         if self.aligned_conditioning or self.numeric_neighbourhood or self.ordinal_output or self.consistent:
@@ -184,8 +190,13 @@ class ModelConfig(Config):
 
     @property
     def outputs(self) -> int:
-        """Outputs of the projection per position: free scores, and the centre and scale of the ordinal output."""
-        return (self.vocabulary if self.free_scores else 0) + (2 if self.ordinal_output else 0)
+        """Outputs of the projection per position: free scores, and the parameters of the ordinal term."""
+        return (self.vocabulary if self.free_scores else 0) + self.ordinal_outputs
+
+    @property
+    def ordinal_outputs(self) -> int:
+        """Parameters of the ordinal term: log d with the shape "hyperbolic", the shift of mu, and log(1 / s)."""
+        return (3 if self.ordinal_shape == "hyperbolic" else 2) if self.ordinal_output else 0
 
     @property
     def enlargement(self) -> tuple[int, int]:
@@ -203,7 +214,7 @@ PRESETS: dict[str, ModelConfig] = {
     "base": ModelConfig(
         width=128, filter_size=512, attention_heads=4, encoder_layers=3, decoder_layers=4, cross_attention=False,
         head_layer="sequential", head_filter_size=256, conditioning_blocks=6, conditioning_width=96,
-        cell_remainder=True, free_scores=False,
+        cell_remainder=True, ordinal_shape="hyperbolic", free_scores=False,
     ),
     "paper": ModelConfig(
         width=512, filter_size=2048, attention_heads=8, encoder_layers=4, decoder_layers=8, norm="post", dropout=0.1,
@@ -218,7 +229,7 @@ PRESETS: dict[str, ModelConfig] = {
     ),
     "draft": ModelConfig(
         width=64, filter_size=128, decoder_layers=1, cross_attention=False, conditioning_blocks=4,
-        conditioning_width=64, cell_remainder=True, free_scores=False,
+        conditioning_width=64, cell_remainder=True, ordinal_shape="hyperbolic", free_scores=False,
     ),
     "text-draft": ModelConfig(
         task="translation", languages=("en", "de"), vocabulary=8000, source_shape=(128,), target_shape=(128,),

@@ -19,7 +19,10 @@ RESIDUAL_SCALE = 32.0
 """Grey levels per unit of the real numbers as which intensities enter or leave the network."""
 
 INITIAL_SHARPNESS = -2.5
-"""log(1 / s) of the ordinal output before training: s of about 12 grey levels."""
+"""log(1 / s) of the ordinal term before training: s of about 12 grey levels."""
+
+SHARPNESS = -7.0, 3.0
+"""Bounds of log(1 / s) and of log d."""
 
 
 NEIGHBOUR_PIXELS = (
@@ -279,24 +282,27 @@ def ordinal_term(projected: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
     """Return the centre mu, in grey levels, and the slope 1 / s of the ordinal term, both [...].
 
     Args:
-        projected: [..., V + 2], or [..., 2] without free scores: the free scores, the shift of mu in units of
-            RESIDUAL_SCALE, and log(1 / s) minus INITIAL_SHARPNESS.
+        projected: [..., outputs]: the free scores if any, log d if the shape is "hyperbolic", the shift of mu in units
+            of RESIDUAL_SCALE, and log(1 / s) minus INITIAL_SHARPNESS.
         centre: mu before the shift [...], grey levels.
     """
     mu = centre + projected[..., -2] * RESIDUAL_SCALE
-    return mu, (projected[..., -1] + INITIAL_SHARPNESS).clamp(-7.0, 3.0).exp()
+    return mu, (projected[..., -1] + INITIAL_SHARPNESS).clamp(*SHARPNESS).exp()
 
 
-def scores_around(mu: Tensor, slope: Tensor, projected: Tensor, vocabulary: int) -> Tensor:
-    """Return the scores [..., V] of intensities: the ordinal term -|v - mu| / s, plus the free scores if any.
+def scores_around(mu: Tensor, slope: Tensor, projected: Tensor, config: ModelConfig) -> Tensor:
+    """Return the scores [..., V] of intensities: the ordinal term, plus the free scores if any.
 
     `mu` and `slope` [...] come from `ordinal_term`; `projected` is its argument.
     """
-    value = torch.arange(vocabulary, device=mu.device, dtype=mu.dtype)
+    value = torch.arange(config.vocabulary, device=mu.device, dtype=mu.dtype)
     ordinal = (value - mu.unsqueeze(-1)).abs() * -slope.unsqueeze(-1)  # [..., V]
-    return ordinal + projected[..., :-2] if projected.shape[-1] > 2 else ordinal
+    if config.ordinal_shape == "hyperbolic":
+        d = projected[..., -3, None].clamp(*SHARPNESS).exp()  # [..., 1]
+        ordinal = d - (d * d + ordinal * ordinal).sqrt()
+    return ordinal + projected[..., : config.vocabulary] if config.free_scores else ordinal
 
 
-def ordinal_scores(projected: Tensor, centre: Tensor, vocabulary: int) -> Tensor:
+def ordinal_scores(projected: Tensor, centre: Tensor, config: ModelConfig) -> Tensor:
     """Return the scores [..., V] of intensities from the outputs `projected`; arguments as for `ordinal_term`."""
-    return scores_around(*ordinal_term(projected, centre), projected, vocabulary)
+    return scores_around(*ordinal_term(projected, centre), projected, config)

@@ -334,7 +334,7 @@ class EncoderDecoder(nn.Module):
         if deviation is not None:
             centre = centre + deviation * RESIDUAL_SCALE
         centre = centre if chosen is None else centre[chosen]
-        return ordinal_scores(projected, centre, self.config.vocabulary)
+        return ordinal_scores(projected, centre, self.config)
 
 
 def take(states: Tensor, position: Tensor) -> Tensor:

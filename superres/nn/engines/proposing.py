@@ -111,21 +111,21 @@ class ProposingSession:
             # The weights multiply deviations from the estimates; the tokens' part is added as they are chosen.
             weights = weights[..., :count]
             mu = torch.baddbmm(mu.unsqueeze(2), weights, estimate[:, :count].unsqueeze(2), alpha=-1).squeeze(2)
-        if projected.shape[-1] == 2 and choose.additive(offsets) == (None, None):
+        if not self.config.free_scores and choose.additive(offsets) == (None, None):
             limit = choose.limit if isinstance(choose, LimitedChoose) else None
             chosen, centre = nearest(mu, weights, first, self.config.vocabulary - 1, limit)
             if isinstance(choose, Judge):
                 choose.judge(centre, slope, chosen)
             return chosen
-        vocabulary = self.config.vocabulary
         if weights is None:
-            return choose(scores_around(mu, slope, projected, vocabulary), offsets)
+            return choose(scores_around(mu, slope, projected, self.config), offsets)
         tokens = [first.unsqueeze(1)]
         for head in range(count):
             # A head reads the tokens of the heads before it, so the heads choose in order.
             mu = torch.addcmul(mu, weights[:, :, head], tokens[head].to(mu.dtype))
             own = slice(head, head + 1)
-            tokens.append(choose(scores_around(mu[:, own], slope[:, own], projected[:, own], vocabulary), offsets[own]))
+            scores = scores_around(mu[:, own], slope[:, own], projected[:, own], self.config)
+            tokens.append(choose(scores, offsets[own]))
         return torch.cat(tokens[1:], dim=1)
 
     def _recur(

@@ -22,7 +22,7 @@ from superres.errors import ConfigError
 from superres.system.output import cache_folder
 
 SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 COMPILERS = ("c++", "g++", "clang++")
 
 EXTRA_FLAGS = "SUPERRES_NATIVE_FLAGS"

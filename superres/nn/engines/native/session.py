@@ -92,7 +92,7 @@ class NativeSession(ProposingSession):
             int8_filter=packed.int8_filter,
             token_table=packed.token_table, not_finite=self.not_finite.data_ptr(),
             position_table=self._keep(self.position_table, *self._table_shape(), by_row=self.conditioned),
-            conditioned=self.conditioned, ordinal=config.ordinal_output,
+            conditioned=self.conditioned, ordinal=config.ordinal_outputs,
             residual_scale=RESIDUAL_SCALE, initial_sharpness=INITIAL_SHARPNESS, heads=packed.heads,
         )
         if self.head_table is not None:
@@ -184,7 +184,7 @@ class NativeSession(ProposingSession):
             return True
         most = 0 if self.heads is None or state.proposer.kind != "heads" else 1 + self.heads.count
         # The heads' centres alone must determine their proposals.
-        known = self.config.ordinal_output and self.session.outputs == 2 and state.sampling is None
+        known = self.session.outputs == self.session.ordinal and state.sampling is None
         return known and len(state.widths.costs) <= min(self.width, most)
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:

@@ -29,24 +29,29 @@ ALWAYS_INLINE bool all_finite(const float* scores, int64_t count) {
   return rest == 0;
 }
 
+// A logarithm within its bounds.
+ALWAYS_INLINE float bounded(float x) { return x < -7.0f ? -7.0f : x > 3.0f ? 3.0f : x; }
+
+// exp(x); unlike std::exp, the same on every processor.
+ALWAYS_INLINE float exponential(float x) { return exponential(fill(x))[0]; }
+
 // log(1 / s) of the ordinal term.
 ALWAYS_INLINE float sharpness_of(const Session& s, const float* projected) {
-  const float sharpness = projected[s.outputs - 1] + s.initial_sharpness;
-  return sharpness < -7.0f ? -7.0f : sharpness > 3.0f ? 3.0f : sharpness;
+  return bounded(projected[s.outputs - 1] + s.initial_sharpness);
 }
 
-// 1 / s, the slope of the ordinal term.
-ALWAYS_INLINE float slope_of(const Session& s, const float* projected) {
-  return exponential(fill(sharpness_of(s, projected)))[0];  // unlike std::exp, the same on every processor
-}
-
-// The scores [V] of intensities: the ordinal term -slope * |v - mu|, plus the free scores if the model has them.
-ALWAYS_INLINE void scores_around(const Session& s, float mu, float slope, const float* projected, float* scores) {
-  const bool free_scores = s.outputs > 2;
-  for (int64_t v = 0; v < s.vocabulary; v++) {
-    const float score = -slope * std::fabs((float)v - mu);
-    scores[v] = free_scores ? score + projected[v] : score;
+// The scores [V] of intensities: the ordinal term, plus the free scores if the model has them. With z = |v - mu| / s, the
+// term is -z, or d - sqrt(d^2 + z^2) if it has a third parameter, log d.
+ALWAYS_INLINE void scores_around(const Session& s, float mu, const float* projected, float* scores) {
+  const bool free_scores = s.outputs > s.ordinal;
+  const float slope = exponential(sharpness_of(s, projected));
+  for (int64_t v = 0; v < s.vocabulary; v++) scores[v] = -slope * std::fabs((float)v - mu);
+  if (s.ordinal > 2) {
+    const float d = exponential(bounded(projected[s.outputs - 3])), square = d * d;
+    for (int64_t v = 0; v < s.vocabulary; v++) scores[v] = d - std::sqrt(square + scores[v] * scores[v]);
   }
+  if (free_scores)
+    for (int64_t v = 0; v < s.vocabulary; v++) scores[v] += projected[v];
 }
 
 // A position clamped to the last target position.
@@ -75,7 +80,7 @@ struct Row {
     }
     for (int64_t e = 0; e <= h && e < heads.earlier; e++)
       mu += linear[s.features + e] * ((e ? tokens[e - 1] : first) - estimate[within(s, place + e)]);
-    scores_around(s, mu, slope_of(s, projected), projected, scores);
+    scores_around(s, mu, projected, scores);
     return mu;
   }
 };

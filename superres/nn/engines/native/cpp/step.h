@@ -60,7 +60,7 @@ void step(const Session& s, Team& team, int64_t begin, int64_t end, const int64_
       float mu = s.estimate[b * s.length + target] + out[s.outputs - 2] * s.residual_scale;
       if (s.features)
         mu += dot(s.gathered + r * s.features, s.direct + target % s.channels * s.features, s.features) * s.residual_scale;
-      scores_around(s, mu, slope_of(s, out), out, scores + r * s.vocabulary);
+      scores_around(s, mu, out, scores + r * s.vocabulary);
       refuse_unless(s, all_finite(scores + r * s.vocabulary, s.vocabulary));
     }
   clock.lap(SCORES);
