@@ -31,6 +31,7 @@ from superres.config import DecodeConfig
 from superres.errors import SuperresError
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
+from superres.system.idle import training_paused
 from superres.system.machine import machine
 from superres.system.output import markdown_table, number_text, write_result
 
@@ -162,6 +163,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     return markdown_table(list(rows[0]), cells)
 
 
+@training_paused()
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Number of timings of each workload.")] = 5,
     output: Annotated[Path | None, typer.Option(help="Also write the measurements to this file, as JSON.")] = None,

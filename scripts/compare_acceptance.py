@@ -31,6 +31,7 @@ from superres.evaluation.comparison import (
     psnr_to_greedy,
 )
 from superres.pipeline.options import resolve_options
+from superres.system.idle import training_paused
 from superres.system.output import figure_png, prepare_folder, write_results
 from superres.tasks.faces import read_faces
 
@@ -53,6 +54,7 @@ def draw(panels: dict[str, Points]) -> bytes:
     return figure_png(figure)
 
 
+@training_paused()
 def main(
     data: Annotated[Path, typer.Option(help="Prepared .npz, folder of images or CelebA root.")],
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the results.")],

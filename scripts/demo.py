@@ -23,6 +23,7 @@ from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
 from superres.evaluation.pictures import contact_sheet
 from superres.pipeline.base import fastest_exact
+from superres.system.idle import training_paused
 from superres.system.output import prepare_folder, write_result
 from superres.tasks.faces import area_reduce, enlarge, image_key, to_source
 from superres.tasks.pictures import Picture, Pixels, read_image
@@ -121,6 +122,7 @@ def table_lines(variants: dict[str, Variant]) -> Iterator[str]:
         yield f"{name:11}  {variant.meaning}"
 
 
+@training_paused()
 def main(
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("demo"),
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",

@@ -18,11 +18,13 @@ from superres.batch.image_files import encode_png
 from superres.config import DecodeConfig, parse_temperature
 from superres.evaluation.pictures import contact_sheet
 from superres.evaluation.sampling import coupled_sampling_markdown, evaluate_coupled_sampling
+from superres.system.idle import training_paused
 from superres.system.output import prepare_folder, write_results
 from superres.tasks.faces import read_faces
 from superres.tasks.pictures import Picture
 
 
+@training_paused()
 def main(
     data: Annotated[Path, typer.Option(help="Prepared .npz, folder of images or CelebA root.")],
     output: Annotated[Path, typer.Option(help="Folder for sampling.json, sampling.md and sampling.png.")],

@@ -21,6 +21,7 @@ from superres.evaluation.table1 import SERIES as TEXT_SERIES
 from superres.evaluation.table1 import Table1
 from superres.evaluation.table2 import SERIES, Table2
 from superres.pipeline.translator import Translator
+from superres.system.idle import training_paused
 from superres.tasks.faces import read_faces
 from superres.tasks.translation import read_pairs
 
@@ -33,6 +34,7 @@ def reproduce_tables() -> None:
 
 
 @app.command()
+@training_paused()
 def table1(
     data: Annotated[Path, typer.Option(help="Development text: PATH.en and PATH.de, or a test set of sacreBLEU.")],
     output: Annotated[Path, typer.Option(help="Folder for table1.json, the tables and the plot; a run is resumed.")],
@@ -64,6 +66,7 @@ def table1(
 
 
 @app.command()
+@training_paused()
 def table2(
     data: Annotated[Path, typer.Option(help="Development faces: .npz, folder of images or CelebA root.")],
     output: Annotated[Path, typer.Option(help="Folder for table2.json, table2.md and the plots; a run is resumed.")],

@@ -9,10 +9,12 @@ from superres.errors import ConfigError
 from superres.evaluation.pictures import (
     agreement,
     consistency,
+    consistency_scores,
     contact_sheet,
     decode_interleaved,
     equal_tokens,
     evaluate_images,
+    half_width,
     mean_squared_error,
     psnr,
     report_table,
@@ -83,6 +85,21 @@ def test_consistency_is_zero_for_an_exact_enlargement_and_the_shift_in_grey_leve
     np.testing.assert_allclose(consistency(constant(50), sources), [0, np.sqrt(4.5)])
 
 
+def test_lr_psnr_pools_all_inputs_and_is_absent_if_every_image_reduces_to_its_input():
+    sources = np.full((2, 8, 8, 3), 50, np.uint8)
+    assert consistency_scores(constant(50), sources) == {
+        "consistency_rmse": 0, "lr_psnr": None, "consistent_images": 1}
+    sources[1] = 53
+    scores = consistency_scores(constant(50), sources)
+    assert scores["lr_psnr"] == pytest.approx(10 * np.log10(255**2 / 4.5))
+    assert (scores["consistency_rmse"], scores["consistent_images"]) == (1.5, 0.5)
+
+
+def test_the_interval_of_a_mean_is_that_of_students_t():
+    assert half_width(np.array([1.0, 2.0, 3.0, 4.0])) == pytest.approx(3.182446 * 1.290994 / 2, rel=1e-6)
+    assert half_width(np.array([1.0])) is None
+
+
 def test_equal_tokens_counts_intensities_not_pixels():
     images = constant(9)
     images[0, 0, 0, 0] = 8
@@ -127,6 +144,8 @@ def test_report_holds_every_score_and_is_strict_json(pairs):
     assert report["speed_up"] == pytest.approx(10)
     assert report["agreement"]["identical_images"] == 1
     assert report["bits_per_dim"] < report["bits_per_dim_wrong_input"]
+    assert report["bits_per_dim_half_width"] >= 0
+    assert f"95 % interval +-{report['bits_per_dim_half_width']:.3f}" in report_table(report)
     assert report["config"]["block_size"] == 10
     assert all(method in report_table(report) for method in pictures)
 

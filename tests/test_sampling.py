@@ -21,6 +21,7 @@ from superres.evaluation.sampling import (
     draw_samples,
     evaluate_coupled_sampling,
     evaluate_samples,
+    local_diversity,
     sample_scores,
     samples_table,
 )
@@ -45,6 +46,19 @@ def test_diversity_is_the_mean_difference_of_two_samples_in_grey_levels():
     samples = np.stack([constants(0, 3, 6), constants(50, 50, 50)])
     assert diversity(samples[:1]) == pytest.approx((3 + 6 + 3) / 3)
     assert diversity(samples) == pytest.approx(2)
+
+
+def test_local_diversity_is_what_choosing_a_sample_for_each_cell_gains():
+    truth = constants(100, 100)
+    samples = truth[:, None].repeat(2, axis=1)
+    samples[0, 0, :, :16] = samples[0, 1, :, 16:] = 110  # of each sample, another half is right
+    samples[1, 0], samples[1, 1] = 120, 110  # one sample is better everywhere
+    assert local_diversity(samples[:1], truth[:1]) == pytest.approx(100)
+    assert local_diversity(samples[1:], truth[1:]) == 0
+    assert local_diversity(samples, truth) == pytest.approx(50)
+    samples[0, :, :, 8:24] = 110  # both are wrong in the middle
+    assert local_diversity(samples[:1], truth[:1]) == pytest.approx(100 * (0.75 - 0.5) / 0.75)
+    assert local_diversity(truth[:, None].repeat(2, axis=1), truth) == 0
 
 
 def test_each_input_takes_its_own_best_sample_and_each_measure_its_own(pairs, rng):

@@ -95,6 +95,19 @@ def consistency(images: Pixels, sources: Pixels) -> Scores:
     return np.sqrt(mean_squared_error(reduced, sources))
 
 
+def consistency_scores(images: Pixels, sources: Pixels) -> dict[str, float | None]:
+    """Return scores of all images' `consistency`, with the same arguments.
+
+    "consistency_rmse" is its mean. "lr_psnr" is the PSNR of the reduced images to the inputs in dB, as of Lugmayr et
+    al. 2021, "NTIRE 2021 Learning the Super-Resolution Space Challenge", from the mean squared error over all images;
+    None if all are equal. "consistent_images" is the share of images that reduce to exactly their input.
+    """
+    error = consistency(images, sources)
+    pooled = float(np.square(error).mean())
+    return {"consistency_rmse": float(error.mean()), "lr_psnr": 10 * math.log10(255.0**2 / pooled) if pooled else None,
+            "consistent_images": float((error == 0).mean())}
+
+
 def equal_tokens(images: Pixels, others: Pixels) -> Scores:
     """Return the share of equal tokens (intensities) in each pair of images.
 
@@ -133,11 +146,11 @@ def agreement(images: Pixels, greedy: Pixels, truth: Pixels) -> dict[str, float 
 
 
 def picture_scores(images: Pixels, pairs: FacePairs) -> dict[str, float | None]:
-    """Return the mean PSNR, SSIM and consistency of `images` (uint8 [N,32,32,3]); None if a mean is not finite."""
+    """Return the mean PSNR and SSIM of `images` (uint8 [N,32,32,3]), None if not finite, and `consistency_scores`."""
     return {
         "psnr": _finite(psnr(images, pairs.hr).mean()),
         "ssim": _finite(ssim(images, pairs.hr).mean()),
-        "consistency_rmse": _finite(consistency(images, pairs.lr).mean()),
+        **consistency_scores(images, pairs.lr),
     }
 
 
@@ -202,11 +215,27 @@ def decode_interleaved(
     return {name: Decoded(np.concatenate(images[name]), traces[name], seconds[name] / timed) for name in variants}
 
 
-def mean_bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batch_size: int) -> float:
-    """Return the mean bits/dim of `targets` (uint8 [N,32,32,3]) given `sources` (uint8 [N,8,8,3])."""
+def bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batch_size: int) -> Scores:
+    """Return the bits/dim of `targets` (uint8 [N,32,32,3]) given `sources` (uint8 [N,8,8,3]), float64 [N]."""
     starts = tqdm(range(0, len(sources), batch_size), "bits/dim", unit="batch", disable=None)
-    scores = [upscaler.bits_per_dim(sources[i:i + batch_size], targets[i:i + batch_size]) for i in starts]
-    return float(np.concatenate(scores).mean())
+    return np.concatenate([upscaler.bits_per_dim(sources[i:i + batch_size], targets[i:i + batch_size]) for i in starts])
+
+
+def mean_bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batch_size: int) -> float:
+    """Return the mean of `bits_per_dim`."""
+    return float(bits_per_dim(sources, targets, upscaler, batch_size).mean())
+
+
+def half_width(scores: Scores) -> float | None:
+    """Return half the width of the 95 % confidence interval of the mean of `scores`, from Student's t distribution.
+
+    It holds for other images of the same kind. None for a single image.
+    """
+    from scipy import stats  # slow to import
+
+    if len(scores) < 2:
+        return None
+    return float(stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores))
 
 
 def evaluate_images(
@@ -235,10 +264,11 @@ def evaluate_images(
     pictures.update({variant: result.images for variant, result in decoded.items()})
     # With inputs shifted by one image, only a network that ignores its input has the same bits/dim.
     wrong = np.roll(pairs.lr, 1, axis=0) if len(pairs) > 1 else None
+    bits = bits_per_dim(pairs.lr, pairs.hr, upscaler, batch_size)
     report: dict[str, Any] = {
         "images": len(pairs), "checkpoint": f"{upscaler.name}@{upscaler.revision}", "config": decode.to_dict(),
         "batch_size": min(batch_size, len(pairs)),
-        "bits_per_dim": mean_bits_per_dim(pairs.lr, pairs.hr, upscaler, batch_size),
+        "bits_per_dim": float(bits.mean()), "bits_per_dim_half_width": half_width(bits),
         "bits_per_dim_wrong_input": None if wrong is None else mean_bits_per_dim(wrong, pairs.hr, upscaler, batch_size),
         "methods": {method: picture_scores(images, pairs) for method, images in pictures.items()},
     }
@@ -256,7 +286,8 @@ def report_table(report: dict[str, Any]) -> str:
     lines = [f"{report['images']} images, {report['checkpoint']}, block size {config['block_size']}, "
              f"{config['accept']}, temperature {config['temperature']}, batches of {report['batch_size']}",
              *method_lines(report["methods"])]
-    lines.append(f"bits/dim {number_text(report['bits_per_dim'], 3)}, with a wrong input "
+    lines.append(f"bits/dim {number_text(report['bits_per_dim'], 3)} "
+                 f"(95 % interval +-{number_text(report['bits_per_dim_half_width'], 3)}), with a wrong input "
                  f"{number_text(report['bits_per_dim_wrong_input'], 3)}")
     if "agreement" in report:
         scores = report["agreement"]
@@ -269,9 +300,9 @@ def report_table(report: dict[str, Any]) -> str:
 
 def method_lines(methods: dict[str, dict[str, float | None]]) -> list[str]:
     """Return the scores by method as the lines of a text table."""
-    columns = (("psnr", 9, 2), ("ssim", 8, 3), ("consistency_rmse", 13, 2), ("mean_accepted_block_size", 15, 2),
-               ("model_calls_per_image", 13, 1), ("seconds_per_image", 9, 3))
-    lines = [f"{'':10}  PSNR dB    SSIM  consistency  mean accepted  model calls  s/image"]
+    columns = (("psnr", 9, 2), ("ssim", 8, 3), ("consistency_rmse", 13, 2), ("lr_psnr", 9, 2),
+               ("mean_accepted_block_size", 15, 2), ("model_calls_per_image", 13, 1), ("seconds_per_image", 9, 3))
+    lines = [f"{'':10}  PSNR dB    SSIM  consistency  LR-PSNR  mean accepted  model calls  s/image"]
     for method, scores in methods.items():
         cells = (number_text(scores.get(name), digits).rjust(width) for name, width, digits in columns)
         lines.append(f"{method:10}{''.join(cells)}")

@@ -223,7 +223,7 @@ class Table2(Table):
 COLUMNS = {
     "mean accepted block size": ("mean_accepted_block_size", 2), "model calls": ("model_calls_per_image", 1),
     "s/image": ("seconds_per_image", 3), "speed-up": ("speed_up", 2), "PSNR, dB": ("psnr", 2), "SSIM": ("ssim", 3),
-    "consistency": ("consistency_rmse", 2), "PSNR to greedy, dB": ("psnr_to_greedy", 2),
+    "consistency": ("consistency_rmse", 2), "LR-PSNR, dB": ("lr_psnr", 2), "PSNR to greedy, dB": ("psnr_to_greedy", 2),
     "equal tokens": ("equal_tokens", 4), "bits/dim, truth": ("bits_per_dim_truth", 3),
     "bits/dim, decoded": ("bits_per_dim_decoded", 3),
 }
