@@ -2,7 +2,7 @@
 
 Finished measurements are not repeated, so checkpoints can be added one by one.
 
-    python scripts/reproduce_tables.py table2 --data dev.npz --output tables --fine-tuned runs/heads/checkpoint
+    python scripts/reproduce_tables.py table2 --data dev.npz --output tables --ladder runs/table2
     python scripts/reproduce_tables.py table1 --data val --test test --output tables --both runs/both/checkpoint
     python scripts/reproduce_tables.py table3 STUDY --store survey.db --output tables
 """
@@ -16,10 +16,11 @@ from typing import Annotated
 import typer
 
 from superres import SuperresError, load
+from superres.checkpoint import find_checkpoint, read_training
 from superres.config import require
 from superres.evaluation.table1 import SERIES as TEXT_SERIES
 from superres.evaluation.table1 import Table1
-from superres.evaluation.table2 import SERIES, Table2
+from superres.evaluation.table2 import SERIES, Table2, check_ladder
 from superres.pipeline.translator import Translator
 from superres.system.idle import training_paused
 from superres.tasks.faces import read_faces
@@ -70,18 +71,28 @@ def table1(
 def table2(
     data: Annotated[Path, typer.Option(help="Development faces: .npz, folder of images or CelebA root.")],
     output: Annotated[Path, typer.Option(help="Folder for table2.json, table2.md and the plots; a run is resumed.")],
-    base: Annotated[str | None, typer.Option(help="The base model, p1 only.")] = None,
-    regular: Annotated[str | None, typer.Option(help="Prediction heads on the frozen base.")] = None,
-    fine_tuned: Annotated[str | None, typer.Option(help="Prediction heads with fine-tuning.")] = None,
-    distilled: Annotated[str | None, typer.Option(help="Self-distillation, not in the paper.")] = None,
+    ladder: Annotated[Path | None, typer.Option(help="Folder of a run of scripts/recipes/table2.json: all four "
+                                                     "networks.")] = None,
+    regular: Annotated[str | None, typer.Option(help="The paper's heads on the frozen base.")] = None,
+    fine_tuned: Annotated[str | None, typer.Option(help="The paper's heads with fine-tuning.")] = None,
+    sequential_regular: Annotated[str | None, typer.Option(help="Sequential heads on the frozen base.")] = None,
+    sequential_fine_tuned: Annotated[str | None, typer.Option(help="Sequential heads with fine-tuning.")] = None,
     limit: Annotated[int | None, typer.Option(help="Use the first N images only.")] = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 16,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Table 2: mean accepted block size on faces by k, quality, likelihood and time. Give at least one checkpoint."""
-    given = {"base": base, "regular": regular, "fine-tuned": fine_tuned, "distilled": distilled}
-    upscalers = {role: load(name, device) for role, name in given.items() if name is not None}
-    require(bool(upscalers), f"no checkpoint to measure; give at least one of --{', --'.join(given)}")
+    """Table 2: mean accepted block size on faces by k, quality, likelihood and time.
+
+    Give --ladder, or at least one checkpoint. All must have been trained in the same way from one base.
+    """
+    given = {"regular": regular, "fine-tuned": fine_tuned, "sequential-regular": sequential_regular,
+             "sequential-fine-tuned": sequential_fine_tuned}
+    if ladder is not None:
+        given = {role: name or str(ladder / role / "checkpoint") for role, name in given.items()}
+    folders = {role: find_checkpoint(name) for role, name in given.items() if name is not None}
+    require(bool(folders), f"no checkpoint to measure; give --ladder, or at least one of --{', --'.join(given)}")
+    check_ladder({role: read_training(folder) for role, folder in folders.items()})
+    upscalers = {role: load(str(folder), device) for role, folder in folders.items()}
     device_name = str(next(iter(upscalers.values())).device)
     table = Table2(output, read_faces(data, "valid", limit), batch_size, device_name)
     for name, series in SERIES.items():

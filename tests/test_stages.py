@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from superres.checkpoint import load_checkpoint, read_config, read_training, save_checkpoint
+from superres.checkpoint import bundled_folder, load_checkpoint, read_config, read_training, save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError, SuperresError
+from superres.evaluation.table2 import CHECKPOINTS, check_ladder
 from superres.nn.engines.native import build
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
@@ -134,11 +135,9 @@ def test_a_recipe_that_does_not_hold_together_is_refused_in_one_line(change, mes
 
 
 def test_the_bundled_recipes_can_be_read():
-    from superres.checkpoint import bundled_folder
-
     recipes = sorted((bundled_folder().parent / "scripts" / "recipes").glob("*.json"))
-    assert [path.stem for path in recipes] == ["draft-two-cores", "one-gpu", "text-draft-two-cores", "text-two-cores",
-                                               "two-cores"]
+    assert [path.stem for path in recipes] == ["draft-two-cores", "one-gpu", "table2", "text-draft-two-cores",
+                                               "text-two-cores", "two-cores"]
     for path in recipes:
         ladder = Recipe.read(path)
         names = [rung.name for rung in ladder.stages]
@@ -149,8 +148,48 @@ def test_the_bundled_recipes_can_be_read():
             assert ladder.stages[0].train_config().teacher
         elif path.stem.startswith("text"):  # the paper's Table 1, and what its columns start from
             assert {"regular", "distillation", "fine-tuning", "both", "base", "student", "teacher"} <= set(names)
+        elif path.stem == "table2":
+            assert names == ["base", *CHECKPOINTS]
+            settings = [rung.train_config() for rung in ladder.stages[1:]]
+            assert len({(one.steps, one.learning_rate, one.batch_size, one.seed) for one in settings}) == 1
         else:
             assert names == ["base", "regular", "fine-tuned", "distilled"]
+
+
+def test_the_ladder_of_table_2_starts_all_heads_anew_from_one_base(checkpoint, data, tmp_path):
+    document = json.loads((bundled_folder().parent / "scripts" / "recipes" / "table2.json").read_text())
+    for rung in document["rungs"]:
+        rung["settings"] |= {"steps": 1, "batch_size": 2, "precision": "no", "head_positions": 4, "seed": 5}
+        if rung.get("head_layer") == "sequential":
+            rung["head_layer"] = "per-head"  # the checkpoint's, whose trained heads must not be taken
+    (tmp_path / "recipe.json").write_text(json.dumps({**document, "prediction_heads": 3}))
+    output = tmp_path / "run"
+    assert train_recipe(Recipe.read(tmp_path / "recipe.json"), data, output, None, never, ignore, start=checkpoint)
+    networks = {name: load_checkpoint(output / name / "checkpoint") for name in ("base", *CHECKPOINTS)}
+    kinds = {name: (networks[name].config.prediction_heads, networks[name].config.head_layer) for name in CHECKPOINTS}
+    assert kinds == {
+        "regular": (3, "dense"), "fine-tuned": (3, "dense"), "sequential-regular": (3, "per-head"),
+        "sequential-fine-tuned": (3, "per-head")}
+    assert networks["base"].heads is None
+    for name in ("regular", "sequential-regular"):
+        frozen = networks[name].state_dict()
+        assert all(torch.equal(frozen[key], weight) for key, weight in networks["base"].state_dict().items())
+    given = load_checkpoint(checkpoint).heads.state_dict()
+    fresh = networks["sequential-regular"].heads.state_dict()
+    assert any(not torch.allclose(fresh[key], given[key], atol=0.05) for key in given)
+    check_ladder({name: read_training(output / name / "checkpoint") for name in CHECKPOINTS})
+    rows = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
+    assert [(row["rung"], row["start"]) for row in rows] == [("base", checkpoint.name), *(
+        (name, "base") for name in CHECKPOINTS)]
+
+
+@pytest.mark.parametrize(("rung", "layer"), [(1, "round"), (0, "dense")])
+def test_a_head_layer_that_is_unknown_or_not_trained_is_refused(rung, layer, recipe):
+    document = json.loads(recipe.read_text())
+    document["rungs"][rung]["head_layer"] = layer
+    recipe.write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match=f"head_layer '{layer}' must be one of per-head, dense"):
+        Recipe.read(recipe)
 
 
 def test_heads_keep_the_number_of_the_start_unless_asked(checkpoint, data, tmp_path):
@@ -158,6 +197,7 @@ def test_heads_keep_the_number_of_the_start_unless_asked(checkpoint, data, tmp_p
     assert stage.network().prediction_heads == 3
     assert replace(stage, prediction_heads=2).network().prediction_heads == 2
     assert replace(stage, settings=TrainConfig(steps=1)).network().prediction_heads == 3
+    assert replace(stage, settings=TrainConfig(steps=1), prediction_heads=1).network().prediction_heads == 1
 
 
 def test_distil_without_own_pictures_and_other_stages_with_them_are_refused(checkpoint, data, tmp_path):

@@ -17,7 +17,7 @@ from PIL import Image
 
 from superres.config import ModelConfig
 from superres.errors import ConfigError, OutputError
-from superres.evaluation.table2 import BLOCK_SIZES, CHECKPOINTS, PLOTS, SERIES, Table2, table2_markdown
+from superres.evaluation.table2 import BLOCK_SIZES, CHECKPOINTS, PLOTS, SERIES, Table2, check_ladder, table2_markdown
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FacePairs, area_reduce
 
@@ -44,7 +44,7 @@ def test_the_papers_figures_are_those_of_its_table():
     best = {name: max(series.paper.values()) for name, series in SERIES.items() if series.paper}
     assert best == {"regular": 1.10, "approximate": 1.49, "fine-tuned": 2.23, "both": 6.79}
     assert all(set(series.paper) - {1} == set(BLOCK_SIZES) - {1} for series in SERIES.values() if series.paper)
-    assert CHECKPOINTS == ("base", "regular", "fine-tuned", "distilled")
+    assert CHECKPOINTS == ("regular", "fine-tuned", "sequential-regular", "sequential-fine-tuned")
 
 
 def test_a_cell_holds_acceptance_quality_likelihood_and_time_of_one_block_size(opened):
@@ -70,8 +70,8 @@ def test_a_cell_holds_acceptance_quality_likelihood_and_time_of_one_block_size(o
 def test_a_real_network_is_measured(pairs, tmp_path):
     upscaler = Upscaler(random_model(replace(TINY, prediction_heads=1), dtype=torch.float32), "tiny", "89abcdef", "cpu")
     table = Table2(tmp_path, FacePairs(pairs.hr[:1], pairs.lr[:1], pairs.ids[:1]), 2, str(upscaler.device))
-    table.add("base", upscaler)
-    (cell,) = saved(table)["series"]["base"]["cells"]
+    table.add("regular", upscaler)
+    (cell,) = saved(table)["series"]["regular"]["cells"]
     assert (cell["block_size"], cell["model_calls_per_image"], cell["survival"]) == (1, TOKENS + 1, [1.0])
     assert 0 < cell["bits_per_dim_decoded"] < cell["bits_per_dim_truth"]
 
@@ -79,11 +79,10 @@ def test_a_real_network_is_measured(pairs, tmp_path):
 def test_block_sizes_above_the_heads_are_left_out(opened):
     table = opened()
     table.add("regular", FakeUpscaler(model_config=ModelConfig(prediction_heads=5)))
-    table.add("base", FakeUpscaler())
+    table.add("approximate", FakeUpscaler())
     series = saved(table)["series"]
     assert [cell["block_size"] for cell in series["regular"]["cells"]] == [1, 2, 4]
-    assert [cell["block_size"] for cell in series["base"]["cells"]] == [1]
-    assert list(series) == ["base", "regular"]
+    assert list(series) == ["regular", "approximate"]
 
 
 def test_what_is_measured_is_not_decoded_again_and_a_new_revision_is(opened):
@@ -110,7 +109,7 @@ def test_a_run_that_stops_keeps_the_series_before(opened):
 
 def test_measurements_of_other_data_batches_or_devices_are_not_mixed(pairs, opened):
     table = opened()
-    table.add("base", FakeUpscaler())
+    table.add("regular", FakeUpscaler())
     fewer = FacePairs(pairs.hr[:2], pairs.lr[:2], pairs.ids[:2])
     for arguments, named in (((fewer, 2, "cpu"), "images 3, not 2"), ((pairs, 3, "cpu"), "batch_size 2, not 3"),
                              ((pairs, 2, "cuda"), "device cpu, not cuda")):
@@ -149,7 +148,7 @@ def test_markdown_has_the_papers_row_below_ours_and_names_what_is_missing(opened
     assert "fine-tuned (" not in missing
 
 
-@pytest.mark.parametrize("names", [["base"], list(SERIES)], ids=["base alone", "all"])
+@pytest.mark.parametrize("names", [["regular"], list(SERIES)], ids=["one", "all"])
 def test_views_are_a_table_and_a_plot_each(opened, names):
     table = opened()
     for name in names:
@@ -166,5 +165,28 @@ def test_the_script_refuses_a_run_without_a_checkpoint_in_one_line(tmp_path):
     words = [sys.executable, str(ROOT / "scripts" / "reproduce_tables.py"), "table2", "--data", "x", "--output"]
     result = subprocess.run([*words, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert result.stderr.splitlines() == ["reproduce_tables: no checkpoint to measure; give at least one of --base, "
-                                          "--regular, --fine-tuned, --distilled"]
+    assert result.stderr.splitlines() == [
+        "reproduce_tables: no checkpoint to measure; give --ladder, or at least one of --regular, --fine-tuned, "
+        "--sequential-regular, --sequential-fine-tuned"]
+
+
+def records(**changes):
+    """Return the records of two networks from one base, the second one trained with other settings."""
+    base = {"stage": "base", "steps": 9, "settings": {"learning_rate": 1e-3}}
+    last = {"stage": "heads", "images_seen": 8, "settings": {"steps": 2, "seed": 0, "freeze_base": True}}
+    other = {**last, "settings": {**last["settings"], "freeze_base": False, **changes}}
+    return {"regular": [base, last], "fine-tuned": [base, other]}
+
+
+def test_networks_that_differ_only_in_their_names_are_compared_and_no_others():
+    check_ladder(records())
+    with pytest.raises(ConfigError, match=r"--fine-tuned was trained otherwise than --regular \(seed 1, not 0\)"):
+        check_ladder(records(seed=1))
+    with pytest.raises(ConfigError, match=r"steps 3, not 2"):
+        check_ladder(records(steps=3))
+    others = records()
+    others["fine-tuned"][0] = {**others["fine-tuned"][0], "steps": 10}
+    with pytest.raises(ConfigError, match="do not start from the same base"):
+        check_ladder(others)
+    with pytest.raises(ConfigError, match="has no training"):
+        check_ladder({"regular": []})

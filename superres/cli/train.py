@@ -35,6 +35,8 @@ Start = Annotated[Path | None, Option(metavar="DIR", help="Checkpoint folder to 
 Preset = Annotated[str, Option(metavar=opt.choices(list(PRESETS)), help="Network to train without --start.")]
 Heads = Annotated[int | None, Option(metavar="K", help="Prediction heads p1..pk. [default: as in --start, or 10]")]
 ScoredDev = Annotated[Path, Option(metavar="PATH", help="Faces to score after every round, the same in every run.")]
+MaybeStart = Annotated[str | None, Option(metavar="NAME|DIR", help="Checkpoint whose weights, without its heads, the "
+                                          "recipe starts from. [default: random weights]")]
 StartName = Annotated[Path, Option(metavar="NAME|DIR", help="Checkpoint to start from.")]
 MaybeOwn = Annotated[Path | None, Option(metavar="PATH", help="Pictures decoded by the model itself, from 'train "
                                          "decode', for half of each batch.")]
@@ -237,12 +239,13 @@ def ngrams(
 @train_app.command()
 def ladder(
     recipe: RecipeFile, data: TrainData, output: RunFolder, dev: Dev = None, more: More = None,
-    piece_minutes: PieceMinutes = None,
+    start: MaybeStart = None, crops: Crops = None, piece_minutes: PieceMinutes = None,
 ) -> None:
     """Train all stages of a recipe.
 
     Each stage has its own folder in DIR. DIR/training.jsonl records all stages.
     """
+    from superres.checkpoint import find_checkpoint
     from superres.training.recipes import Recipe, train_recipe
 
     stages = Recipe.read(recipe)
@@ -253,7 +256,8 @@ def ladder(
             bar.set_description_str(printable(stage), refresh=False)
             _show(bar, record)
 
-        done = train_recipe(stages, data, output, dev, lambda: stop() or time.monotonic() > end, report, more)
+        done = train_recipe(stages, data, output, dev, lambda: stop() or time.monotonic() > end, report, more,
+                            None if start is None else find_checkpoint(start), crops)
     _finish(output, done)
 
 

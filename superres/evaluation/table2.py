@@ -65,20 +65,48 @@ class Series:
 
 
 SERIES: dict[str, Series] = {
-    "base": Series("base", EXACT, block_sizes=(1,)),
     "regular": Series("regular", EXACT, {1: 1.00, 2: 1.07, 4: 1.08, 6: 1.09, 8: 1.09, 10: 1.10}),
     "approximate": Series("regular", APPROXIMATE, {2: 1.24, 4: 1.36, 6: 1.38, 8: 1.49, 10: 1.40}),
     "fine-tuned": Series("fine-tuned", EXACT, {2: 1.59, 4: 2.11, 6: 2.23, 8: 2.17, 10: 2.04}),
     "both": Series("fine-tuned", APPROXIMATE, {2: 1.96, 4: 3.75, 6: 5.25, 8: 6.36, 10: 6.79}),
-    "distilled": Series("distilled", EXACT),
-    "distilled, approximate": Series("distilled", APPROXIMATE),
+    "regular, sequential heads": Series("sequential-regular", EXACT),
+    "approximate, sequential heads": Series("sequential-regular", APPROXIMATE),
+    "fine-tuned, sequential heads": Series("sequential-fine-tuned", EXACT),
+    "both, sequential heads": Series("sequential-fine-tuned", APPROXIMATE),
 }
-"""The paper's four columns, the base without heads, and self-distillation, which the paper does not use for images.
+"""The paper's four columns with its heads, and the same with sequential heads that learn from p1.
 
 The paper's figures are mean accepted block sizes (1,000,000 training steps, 250,000 for heads, a network per k)."""
 
 CHECKPOINTS = tuple(dict.fromkeys(series.checkpoint for series in SERIES.values()))
 """Roles of the networks."""
+
+
+VARIED = ("freeze_base", "head_loss", "head_target")
+"""Settings of training in which the networks may differ."""
+
+
+def check_ladder(records: dict[str, list[dict[str, Any]]]) -> None:
+    """Check that networks differ only in their heads' kind and loss, and in whether the base was frozen.
+
+    Args:
+        records: rows of the networks' training, from `superres.checkpoint.read_training`, by role.
+
+    Raises:
+        ConfigError: they were not trained from one base in the same way.
+    """
+    names = list(records)
+    for role, rows in records.items():
+        require(bool(rows), f"the checkpoint for --{role} has no training.jsonl; train it with "
+                            "scripts/recipes/table2.json")
+        first = records[names[0]]
+        require(rows[:-1] == first[:-1], f"--{role} and --{names[0]} do not start from the same base; train them with "
+                                         "scripts/recipes/table2.json")
+        here, there = ({"images": row.get("images_seen"), **row["settings"]} for row in (rows[-1], first[-1]))
+        different = [f"{name} {here[name]!r}, not {there.get(name)!r}" for name in here
+                     if name not in VARIED and here[name] != there.get(name)]
+        require(not different, f"--{role} was trained otherwise than --{names[0]} ({', '.join(different)}); train them "
+                               "with scripts/recipes/table2.json")
 
 
 def measure(series: Series, pairs: FacePairs, upscaler: Upscaler, batch_size: int) -> list[dict[str, Any]]:
@@ -252,7 +280,8 @@ def table2_markdown(document: dict[str, Any]) -> str:
         *([f"Missing: {', '.join(missing)}."] if missing else []),
         markdown_table(["k", *map(str, BLOCK_SIZES)], accepted),
         f"The paper's figures: {document['paper']}, Table 2; CelebA development set, one network per k. "
-        "Our figures: one network serves all k with its first k prediction heads.",
+        "Our figures: one base; from it, each network was trained for as many steps on the same data, and serves all "
+        "k with its first k prediction heads. The networks differ only in what their names say.",
         "## Quality and cost",
         markdown_table(["series", "k", *COLUMNS], details),
         "PSNR and SSIM compare with the true image. Consistency is the RMSE to the input after reduction, in grey "

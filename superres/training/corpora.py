@@ -52,8 +52,8 @@ class Stage:
         dev: development data for scores during training, or None.
         start: checkpoint to start from; required to train heads.
         preset: network of the stage "base", a name in PRESETS; ignored if `start` is given.
-        prediction_heads: K if heads are trained; None keeps the heads of `start`, or makes PREDICTION_HEADS heads. The
-            stage "base" keeps the heads of `start`, too.
+        prediction_heads: K; None keeps the heads of `start`, or makes PREDICTION_HEADS heads if heads are trained. The
+            stage "base" trains no heads: 1 leaves those of `start` out.
         head_layer: kind of new heads, a name in HEAD_LAYERS; as in `start` if None.
         limit: number of examples of `data` to use, from the first on; all if None.
         own: faces, stage "distil": images that `start` decoded (`decode_own_faces`).
@@ -121,7 +121,7 @@ class Stage:
 
     def _heads(self, start: ModelConfig) -> int:
         if not self.settings.trains_heads:
-            return start.prediction_heads
+            return self.prediction_heads or start.prediction_heads
         return self.prediction_heads or (start.prediction_heads if start.prediction_heads > 1 else PREDICTION_HEADS)
 
 

@@ -14,7 +14,7 @@ import torch
 from accelerate import PartialState
 
 from superres.checkpoint import load_checkpoint, read_task_files, read_training
-from superres.config import PRESETS, BeamConfig, Config, require
+from superres.config import HEAD_LAYERS, PRESETS, BeamConfig, Config, require
 from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import fastest_exact
@@ -85,7 +85,8 @@ class RecipeStage(Config):
     Attributes:
         name: name of the stage and of its folder.
         settings: the fields of `TrainConfig` that differ from its defaults.
-        start: name of the earlier stage to start from; None to start from random weights.
+        start: name of the earlier stage to start from; None to start from random weights, or from a given checkpoint.
+        head_layer: kind of new heads, a name in HEAD_LAYERS; as in the stage to start from if None.
         own_images: stage "distil": number of training inputs that `start` decodes itself.
         translated_by: text: name of an earlier stage, the teacher, whose translations of the training text to train on.
         copies: text: copies of the training text to read beside the further text; 0 reads no further text.
@@ -94,6 +95,7 @@ class RecipeStage(Config):
     name: str
     settings: dict[str, Any]
     start: str | None = None
+    head_layer: str | None = None
     own_images: int = 0
     translated_by: str | None = None
     copies: int = 0
@@ -147,6 +149,9 @@ class Recipe:
                     "which is not an earlier rung")
             require((settings.stage == "distil") == (entry.own_images > 0),
                     f"{path}: rung {entry.name!r}: own_images must be positive in the stage distil, and only there")
+            require(entry.head_layer in (None, *HEAD_LAYERS) and (entry.head_layer is None or settings.trains_heads),
+                    f"{path}: rung {entry.name!r}: head_layer {entry.head_layer!r} must be one of "
+                    f"{', '.join(HEAD_LAYERS)}, in a rung that trains heads")
             require(entry.copies == 0 or (entry.copies > 0 and entry.translated_by is None),
                     f"{path}: rung {entry.name!r}: copies must be 0 or more, and 0 beside translated_by")
             earlier.add(entry.name)
@@ -155,7 +160,8 @@ class Recipe:
 
 def train_recipe(
     recipe: Recipe, data: Path, output: Path, dev: Path | None, stop: Stop,
-    report: Callable[[str, dict[str, float]], None], more: Path | None = None,
+    report: Callable[[str, dict[str, float]], None], more: Path | None = None, start: Path | None = None,
+    crops: Path | None = None,
 ) -> bool:
     """Train all stages of a recipe, each in the folder `output / <name of the stage>`; skip finished stages.
 
@@ -169,6 +175,8 @@ def train_recipe(
         stop: called after every step; if it returns true, the state is saved and training ends.
         report: called with the name of the stage and each record of its history.
         more: further text for the stages with positive `RecipeStage.copies`.
+        start: checkpoint that takes the place of random weights; stages "base" leave its heads out.
+        crops: faces with larger pictures, for random crops, or None.
 
     Returns:
         Whether all stages are finished.
@@ -183,15 +191,18 @@ def train_recipe(
     rows = []
     for entry in recipe.stages:
         entry_report = functools.partial(report, entry.name)
-        start = None if entry.start is None else output / entry.start / "checkpoint"
-        stage = Stage(entry.train_config(), data, output / entry.name, dev, start, recipe.preset,
-                      recipe.prediction_heads, vocabulary=_shared_vocabulary(recipe, entry, output),
-                      more=more if entry.copies else None, copies=entry.copies or 1)
+        settings = entry.train_config()
+        stage = Stage(settings, data, output / entry.name, dev,
+                      start if entry.start is None else output / entry.start / "checkpoint", recipe.preset,
+                      recipe.prediction_heads if settings.trains_heads else 1, head_layer=entry.head_layer,
+                      vocabulary=_shared_vocabulary(recipe, entry, output), more=more if entry.copies else None,
+                      copies=entry.copies or 1, crops=crops)
         with processes.main_process_first():
             ready = _with_decoded(stage, entry, output, recipe.decode_batch, stop, entry_report)
         if ready is None or not train_stage(ready, stop, entry_report):
             return False
-        row = {"rung": entry.name, "start": entry.start, **read_training(stage.output / "checkpoint")[-1]}
+        row = {"rung": entry.name, "start": entry.start or (None if start is None else start.name),
+               **read_training(stage.output / "checkpoint")[-1]}
         texts = {"translated_by": entry.translated_by, "copies": entry.copies}
         rows.append({**row, **{name: value for name, value in texts.items() if value}})
         write_result(output / "training.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())

@@ -72,7 +72,8 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
 
     Args:
         config: the network. The warm start may lack only the weights of the head layer, or of its last heads, which
-            start as copies of the last head that it has. It may have more heads; then the first ones are taken.
+            start as copies of the last head that it has. It may have more heads; then the first ones are taken, or none
+            if the network has no head layer.
         settings: settings of the stage, and the seed.
         start: checkpoint folder.
 
@@ -101,6 +102,8 @@ def build_model(config: ModelConfig, settings: TrainConfig, start: str | Path | 
 def _warm_start(model: EncoderDecoder, base: EncoderDecoder, origin: str) -> None:
     """Copy the weights of `base`, read from `origin`, into `model`, whose head layer may be new."""
     weights, given, layer = base.state_dict(), base.heads, model.heads
+    if layer is None and base.config.identity_p1:
+        weights = {name: weight for name, weight in weights.items() if not name.startswith("heads.")}
     if isinstance(given, PredictionHeads) and isinstance(layer, PredictionHeads) and given.count != layer.count:
         kinds = [(network.config.head_layer, network.config.head_filter_size) for network in (base, model)]
         require(kinds[0] == kinds[1], f"{origin} has a head layer {kinds[0][0]} with {kinds[0][1]} hidden units per "
