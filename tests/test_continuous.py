@@ -189,14 +189,21 @@ def test_a_killed_measurement_does_not_pause_training(tmp_path):
 
 
 @pytest.mark.usefixtures("cache")
-def test_measurements_do_not_exclude_one_another_and_wait_no_longer_than_their_patience():
+def test_measurements_do_not_exclude_one_another_and_wait_no_longer_than_their_patience(capsys, monkeypatch):
     with idle.training_paused(), idle.training_paused():
         assert idle.times_are_measured()
+    held = iter([True, False])  # another measurement looks at the lock
+    with monkeypatch.context() as patch:
+        patch.setattr(idle, "is_locked", lambda name: next(held))
+        with idle.training_paused():
+            pass
+    assert capsys.readouterr().err == ""
     with idle._locked(idle.TRAINING, shared=True):
         started = time.monotonic()
         with idle.training_paused(patience=0.5):
             pass
         assert 0.4 < time.monotonic() - started < 100
+    assert capsys.readouterr().err.count("waiting until 'superres train continue' pauses") == 1
 
 
 def test_lowest_priority():

@@ -45,7 +45,7 @@ def training_paused(patience: float = 120.0) -> Iterator[None]:
     with _locked(TIMING, shared=True):
         waited = 0.0
         while is_locked(TRAINING) and waited < patience:
-            if not waited:
+            if waited == POLL_SECONDS:  # before, `is_locked` of another measurement may hold the lock for an instant
                 say("waiting until 'superres train continue' pauses")
             time.sleep(POLL_SECONDS)
             waited += POLL_SECONDS
