@@ -9,6 +9,7 @@ Finished measurements are not repeated, so checkpoints can be added one by one.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +24,7 @@ from superres.evaluation.table1 import Table1
 from superres.evaluation.table2 import SERIES, Table2, check_ladder
 from superres.pipeline.translator import Translator
 from superres.system.idle import training_paused
+from superres.system.output import write_results
 from superres.tasks.faces import read_faces
 from superres.tasks.translation import read_pairs
 
@@ -91,13 +93,16 @@ def table2(
         given = {role: name or str(ladder / role / "checkpoint") for role, name in given.items()}
     folders = {role: find_checkpoint(name) for role, name in given.items() if name is not None}
     require(bool(folders), f"no checkpoint to measure; give --ladder, or at least one of --{', --'.join(given)}")
-    check_ladder({role: read_training(folder) for role, folder in folders.items()})
+    records = {role: read_training(folder) for role, folder in folders.items()}
+    check_ladder(records)
     upscalers = {role: load(str(folder), device) for role, folder in folders.items()}
     device_name = str(next(iter(upscalers.values())).device)
     table = Table2(output, read_faces(data, "valid", limit), batch_size, device_name)
     for name, series in SERIES.items():
         if series.checkpoint in upscalers:
             table.add(name, upscalers[series.checkpoint])
+    trained = [{"rung": role, **rows[-1]} for role, rows in records.items()]
+    write_results(output, {"training.jsonl": "".join(json.dumps(row) + "\n" for row in trained)})
     views = table.write_views()
     print(views[0].read_text())
     print(f"written: {table.path}, {', '.join(map(str, views))}")

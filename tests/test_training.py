@@ -294,3 +294,17 @@ def test_the_base_of_a_checkpoint_is_trained_alone_and_its_heads_stay(tmp_path):
     moved = {name for name in kept if not torch.equal(after[name], start[name])}
     assert {name for name in kept if name.startswith("decoder.0")} <= moved
     assert not any(name.startswith("heads.") for name in moved)
+
+
+def test_a_run_is_not_resumed_with_another_start_or_other_data(tmp_path):
+    part = trainer(tmp_path, start=None)
+    assert not part.run(stop=stop_after(part, 2))
+    fresh = build_model(TINY, SETTINGS)
+    with pytest.raises(CheckpointError, match=r"started with other --start \(SHA-256 None there, 0123 now\)"):
+        Trainer(fresh, SETTINGS, pairs(), tmp_path, start="0123")
+    with pytest.raises(CheckpointError, match="started with other --data, --own or --crops"):
+        Trainer(fresh, SETTINGS, pairs(count=4), tmp_path)
+    document = json.loads((tmp_path / "state" / "state.json").read_text())
+    del document["start_digest"], document["data_digest"]  # as an older version wrote it
+    (tmp_path / "state" / "state.json").write_text(json.dumps(document))
+    assert Trainer(fresh, SETTINGS, pairs(count=4), tmp_path, start="0123").progress.step == 2

@@ -82,6 +82,8 @@ CHECKPOINTS = tuple(dict.fromkeys(series.checkpoint for series in SERIES.values(
 """Roles of the networks."""
 
 
+COMMON = ("images_seen", "start_digest", "data_digest")
+"""Entries of a training record in which the networks may not differ; nor may they in settings other than VARIED."""
 VARIED = ("freeze_base", "head_loss", "head_target")
 """Settings of training in which the networks may differ."""
 
@@ -102,7 +104,7 @@ def check_ladder(records: dict[str, list[dict[str, Any]]]) -> None:
         first = records[names[0]]
         require(rows[:-1] == first[:-1], f"--{role} and --{names[0]} do not start from the same base; train them with "
                                          "scripts/recipes/table2.json")
-        here, there = ({"images": row.get("images_seen"), **row["settings"]} for row in (rows[-1], first[-1]))
+        here, there = ({name: row.get(name) for name in COMMON} | row["settings"] for row in (rows[-1], first[-1]))
         different = [f"{name} {here[name]!r}, not {there.get(name)!r}" for name in here
                      if name not in VARIED and here[name] != there.get(name)]
         require(not different, f"--{role} was trained otherwise than --{names[0]} ({', '.join(different)}); train them "
@@ -281,7 +283,9 @@ def table2_markdown(document: dict[str, Any]) -> str:
         markdown_table(["k", *map(str, BLOCK_SIZES)], accepted),
         f"The paper's figures: {document['paper']}, Table 2; CelebA development set, one network per k. "
         "Our figures: one base; from it, each network was trained for as many steps on the same data, and serves all "
-        "k with its first k prediction heads. The networks differ only in what their names say.",
+        "k with its first k prediction heads. The paper's heads, one dense layer, learn the true tokens, one random "
+        "head of p1..pk per minibatch (p2..pk on the frozen base). Sequential heads learn the distributions of p1, all "
+        "at once, beside p1's own loss. The networks differ in nothing else.",
         "## Quality and cost",
         markdown_table(["series", "k", *COLUMNS], details),
         "PSNR and SSIM compare with the true image. Consistency is the RMSE to the input after reduction, in grey "

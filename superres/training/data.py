@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -46,6 +47,10 @@ class Batches(Protocol):
     """Examples per batch over all processes; the mean if batches differ in size."""
     unit: str
     """Name of the examples, in the plural."""
+
+    def digest(self) -> str:
+        """Return a digest of the examples: runs on other examples differ in it."""
+        ...
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
         """Return process `part`'s share of batch `step`."""
@@ -91,6 +96,11 @@ class ImageBatches:
         low, high = (np.stack(images).reshape(len(pairs), -1) for images in zip(*pairs, strict=True))
         return TokenBatch(torch.from_numpy(low).long(), torch.from_numpy(high).long(), len(pairs))
 
+    def digest(self) -> str:
+        """See `Batches.digest`."""
+        arrays = [array for array in (self.low, self.high, self.large) if array is not None]
+        return digest_of(np.ascontiguousarray(array) for array in arrays)
+
     def _pair(self, epoch: int, place: int) -> tuple[np.ndarray, np.ndarray]:
         index = _permutation(self.seed, epoch, len(self.low))[place]
         low, high = self.low[index], self.high[index]
@@ -108,6 +118,10 @@ class DistilBatches:
         """Join two sequences of batches. Own images are never mirrored: the model would not decode the mirror image."""
         self.true, self.own = true, dataclasses.replace(own, flip=False)
         self.batch_size, self.unit = true.batch_size + own.batch_size, true.unit
+
+    def digest(self) -> str:
+        """See `Batches.digest`."""
+        return f"{self.true.digest()}+{self.own.digest()}"
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
         """See `Batches.batch`."""
@@ -147,6 +161,10 @@ class TextBatches:
                 self.cuts.append(place)
         self.cuts.append(len(self._lengths))
 
+    def digest(self) -> str:
+        """See `Batches.digest`."""
+        return digest_of(np.asarray(row, np.int64) for side in (self.sources, self.targets) for row in side)
+
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
         """See `Batches.batch`."""
         epoch, place = divmod(step, len(self.cuts) - 1)
@@ -169,6 +187,15 @@ class TextBatches:
         for place, row in zip(result, rows, strict=True):
             place[: len(row)] = torch.from_numpy(row)
         return result, lengths
+
+
+def digest_of(arrays: Iterable[np.ndarray]) -> str:
+    """Return the first 12 hexadecimal digits of the SHA-256 of arrays, with their shapes."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(str(array.shape).encode())
+        found.update(array.data)
+    return found.hexdigest()[:12]
 
 
 @functools.lru_cache(maxsize=2)  # a batch can contain the end of an epoch and the start of the next one

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from superres.checkpoint import load_checkpoint, read_task_files, read_training
+from superres.checkpoint import load_checkpoint, read_task_files, read_training, weights_digest
 from superres.config import HEAD_LAYERS, PRESETS, BeamConfig, Config, require
 from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
@@ -55,9 +55,9 @@ def build_trainer(stage: Stage) -> Trainer:
     corpus = CORPORA[network.task](stage, network)
     teacher = load_teacher(stage.teacher, corpus) if stage.teacher is not None else None
     model = build_model(corpus.network, stage.settings, stage.start)
-    earlier = [] if stage.start is None else read_training(stage.start)
+    earlier, start = ([], None) if stage.start is None else (read_training(stage.start), weights_digest(stage.start))
     return Trainer(model, stage.settings, corpus.batches, stage.output, corpus.evaluate, earlier=earlier,
-                   files=corpus.files, teacher=teacher)
+                   files=corpus.files, teacher=teacher, start=start)
 
 
 def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:

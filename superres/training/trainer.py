@@ -158,7 +158,7 @@ class Trainer:
         self, model: EncoderDecoder, settings: TrainConfig, batches: Batches, folder: str | Path,
         evaluate: Callable[[EncoderDecoder], dict[str, float]] | None = None, evaluate_seconds: float = 600.0,
         earlier: Sequence[dict[str, Any]] = (), files: Mapping[str, bytes] | None = None,
-        teacher: EncoderDecoder | None = None, report_steps: int = REPORT_STEPS,
+        teacher: EncoderDecoder | None = None, report_steps: int = REPORT_STEPS, start: str | None = None,
     ) -> None:
         """Prepare the run and resume it if `folder` holds a state.
 
@@ -173,10 +173,12 @@ class Trainer:
             files: contents of the task's files in the checkpoint, by name.
             teacher: the network that `settings.teacher` names, or None.
             report_steps: steps between two records of the history.
+            start: digest of the weights that `model` was warm-started from, or None.
 
         Raises:
-            CheckpointError: the state in `folder` belongs to another network or other settings.
+            CheckpointError: the state in `folder` belongs to another network, start, or data, or to other settings.
         """
+        self.origin = {"start_digest": start, "data_digest": batches.digest()}
         self.settings, self.batches, self.folder = settings, batches, Path(folder)
         self.evaluate, self.evaluate_seconds, self.report_steps = evaluate, evaluate_seconds, report_steps
         self.earlier, self.files = earlier, files or {}
@@ -253,7 +255,7 @@ class Trainer:
             **{f"dev_{name.removeprefix('dev_')}": scores[name]
                for name in (*DEV_SCORES, *DECODING_SCORES) if name in scores},
             "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cores,
-            "processes": self.accelerator.num_processes, "torch": torch.__version__,
+            **self.origin, "processes": self.accelerator.num_processes, "torch": torch.__version__,
             "settings": self.settings.to_dict(),
         }
 
@@ -271,7 +273,7 @@ class Trainer:
             moments = {f"{index}.{name}": value for index, values in self.optimizer.state_dict()["state"].items()
                        for name, value in values.items()}
             save_file(_detached(moments), fresh / "optimizer.safetensors")
-            document = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(),
+            document = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(), **self.origin,
                         **dataclasses.asdict(self.progress)}
             (fresh / "state.json").write_text(json.dumps(document))
         (self.folder / "history.json").write_text(json.dumps(self.progress.history, indent=1))
@@ -347,6 +349,12 @@ class Trainer:
             if different:
                 raise CheckpointError(f"{self.folder} was started with other settings ({'; '.join(different)}); "
                                       "repeat those or choose a new run folder")
+        for name, now in self.origin.items():
+            before = document.get(name, now)  # older states do not know
+            if before != now:
+                options = {"start_digest": "--start", "data_digest": "--data, --own or --crops"}[name]
+                raise CheckpointError(f"{self.folder} was started with other {options} (SHA-256 {before} there, {now} "
+                                      "now); repeat the first or choose a new run folder")
         for model, name in ((self.model, "model.safetensors"), (self.averaged, "averaged.safetensors")):
             load_weights(model, read_tensors(folder / name), str(folder / name))
         self._load_moments(read_tensors(folder / "optimizer.safetensors"))
