@@ -1,8 +1,11 @@
 """Compare sizes of the network for faces: train each for the same time, and weigh bits/dim against decoding time.
 
-The sizes are trained in turns of a few minutes on the same pictures, so that other load slows all alike. The learning
-rate is constant, and the averaged weights are scored after every turn. The folder OUTPUT then has sizes.json, sizes.md
-and sizes.png, and a run folder per size. The same command resumes a comparison that was killed.
+The sizes are trained in turns of a few minutes on the same pictures, so that other load slows all alike. On a CPU, the
+time is the processor time of all threads, which does not count while other processes use the cores: on two idle cores,
+30 minutes last about 15. The learning rate is constant, and the averaged weights are scored after every turn. The
+folder OUTPUT then has sizes.json, sizes.md and sizes.png, and a run folder per size. The same command resumes a
+comparison that was killed, and with N times the minutes and N times the turns it continues a finished one. Training
+pauses while another process measures times.
 
     python scripts/compare_sizes.py --data train.npz --dev dev.npz --output runs/sizes --minutes 30
 """
@@ -11,7 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,12 +26,14 @@ import typer
 from scipy.optimize import curve_fit
 
 from superres.config import PRESETS, DecodeConfig, ModelConfig, require
-from superres.errors import SuperresError
+from superres.errors import ConfigError, SuperresError
+from superres.nn.engines import step_model
 from superres.nn.likelihood import bits_per_dim
 from superres.pipeline.upscaler import Upscaler
-from superres.system.idle import training_paused
-from superres.system.output import figure_png, markdown_table, prepare_folder, write_results
+from superres.system.idle import times_are_measured, training_paused, training_turn
+from superres.system.output import figure_png, markdown_table, short_digest, write_result, write_results
 from superres.tasks.faces import FacePairs, encode, read_faces
+from superres.training.continuous import run_folder
 from superres.training.data import ImageBatches
 from superres.training.settings import TrainConfig
 from superres.training.trainer import Trainer, build_model
@@ -40,6 +47,12 @@ SIZES = {"small": (96, 3), "base": (128, 4), "large": (192, 5)}
 the compiled engine decodes all three."""
 FACTORS = (1, 2, 5, 10)
 """Multiples of the training time for which bits/dim are extrapolated."""
+CLOCK = time.monotonic if torch.cuda.is_available() else time.process_time
+"""Clock of the training time."""
+STUDY = "study.json"
+"""File with what all turns must have in common."""
+FITTED = 5
+"""Smallest number of scores after the warm-up to extrapolate from; during the warm-up, no power law holds."""
 DECODED = 4
 """Number of pictures whose decoding is timed."""
 
@@ -57,6 +70,25 @@ def learning_rate(width: int) -> float:
     return TrainConfig(steps=1).learning_rate * PRESETS["base"].width / width
 
 
+def check_study(folder: Path, study: Row) -> None:
+    """Refuse to continue the comparison in `folder` with anything but `study`, which is written if it is new.
+
+    Raises:
+        ConfigError: the comparison there has other pictures or turns, or its file is damaged.
+    """
+    path = folder / STUDY
+    try:
+        there = json.loads(path.read_text())
+        changed = [f"{name} {there[name]} there, {value} now" for name, value in study.items() if there[name] != value]
+    except FileNotFoundError:
+        write_result(path, json.dumps(study).encode())
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged ({error!r}); choose a new --output") from error
+    require(not changed, f"{folder} was started with other settings ({'; '.join(changed)}); repeat those, or choose a "
+                         "new --output")
+
+
 def scores_of(trainer: Trainer) -> list[Row]:
     """Return the records with scores in a run's history, one per turn."""
     return [record for record in trainer.progress.history if "bits_per_dim" in record]
@@ -68,9 +100,8 @@ def train_in_turns(trainers: dict[str, Trainer], pairs: FacePairs, minutes: floa
     for turn, (name, trainer) in itertools.product(range(1, turns + 1), trainers.items()):
         if len(scores_of(trainer)) >= turn:
             continue
-        end = 60 * minutes * turn / turns
-        trainer.run(lambda trainer=trainer, end=end: trainer.progress.seconds >= end)
-        with torch.inference_mode():
+        _train_until(trainer, 60 * minutes * turn / turns)
+        with training_turn(lambda: False), torch.inference_mode():
             bits = bits_per_dim(trainer.averaged.eval(), source, target)
         record = trainer.record({"bits_per_dim": float(bits.mean()), "dev_images": len(pairs)})
         trainer.save()
@@ -78,10 +109,22 @@ def train_in_turns(trainers: dict[str, Trainer], pairs: FacePairs, minutes: floa
               file=sys.stderr)
 
 
+def _train_until(trainer: Trainer, end: float) -> None:
+    """Train up to `end` seconds; no step if that was reached before a kill, so that the same weights are scored."""
+    while trainer.progress.seconds < end:
+        with training_turn(lambda: False):
+            trainer.run(lambda: trainer.progress.seconds >= end or times_are_measured())
+
+
 @training_paused()
 def decoding_seconds(trainers: dict[str, Trainer], pairs: FacePairs, rounds: int) -> dict[str, float]:
-    """Return the seconds per picture of greedy decoding, one picture at a time, the shortest of several rounds."""
-    upscalers = {name: Upscaler(trainer.averaged, name, device="cpu") for name, trainer in trainers.items()}
+    """Return the seconds per picture of greedy decoding, one picture at a time, the shortest of several rounds.
+
+    Raises:
+        ConfigError: the compiled engine is not available; another engine's times would not compare.
+    """
+    upscalers = {name: Upscaler(trainer.averaged, name, device="cpu", engine="native")
+                 for name, trainer in trainers.items()}
     shortest = dict.fromkeys(trainers, float("inf"))
     for _, (name, upscaler) in itertools.product(range(rounds), upscalers.items()):
         seconds = sum(upscaler(picture[None], DecodeConfig(1)).seconds for picture in pairs.lr[:DECODED])
@@ -93,13 +136,13 @@ def extrapolated(minutes: np.ndarray, bits: np.ndarray, end: float) -> tuple[flo
     """Extrapolate a curve of bits/dim by a + b * minutes**-c.
 
     Args:
-        minutes: training times, float64 [N].
+        minutes: training times, float64 [N], all different.
         bits: bits/dim at those times, float64 [N].
         end: the time to extrapolate to.
 
     Returns:
-        The value at `end`, and the smallest and the largest value if any one point is left out; None for fewer than 5
-        points, or if no curve fits.
+        The value at `end`, and the smallest and the largest value if any one point is left out; None for fewer than
+        `FITTED` points, or if no curve fits.
     """
     def value(chosen: np.ndarray) -> float:
         start = (bits.min() - 0.1, bits.max() - bits.min() + 0.1, 0.5)
@@ -108,7 +151,7 @@ def extrapolated(minutes: np.ndarray, bits: np.ndarray, end: float) -> tuple[flo
         return float(fitted[0] + fitted[1] * end ** -fitted[2])
 
     everything = np.arange(len(minutes))
-    if len(minutes) < 5:
+    if len(minutes) < FITTED:
         return None
     try:
         without = [value(np.delete(everything, place)) for place in everything]
@@ -117,25 +160,27 @@ def extrapolated(minutes: np.ndarray, bits: np.ndarray, end: float) -> tuple[flo
         return None
 
 
-def summary(name: str, trainer: Trainer, seconds: float) -> Row:
-    """Return what is known of a size."""
-    records, config = scores_of(trainer), trainer.model.config
+def summary(name: str, trainer: Trainer, turns: int, seconds: float) -> Row:
+    """Return what is known of a size after `turns`, even if it has been trained for longer."""
+    records, config = scores_of(trainer)[:turns], trainer.model.config
     minutes, bits = (np.array([record[key] for record in records]) for key in ("seconds", "bits_per_dim"))
     minutes = minutes / 60
+    warm = np.array([record["step"] > trainer.settings.warmup_steps for record in records])
     return {
         "size": name, "width": config.width, "decoder_layers": config.decoder_layers,
         "weights": sum(weight.numel() for weight in trainer.model.parameters()),
         "learning_rate": trainer.settings.learning_rate, "decoding_seconds": seconds,
         "images_per_second": records[-1]["images"] / records[-1]["seconds"],
         "minutes": minutes.tolist(), "bits_per_dim": bits.tolist(),
-        "extrapolated": {str(factor): extrapolated(minutes, bits, factor * float(minutes[-1])) for factor in FACTORS},
+        "extrapolated": {str(factor): extrapolated(minutes[warm], bits[warm], factor * float(minutes[-1]))
+                         for factor in FACTORS},
     }
 
 
 def table(rows: list[Row]) -> str:
     """Return the sizes as a Markdown table, and a line with the verdict."""
-    head = ["size", "width", "layers", "weights", "pictures/s in training", "s/picture, greedy", "bits/dim",
-            *(f"at {factor} times the time" for factor in FACTORS[1:])]
+    head = ["size", "width", "layers", "weights", "pictures per second of training", "s/picture, greedy, native",
+            "bits/dim", *(f"at {factor} times the time" for factor in FACTORS[1:])]
     lines = [
         [row["size"], str(row["width"]), str(row["decoder_layers"]), f"{row['weights']:,}",
          f"{row['images_per_second']:.1f}", f"{row['decoding_seconds']:.3f}", f"{row['bits_per_dim'][-1]:.3f}",
@@ -143,7 +188,7 @@ def table(rows: list[Row]) -> str:
         for row in rows
     ]
     best = min(rows, key=lambda row: row["bits_per_dim"][-1])
-    verdict = f"After {best['minutes'][-1]:.0f} minutes each, {best['size']} has the fewest bits/dim."
+    verdict = f"After {best['minutes'][-1]:.3g} minutes each, {best['size']} has the fewest bits/dim."
     far = [row for row in rows if row["extrapolated"][str(FACTORS[-1])] is not None]
     if len(far) == len(rows):
         last = min(far, key=lambda row: row["extrapolated"][str(FACTORS[-1])][0])
@@ -151,6 +196,8 @@ def table(rows: list[Row]) -> str:
         cost = last["decoding_seconds"] / base["decoding_seconds"]
         verdict += (f" Extrapolated to {FACTORS[-1]} times the time, it is {last['size']}, whose greedy decoding takes "
                     f"{cost:.2f} times that of {base['size']}.")
+    else:
+        verdict += f" Not every size has {FITTED} scores after the warm-up that a curve fits; train for longer."
     return f"{markdown_table(head, lines)}\n\n{verdict} In brackets: the range if any one point is left out.\n"
 
 
@@ -182,7 +229,7 @@ def main(
     data: Annotated[Path, typer.Option(help="Faces to train on: .npz, folder of images or CelebA root.")],
     dev: Annotated[Path, typer.Option(help="Faces to score.")],
     output: Annotated[Path, typer.Option(help="Folder for runs and results.")],
-    minutes: Annotated[float, typer.Option(help="Training time of each size.")] = 30,
+    minutes: Annotated[float, typer.Option(help="Training time of each size; processor time on a CPU.")] = 30,
     turns: Annotated[int, typer.Option(min=1, help="Number of turns, and of scores, of each size.")] = 10,
     limit: Annotated[int, typer.Option(min=1, help="Dev images to score.")] = 100,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per training step.")] = 4,
@@ -190,24 +237,29 @@ def main(
     sizes: Annotated[str, typer.Option(help="Comma-separated sizes.")] = ",".join(SIZES),
 ) -> None:
     """Train the sizes in turns, score them, time their decoding, and write the measurements."""
-    require(minutes > 0, f"--minutes must be positive, not {minutes}")
+    require(0 < minutes < float("inf"), f"--minutes must be positive and finite, not {minutes}")
     names = sizes.split(",")
     for name in names:
         require(name in SIZES, f"unknown size {name!r}; known: {', '.join(SIZES)}")
-    prepare_folder(output)
     pairs, true = read_faces(dev, "valid", limit), read_faces(data)
-    batches = ImageBatches(true.lr, true.hr, batch_size, 0)
-    trainers: dict[str, Trainer] = {}
-    for name in names:
-        config = network(*SIZES[name])
-        settings = TrainConfig(endless=True, batch_size=batch_size, learning_rate=learning_rate(config.width))
-        trainers[name] = Trainer(build_model(config, settings), settings, batches, output / name)
-    train_in_turns(trainers, pairs, minutes, turns)
-    seconds = decoding_seconds(trainers, pairs, rounds)
-    rows = [summary(name, trainer, seconds[name]) for name, trainer in trainers.items()]
-    report = {"images": len(pairs), "minutes": minutes, "batch_size": batch_size, "sizes": rows}
-    write_results(output, {"sizes.json": report, "sizes.md": table(rows), "sizes.png": plot(rows)})
-    print(table(rows), end="")
+    with run_folder(output):
+        check_study(output, {
+            "dev": short_digest(pairs.hr.tobytes() + pairs.lr.tobytes()),
+            "minutes_per_turn": round(minutes / turns, 6)})
+        batches = ImageBatches(true.lr, true.hr, batch_size, 0)
+        trainers: dict[str, Trainer] = {}
+        for name in names:
+            config = network(*SIZES[name])
+            settings = TrainConfig(endless=True, batch_size=batch_size, learning_rate=learning_rate(config.width))
+            model = build_model(config, settings)
+            step_model(model.eval(), engine="native")  # a missing compiler is refused now, not after the training
+            trainers[name] = Trainer(model, settings, batches, output / name, clock=CLOCK)
+        train_in_turns(trainers, pairs, minutes, turns)
+        seconds = decoding_seconds(trainers, pairs, rounds)
+        rows = [summary(name, trainer, turns, seconds[name]) for name, trainer in trainers.items()]
+        report = {"images": len(pairs), "minutes": minutes, "batch_size": batch_size, "sizes": rows}
+        write_results(output, {"sizes.json": report, "sizes.md": table(rows), "sizes.png": plot(rows)})
+        print(table(rows), end="")
 
 
 if __name__ == "__main__":

@@ -1,30 +1,46 @@
-"""The comparison of sizes: equal training, resumed after a kill, and an extrapolation that finds known curves."""
+"""The comparison of sizes: equal training, the same after a kill, and an extrapolation that finds known curves."""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from superres.errors import ConfigError
+from superres.errors import CheckpointError, ConfigError
+from superres.nn.engines import step_model
+from superres.nn.model import EncoderDecoder
+from superres.system import idle
 from superres.tasks.faces import FacePairs, write_npz
+from superres.training import trainer as training
+from superres.training.settings import TrainConfig
 from superres.training.trainer import Trainer
 
+ARGUMENTS = {"minutes": 0.1, "turns": 2, "limit": 2, "batch_size": 2, "rounds": 1, "sizes": "small,base"}
+"""Two turns of three steps each by the clock of the fixture."""
 
-@pytest.fixture
-def sizes(monkeypatch):
-    """The script, with networks of a few thousand weights."""
+
+def load():
+    """Return the script as a module."""
     path = Path(__file__).parents[1] / "scripts" / "compare_sizes.py"
     spec = importlib.util.spec_from_file_location("compare_sizes", path)
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "compare_sizes", module)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def sizes(tmp_path, monkeypatch):
+    """The script with networks of a few thousand weights, a clock that shows one second per step, and its own locks."""
+    monkeypatch.setattr(idle, "cache_folder", lambda: tmp_path / "cache")
+    module = load()
     monkeypatch.setattr(module, "SIZES", {"small": (32, 1), "base": (64, 1)})
     monkeypatch.setattr(module, "DECODED", 1)
+    monkeypatch.setattr(module, "CLOCK", map(float, itertools.count()).__next__)
     return module
 
 
@@ -45,32 +61,97 @@ def test_the_extrapolation_finds_a_known_curve(sizes):
     assert sizes.extrapolated(minutes[:4], minutes[:4], 300.0) is None
 
 
-def test_sizes_are_trained_alike_and_a_killed_comparison_goes_on(sizes, data, tmp_path, monkeypatch, capsys):
-    arguments = {"minutes": 1e-4, "turns": 2, "limit": 2, "batch_size": 2, "rounds": 1, "sizes": "small,base"}
-    whole = Trainer.run
-    runs = []
+def test_scores_during_the_warm_up_are_not_extrapolated(sizes):
+    minutes = np.arange(1.0, 11.0)
+    bits = np.where(minutes > 4, 3.2 + 1.5 * minutes**-0.6, 7.0)
+    history = [{"step": int(50 * t), "images": 200 * t, "seconds": 60 * t, "bits_per_dim": value}
+               for t, value in zip(minutes, bits, strict=True)]
+    trainer = SimpleNamespace(model=EncoderDecoder(sizes.network(32, 1)), settings=TrainConfig(endless=True),
+                              progress=SimpleNamespace(history=history))
+    row = sizes.summary("small", trainer, 10, 1.0)
+    assert row["bits_per_dim"] == bits.tolist()
+    assert row["extrapolated"]["10"][0] == pytest.approx(3.2 + 1.5 * 100**-0.6, abs=1e-3)
+    assert sizes.summary("small", trainer, 8, 1.0)["extrapolated"]["10"] is None
 
-    def killed(trainer, stop):
-        runs.append(trainer.settings.learning_rate)
-        if len(runs) == 3:
-            raise KeyboardInterrupt
-        return whole(trainer, stop)
 
-    monkeypatch.setattr(Trainer, "run", killed)
-    with pytest.raises(KeyboardInterrupt):
-        sizes.main(data, data, tmp_path / "out", **arguments)
-    assert not (tmp_path / "out" / "sizes.json").exists()
-    sizes.main(data, data, tmp_path / "out", **arguments)
-    small, base = sizes.learning_rate(32), sizes.learning_rate(64)
-    assert runs == [small, base, small, small, base]  # in turns; those that ended are not repeated
-    rows = json.loads((tmp_path / "out" / "sizes.json").read_text())["sizes"]
-    assert [(row["size"], row["width"]) for row in rows] == [("small", 32), ("base", 64)]
-    assert [len(row["bits_per_dim"]) for row in rows] == [2, 2]
-    assert all(row["decoding_seconds"] > 0 and row["extrapolated"]["10"] is None for row in rows)
-    assert "has the fewest bits/dim." in capsys.readouterr().out
+def rows_of(folder):
+    """Return the measured rows, without the time of decoding."""
+    rows = json.loads((folder / "sizes.json").read_text())["sizes"]
+    assert all(row.pop("decoding_seconds") > 0 for row in rows)
+    return rows
+
+
+def test_sizes_are_trained_alike_in_turns(sizes, data, tmp_path, monkeypatch, capsys):
+    runs, run = [], Trainer.run
+    monkeypatch.setattr(Trainer, "run", lambda self, stop: runs.append(self.model.config.width) or run(self, stop))
+    sizes.main(data, data, tmp_path / "out", **ARGUMENTS)
+    assert runs == [32, 64, 32, 64]
+    rows = rows_of(tmp_path / "out")
+    assert [(row["size"], row["width"], row["minutes"]) for row in rows] == [("small", 32, [0.05, 0.1]),
+                                                                             ("base", 64, [0.05, 0.1])]
+    assert [row["learning_rate"] for row in rows] == [sizes.learning_rate(32), sizes.learning_rate(64)]
+    assert all(len(row["bits_per_dim"]) == 2 and row["extrapolated"]["10"] is None for row in rows)
+    assert "has the fewest bits/dim. Not every size has 5 scores after the warm-up" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "out").glob("sizes.*")} == {"sizes.json", "sizes.md", "sizes.png"}
 
 
-def test_an_unknown_size_is_refused(sizes, data, tmp_path):
-    with pytest.raises(ConfigError, match="unknown size 'huge'; known: small, base"):
-        sizes.main(data, data, tmp_path / "out", sizes="small,huge")
+@pytest.mark.parametrize(("where", "calls"), [("step", 5), ("score", 2)])
+def test_a_killed_comparison_has_the_rows_of_a_whole_one(sizes, data, tmp_path, monkeypatch, where, calls):
+    sizes.main(data, data, tmp_path / "whole", **ARGUMENTS)
+    monkeypatch.setattr(training, "SAVE_SECONDS", -1.0)  # after every step
+    owner, name = {"step": (Trainer, "_step"), "score": (sizes, "bits_per_dim")}[where]
+    work, count = getattr(owner, name), itertools.count(1)
+
+    def killed(*arguments):
+        if next(count) == calls:
+            raise KeyboardInterrupt
+        return work(*arguments)
+
+    monkeypatch.setattr(owner, name, killed)
+    with pytest.raises(KeyboardInterrupt):
+        sizes.main(data, data, tmp_path / "killed", **ARGUMENTS)
+    assert not (tmp_path / "killed" / "sizes.json").exists()
+    sizes.main(data, data, tmp_path / "killed", **ARGUMENTS)
+    assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
+
+
+def test_a_finished_comparison_is_continued_by_more_turns_of_the_same_length(sizes, data, tmp_path):
+    out = tmp_path / "out"
+    sizes.main(data, data, out, **ARGUMENTS)
+    first = rows_of(out)
+    sizes.main(data, data, out, **{**ARGUMENTS, "minutes": 0.2, "turns": 4})
+    longer = rows_of(out)
+    assert [row["minutes"] for row in longer] == [[0.05, 0.1, 0.15, 0.2]] * 2
+    assert [row["bits_per_dim"][:2] for row in longer] == [row["bits_per_dim"] for row in first]
+    sizes.main(data, data, out, **ARGUMENTS)
+    assert [row["bits_per_dim"] for row in rows_of(out)] == [row["bits_per_dim"] for row in first]
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"minutes": 0.2}, "minutes_per_turn 0.05 there, 0.1 now"), ({"limit": 1}, "dev .* there"),
+    ({"batch_size": 1}, "batch_size 2 there, 1 now")])
+def test_another_comparison_in_the_same_folder_is_refused(sizes, data, tmp_path, change, message):
+    sizes.main(data, data, tmp_path / "out", **ARGUMENTS)
+    with pytest.raises((ConfigError, CheckpointError), match=message):
+        sizes.main(data, data, tmp_path / "out", **{**ARGUMENTS, **change})
+
+
+def test_two_comparisons_do_not_train_in_one_folder(sizes, data, tmp_path):
+    with sizes.run_folder(tmp_path / "out"), pytest.raises(ConfigError, match="another process trains in"):
+        sizes.main(data, data, tmp_path / "out", **ARGUMENTS)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"sizes": "small,huge"}, "unknown size 'huge'; known: small, base"),
+    ({"minutes": 0.0}, "--minutes must be positive and finite, not 0.0"),
+    ({"minutes": float("inf")}, "--minutes must be positive and finite, not inf")])
+def test_bad_options_are_refused(sizes, data, tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message):
+        sizes.main(data, data, tmp_path / "out", **{**ARGUMENTS, **change})
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_sizes_decode_with_the_compiled_engine():
+    module = load()
+    for width, layers in module.SIZES.values():
+        assert step_model(EncoderDecoder(module.network(width, layers)).eval(), engine="native").engine == "native"

@@ -68,7 +68,7 @@ def train_continuously(stage: Stage, round_seconds: float, stop: Stop, report: R
     require(stage.dev is not None, "give the pictures to score with --dev")
     require(PartialState().num_processes == 1,
             "train continue uses one process; start it without accelerate and torchrun")
-    with _run_folder(stage.output):
+    with run_folder(stage.output):
         rounds = Rounds(stage.output, read_faces(stage.dev or "", "valid", SCORED))
         trainer = build_trainer(dataclasses.replace(stage, dev=None))
 
@@ -197,7 +197,7 @@ def _text(scores: dict[str, float]) -> str:
 
 
 @contextmanager
-def _run_folder(folder: Path) -> Iterator[None]:
+def run_folder(folder: Path) -> Iterator[None]:
     """Let one process at a time train in `folder`, and remove what a killed one left half-written.
 
     Raises:

@@ -58,7 +58,7 @@ class Progress:
 
     Attributes:
         step: optimiser steps done.
-        seconds: training time so far, summed over resumes.
+        seconds: training time so far by the trainer's clock, summed over resumes.
         history: one record per report: step, seconds, images (or pairs), and losses or scores.
     """
 
@@ -159,6 +159,7 @@ class Trainer:
         evaluate: Callable[[EncoderDecoder], dict[str, float]] | None = None, evaluate_seconds: float = 600.0,
         earlier: Sequence[dict[str, Any]] = (), files: Mapping[str, bytes] | None = None,
         teacher: EncoderDecoder | None = None, report_steps: int = REPORT_STEPS, start: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the run and resume it if `folder` holds a state.
 
@@ -174,6 +175,7 @@ class Trainer:
             teacher: the network that `settings.teacher` names, or None.
             report_steps: steps between two records of the history.
             start: digest of the weights that `model` was warm-started from, or None.
+            clock: returns the seconds by which training time is measured.
 
         Raises:
             CheckpointError: the state in `folder` belongs to another network, start, or data, or to other settings.
@@ -181,7 +183,7 @@ class Trainer:
         self.origin = {"start_digest": start, "data_digest": batches.digest()}
         self.settings, self.batches, self.folder = settings, batches, Path(folder)
         self.evaluate, self.evaluate_seconds, self.report_steps = evaluate, evaluate_seconds, report_steps
-        self.earlier, self.files = earlier, files or {}
+        self.earlier, self.files, self.clock = earlier, files or {}, clock
         # Accelerate's mixed precision is a setting of the process, which may train several stages; `_step` sets it.
         parallel = DistributedDataParallelKwargs(find_unused_parameters=settings.head_loss == "random-head")
         self.accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available(),
@@ -212,14 +214,15 @@ class Trainer:
         """
         if finished(self.settings, self.progress) and (self.folder / "checkpoint").is_dir():
             return True
-        started = saved = evaluated = time.monotonic()
-        before = self.progress.seconds
+        saved = evaluated = time.monotonic()
+        started, before = self.clock(), self.progress.seconds
         self.loss.train()
         stopped = False
         while not finished(self.settings, self.progress) and not stopped:
             losses = self._step()
             now = time.monotonic()
-            self.progress.seconds, stopped = self._agree(before + now - started, stop())
+            self.progress.seconds = before + self.clock() - started  # which `stop` may read
+            self.progress.seconds, stopped = self._agree(self.progress.seconds, stop())
             if self.progress.step % self.report_steps == 0:
                 report(self.record(losses))
             if self.evaluate is not None and now - evaluated > self.evaluate_seconds:
