@@ -177,6 +177,20 @@ def test_evaluate_scores_several_samples_an_input(loaded, data, capsys):
     assert "2 samples per input" in capsys.readouterr().err
 
 
+def test_evaluate_scores_the_likelihood_alone_and_decodes_nothing(loaded, data, capsys, monkeypatch):
+    words = ["evaluate", "images", "--data", str(data / "dev.npz"), "--limit", "2"]
+    assert run([*words, "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(FakeUpscaler, "__call__", None)
+    assert run([*words, "--likelihood-only", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert loaded[-1] == ("celeba-8to32", "auto", "plain")
+    assert report["bits_per_dim"] > 0
+    assert report.items() <= whole.items()
+    assert run([*words, "--likelihood-only"]) == 0
+    assert f"bits/dim {report['bits_per_dim']:.3f} (95 % interval" in capsys.readouterr().err
+
+
 def test_evaluate_prints_a_table_on_standard_error_and_draws_the_sheet(loaded, data, capsys):
     sheet = data / "sheets" / "sheet.png"
     assert run(["evaluate", "images", "--data", str(data / "dev.npz"), "--no-greedy", "--sheet", str(sheet)]) == 0

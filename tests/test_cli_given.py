@@ -159,6 +159,10 @@ def test_commands_for_images_refuse_what_has_no_effect(loaded, data, capsys, wor
     *((["benchmark", kind, option, value], f"{option} {value} has no effect without --proposers; leave it out, or give "
        "--proposers all") for kind in ("images", "text") for option, value in
       (("--block-size", "4"), ("--temperature", "0.9"), ("--draft", "d"), ("--ngrams", "n"))),
+    *((["evaluate", "images", "--data", "dev.npz", "--likelihood-only", *options], f"{' '.join(options)} has no effect "
+       "with --likelihood-only, which decodes nothing; leave it out") for options in
+      (["--samples", "2"], ["--no-greedy"], ["--sheet", "s.png"], ["--engine", "plain"], ["--temperature", "0.9"],
+       ["--consistent"])),
     (["benchmark", "images", "--proposers", "heads,ngram", "--draft", "d"],
      "--draft d has no effect with --proposers heads,ngram; leave it out, or name draft there"),
     (["benchmark", "text", "--proposers", "draft", "--ngrams", "n"], "--ngrams n has no effect with --proposers draft"),

@@ -14,8 +14,11 @@ from superres.evaluation.pictures import (
     decode_interleaved,
     equal_tokens,
     evaluate_images,
+    evaluate_likelihood,
     half_width,
+    likelihood_text,
     mean_squared_error,
+    method_lines,
     psnr,
     report_table,
     ssim,
@@ -150,6 +153,38 @@ def test_report_holds_every_score_and_is_strict_json(pairs):
     assert all(method in report_table(report) for method in pictures)
 
 
+def test_the_table_shows_the_share_of_consistent_images_also_where_lr_psnr_is_infinite():
+    assert method_lines({
+        "nearest": {"psnr": 20.0, "ssim": 0.5, "consistency_rmse": 0.0, "lr_psnr": None, "consistent_images": 1.0},
+        "best of 2": {"psnr": 21.0},
+        "greedy": {"lr_psnr": 54.65, "consistent_images": 0.125, "seconds_per_image": 0.5},
+    }) == [
+        "           PSNR dB   SSIM  consistency  LR-PSNR dB  consistent  mean accepted  model calls  s/image",
+        "nearest      20.00  0.500         0.00           -      100.0%              -            -        -",
+        "best of 2    21.00      -            -           -           -              -            -        -",
+        "greedy           -      -            -       54.65       12.5%              -            -    0.500",
+    ]
+
+
+class KnownLikelihood(FakeUpscaler):
+    """An upscaler that needs 1, 2, 3, ... bits/dim for images in turn."""
+
+    def bits_per_dim(self, sources, targets):
+        return targets[:, 0, 0, 0].astype(float)
+
+
+def test_the_likelihood_is_scored_over_all_images_without_decoding(pairs):
+    upscaler = KnownLikelihood()
+    pairs.hr[:, 0, 0, 0] = [1, 2, 3, 4, 5]
+    report = evaluate_likelihood(pairs, upscaler, batch_size=2)
+    assert json.loads(json.dumps(report)) == report
+    assert (report["images"], report["batch_size"], report["bits_per_dim"]) == (5, 2, 3)
+    # t of 4 degrees of freedom, and the standard error of 1..5
+    assert report["bits_per_dim_half_width"] == pytest.approx(2.776445 * np.sqrt(2.5 / 5), rel=1e-6)
+    assert likelihood_text(report) == "bits/dim 3.000 (95 % interval +-1.963)"
+    assert upscaler.batches == []
+
+
 def test_without_greedy_nothing_is_decoded_greedily(pairs):
     upscaler = FakeUpscaler()
     report, pictures = evaluate_images(pairs, upscaler, DecodeConfig(), greedy=False)
@@ -159,9 +194,11 @@ def test_without_greedy_nothing_is_decoded_greedily(pairs):
     assert "speed-up" not in report_table(report)
 
 
-def test_one_image_has_no_wrong_input(pairs):
+def test_one_image_has_no_wrong_input_and_no_interval(pairs):
     single = FacePairs(pairs.hr[:1], pairs.lr[:1], pairs.ids[:1])
-    assert evaluate_images(single, FakeUpscaler(), DecodeConfig())[0]["bits_per_dim_wrong_input"] is None
+    report = evaluate_images(single, FakeUpscaler(), DecodeConfig())[0]
+    assert report["bits_per_dim_wrong_input"] is report["bits_per_dim_half_width"] is None
+    assert f"bits/dim {report['bits_per_dim']:.3f}, with a wrong input -" in report_table(report)
 
 
 def test_settings_that_do_not_fit_are_refused_before_decoding(pairs):

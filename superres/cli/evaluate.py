@@ -20,7 +20,7 @@ from superres.config import (
     QualityBound,
     require_choice,
 )
-from superres.pipeline.options import combined
+from superres.pipeline.options import SETTINGS, combined
 from superres.system.idle import training_paused
 from superres.system.progress import say
 from superres.system.terminal import echo, echo_json
@@ -37,6 +37,7 @@ Limit = Annotated[int | None, Option(metavar="N", help="Score the first N inputs
 Samples = Annotated[int, Option(min=1, metavar="N", help="Samples per input; samples of the same input are scored "
                                 "together.")]
 Greedy = Annotated[bool, Option("--greedy/--no-greedy", help="Compare with greedy decoding, block size 1.")]
+LikelihoodOnly = Annotated[bool, Option("--likelihood-only", help="Score bits/dim alone; decode nothing.")]
 Sheet = Annotated[Path | None, Option(metavar="FILE.png", help="Draw a contact sheet of the first images.")]
 Beam = Annotated[int, Option(metavar="N", rich_help_panel=DECODING, help="Compare with beam search of N hypotheses per "
                              "sentence; 0 leaves it out.")]
@@ -54,7 +55,8 @@ evaluate_app = typer.Typer(help="Score a checkpoint.", rich_markup_mode=None)
 def images(
     context: typer.Context, data: Data, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid",
     limit: Limit = None, samples: Samples = 1, batch_size: opt.BatchSize = 16, device: opt.Device = "auto",
-    greedy: Greedy = True, sheet: Sheet = None, as_json: opt.AsJson = False, engine: opt.Engine = "auto",
+    greedy: Greedy = True, likelihood_only: LikelihoodOnly = False, sheet: Sheet = None,
+    as_json: opt.AsJson = False, engine: opt.Engine = "auto",
 ) -> None:
     """Score upscaling: quality, bits/dim, block size, speed.
 
@@ -62,6 +64,9 @@ def images(
     """
     decode = opt.decode_config(context)
     check_split(context, data)
+    if likelihood_only:
+        report_likelihood(context)
+        return
 
     from superres.batch.image_files import encode_png
     from superres.evaluation.pictures import contact_sheet, evaluate_images, report_table
@@ -91,6 +96,30 @@ def images(
         echo(report_table(report), err=True)
         if samples > 1:
             echo(samples_table(report["sampling"]), err=True)
+
+
+def report_likelihood(context: typer.Context) -> None:
+    """Run `superres evaluate images --likelihood-only` with the options of the command.
+
+    Raises:
+        ConfigError: an option for decoding is on the command line, or the data are refused.
+        CheckpointError: the checkpoint is missing, damaged or for another task.
+    """
+    from superres.evaluation.pictures import evaluate_likelihood, likelihood_text
+    from superres.tasks.faces import read_faces
+
+    given = context.params
+    opt.refuse_ineffective(context, "with --likelihood-only, which decodes nothing; leave it out",
+                           "samples", "greedy", "sheet", "engine", *(name for name in SETTINGS if name in given))
+    pairs = read_faces(given["data"], given["split"], given["limit"])
+    # The engine computes decoding steps only, and `plain` needs no compiler.
+    upscaler = opt.load_upscaler(given["checkpoint"], given["device"], "plain")
+    report = {**evaluate_likelihood(pairs, upscaler, given["batch_size"]), "device": given["device"]}
+    if given["as_json"]:
+        echo_json(report)
+    else:
+        echo(f"{report['images']} images, {report['checkpoint']}, batches of {report['batch_size']}\n"
+             f"{likelihood_text(report)}", err=True)
 
 
 @opt.decoding_command(evaluate_app, TRANSLATION)

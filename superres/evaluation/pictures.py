@@ -100,7 +100,8 @@ def consistency_scores(images: Pixels, sources: Pixels) -> dict[str, float | Non
 
     "consistency_rmse" is its mean. "lr_psnr" is the PSNR of the reduced images to the inputs in dB, as of Lugmayr et
     al. 2021, "NTIRE 2021 Learning the Super-Resolution Space Challenge", from the mean squared error over all images;
-    None if all are equal. "consistent_images" is the share of images that reduce to exactly their input.
+    None if all are equal. The challenge averages the PSNRs of the images, which are infinite for consistent images.
+    "consistent_images" is the share of images that reduce to exactly their input.
     """
     error = consistency(images, sources)
     pooled = float(np.square(error).mean())
@@ -238,6 +239,36 @@ def half_width(scores: Scores) -> float | None:
     return float(stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores))
 
 
+def evaluate_likelihood(pairs: FacePairs, upscaler: Upscaler, batch_size: int = 16) -> dict[str, Any]:
+    """Score the true images under p1, without decoding.
+
+    Args:
+        pairs: inputs and true images.
+        upscaler: the loaded checkpoint.
+        batch_size: images per batch.
+
+    Returns:
+        The number of images, the checkpoint, the batch size, the mean bits/dim and its `half_width`, serialisable as
+        JSON.
+
+    Raises:
+        ConfigError: the batch size is not positive.
+    """
+    require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
+    bits = bits_per_dim(pairs.lr, pairs.hr, upscaler, batch_size)
+    return {
+        "images": len(pairs), "checkpoint": f"{upscaler.name}@{upscaler.revision}",
+        "batch_size": min(batch_size, len(pairs)),
+        "bits_per_dim": float(bits.mean()), "bits_per_dim_half_width": half_width(bits),
+    }
+
+
+def likelihood_text(report: dict[str, Any]) -> str:
+    """Return the bits/dim and interval in a report of `evaluate_likelihood` or `evaluate_images` as text."""
+    half = report["bits_per_dim_half_width"]
+    return f"bits/dim {report['bits_per_dim']:.3f}" + ("" if half is None else f" (95 % interval +-{half:.3f})")
+
+
 def evaluate_images(
     pairs: FacePairs, upscaler: Upscaler, decode: DecodeConfig, batch_size: int = 16, greedy: bool = True,
 ) -> tuple[dict[str, Any], dict[str, Pixels]]:
@@ -256,22 +287,18 @@ def evaluate_images(
     Raises:
         ConfigError: `decode` does not match the checkpoint, or the batch size is not positive.
     """
-    require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
     decode = resolve_options(decode, upscaler)
+    report = {**evaluate_likelihood(pairs, upscaler, batch_size), "config": decode.to_dict()}
+    report["bits_per_dim_wrong_input"] = None
+    if len(pairs) > 1:
+        # With inputs shifted by one image, only a network that ignores its input has the same bits/dim.
+        wrong = np.roll(pairs.lr, 1, axis=0)
+        report["bits_per_dim_wrong_input"] = mean_bits_per_dim(wrong, pairs.hr, upscaler, batch_size)
     variants = {"greedy": decode.sequential()} if greedy else {}
     decoded = decode_interleaved(pairs.lr, upscaler, {**variants, "blockwise": decode}, batch_size)
     pictures = {method: enlarge(pairs.lr, method) for method in ("nearest", "bicubic")}
     pictures.update({variant: result.images for variant, result in decoded.items()})
-    # With inputs shifted by one image, only a network that ignores its input has the same bits/dim.
-    wrong = np.roll(pairs.lr, 1, axis=0) if len(pairs) > 1 else None
-    bits = bits_per_dim(pairs.lr, pairs.hr, upscaler, batch_size)
-    report: dict[str, Any] = {
-        "images": len(pairs), "checkpoint": f"{upscaler.name}@{upscaler.revision}", "config": decode.to_dict(),
-        "batch_size": min(batch_size, len(pairs)),
-        "bits_per_dim": float(bits.mean()), "bits_per_dim_half_width": half_width(bits),
-        "bits_per_dim_wrong_input": None if wrong is None else mean_bits_per_dim(wrong, pairs.hr, upscaler, batch_size),
-        "methods": {method: picture_scores(images, pairs) for method, images in pictures.items()},
-    }
+    report["methods"] = {method: picture_scores(images, pairs) for method, images in pictures.items()}
     for variant, result in decoded.items():
         report["methods"][variant].update(result.statistics())
     if greedy:
@@ -286,9 +313,7 @@ def report_table(report: dict[str, Any]) -> str:
     lines = [f"{report['images']} images, {report['checkpoint']}, block size {config['block_size']}, "
              f"{config['accept']}, temperature {config['temperature']}, batches of {report['batch_size']}",
              *method_lines(report["methods"])]
-    lines.append(f"bits/dim {number_text(report['bits_per_dim'], 3)} "
-                 f"(95 % interval +-{number_text(report['bits_per_dim_half_width'], 3)}), with a wrong input "
-                 f"{number_text(report['bits_per_dim_wrong_input'], 3)}")
+    lines.append(f"{likelihood_text(report)}, with a wrong input {number_text(report['bits_per_dim_wrong_input'], 3)}")
     if "agreement" in report:
         scores = report["agreement"]
         lines.append(f"speed-up over greedy {report['speed_up']:.2f}; "
@@ -299,14 +324,19 @@ def report_table(report: dict[str, Any]) -> str:
 
 
 def method_lines(methods: dict[str, dict[str, float | None]]) -> list[str]:
-    """Return the scores by method as the lines of a text table."""
-    columns = (("psnr", 9, 2), ("ssim", 8, 3), ("consistency_rmse", 13, 2), ("lr_psnr", 9, 2),
-               ("mean_accepted_block_size", 15, 2), ("model_calls_per_image", 13, 1), ("seconds_per_image", 9, 3))
-    lines = [f"{'':10}  PSNR dB    SSIM  consistency  LR-PSNR  mean accepted  model calls  s/image"]
+    """Return the scores by method as the lines of a text table, with "-" for a score that a method lacks."""
+    columns = {
+        "psnr": ("PSNR dB", ".2f"), "ssim": ("SSIM", ".3f"), "consistency_rmse": ("consistency", ".2f"),
+        "lr_psnr": ("LR-PSNR dB", ".2f"), "consistent_images": ("consistent", ".1%"),
+        "mean_accepted_block_size": ("mean accepted", ".2f"), "model_calls_per_image": ("model calls", ".1f"),
+        "seconds_per_image": ("s/image", ".3f"),
+    }
+    rows = {"": [title for title, _ in columns.values()]}
     for method, scores in methods.items():
-        cells = (number_text(scores.get(name), digits).rjust(width) for name, width, digits in columns)
-        lines.append(f"{method:10}{''.join(cells)}")
-    return lines
+        values = ((scores.get(name), form) for name, (_, form) in columns.items())
+        rows[method] = ["-" if value is None else format(value, form) for value, form in values]
+    first, widths = max(map(len, rows)), [max(map(len, cells)) + 2 for cells in zip(*rows.values(), strict=True)]
+    return [method.ljust(first) + "".join(map(str.rjust, cells, widths)) for method, cells in rows.items()]
 
 
 def contact_sheet(columns: dict[str, Pixels], scale: int = 4, caption_height: int = 16) -> Pixels:
