@@ -22,6 +22,7 @@ from superres import DecodeConfig, SuperresError
 from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.pictures import psnr
 from superres.pipeline.upscaler import Upscaler
+from superres.system.idle import training_paused
 from superres.tasks.faces import LOW_SIZE, FacePairs, area_reduce, image_key, read_faces
 
 WAYS = {
@@ -48,6 +49,7 @@ def measure(upscaler: Upscaler, pairs: FacePairs, options: DecodeConfig, batch_s
     }
 
 
+@training_paused()
 def main(
     data: Annotated[Path, typer.Option(help="Faces: .npz, folder of images or CelebA root.")],
     limit: Annotated[int | None, typer.Option(help="Images to check. [default: all]", show_default=False)] = None,

@@ -25,6 +25,7 @@ from superres.errors import SuperresError
 from superres.evaluation.pictures import agreement, decode_interleaved
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
+from superres.system.idle import training_paused
 from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_results
 from superres.tasks.faces import FacePairs, read_faces
 from superres.training.recipes import Stage, train_stage
@@ -74,6 +75,7 @@ def train_variant(
     return folder / "checkpoint"
 
 
+@training_paused()
 def measure(name: str, folder: Path, pairs: FacePairs, heads: int, batch_size: int, device: str) -> list[Row]:
     """Decode with each proposer that uses heads, or without heads with each proposer that needs no resource.
 

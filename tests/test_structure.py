@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from pathlib import Path
 
@@ -13,6 +14,13 @@ from superres.decoding.blockwise import BlockwiseDecoding
 from superres.decoding.state import DecodeState
 
 PACKAGE = Path(__file__).parent.parent / "superres"
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+UNTIMED = {
+    "check_batch", "check_exactness", "check_native", "check_survey", "draw_dev", "draw_faces", "evaluate",
+    "export_preferences", "fill_proposers", "measure_face_crops", "prepare_celeba", "simulate_votes", "stress_demo",
+    "train", "upscale",
+}
+"""Scripts that measure no time of decoding in their own process."""
 APART = ("nn", "decoding", "tasks", "survey")
 
 
@@ -53,3 +61,10 @@ def test_the_algorithm_is_on_one_screen():
     assert sum(len(inspect.getsource(step).splitlines()) for step in steps) <= 45
     state = vars(DecodeState(2, 12, 3, 3, 0, torch.device("cpu")))
     assert sum(isinstance(value, torch.Tensor) for value in state.values()) <= 12
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.py")), ids=lambda path: path.stem)
+def test_scripts_that_time_decoding_pause_training(path):
+    functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
+    paused = [one.name for one in functions if "training_paused()" in map(ast.unparse, one.decorator_list)]
+    assert bool(paused) == (path.stem not in UNTIMED)
