@@ -24,8 +24,7 @@ from superres.nn.engines.native.thread_trials import ThreadTrials
 from superres.nn.engines.torch_model import StepModel
 
 KNOWN = {
-    name: replace(config, **NATIVE) for name, config in VARIANTS.items()
-    if config.identity_p1 and config.head_layer != "dense"
+    name: replace(config, **NATIVE) for name, config in VARIANTS.items() if config.identity_p1
 }
 BLOCKS = replace(KNOWN["sequential heads"], attention_block_length=20, target_shape=(8, 8, 3), source_shape=(4, 4, 3))
 WAYS = {"greedy": {}, "Gumbel": {"temperature": 0.8}, "quantile": {"temperature": (0.9, 0.5, 0.7), "noise": "quantile"}}
@@ -362,8 +361,7 @@ def test_sessions_of_one_shape_share_their_timings():
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"head_layer": "dense"}, "dense"), ({"identity_p1": False}, "p1"),
-    ({"width": 24}, "multiples of 32"), ({"attention_heads": 4}, "multiple of 16"),
+    ({"identity_p1": False}, "p1"), ({"width": 24}, "multiples of 32"), ({"attention_heads": 4}, "multiple of 16"),
 ])
 def test_a_network_that_the_code_does_not_know_gets_the_plain_step_and_one_line(change, message, caplog):
     model = random_model(replace(SMALL, **{**NATIVE, **change}))

@@ -384,8 +384,8 @@ class NativeModel(StepModel):
         config = model.config
         if model.signal.device.type != "cpu":
             raise NativeUnavailable(f"the native step runs on the CPU, not on {model.signal.device.type}; choose plain")
-        if not config.identity_p1 or config.head_layer == "dense":
-            raise NativeUnavailable("the native step knows no dense head layer, and no p1 but the base model itself")
+        if not config.identity_p1:
+            raise NativeUnavailable("the native step knows no p1 but the base model itself")
         if any(size % PANEL for size in (config.width, config.filter_size, config.head_filter_size)):
             raise NativeUnavailable(f"width and filter sizes must be multiples of {PANEL}")
         if config.width // config.attention_heads % LANES:

@@ -176,13 +176,13 @@ class PackedWeights:
         return result
 
     def _heads(self, heads: PredictionHeads) -> CHeads:
-        size = heads.contract.shape[1]
+        weights = heads.contract.chunk(heads.count, dim=1) if heads.dense else heads.contract
         contract = (CLinear * heads.count)(*(
-            self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1])), PROPOSING) for weight in heads.contract
+            self.pack(Affine(weight.detach(), torch.zeros(weight.shape[1])), PROPOSING) for weight in weights
         ))
         self.tensors.append(contract)
         result = CHeads(
-            count=heads.count, size=size, contract=contract,
+            count=heads.count, size=heads.expand.out_features // heads.count, dense=heads.dense, contract=contract,
             expand=self.pack(_transposed(heads.expand.weight, heads.expand.bias), PROPOSING),
             bias=self.keep(heads.bias), norm_weight=self.keep(heads.norm.weight),
             norm_bias=self.keep(heads.norm.bias),

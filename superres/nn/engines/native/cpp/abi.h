@@ -50,9 +50,10 @@ struct Layer {
 };
 
 struct Heads {
-  int64_t count, size, adaptive, earlier, recurrent;
+  int64_t count, size, dense, adaptive, earlier, recurrent;  // size is a head's share of the hidden layer
   Linear expand, adapt;
-  const Linear* contract;                    // [count], without bias; recurrent heads share one, with bias
+  const Linear* contract;                    // [count], without bias; dense heads read all hidden units; recurrent heads
+                                             // share one, with bias
   const float *bias, *norm_weight, *norm_bias;  // bias [count, D]
   const float *conditioning, *direct;        // [rows or 1, T, D]; [channels, count, N]
   Linear cross_query, cross_output;          // only recurrent heads

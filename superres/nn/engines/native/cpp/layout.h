@@ -32,8 +32,8 @@ std::string layout() {
   describe(text, "Layer", sizeof(Layer), {AT(Layer, projection), AT(Layer, output), AT(Layer, expand),
       AT(Layer, contract), AT(Layer, cross_query), AT(Layer, cross_output), AT(Layer, norm_weight),
       AT(Layer, norm_bias), AT(Layer, self), AT(Layer, cross)});
-  describe(text, "Heads", sizeof(Heads), {AT(Heads, count), AT(Heads, size), AT(Heads, adaptive), AT(Heads, earlier),
-      AT(Heads, recurrent), AT(Heads, expand), AT(Heads, adapt), AT(Heads, contract), AT(Heads, bias),
+  describe(text, "Heads", sizeof(Heads), {AT(Heads, count), AT(Heads, size), AT(Heads, dense), AT(Heads, adaptive),
+      AT(Heads, earlier), AT(Heads, recurrent), AT(Heads, expand), AT(Heads, adapt), AT(Heads, contract), AT(Heads, bias),
       AT(Heads, norm_weight), AT(Heads, norm_bias), AT(Heads, conditioning), AT(Heads, direct),
       AT(Heads, cross_query), AT(Heads, cross_output), AT(Heads, cross)});
   describe(text, "Sampling", sizeof(Sampling), {AT(Sampling, kind), AT(Sampling, seed), AT(Sampling, channels),

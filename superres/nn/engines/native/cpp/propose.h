@@ -69,17 +69,22 @@ int64_t propose(const Session& s, Team& team, int64_t begin, int64_t end, const 
   for (int64_t b = begin; b < end; b++)
     std::memcpy(here + (b - begin) * D, hidden + (b * s.width + index[b]) * D, D * sizeof(float));
   if (size && !size->more(1)) return 0;
+  if (heads.dense) {
+    team.share(wide / PANEL, [=, &s](int64_t least, int64_t past) {
+      apply_panels(s.heads.expand, here, s.size_d, rows, inner, wide, RELU, least, past);
+    });
+  }
   const int64_t together = size ? team.size : count;  // heads
   for (int64_t from = 0; from < count; from += together) {
     const int64_t to = from + together < count ? from + together : count;
     team.share(to - from, [=, &s](int64_t least, int64_t past) {
       const Heads& heads = s.heads;
-      const int64_t D = s.size_d, panels = heads.size / PANEL;
+      const int64_t D = s.size_d, panels = heads.size / PANEL, own_units = heads.dense ? 0 : heads.size;
       Team alone;
-      apply_panels(heads.expand, here, D, rows, inner, wide, RELU, (from + least) * panels, (from + past) * panels);
+      if (!heads.dense) apply_panels(heads.expand, here, D, rows, inner, wide, RELU, (from + least) * panels, (from + past) * panels);
       for (int64_t h = from + least; h < from + past; h++) {
         for (int64_t r = 0; r < rows; r++) std::memcpy(states + (r * count + h) * D, heads.bias + h * D, D * sizeof(float));
-        apply(heads.contract[h], alone, inner + h * heads.size, wide, rows, states + h * D, count * D, ADD);
+        apply(heads.contract[h], alone, inner + h * own_units, wide, rows, states + h * D, count * D, ADD);
         for (int64_t b = begin; b < end; b++) {
           float* state = states + ((b - begin) * count + h) * D;
           const float* vectors = heads.conditioning;
