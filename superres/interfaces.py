@@ -243,7 +243,7 @@ class ProposerData:
     """A source of proposals as data, for native iterations: see `superres.decoding.proposers`.
 
     Attributes:
-        kind: heads, stale, jacobi, draft, ngram or lookup.
+        kind: heads, stale, jacobi, draft, ngram, lookup or lookahead.
         draft: session of the draft model for the same rows, which reads two tokens per step.
         keys: contexts of n-grams in ascending order, int64 [N].
         known: the next token of each context, int64 [N].
@@ -301,6 +301,25 @@ class SumLimits:
 
 
 @dataclass(frozen=True)
+class LookaheadData:
+    """Layout and state of lookahead decoding as data: see `superres.decoding.proposers.lookahead.decoding`.
+
+    Attributes:
+        paths: columns of the root and of each candidate, int64 [G, N].
+        guesses: columns of the window's last stage, int64 [W].
+        cells: stage and window column of each column after the candidates, int64 [2, ...].
+        window: tokens of the window, int64 [B, N - 1, W].
+        grams: the pool of each row, int64 [B, C, N]; an entry that begins with -1 is empty.
+    """
+
+    paths: Tensor
+    guesses: Tensor
+    cells: Tensor
+    window: Tensor
+    grams: Tensor
+
+
+@dataclass(frozen=True)
 class LoopState:
     """Tensors and settings of the decoder's loop that native iterations need besides a session.
 
@@ -317,6 +336,7 @@ class LoopState:
         proposer: source of proposals 2..k.
         widths: chooses the block size of every iteration; None if all have `block_size`.
         limits: limits of the tokens that p1 and the proposer choose; None without limits.
+        lookahead: layout and state of lookahead decoding; None for other proposers.
     """
 
     position: Tensor
@@ -331,6 +351,7 @@ class LoopState:
     proposer: ProposerData = ProposerData("heads")
     widths: Widths | None = None
     limits: SumLimits | None = None
+    lookahead: LookaheadData | None = None
 
 
 @runtime_checkable

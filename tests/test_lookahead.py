@@ -310,14 +310,14 @@ def test_lookahead_needs_no_heads():
 
 
 @pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
-def test_the_native_engine_leaves_lookahead_to_the_plain_step_and_says_so_once(caplog):
-    config = replace(VARIANTS["text"], **NATIVE)
+def test_the_native_engine_leaves_lookahead_on_images_to_the_plain_step_and_says_so_once(caplog):
+    config = replace(VARIANTS["base aids"], **NATIVE)
     model, source = NativeModel(random_model(config, dtype=torch.float32)), random_tokens(config, 2)[0]
     for _ in range(2):
         tokens = decode(model, source, LOOKAHEAD).tokens
     (record,) = caplog.records
     assert record.getMessage() == (
-        "decoding with the plain step, which is slower: the native step knows no visibility mask")
+        "decoding with the plain step, which is slower: the native step does not support this tree")
     assert torch.equal(tokens, decode(model, source, DecodeConfig(block_size=1)).tokens)
 
 

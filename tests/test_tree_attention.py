@@ -36,7 +36,9 @@ def read_from(committed, tokens, start, path):
     return committed[: max(start - 1, 0)] + own
 
 
-def check_tree_steps(model, tree, rows=2, seed=0, most=None, padding=None, steps=None):
+def check_tree_steps(
+    model, tree, rows=2, seed=0, most=None, padding=None, steps=None, session=None, close=assert_close,
+):
     """Read trees of random tokens, keep random paths, and compare all columns' scores with the uncached network's.
 
     A row keeps a random path from column 0, and goes on from a random column of it (as if the end had been rejected).
@@ -44,7 +46,7 @@ def check_tree_steps(model, tree, rows=2, seed=0, most=None, padding=None, steps
     config, draw = model.config, torch.Generator().manual_seed(seed)
     source, _ = random_tokens(config, rows, seed)
     longest = tree.ancestors.shape[1]
-    session = StepModel(model).tree_session(source, tree, most or longest, padding)
+    session = session or StepModel(model).tree_session(source, tree, most or longest, padding)
     committed = [[] for _ in range(rows)]
     position = torch.zeros(rows, dtype=torch.int64)
     while bool((position < config.target_length).any()) and steps != 0:
@@ -68,7 +70,7 @@ def check_tree_steps(model, tree, rows=2, seed=0, most=None, padding=None, steps
             own = None if padding is None else padding[row : row + 1].expand(tree.size, -1)
             decoded = model(source[row : row + 1].expand(tree.size, -1), targets, own)
             wanted = model.head_scores(decoded, place.clamp(0, config.target_length - 1).unsqueeze(1), 0)[:, 0]
-            assert_close(output.scores[row][inside[: tree.scored]], wanted[inside])
+            close(output.scores[row][inside[: tree.scored]], wanted[inside])
             path = path_of(tree, int(torch.randint(tree.root, tree.size, (), generator=draw)))[: most or longest]
             kept.append((path + [0] * longest)[: most or longest])
             last = int(torch.randint(min(tree.root, len(path) - 1), len(path), (), generator=draw))

@@ -17,7 +17,7 @@ from superres.decoding.confidence import Judged
 from superres.decoding.proposers.base import Context, Proposer
 from superres.decoding.sampling import Choice, Chooser
 from superres.decoding.state import DecodeState
-from superres.interfaces import ScoringModel, Session, Sources, StepOutput
+from superres.interfaces import LookaheadData, ScoringModel, Session, Sources, StepOutput
 
 
 class BlockwiseDecoding:
@@ -116,6 +116,10 @@ class BlockwiseDecoding:
         if k < width:  # the step is wider than the block
             parts.append(parts[0].expand(-1, width - k))
         torch.cat(parts, dim=1, out=state.proposals[:, :width])
+
+    def lookahead_data(self) -> LookaheadData | None:
+        """Return the state of lookahead decoding for native iterations; None in blockwise decoding."""
+        return None
 
     def start(self, rows: Tensor) -> None:
         """Clear the state of `rows` [R], which begin new sequences."""

@@ -183,7 +183,7 @@ class BlockwiseLoop:
                 self.native[size] = self.session.iterations(LoopState(
                     self.state.position, self.state.limit, self.state.store, self.state.proposals, size,
                     self.decoding.min_block, self.rule, self.decoding.end_token, self.sampling, ProposerData(**data),
-                    self.widths))
+                    self.widths, lookahead=self.decoding.lookahead_data()))
         return self.native[size]
 
     def burst(self, position: int, count: int | None = None) -> int:

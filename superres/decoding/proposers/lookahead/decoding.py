@@ -28,7 +28,7 @@ from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.sampling import verify_candidates
 from superres.decoding.sampling import COMMITTED, VERDICT, Chooser, distribution
 from superres.decoding.state import DecodeState
-from superres.interfaces import Peers, ScoringModel, Session, Sources, StepOutput, Tree, TreeSession
+from superres.interfaces import LookaheadData, Peers, ScoringModel, Session, Sources, StepOutput, Tree, TreeSession
 
 
 def partition(count: int, rank: int = 0, processes: int = 1) -> range:
@@ -129,8 +129,8 @@ class LookaheadDecoding(BlockwiseDecoding):
         super().__init__(model, session, options, criterion, proposer, chooser, state, observe)
         batch, device, self.size, self.peers = len(state.position), state.position.device, self.block_size, model.peers
         layout, self.candidates = Layout.of(options, self.size, model.peers), options.candidates
-        self.paths, self.guesses, cells = (x.to(device) for x in (layout.paths, layout.guesses, layout.cells))
-        self.stages, self.columns = cells
+        self.paths, self.guesses, self.cells = (x.to(device) for x in (layout.paths, layout.guesses, layout.cells))
+        self.stages, self.columns = self.cells
         self.offsets = torch.arange(self.size + 1, device=device)
         rank, processes = (0, 1) if self.peers is None else (self.peers.rank, self.peers.count)
         own = partition(self.candidates, rank, processes)
@@ -172,10 +172,14 @@ class LookaheadDecoding(BlockwiseDecoding):
             parts.insert(0, state.tokens.gather(1, reread))
         torch.cat(parts, dim=1, out=state.pending)
 
+    def lookahead_data(self) -> LookaheadData:
+        """See `BlockwiseDecoding.lookahead_data`."""
+        return LookaheadData(self.paths, self.guesses, self.cells, self.window, self.pool.grams)
+
     def start(self, rows: Tensor) -> None:
         """See `BlockwiseDecoding.start`."""
         super().start(rows)
-        self.window = self.window.index_fill(0, rows, 0)
+        self.window.index_fill_(0, rows, 0)
         self.known = self.known.index_fill(0, rows, False)
         self.pool.clear(rows)
 

@@ -54,7 +54,7 @@ class NgramPool:
 
     def clear(self, rows: Tensor) -> None:
         """Delete all n-grams of `rows` [R]."""
-        self.grams = self.grams.index_fill(0, rows, UNUSED)
+        self.grams.index_fill_(0, rows, UNUSED)
 
     def shrink(self, kept: Tensor) -> None:
         """Keep rows `kept` [R] only."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from superres.config import DecodeConfig, require
 from superres.decoding.proposers.base import Proposer
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from superres.decoding.proposers.lookahead.pool import NgramPool
+    from superres.interfaces import Session
 
 
 class LookaheadProposer(Proposer):
@@ -33,6 +34,10 @@ class LookaheadProposer(Proposer):
                                  f"more than the {length} target tokens; choose smaller values")
         require(options.min_block == 1, f"min-block {options.min_block} needs proposals in every step, but lookahead "
                                         "may have none; leave min-block out")
+
+    def as_data(self, session: Session) -> dict[str, Any] | None:
+        """See `Proposer.as_data`; a pool of one's own is read by single steps."""
+        return {"kind": "lookahead"} if self.pool is None else None
 
     @classmethod
     def candidates(cls, options: DecodeConfig) -> int:

@@ -97,6 +97,16 @@ class CLimits(Structure):
     _fields_ = [("count", c_int64), ("earlier", c_void_p), ("bounds", c_void_p)]
 
 
+class CLookahead(Structure):
+    """`Lookahead` of cpp/abi.h."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("size", "columns", "candidates", "cells", "capacity")),
+        *((name, c_void_p) for name in (
+            "paths", "guesses", "stage", "column", "window", "grams", "oldest", "found")),
+    ]
+
+
 class CLoop(Structure):
     """`Loop` of cpp/abi.h."""
 
@@ -106,7 +116,7 @@ class CLoop(Structure):
             "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "best_tokens",
             "hidden", "scores", "scratch")),
         ("sampling", POINTER(CSampling)), ("proposer", CProposer), ("widths", CWidths),
-        ("limits", CLimits),
+        ("limits", CLimits), ("lookahead", CLookahead),
     ]
 
 
@@ -117,7 +127,14 @@ class CLayer(Structure):
         *((name, CLinear) for name in (
             "projection", "output", "expand", "contract", "cross_query", "cross_output")),
         ("norm_weight", c_void_p * 3), ("norm_bias", c_void_p * 3), ("self", CCache), ("cross", CCache),
+        ("columns", c_void_p),
     ]
+
+
+class CTree(Structure):
+    """`Tree` of cpp/abi.h."""
+
+    _fields_ = [("scored", c_int64), ("longest", c_int64), ("depth", c_void_p), ("ancestors", c_void_p)]
 
 
 class CHeads(Structure):
@@ -145,7 +162,7 @@ class CSession(Structure):
         *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "residual_sum")),
         ("source_length", c_int64), ("deviation", c_void_p), ("first", CLinear), ("second", CLinear),
         ("channel_bias", c_void_p), ("direct", c_void_p), ("residual_scale", c_float), ("initial_sharpness", c_float),
-        ("heads", CHeads), ("not_finite", c_void_p), ("seconds", c_void_p), ("groups", c_int64),
+        ("heads", CHeads), ("tree", CTree), ("not_finite", c_void_p), ("seconds", c_void_p), ("groups", c_int64),
         *((name, c_void_p) for name in ("x", "parts", "wide", "attended", "weights", "gathered", "projected")),
     ]
 
@@ -173,14 +190,15 @@ class CEncoded(Structure):
         (name, c_void_p) for name in ("states", "position_table", "head_table", "estimate", "residual_sum")]
 
 
-STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CHeads, CSampling, CProposer, CWidths, CLimits, CLoop, CSession,
-              CEncoder, CEncoded)
+STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CTree, CHeads, CSampling, CProposer, CWidths, CLimits, CLookahead,
+              CLoop, CSession, CEncoder, CEncoded)
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "superres_layout": (c_char_p, []),
     "superres_busy": (c_int64, []),
     "superres_encode": (None, [POINTER(CEncoder), POINTER(CEncoded), c_int64, c_int64, c_void_p]),
     "superres_step": (None, [POINTER(CSession), *[c_void_p] * 4]),
+    "superres_keep": (None, [POINTER(CSession), c_void_p, c_int64, c_void_p]),
     "superres_propose_room": (c_int64, [POINTER(CSession), c_int64]),
     "superres_propose": (None, [POINTER(CSession), *[c_void_p] * 3, c_int64, *[c_void_p] * 5]),
     "superres_iterate": (c_int64, [POINTER(CSession), POINTER(CLoop), c_int64, c_int64, c_void_p]),

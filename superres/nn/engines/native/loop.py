@@ -7,13 +7,13 @@ from ctypes import addressof, pointer
 import torch
 from torch import Tensor
 
-from superres.interfaces import LoopState, ProposerData, Sampling, SumLimits, Widths
-from superres.nn.engines.native.build import CLimits, CLoop, CProposer, CSampling, CSession, CWidths
+from superres.interfaces import LookaheadData, LoopState, ProposerData, Sampling, SumLimits, Widths
+from superres.nn.engines.native.build import CLimits, CLookahead, CLoop, CProposer, CSampling, CSession, CWidths
 
 SAMPLING_KINDS = ("gumbel", "quantile", "speculative")
 """Kinds of sampling in the order of cpp/choice.h."""
 
-PROPOSER_KINDS = ("heads", "stale", "jacobi", "draft", "ngram", "lookup")
+PROPOSER_KINDS = ("heads", "stale", "jacobi", "draft", "ngram", "lookup", "lookahead")
 """Kinds of proposers in the order of cpp/proposers.h."""
 
 
@@ -57,7 +57,10 @@ def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: 
         loop.widths = _widths_of(state.widths, batch, session.channels)
     if state.limits is not None:
         loop.limits = _limits_of(state.limits, batch, session.length)
-    loop.tensors = buffers, state, proposer
+    lookahead = None if state.lookahead is None else _lookahead_of(state.lookahead, batch)
+    if lookahead is not None:
+        loop.lookahead = lookahead
+    loop.tensors = buffers, state, proposer, lookahead
     return loop
 
 
@@ -106,6 +109,21 @@ def _limits_of(limits: SumLimits, batch: int, length: int) -> CLimits:
     count = limits.earlier.shape[1]
     return CLimits(count=count, earlier=address(limits.earlier, torch.int64, length + 1, count),
                    bounds=address(limits.bounds, torch.int64, batch, 2, length + 1))
+
+
+def _lookahead_of(data: LookaheadData, batch: int) -> CLookahead:
+    """Return the form in which native.cpp reads `data`; the result keeps its own memory alive."""
+    (candidates, size), columns, capacity = data.paths.shape, len(data.guesses), data.grams.shape[1]
+    cells, own = data.cells.contiguous(), torch.zeros(2, batch, dtype=torch.int64)
+    made = CLookahead(
+        size=size, columns=columns, candidates=candidates, cells=cells.shape[1], capacity=capacity,
+        paths=address(data.paths, torch.int64, candidates, size), guesses=address(data.guesses, torch.int64, columns),
+        stage=cells[0].data_ptr(), column=cells[1].data_ptr(),
+        window=address(data.window, torch.int64, batch, size - 1, columns),
+        grams=address(data.grams, torch.int64, batch, capacity, size),
+        oldest=own[0].data_ptr(), found=own[1].data_ptr())
+    made.tensors = cells, own
+    return made
 
 
 def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:

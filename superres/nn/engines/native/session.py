@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable
 from ctypes import byref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from superres.config import ModelConfig
 from superres.errors import ScoresError
-from superres.interfaces import Choose, LimitedChoose, LoopState, Sources, StepOutput
+from superres.interfaces import Choose, LimitedChoose, LoopState, Sources, StepOutput, Tree, TreeSession
 from superres.nn.attention import Attention
 from superres.nn.cache import slot_count
 from superres.nn.engines.native.build import (
@@ -27,6 +27,7 @@ from superres.nn.engines.native.build import (
     CCache,
     CLayer,
     CSession,
+    CTree,
     NativeUnavailable,
     library,
 )
@@ -53,6 +54,9 @@ SLOT_AXES = 3, 2, 2, 2
 SOURCES_FOR_THREADS = 8
 """Smallest number of sources that torch encodes with several threads. For fewer sources, threads save 5 ms but can cost
 a second beside a busy process, since torch's threads wait for one another after every operation."""
+
+AnySession = TypeVar("AnySession", bound="NativeSession")
+
 
 @dataclass
 class NativeState:
@@ -105,10 +109,15 @@ class NativeSession(ProposingSession):
         self._caches(memory)
         self._scratch()
 
+    @property
+    def scored(self) -> int:
+        """Number of columns of a step that get scores."""
+        return self.width
+
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         """See `superres.interfaces.Session.step`."""
         tokens, position = tokens.contiguous(), position.contiguous()
-        scores = torch.empty(self.batch, self.width, self.config.vocabulary)
+        scores = torch.empty(self.batch, self.scored, self.config.vocabulary)
         hidden = torch.empty(self.batch, self.width, self.config.width)
         library().superres_step(
             byref(self.session), address(tokens, torch.int64, self.batch, self.width),
@@ -337,6 +346,50 @@ class NativeSession(ProposingSession):
             self.room = torch.empty(self.batch * count)
 
 
+class NativeTreeSession(NativeSession):
+    """A batch being decoded by native steps over a tree: `superres.interfaces.TreeSession`."""
+
+    def __init__(self, packed: PackedWeights, memory: Memory, tree: Tree, threads: int) -> None:
+        """Prepare for steps over `tree`, whose root is column 0; other arguments as for `NativeSession`."""
+        super().__init__(packed, memory, tree.size, threads)
+        self.tree, self.start = tree, torch.zeros(self.batch, dtype=torch.int64)
+        self.tensors += [tree.depth, tree.ancestors.contiguous()]
+        self.session.tree = CTree(tree.scored, tree.ancestors.shape[1],
+                                  *(part.data_ptr() for part in self.tensors[-2:]))
+        for layer in self.layers:
+            layer.columns = self._keep(torch.zeros(self.batch, self.width, 2 * self.config.width),
+                                       self.batch, self.width, 2 * self.config.width)
+
+    @property
+    def scored(self) -> int:
+        """See `NativeSession.scored`."""
+        return self.tree.scored
+
+    def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
+        """See `superres.interfaces.TreeSession`."""
+        self.start = position.clone()
+        return super().step(tokens, position)
+
+    def keep(self, columns: Tensor) -> None:
+        """See `superres.interfaces.TreeSession.keep`."""
+        columns = columns.contiguous()
+        library().superres_keep(byref(self.session), address(columns, torch.int64, self.batch, columns.shape[1]),
+                                columns.shape[1], address(self.start, torch.int64, self.batch))
+
+    def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:
+        """See `superres.interfaces.IteratingSession.iterations`; sampled tokens are chosen in single steps."""
+        return None if state.sampling is not None or state.lookahead is None else super().iterations(state)
+
+    def resize(self, width: int) -> None:
+        """Accept only the width of the tree.
+
+        Raises:
+            ValueError: `width` is another one.
+        """
+        if width != self.width:
+            raise ValueError(f"a session over a tree of {self.width} columns cannot read {width}")
+
+
 def groups_of(config: ModelConfig) -> int:
     """Return into how many groups the attention heads and hidden units of a layer are divided, for threads to share."""
     return next(groups for groups in range(max(1, config.width // GROUP_WIDTH), 0, -1) if not (
@@ -414,10 +467,24 @@ class NativeModel(StepModel):
         most = self._most_threads()
         memory = self.encode(source, padding, copies)
         with self._torch_threads(len(memory.states)):
-            session = NativeSession(self.packed, memory, width, most)
+            return self._timed(NativeSession(self.packed, memory, width, most), most)
+
+    def tree_session(  # type: ignore[override]
+        self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None,
+    ) -> TreeSession:
+        """See `superres.interfaces.ScoringModel.tree_session`; images, and trees with a trunk, get the plain step."""
+        if tree.root or self.model.config.ordinal_output or self.model.neighbourhood is not None:
+            return super().tree_session(source, tree, kept, padding)
+        most = self._most_threads()
+        memory = self.encode(source, padding)
+        with self._torch_threads(len(memory.states)):
+            return self._timed(NativeTreeSession(self.packed, memory, tree, most), most)
+
+    def _timed(self, session: AnySession, most: int) -> AnySession:
+        """Let `session` use the fastest number of threads up to `most`, unless the number is fixed."""
         if self.threads is None:
             # With at least one row per thread, threads do not wait for one another: such batches share their timings.
-            trials = self.trials.setdefault((min(session.batch, most), width, most), ThreadTrials(most))
+            trials = self.trials.setdefault((min(session.batch, most), session.width, most), ThreadTrials(most))
             session.choose_threads(trials)
         return session
 

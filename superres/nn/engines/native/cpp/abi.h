@@ -47,6 +47,13 @@ struct Layer {
   Linear projection, output, expand, contract, cross_query, cross_output;
   const float *norm_weight[3], *norm_bias[3];  // after attention, cross-attention, feed-forward; only used if norm is "post"
   Cache self, cross;
+  float* columns;  // keys, then values, of all columns of a step over a tree, [rows][W][2 * D]; null without a tree
+};
+
+// The columns of a step: see `Tree` in superres/interfaces.py. The root is column 0.
+struct Tree {
+  int64_t scored, longest;            // of a chain, `longest` is 0 and the rest is not read
+  const int64_t *depth, *ancestors;   // [W], [W, longest]
 };
 
 struct Heads {
@@ -104,6 +111,14 @@ struct Limits {
   const int64_t *bounds;   // [batch, 2, T + 1]
 };
 
+// The window and the pool of n-grams of lookahead decoding: see superres/decoding/proposers/lookahead/decoding.py.
+struct Lookahead {
+  int64_t size, columns, candidates, cells, capacity;      // N, W, G; `size` is 0 in other decodes
+  const int64_t *paths, *guesses, *stage, *column;         // [G, N], [W], [cells], [cells]
+  int64_t *window, *grams;                                 // [batch, N - 1, W], [batch, capacity, N]
+  int64_t *oldest, *found;                                 // [batch]: entry overwritten next, candidates of the next step
+};
+
 // The state of the decoding loop: see `LoopState` in superres/interfaces.py.
 struct Loop {
   int64_t block_size, room, stride;  // strides of `proposals` and `store`
@@ -118,6 +133,7 @@ struct Loop {
   Proposer proposer;
   Widths widths;
   Limits limits;
+  Lookahead lookahead;
 };
 
 struct Session {
@@ -145,6 +161,7 @@ struct Session {
   const float *channel_bias, *direct;                 // [channels, filter], [channels, features]
   float residual_scale, initial_sharpness;
   Heads heads;
+  Tree tree;
   int64_t* not_finite;  // [1], set to 1 if any score is not finite
   double* seconds;  // [PARTS], accumulates the seconds of each part of a step; or null
   int64_t groups;  // of attention heads and of hidden units, which share a sub-layer: see `Rows`

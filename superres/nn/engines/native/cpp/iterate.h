@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "proposers.h"
+#include "lookahead.h"
 
 namespace {
 
@@ -131,6 +131,8 @@ void iterate(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t
     for (int64_t b = begin; b < end; b++) complete = complete && l.position[b] >= l.limit[b];
     if (complete) {  // rows of other teams may not be complete yet
       for (int64_t b = begin; b < end; b++) note(l, b, 0, record + b * (2 + l.room));
+    } else if (l.lookahead.size) {
+      lookahead_iteration(s, l, team, begin, end, record);
     } else if (l.widths.costs) {
       Session own = s;
       Loop loop = l;

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "attention.h"
 
 namespace {
@@ -26,7 +28,7 @@ struct Rows {
 
   int64_t count() const { return (end - begin) * s.width; }
   float* of(float* scratch, int64_t stride) const { return scratch + begin * s.width * stride; }
-  int64_t place(int64_t b, int64_t w) const { return position[b] + w; }
+  int64_t place(int64_t b, int64_t w) const { return position[b] + (s.tree.longest ? s.tree.depth[w] : w); }
   int64_t inside(int64_t b, int64_t w) const { return place(b, w) < s.length ? place(b, w) : s.length - 1; }
   int64_t part_size() const { return s.batch * s.width * s.size_d; }  // floats from a part to the next
 
@@ -148,22 +150,19 @@ struct Rows {
       for (int64_t w = 0; w < s.width; w++) {
         const float* row = projected + ((b - begin) * s.width + w) * s.stride;
         const int64_t slot = place(b, w) % s.slots;
-        for (int64_t h = first; h < last; h++) {
-          const int64_t head = b * s.attention_heads + h, start = head * s.slots * size;
-          const float *key = row + D + h * size, *value = row + 2 * D + h * size;
-          if (cache.key_scale) {
-            write_bytes(cache, head, slot, key, value);
-            continue;
-          }
-          for (int64_t i = 0; i < size; i++) ((float*)cache.key)[start + i * s.slots + slot] = key[i];
-          std::memcpy((float*)cache.value + start + slot * size, value, size * sizeof(float));
-        }
+        for (int64_t h = first; h < last; h++)
+          write_slot(cache, b * s.attention_heads + h, slot, row + D + h * size, row + 2 * D + h * size);
       }
   }
 
-  // Writes the key and value of an attention head to a slot of a cache of bytes.
-  void write_bytes(const Cache& cache, int64_t head, int64_t slot, const float* key, const float* value) const {
+  // Writes the key and value of an attention head to a slot of the cache.
+  void write_slot(const Cache& cache, int64_t head, int64_t slot, const float* key, const float* value) const {
     const int64_t size = s.size_d / s.attention_heads, start = head * s.slots * size;
+    if (!cache.key_scale) {
+      for (int64_t i = 0; i < size; i++) ((float*)cache.key)[start + i * s.slots + slot] = key[i];
+      std::memcpy((float*)cache.value + start + slot * size, value, size * sizeof(float));
+      return;
+    }
     int8_t bytes[MAX_SIZE];
     cache.key_scale[head * s.slots + slot] = quantise(key, size, bytes).scale;
     uint32_t* keys = (uint32_t*)cache.key + start / 4 + slot;
@@ -185,6 +184,7 @@ struct Rows {
   void self_attention(const Layer& layer, const float* projected, float* out, int64_t first, int64_t last) const {
     const int64_t D = s.size_d, size = D / s.attention_heads;
     const int64_t stride = s.slots > s.cross_slots ? s.slots : s.cross_slots;
+    if (s.tree.longest) return tree_attention(layer, projected, out, first, last);
     write(layer.self, projected, first, last);
     int64_t *from = (int64_t*)__builtin_alloca(2 * s.width * sizeof(int64_t)), *to = from + s.width;
     for (int64_t b = begin; b < end; b++) {
@@ -199,6 +199,47 @@ struct Rows {
                     from, to, nullptr, s.weights + head * s.width * stride, stride, out + row * D + h * size, D);
       }
     }
+  }
+
+  // Self-attention over a tree. The path to each column is written to the cache in turn, at its positions: so a column has
+  // bit for bit the result that it has at the end of a chain. `keep` writes the path that remains.
+  void tree_attention(const Layer& layer, const float* projected, float* out, int64_t first, int64_t last) const {
+    const int64_t D = s.size_d, size = D / s.attention_heads, stride = s.slots > s.cross_slots ? s.slots : s.cross_slots;
+    int64_t* written = (int64_t*)__builtin_alloca(s.tree.longest * sizeof(int64_t));  // the column at each depth
+    for (int64_t b = begin; b < end; b++)
+      for (int64_t h = first; h < last; h++) {
+        const int64_t head = b * s.attention_heads + h;
+        std::fill(written, written + s.tree.longest, -1);
+        for (int64_t w = 0; w < s.width; w++) {
+          const float* row = projected + ((b - begin) * s.width + w) * s.stride;
+          float* kept = layer.columns + (b * s.width + w) * 2 * D + h * size;
+          std::memcpy(kept, row + D + h * size, size * sizeof(float));
+          std::memcpy(kept + D, row + 2 * D + h * size, size * sizeof(float));
+          const int64_t* path = s.tree.ancestors + w * s.tree.longest;
+          for (int64_t i = 0; i < s.tree.longest && path[i] >= 0; i++) {
+            const int64_t column = path[i], depth = s.tree.depth[column];
+            if (written[depth] == column) continue;
+            written[depth] = column;
+            const float* key = projected + ((b - begin) * s.width + column) * s.stride + D + h * size;
+            write_slot(layer.self, head, place(b, column) % s.slots, key, key + D);
+          }
+          const int64_t to = place(b, w), start = (to / s.block_length - 1) * s.block_length, from = start > 0 ? start : 0;
+          attend_rows(1, row + h * size, s.stride, {layer.self, head, s.slots, size}, s.slots, size, &from, &to, nullptr,
+                      s.weights + head * s.width * stride, stride, out + ((b - begin) * s.width + w) * D + h * size, D);
+        }
+      }
+  }
+
+  // Writes the keys and values of `count` columns of row b to the cache, at the row's position and after it.
+  void keep(int64_t b, const int64_t* columns, int64_t count) const {
+    const int64_t D = s.size_d, size = D / s.attention_heads;
+    for (int64_t l = 0; l < s.layers; l++)
+      for (int64_t i = 0; i < count; i++) {
+        const float* key = s.layer[l].columns + (b * s.width + columns[i]) * 2 * D;
+        for (int64_t h = 0; h < s.attention_heads; h++)
+          write_slot(s.layer[l].self, b * s.attention_heads + h, (position[b] + i) % s.slots, key + h * size,
+                     key + D + h * size);
+      }
   }
 
   // Cross-attention of attention heads [first, last).

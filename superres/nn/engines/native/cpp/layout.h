@@ -31,7 +31,8 @@ std::string layout() {
       AT(Cache, value_scale)});
   describe(text, "Layer", sizeof(Layer), {AT(Layer, projection), AT(Layer, output), AT(Layer, expand),
       AT(Layer, contract), AT(Layer, cross_query), AT(Layer, cross_output), AT(Layer, norm_weight),
-      AT(Layer, norm_bias), AT(Layer, self), AT(Layer, cross)});
+      AT(Layer, norm_bias), AT(Layer, self), AT(Layer, cross), AT(Layer, columns)});
+  describe(text, "Tree", sizeof(Tree), {AT(Tree, scored), AT(Tree, longest), AT(Tree, depth), AT(Tree, ancestors)});
   describe(text, "Heads", sizeof(Heads), {AT(Heads, count), AT(Heads, size), AT(Heads, dense), AT(Heads, adaptive),
       AT(Heads, earlier), AT(Heads, recurrent), AT(Heads, expand), AT(Heads, adapt), AT(Heads, contract), AT(Heads, bias),
       AT(Heads, norm_weight), AT(Heads, norm_bias), AT(Heads, conditioning), AT(Heads, direct),
@@ -46,11 +47,14 @@ std::string layout() {
   describe(text, "Widths", sizeof(Widths), {AT(Widths, count), AT(Widths, costs), AT(Widths, sizes),
       AT(Widths, pace), AT(Widths, offset), AT(Widths, exponent), AT(Widths, reach)});
   describe(text, "Limits", sizeof(Limits), {AT(Limits, count), AT(Limits, earlier), AT(Limits, bounds)});
+  describe(text, "Lookahead", sizeof(Lookahead), {AT(Lookahead, size), AT(Lookahead, columns), AT(Lookahead, candidates),
+      AT(Lookahead, cells), AT(Lookahead, capacity), AT(Lookahead, paths), AT(Lookahead, guesses), AT(Lookahead, stage),
+      AT(Lookahead, column), AT(Lookahead, window), AT(Lookahead, grams), AT(Lookahead, oldest), AT(Lookahead, found)});
   describe(text, "Loop", sizeof(Loop), {AT(Loop, block_size), AT(Loop, room), AT(Loop, stride), AT(Loop, minimum),
       AT(Loop, best), AT(Loop, bound), AT(Loop, end_token), AT(Loop, position), AT(Loop, limit), AT(Loop, store),
       AT(Loop, proposals), AT(Loop, tokens), AT(Loop, place), AT(Loop, index), AT(Loop, first), AT(Loop, next),
       AT(Loop, best_tokens), AT(Loop, hidden), AT(Loop, scores), AT(Loop, scratch),
-      AT(Loop, sampling), AT(Loop, proposer), AT(Loop, widths), AT(Loop, limits)});
+      AT(Loop, sampling), AT(Loop, proposer), AT(Loop, widths), AT(Loop, limits), AT(Loop, lookahead)});
   describe(text, "Session", sizeof(Session), {AT(Session, batch), AT(Session, width), AT(Session, length),
       AT(Session, size_d), AT(Session, attention_heads), AT(Session, filter), AT(Session, layers),
       AT(Session, vocabulary), AT(Session, channels), AT(Session, outputs), AT(Session, slots),
@@ -62,7 +66,7 @@ std::string layout() {
       AT(Session, cell), AT(Session, cell_positions), AT(Session, estimate), AT(Session, residual_sum),
       AT(Session, source_length), AT(Session, deviation), AT(Session, first), AT(Session, second),
       AT(Session, channel_bias), AT(Session, direct), AT(Session, residual_scale), AT(Session, initial_sharpness),
-      AT(Session, heads), AT(Session, not_finite), AT(Session, seconds), AT(Session, groups), AT(Session, x),
+      AT(Session, heads), AT(Session, tree), AT(Session, not_finite), AT(Session, seconds), AT(Session, groups), AT(Session, x),
       AT(Session, parts), AT(Session, wide),
       AT(Session, attended), AT(Session, weights), AT(Session, gathered), AT(Session, projected)});
   describe(text, "Encoder", sizeof(Encoder), {AT(Encoder, source_length), AT(Encoder, length), AT(Encoder, size_d),

@@ -64,6 +64,14 @@ void superres_step(const Session* session, const int64_t* tokens, const int64_t*
   });
 }
 
+// Commits columns [B, count] of the last step over a tree, each a path from the root: their keys and values go to the cache
+// at positions [B] + 0..count-1.
+void superres_keep(const Session* session, const int64_t* columns, int64_t count, const int64_t* position) {
+  Team alone;
+  const Rows rows{*session, alone, 0, session->batch, nullptr, position};
+  for (int64_t b = 0; b < session->batch; b++) rows.keep(b, columns + b * count, count);
+}
+
 // Floats of scratch per row that `superres_propose` needs.
 int64_t superres_propose_room(const Session* session, int64_t count) { return propose_room(*session, count); }
 

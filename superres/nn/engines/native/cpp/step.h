@@ -38,12 +38,31 @@ void step(const Session& s, Team& team, int64_t begin, int64_t end, const int64_
   rows.settle(residual, states);
   if (s.final_weight) rows.normalise_all(states, s.final_weight, s.final_bias, states);
   float* projected = rows.of(s.projected, s.stride);
+  if (best_tokens && s.tree.longest) {
+    for (int64_t b = begin; b < end; b++)
+      screened_argmax(s, team, states + (b - begin) * s.width * s.size_d, s.tree.scored, projected,
+                      best_tokens + b * s.tree.scored, 1, [](int64_t) { return GumbelAt(nullptr, 0, 0); });
+    clock.lap(SCORES);
+    return;
+  }
   if (best_tokens) {
     const auto gumbel_at = [=, &s](int64_t r) {
       const int64_t b = begin + r / s.width;
       return GumbelAt(sampling, b, position[b] + r % s.width);
     };
     screened_argmax(s, team, states, rows.count(), projected, best_tokens + begin * s.width, 1, gumbel_at);
+    clock.lap(SCORES);
+    return;
+  }
+  if (s.tree.longest) {
+    for (int64_t b = begin; b < end; b++) {
+      project(s, team, states + (b - begin) * s.width * s.size_d, s.tree.scored, projected);
+      for (int64_t w = 0; w < s.tree.scored; w++) {
+        float* out = scores + (b * s.tree.scored + w) * s.vocabulary;
+        std::memcpy(out, projected + w * s.stride, s.vocabulary * sizeof(float));
+        refuse_unless(s, all_finite(out, s.vocabulary));
+      }
+    }
     clock.lap(SCORES);
     return;
   }

@@ -1,0 +1,128 @@
+"""The native step over a tree, and native iterations of lookahead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from fakes import NATIVE, VARIANTS, random_model, random_tokens
+from test_tree_attention import BRANCHY, check_tree_steps, random_tree, read_twice
+from textual import CONFIG, wordy
+
+from superres.config import DecodeConfig
+from superres.decoding.batching import ListFeed, RefilledDecoder
+from superres.decoding.decode import decode
+from superres.decoding.proposers.lookahead.pool import NgramPool
+from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
+from superres.interfaces import Tree
+from superres.nn.engines.native import build
+from superres.nn.engines.native.session import NativeModel, NativeTreeSession
+from superres.nn.engines.torch_model import StepModel
+
+pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+
+KNOWN = {name: replace(VARIANTS[name], **NATIVE) for name in ("text", "recurrent heads", "plain", "post-norm plain")
+         if name in VARIANTS}
+SIZES = [{"window": 1, "block_size": 2, "candidates": 1}, {"window": 5, "block_size": 2, "candidates": 4},
+         {"window": 4, "block_size": 3, "candidates": 3}, {"window": 6, "block_size": 5, "candidates": 2}]
+SENTENCES = replace(CONFIG, **NATIVE)
+ROWS = 3
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-3, atol=3e-3)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("variant", KNOWN)
+def test_the_step_over_a_tree_equals_the_uncached_network(variant, threads):
+    config = KNOWN[variant]
+    padding = torch.arange(config.source_length) >= torch.tensor([[7], [3]]) if variant == "text" else None
+    draw = torch.Generator().manual_seed(threads)
+    for tree in (BRANCHY, Tree([-1, 4, 0, 2, 3, 1], scored=2), random_tree(draw, 9)):
+        session = NativeModel(random_model(config, dtype=torch.float32), threads=threads).tree_session(
+            random_tokens(config, 2)[0], tree, tree.ancestors.shape[1], padding)
+        assert isinstance(session, NativeTreeSession)
+        check_tree_steps(random_model(config), tree, padding=padding, steps=8, session=session, close=close)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("variant", KNOWN)
+def test_scores_do_not_depend_on_the_path_by_a_single_bit(variant, precision):
+    config = KNOWN[variant]
+    model = random_model(config, dtype=torch.float32)
+    source, target = random_tokens(config, 2)
+    make = partial(NativeModel, model, precision=precision)
+    single = read_twice(make(threads=1), source, target, [[0]] * 20)
+    paths = [[0, 2, 5, 6, 7], [0, 1, 3], [0, 1], [0, 2, 5], [0], [0, 1, 4], [0, 2, 5]]
+    assert torch.equal(read_twice(make(threads=2), source, target, paths), single)
+    chain = make(threads=1).session(source, 1)
+    inputs = torch.cat([torch.zeros(2, 1, dtype=torch.int64), target], dim=1)
+    steps = [chain.step(inputs[:, p : p + 1], torch.full((2,), p)).scores for p in range(20)]
+    assert torch.equal(torch.cat(steps, dim=1), single)
+
+
+@pytest.mark.parametrize("reason", ["trunk", "images with a neighbourhood"])
+def test_other_trees_get_the_plain_step_and_one_line(reason, caplog):
+    config = KNOWN["text"] if reason == "trunk" else replace(VARIANTS["base aids"], **NATIVE)
+    model = NativeModel(random_model(config, dtype=torch.float32))
+    session = model.tree_session(random_tokens(config, 1)[0], Tree([-1, 0, 1], root=int(reason == "trunk")), 2)
+    assert not isinstance(session, NativeTreeSession)
+    assert len(caplog.records) == 1
+
+
+def test_a_native_tree_keeps_its_width():
+    session = NativeModel(random_model(KNOWN["text"], dtype=torch.float32)).tree_session(
+        random_tokens(KNOWN["text"], 1)[0], BRANCHY, 2)
+    session.resize(BRANCHY.size)
+    with pytest.raises(ValueError, match="8 columns cannot read 3"):
+        session.resize(3)
+
+
+def sentences(kind=NativeModel):
+    """Return a model that ends its sentences, and sources."""
+    return kind(wordy(SENTENCES, 2, torch.float32), end_token=1), random_tokens(SENTENCES, ROWS)[0]
+
+
+class OwnPool(NgramPool):
+    """The usual pool, which native iterations do not know."""
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("criterion", [{}, {"accept": "top-k", "top_k": 2}])
+def test_native_iterations_are_those_of_the_loop(sizes, criterion):
+    options = DecodeConfig(proposer="lookahead", **sizes, **criterion)
+    model, source = sentences()
+    native = decode(model, source, options)
+    single = decode(model, source, options, proposer=LookaheadProposer(OwnPool))
+    assert torch.equal(native.tokens, single.tokens)
+    for own, other in zip(native.traces, single.traces, strict=True):
+        assert own.positions == other.positions
+        assert own.accepted == other.accepted
+        assert own.proposed.tolist() == other.proposed.tolist()
+    if not criterion:
+        assert torch.equal(native.tokens, decode(model, source, DecodeConfig(block_size=1)).tokens)
+        plain = decode(sentences(StepModel)[0], source, options)
+        assert torch.equal(native.tokens, plain.tokens)
+        assert [trace.accepted for trace in native.traces] == [trace.accepted for trace in plain.traces]
+
+
+def test_a_row_that_begins_anew_forgets_the_pool_of_the_row_before():
+    options = DecodeConfig(proposer="lookahead", **SIZES[2])
+    model, _ = sentences()
+    source = random_tokens(SENTENCES, 7)[0]
+    alone = [decode(model, source[row : row + 1], options) for row in range(7)]
+
+    class Numbered:
+        def __init__(self, number):
+            self.number, self.key = number, number
+
+    items = [Numbered(number) for number in range(7)]
+    decoder = RefilledDecoder(model, ListFeed(items), lambda chosen: (source[[one.number for one in chosen]], None),
+                              options, 2)
+    finished = {one.item.number: one for done in decoder.run() for one in done}
+    for row, decoded in enumerate(alone):
+        assert finished[row].tokens.tolist() == decoded.tokens[0].tolist()
+        assert finished[row].trace.accepted == decoded.traces[0].accepted
