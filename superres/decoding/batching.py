@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
-from superres.decoding.decode import BlockSizeChooser, check_interval, check_options, driven, opened_loop
+from superres.decoding.decode import (
+    DONE_CHECK_INTERVAL,
+    BlockSizeChooser,
+    check_interval,
+    check_options,
+    driven,
+    opened_loop,
+)
 from superres.decoding.loop import BlockwiseLoop, decoding_type
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
@@ -176,10 +183,9 @@ class RefilledDecoder(Generic[ItemT]):
             return
         session, keys = self._first_rows()
         adaptive = None if self._adaptive is None else self._adaptive(*self._sources(self.under_way[: len(keys)]))
-        interval = self._interval(keys.device)
         with opened_loop(self.model, session, self.options, keys, self.block_size, self.proposer, adaptive) as loop:
             self._loop, started = loop, time.perf_counter()
-            for _ in driven(loop, adaptive, interval):
+            for _ in driven(loop, adaptive, lambda: self._interval(loop)):
                 self._seconds += time.perf_counter() - started
                 self._share()
                 finished = self._harvest(loop)
@@ -189,10 +195,14 @@ class RefilledDecoder(Generic[ItemT]):
                 yield finished
                 started = time.perf_counter()
 
-    def _interval(self, device: torch.device) -> int:
-        """Return the number of iterations between two checks for complete rows."""
-        interval = check_interval(self.model.end_token, device.type)
-        return min(interval, max(1, self.model.length // LONG)) if device.type == "cpu" else interval
+    def _interval(self, loop: BlockwiseLoop) -> int:
+        """Return the number of iterations until the next check for complete rows."""
+        interval = check_interval(self.model.end_token, self._device.type)
+        if self._device.type != "cpu":
+            return interval
+        if loop.is_native and not self._more and not self._waiting:
+            return DONE_CHECK_INTERVAL  # no sequence waits for a row, and native iterations end with the last row
+        return min(interval, max(1, self.model.length // LONG))
 
     def _take(self, most: int, wait: bool) -> None:
         """Take up to `most` sequences from the feed, or up to a whole group, and encode their sources in groups."""

@@ -110,10 +110,13 @@ def iterations(
     model = with_proposer_state(model, proposer)
     session = decoding_type(proposer, block_size).open_session(model, source, options, block_size, width, padding)
     with opened_loop(model, session, options, keys, block_size, proposer, adaptive) as loop:
-        yield from driven(loop, adaptive, check_interval(model.end_token, source.device.type))
+        interval = check_interval(model.end_token, source.device.type)
+        yield from driven(loop, adaptive, lambda: interval)
 
 
-def driven(loop: BlockwiseLoop, adaptive: BlockSizeChooser | None, interval: int) -> Iterator[BlockwiseLoop]:
+def driven(
+    loop: BlockwiseLoop, adaptive: BlockSizeChooser | None, interval: Callable[[], int],
+) -> Iterator[BlockwiseLoop]:
     """Run a loop until all its rows are complete, and yield it every few iterations.
 
     The caller may meanwhile begin new sequences in complete rows (`BlockwiseLoop.restart`); the loop then goes on.
@@ -121,7 +124,7 @@ def driven(loop: BlockwiseLoop, adaptive: BlockSizeChooser | None, interval: int
     Args:
         loop: a new loop.
         adaptive: chooses the block size; None keeps it.
-        interval: largest number of iterations between two times that the loop is yielded; `adaptive` may ask for fewer.
+        interval: returns how many iterations to do until the loop is yielded again; `adaptive` may ask for fewer.
 
     Yields:
         The same loop each time: first before any token is committed, last when all its rows are complete.
@@ -130,13 +133,11 @@ def driven(loop: BlockwiseLoop, adaptive: BlockSizeChooser | None, interval: int
         ScoresError: the model's scores are not finite.
     """
     learning = adaptive if isinstance(adaptive, AdaptiveBlockSize) else None
-    if learning is not None:
-        interval = min(interval, learning.interval)
     loop.run(1)  # reads the start of the sequences, and makes the first proposals
     loop.done()
     yield loop
     while not loop.complete:
-        loop.run(interval)
+        loop.run(interval() if learning is None else min(interval(), learning.interval))
         if learning is not None:
             loop.adapt(learning)
         loop.done()

@@ -126,6 +126,11 @@ class BlockwiseLoop:
         """The rows' cache."""
         return self.decoding.session
 
+    @property
+    def is_native(self) -> bool:
+        """Whether the session does whole iterations by itself."""
+        return self._native_iterations(self.state.block_size) is not None
+
     def run(self, count: int) -> None:
         """Do `count` iterations; none is done once all rows are complete in native iterations."""
         started = time.perf_counter()

@@ -246,7 +246,9 @@ class Translator(Pipeline):
                 parts = self.codec.segments(line)
             except InvalidInputError as error:
                 raise InvalidInputError(f"line {number + 1}: {error}") from error
-            own = part_keys(keyed[number].expand(len(parts)), torch.arange(len(parts))).tolist()
+            own = [int(keyed[number])]  # as of part 0
+            if len(parts) > 1:
+                own = part_keys(keyed[number].expand(len(parts)), torch.arange(len(parts))).tolist()
             segments += map(_Segment, count(len(segments)), repeat(number), self.codec.split(parts), own)
         return segments
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -102,9 +102,10 @@ class Codec:
         """
         for line in lines:
             _require_utf8(line)
-        # Threads take longer to start than a few sentences take to encode.
-        threads = 1 if len(lines) < PARALLEL_LINES else -1
-        rows = cast("list[list[int]]", self.pieces.encode(list(lines), num_threads=threads))
+        # A list takes longer to begin with than a few sentences take one by one, and threads longer still.
+        many = len(lines) >= PARALLEL_LINES
+        encoded = self.pieces.encode(list(lines), num_threads=-1) if many else map(self.pieces.encode, lines)
+        rows = cast("Iterable[list[int]]", encoded)
         return [[*row, END] for row in rows]
 
     def encode(self, lines: Sequence[str], /) -> Int64:

@@ -60,15 +60,19 @@ class ProposingSession:
         self.row_start = rows * self.config.target_length if self.conditioned and self.batch > 1 else None
         if memory.conditioning is not None and self.heads is not None and self.heads.conditioning is not None:
             self.head_table = self.heads.conditioning(memory.conditioning)
-        self.source: tuple[Tensor, Tensor, Tensor] | None = None  # keys, values and mask of recurrent heads
-        if isinstance(self.heads, RecurrentHeads):
-            self.source = *self.heads.attention.keys_and_values(memory.states), memory.hidden(memory.states.dtype)
+        self.source = self._source_of(memory)
         self.ahead = torch.arange(self.config.prediction_heads, device=memory.states.device)
+
+    def _source_of(self, memory: Memory) -> tuple[Tensor, ...]:
+        """Return what recurrent heads read of the sources: keys, values and mask; nothing for other heads."""
+        if not isinstance(self.heads, RecurrentHeads):
+            return ()
+        return *self.heads.attention.keys_and_values(memory.states), memory.hidden(memory.states.dtype)
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
         """See `superres.interfaces.Session.row_state`."""
         tables = [self.position_table if self.conditioned else None, self.head_table, self.estimate, self.residual_sum]
-        return [table for table in (*tables, *(self.source or ())) if table is not None]
+        return [table for table in (*tables, *self.source) if table is not None]
 
     def copy_rows(self, rows: Tensor, other: ProposingSession, chosen: Tensor, cache: bool = True) -> None:
         """See `superres.interfaces.Session.copy_rows`."""
@@ -83,8 +87,8 @@ class ProposingSession:
     def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
         """See `superres.interfaces.Session.propose`."""
         count, here = len(offsets), output.state.at(index)
-        if isinstance(self.heads, RecurrentHeads) and self.source is not None:
-            return self._recur(self.heads, self.source, here.hidden, first, offsets, choose)
+        if isinstance(self.heads, RecurrentHeads):
+            return self._recur(self.heads, here.hidden, first, offsets, choose)
         if not isinstance(self.heads, PredictionHeads):
             raise ValueError("a model of one prediction head makes no proposals")
         # p1's target, then the heads' targets.
@@ -129,11 +133,10 @@ class ProposingSession:
         return torch.cat(tokens[1:], dim=1)
 
     def _recur(
-        self, heads: RecurrentHeads, source: tuple[Tensor, Tensor, Tensor], state: Tensor, first: Tensor,
-        offsets: Tensor, choose: Choose,
+        self, heads: RecurrentHeads, state: Tensor, first: Tensor, offsets: Tensor, choose: Choose,
     ) -> Tensor:
         """Propose with recurrent heads from decoder outputs `state` [B, D]; other arguments as for `propose`."""
-        key, value, mask = source
+        key, value, mask = self.source
         state, tokens = state.unsqueeze(1), [first.unsqueeze(1)]  # [B, 1, D]
         for head in range(len(offsets)):
             token = self.model.target_embedding(tokens[head], self.ahead[:1])

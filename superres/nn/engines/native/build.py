@@ -125,7 +125,7 @@ class CLayer(Structure):
 
     _fields_ = [
         *((name, CLinear) for name in (
-            "projection", "output", "expand", "contract", "cross_query", "cross_output")),
+            "projection", "output", "expand", "contract", "cross_query", "cross_output", "cross_source")),
         ("norm_weight", c_void_p * 3), ("norm_bias", c_void_p * 3), ("self", CCache), ("cross", CCache),
         ("columns", c_void_p),
     ]
@@ -144,7 +144,7 @@ class CHeads(Structure):
         *((name, c_int64) for name in ("count", "size", "dense", "adaptive", "earlier", "recurrent")),
         ("expand", CLinear), ("adapt", CLinear), ("contract", POINTER(CLinear)),
         *((name, c_void_p) for name in ("bias", "norm_weight", "norm_bias", "conditioning", "direct")),
-        ("cross_query", CLinear), ("cross_output", CLinear), ("cross", CCache),
+        ("cross_query", CLinear), ("cross_output", CLinear), ("cross_source", CLinear), ("cross", CCache),
     ]
 
 
@@ -187,7 +187,9 @@ class CEncoded(Structure):
     """`Encoded` of cpp/abi.h."""
 
     _fields_ = [
-        (name, c_void_p) for name in ("states", "position_table", "head_table", "estimate", "residual_sum")]
+        *((name, c_void_p) for name in ("states", "position_table", "head_table", "estimate", "residual_sum")),
+        ("stride", c_int64), ("positions", c_int64), ("lengths", c_void_p),
+    ]
 
 
 STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CTree, CHeads, CSampling, CProposer, CWidths, CLimits, CLookahead,
@@ -197,6 +199,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "superres_layout": (c_char_p, []),
     "superres_busy": (c_int64, []),
     "superres_encode": (None, [POINTER(CEncoder), POINTER(CEncoded), c_int64, c_int64, c_void_p]),
+    "superres_remember": (None, [POINTER(CSession), c_void_p]),
     "superres_step": (None, [POINTER(CSession), *[c_void_p] * 4]),
     "superres_keep": (None, [POINTER(CSession), c_void_p, c_int64, c_void_p]),
     "superres_propose_room": (c_int64, [POINTER(CSession), c_int64]),

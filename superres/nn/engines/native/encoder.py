@@ -1,4 +1,4 @@
-"""The encoder of images in compiled code: the weights that cpp/encoder.h reads, and its call."""
+"""The encoder in compiled code: the weights that cpp/encoder.h reads, and its call."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from superres.nn.attention import hidden_mask
 from superres.nn.engines.native.build import FAR, LANES, NEAR, PANEL, CEncoded, CEncoder, CLayer, CLinear, library
 from superres.nn.engines.native.weights import Affine, fuse, pack
+from superres.nn.engines.torch_model import SOURCE_MULTIPLE
 from superres.nn.image_priors import RESIDUAL_SCALE, AlignedConditioning
 from superres.nn.layers import EncoderLayer
 from superres.nn.model import EncoderDecoder, Memory
@@ -20,10 +22,17 @@ POINTS = (0.0, NEAR / 8, -NEAR / 8, FAR / 8, -FAR / 8)
 """The finite points at which Winograd's convolution multiplies polynomials; a sixth point is infinity."""
 
 
+PARTS = "states", "position_table", "head_table", "estimate", "residual_sum"
+"""The parts of the memory that cpp/encoder.h writes."""
+
+
 def supports(model: EncoderDecoder) -> bool:
     """Return whether the compiled encoder computes the memory of `model`, which the native engine supports."""
-    is_float = model.signal.dtype == torch.float32
-    return is_float and model.conditioning is not None and model.config.conditioning_width % PANEL == 0
+    if model.signal.dtype != torch.float32:
+        return False
+    if model.conditioning is None:
+        return not model.has_estimate and len(model.config.source_shape) == 1
+    return model.config.conditioning_width % PANEL == 0
 
 
 class NativeEncoder:
@@ -35,17 +44,12 @@ class NativeEncoder:
         config, embedding = model.config, model.source_embedding or model.target_embedding
         layers = (CLayer * config.encoder_layers)(*(self._layer(layer) for layer in model.encoder))  # type: ignore[arg-type]
         self.tensors.append(layers)
-        height, width = config.enlargement
         self.encoder = CEncoder(
             source_length=config.source_length, length=config.target_length, size_d=config.width,
             attention_heads=config.attention_heads, filter=config.filter_size, layers=config.encoder_layers,
             vocabulary=config.vocabulary, channels=config.channels, pre=config.norm == "pre", layer=layers,
             token_table=self._keep(embedding.table.weight * embedding.scale),
-            source_signal=self._keep(model.source_signal), signal=self._keep(model.signal),
-            rows=config.source_shape[0], columns=config.source_shape[1], height=height, width=width,
-            maps=config.conditioning_width, blocks=config.conditioning_blocks,
-            row_weights=self._keep(enlargement(config.source_shape[0], height)),
-            column_weights=self._keep(enlargement(config.source_shape[1], width)), residual_scale=RESIDUAL_SCALE,
+            source_signal=self._keep(model.source_signal),
         )
         if isinstance(model.encoder_norm, nn.LayerNorm):
             self.encoder.final_weight = self._keep(model.encoder_norm.weight)
@@ -53,31 +57,44 @@ class NativeEncoder:
         if model.conditioning is not None:
             self._conditioning(model.conditioning)
 
-    def __call__(self, source: Tensor, threads: int) -> Memory:
-        """Encode tokens [B, S] on at most `threads` threads.
+    def __call__(self, source: Tensor, threads: int, padding: Tensor | None = None) -> Memory:
+        """Encode tokens [B, S] on at most `threads` threads; `padding` [B, S] is True after the end of shorter texts.
 
         Raises:
-            ValueError: `source` has another shape, or a value that is no token.
+            ValueError: `source` has another shape, or a value that is no token; or padding is not at the end.
         """
-        config, batch = self.model.config, len(source)
-        if source.shape != (batch, config.source_length):
-            raise ValueError(f"sources must have {config.source_length} tokens, not {list(source.shape[1:])}")
+        config, (batch, length) = self.model.config, source.shape
+        text = self.model.conditioning is None
+        if length > config.source_length or (length != config.source_length and not text):
+            raise ValueError(f"sources must have {config.source_length} tokens, not {length}")
         if batch and not 0 <= int(source.min()) <= int(source.max()) < config.vocabulary:
             raise ValueError(f"tokens must be in [0, {config.vocabulary}), not {source.min()} to {source.max()}")
-        source = source.long().contiguous()
+        source, lengths = source.long().contiguous(), torch.full((batch,), length)
+        positions = length + -length % SOURCE_MULTIPLE
+        if padding is not None:
+            lengths -= padding.sum(1)
+            if not torch.equal(padding, torch.arange(length) >= lengths.unsqueeze(1)):
+                raise ValueError("padding must be at the end of every source")
+        memory = Memory(torch.zeros(batch, positions, config.width))
+        if padding is not None or positions > length:
+            memory.mask = hidden_mask(torch.arange(positions) < lengths.unsqueeze(1))[:, None, None, :]
+        if not text:
+            self._allocate(memory)
+        parts = {name: getattr(memory, name) for name in PARTS}
+        encoded = CEncoded(**{name: None if part is None else part.data_ptr() for name, part in parts.items()},
+                           stride=length, positions=positions, lengths=lengths.data_ptr())
+        library().superres_encode(byref(self.encoder), byref(encoded), batch, threads, source.data_ptr())
+        return memory
+
+    def _allocate(self, memory: Memory) -> None:
+        """Allocate what the aligned conditioning adds to `memory`."""
+        config, batch = self.model.config, len(memory.states)
         table = batch, config.target_length, config.width
-        memory = Memory(
-            torch.empty(batch, config.source_length, config.width), position_table=torch.empty(table),
-            estimate=torch.empty(table[:2]),
-        )
+        memory.position_table, memory.estimate = torch.empty(table), torch.empty(table[:2])
         if self.encoder.head_vectors.inputs:
             memory.head_table = torch.empty(table)
         if self.model.neighbourhood is not None:
             memory.residual_sum = torch.empty(batch, config.source_length)
-        parts = {name: getattr(memory, name) for name, *_ in CEncoded._fields_}
-        encoded = CEncoded(**{name: None if part is None else part.data_ptr() for name, part in parts.items()})
-        library().superres_encode(byref(self.encoder), byref(encoded), batch, threads, source.data_ptr())
-        return memory
 
     def _keep(self, tensor: Tensor) -> int:
         """Keep a contiguous copy as float32 and return its address."""
@@ -107,7 +124,13 @@ class NativeEncoder:
 
     def _conditioning(self, conditioning: AlignedConditioning) -> None:
         """Pack the aligned conditioning and the products that make the position tables."""
-        encoder, refinement, heads = self.encoder, conditioning.refinement, self.model.heads
+        encoder, refinement, heads, config = self.encoder, conditioning.refinement, self.model.heads, self.model.config
+        (rows, columns, _), (height, width) = config.source_shape, config.enlargement
+        encoder.rows, encoder.columns, encoder.height, encoder.width = rows, columns, height, width
+        encoder.maps, encoder.blocks = config.conditioning_width, config.conditioning_blocks
+        encoder.row_weights, encoder.column_weights = (
+            self._keep(enlargement(cells, factor)) for cells, factor in ((rows, height), (columns, width)))
+        encoder.signal, encoder.residual_scale = self._keep(self.model.signal), RESIDUAL_SCALE
         convolutions = [conditioning.mix]
         for block in conditioning.blocks:
             convolutions += [block.first, block.second]  # type: ignore[list-item]

@@ -18,7 +18,6 @@ from torch import Tensor
 from superres.config import ModelConfig
 from superres.errors import ScoresError
 from superres.interfaces import Choose, LimitedChoose, LoopState, Sources, StepOutput, Tree, TreeSession
-from superres.nn.attention import Attention
 from superres.nn.cache import slot_count
 from superres.nn.engines.native.build import (
     LANES,
@@ -40,6 +39,7 @@ from superres.nn.engines.torch_model import StepModel
 from superres.nn.engines.torch_step import PARTS
 from superres.nn.image_priors import INITIAL_SHARPNESS, RESIDUAL_SCALE
 from superres.nn.model import EncoderDecoder, Memory
+from superres.nn.recurrent import RecurrentHeads
 from superres.system.machine import TorchThreads, usable_cores
 
 ENGINES = {"float32": "native", "bfloat16": "native-bf16", "int8": "native-int8"}
@@ -101,13 +101,25 @@ class NativeSession(ProposingSession):
         )
         if self.head_table is not None:
             self.session.heads.conditioning = self._keep(self.head_table, *self._table_shape(), by_row=True)
-        if self.source is not None:
-            self.session.heads.cross = self._cross_cache(*self.source[:2])
         if self.estimate is not None:
             self.session.estimate = self._keep(self.estimate, self.batch, config.target_length, by_row=True)
         self._neighbourhood()
         self._caches(memory)
         self._scratch()
+
+    def _source_of(self, memory: Memory) -> tuple[Tensor, ...]:
+        """Return the states and the mask: native.cpp computes keys and values from them, and `_recur` for itself."""
+        return (memory.states, memory.hidden(memory.states.dtype)) if isinstance(self.heads, RecurrentHeads) else ()
+
+    def _recur(
+        self, heads: RecurrentHeads, state: Tensor, first: Tensor, offsets: Tensor, choose: Choose,
+    ) -> Tensor:
+        """See `ProposingSession._recur`."""
+        kept, self.source = self.source, super()._source_of(Memory(*self.source))
+        try:
+            return super()._recur(heads, state, first, offsets, choose)
+        finally:
+            self.source = kept
 
     @property
     def scored(self) -> int:
@@ -301,14 +313,18 @@ class NativeSession(ProposingSession):
         self.caches = [self._cache() for _ in layers]
         for number, layer in enumerate(layers):
             layer.self = CCache(*(part.data_ptr() for part in self.caches[number]))
-            cross = self.packed.model.decoder[number].cross_attention
-            if isinstance(cross, Attention):
-                layer.cross = self._cross_cache(*cross.keys_and_values(memory.states))
-        if config.cross_attention:
-            session.cross_slots = memory.states.shape[1]
-            mask = torch.zeros(self.batch, session.cross_slots) if memory.mask is None else memory.mask[:, 0, 0]
-            session.cross_mask = self._keep(mask, self.batch, session.cross_slots, by_row=True)
         self.layers = session.layer = layers
+        if not config.cross_attention:
+            return
+        session.cross_slots = memory.states.shape[1]
+        mask = torch.zeros(self.batch, session.cross_slots) if memory.mask is None else memory.mask[:, 0, 0]
+        session.cross_mask = self._keep(mask, self.batch, session.cross_slots, by_row=True)
+        for layer in layers:
+            layer.cross = self._cross_cache()
+        if session.heads.recurrent:
+            session.heads.cross = self._cross_cache()
+        states = memory.states.float().contiguous()
+        library().superres_remember(byref(session), states.data_ptr())
 
     def _cache(self) -> tuple[Tensor, ...]:
         """Allocate the keys and values of a layer; as bytes with their scales if the products are int8.
@@ -324,10 +340,10 @@ class NativeSession(ProposingSession):
         return (*(torch.empty(*rows, *shape, dtype=torch.uint8) for shape in quads),
                 *(torch.zeros(*rows, slots) for _ in quads))
 
-    def _cross_cache(self, key: Tensor, value: Tensor) -> CCache:
-        """Keep the keys and values [B, H, S, D / H] of the memory in the layout of native.cpp."""
-        shape = self.batch, key.shape[2], self.config.width
-        return CCache(*(self._keep(part, *shape, by_row=True) for part in (key.transpose(2, 3), value)))
+    def _cross_cache(self) -> CCache:
+        """Allocate the keys and values of the memory for a layer, which `superres_remember` writes."""
+        shape = self.batch, self.session.cross_slots, self.config.width
+        return CCache(*(self._keep(torch.empty(shape), *shape, by_row=True) for _ in range(2)))
 
     def _scratch(self) -> None:
         """Allocate the scratch buffers of native.cpp."""
@@ -455,8 +471,8 @@ class NativeModel(StepModel):
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `StepModel.encode`."""
-        if self.encoder is not None and padding is None and isinstance(source, Tensor):
-            source = self.encoder(source, self._most_threads())
+        if self.encoder is not None and isinstance(source, Tensor):
+            source = self.encoder(source, self._most_threads(), padding)
         with self._torch_threads(len(source.states if isinstance(source, Memory) else source)):
             return super().encode(source, padding, copies)
 

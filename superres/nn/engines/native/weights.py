@@ -170,6 +170,7 @@ class PackedWeights:
         if cross is not None:
             result.cross_query = self.pack(fuse([cross.query], before[1], self.scale))
             result.cross_output = self.pack(fuse([cross.output]))
+            result.cross_source = self.pack(fuse([cross.key_value]))
         for place, norm in enumerate(norms):
             if norm is not None:
                 result.norm_weight[place], result.norm_bias[place] = self.keep(norm.weight), self.keep(norm.bias)
@@ -205,4 +206,5 @@ class PackedWeights:
             contract=contract, norm_weight=self.keep(heads.norm.weight), norm_bias=self.keep(heads.norm.bias),
             cross_query=self.pack(fuse([heads.attention.query], heads.attention_norm, self.scale), PROPOSING),
             cross_output=self.pack(fuse([heads.attention.output]), PROPOSING),
+            cross_source=self.pack(fuse([heads.attention.key_value]), PROPOSING),
         )

@@ -44,7 +44,7 @@ struct Cache {
 };
 
 struct Layer {
-  Linear projection, output, expand, contract, cross_query, cross_output;
+  Linear projection, output, expand, contract, cross_query, cross_output, cross_source;  // the last: keys, then values
   const float *norm_weight[3], *norm_bias[3];  // after attention, cross-attention, feed-forward; only used if norm is "post"
   Cache self, cross;
   float* columns;  // keys, then values, of all columns of a step over a tree, [rows][W][2 * D]; null without a tree
@@ -63,7 +63,7 @@ struct Heads {
                                              // share one, with bias
   const float *bias, *norm_weight, *norm_bias;  // bias [count, D]
   const float *conditioning, *direct;        // [rows or 1, T, D]; [channels, count, N]
-  Linear cross_query, cross_output;          // only recurrent heads
+  Linear cross_query, cross_output, cross_source;  // only recurrent heads
   Cache cross;
 };
 
@@ -169,7 +169,7 @@ struct Session {
   float *x, *parts, *wide, *attended, *weights, *gathered, *projected;
 };
 
-// The encoder of images with aligned conditioning. Target images have rows * height rows and columns * width columns.
+// The encoder of text, or of images with aligned conditioning. Target images have rows * height rows and columns * width columns.
 struct Encoder {
   int64_t source_length, length, size_d, attention_heads, filter, layers, vocabulary, channels, pre;
   const Layer* layer;                       // without cross-attention and caches
@@ -188,9 +188,12 @@ struct Encoder {
   float residual_scale;
 };
 
-// What the encoder writes: see `Memory` in superres/nn/model.py. `head_table` and `residual_sum` may be null.
+// What the encoder writes: see `Memory` in superres/nn/model.py. `head_table` and `residual_sum` may be null; of text, all
+// but the states are.
 struct Encoded {
   float *states, *position_table, *head_table, *estimate, *residual_sum;
+  int64_t stride, positions;  // source tokens and states of a row
+  const int64_t* lengths;     // [batch]: encoded positions of each row; further states stay as they are
 };
 
 }  // extern "C"

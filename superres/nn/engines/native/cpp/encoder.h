@@ -126,6 +126,18 @@ void convolve(Team& team, const Linear* products, const float* bias, const Maps&
   });
 }
 
+// Writes the keys and values of positions [begin, end) to one row of a cache. A position's keys [D] are at `keys`, row stride
+// `stride`, and its values [D] follow them.
+void write_positions(const float* keys, int64_t stride, int64_t D, int64_t heads, int64_t slots, int64_t begin, int64_t end,
+                     float* key, float* value) {
+  const int64_t size = D / heads;
+  for (int64_t i = 0; i < D; i++)
+    for (int64_t p = begin; p < end; p++) key[i * slots + p] = keys[p * stride + i];
+  for (int64_t p = begin; p < end; p++)
+    for (int64_t h = 0; h < heads; h++)
+      std::memcpy(value + (h * slots + p) * size, keys + p * stride + D + h * size, size * sizeof(float));
+}
+
 // The encoder layers of one source of S positions, in place on x [S, D].
 struct Source {
   const Encoder& e;
@@ -165,14 +177,10 @@ struct Source {
 
   // Projects positions [begin, end) to queries, keys and values.
   void project(const Layer& layer, int64_t begin, int64_t end) const {
-    const int64_t D = e.size_d, size = D / e.attention_heads;
+    const int64_t D = e.size_d;
     const Linear& linear = layer.projection;
     apply_panels(linear, before(begin, end), D, end - begin, projected + begin * 3 * D, 3 * D, STORE, 0, linear.panels);
-    for (int64_t i = 0; i < D; i++)
-      for (int64_t p = begin; p < end; p++) key[i * slots() + p] = projected[p * 3 * D + D + i];
-    for (int64_t p = begin; p < end; p++)
-      for (int64_t h = 0; h < e.attention_heads; h++)
-        std::memcpy(value + (h * slots() + p) * size, projected + p * 3 * D + 2 * D + h * size, size * sizeof(float));
+    write_positions(projected + D, 3 * D, D, e.attention_heads, slots(), begin, end, key, value);
   }
 
   // Attention and feed-forward of positions [begin, end), whose output replaces x.
@@ -338,17 +346,31 @@ struct Conditioning {
   }
 };
 
+// Writes the keys and values of cross-attention to row b of the caches of all layers, and of recurrent heads: those of the
+// states [batch, cross_slots, D].
+void remember(const Session& s, const float* states, int64_t b) {
+  const int64_t S = s.cross_slots, D = s.size_d;
+  float* projected = scratch<WIDE_ROWS>(S * 2 * D);
+  const auto write = [=, &s](const Linear& linear, const Cache& cache) {
+    apply_panels(linear, states + b * S * D, D, S, projected, 2 * D, STORE, 0, linear.panels);
+    write_positions(projected, 2 * D, D, s.attention_heads, S, 0, S, (float*)cache.key + b * S * D, (float*)cache.value + b * S * D);
+  };
+  for (int64_t l = 0; l < s.layers; l++) write(s.layer[l].cross_source, s.layer[l].cross);
+  if (s.heads.recurrent) write(s.heads.cross_source, s.heads.cross);
+}
+
 // Encodes source b of the batch: see `superres_encode`.
 void encode(const Encoder& e, const Encoded& out, Team& team, const int64_t* sources, int64_t b) {
-  const int64_t S = e.source_length, D = e.size_d, *source = sources + b * S;
-  const int64_t layers = Source::room(e, S), image = Conditioning::room(e);
-  float *x = scratch<SHARED>(S * D + (layers > image ? layers : image)), *room = x + S * D, *states = out.states + b * S * D;
+  const int64_t S = out.lengths[b], D = e.size_d, *source = sources + b * out.stride;
+  const int64_t layers = Source::room(e, S), image = out.position_table ? Conditioning::room(e) : 0;
+  float *x = scratch<SHARED>(S * D + (layers > image ? layers : image)), *room = x + S * D;
+  float* states = out.states + b * out.positions * D;
   for (int64_t p = 0; p < S; p++) {
     const float* embedding = e.token_table + (source[p] + p % e.channels * e.vocabulary) * D;
     for (int64_t i = 0; i < D; i += LANES) store(x + p * D + i, load(embedding + i) + load(e.source_signal + p * D + i));
   }
   Source(e, S, x, nullptr, room).encode(team, states);
-  Conditioning(e, source, states, room).run(
+  if (out.position_table) Conditioning(e, source, states, room).run(
       team, out.position_table + b * e.length * D, out.head_table ? out.head_table + b * e.length * D : nullptr,
       out.estimate + b * e.length, out.residual_sum ? out.residual_sum + b * S : nullptr);
 }

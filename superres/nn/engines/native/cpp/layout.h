@@ -30,13 +30,14 @@ std::string layout() {
   describe(text, "Cache", sizeof(Cache), {AT(Cache, key), AT(Cache, value), AT(Cache, key_scale),
       AT(Cache, value_scale)});
   describe(text, "Layer", sizeof(Layer), {AT(Layer, projection), AT(Layer, output), AT(Layer, expand),
-      AT(Layer, contract), AT(Layer, cross_query), AT(Layer, cross_output), AT(Layer, norm_weight),
+      AT(Layer, contract), AT(Layer, cross_query), AT(Layer, cross_output), AT(Layer, cross_source),
+      AT(Layer, norm_weight),
       AT(Layer, norm_bias), AT(Layer, self), AT(Layer, cross), AT(Layer, columns)});
   describe(text, "Tree", sizeof(Tree), {AT(Tree, scored), AT(Tree, longest), AT(Tree, depth), AT(Tree, ancestors)});
   describe(text, "Heads", sizeof(Heads), {AT(Heads, count), AT(Heads, size), AT(Heads, dense), AT(Heads, adaptive),
       AT(Heads, earlier), AT(Heads, recurrent), AT(Heads, expand), AT(Heads, adapt), AT(Heads, contract), AT(Heads, bias),
       AT(Heads, norm_weight), AT(Heads, norm_bias), AT(Heads, conditioning), AT(Heads, direct),
-      AT(Heads, cross_query), AT(Heads, cross_output), AT(Heads, cross)});
+      AT(Heads, cross_query), AT(Heads, cross_output), AT(Heads, cross_source), AT(Heads, cross)});
   describe(text, "Sampling", sizeof(Sampling), {AT(Sampling, kind), AT(Sampling, seed), AT(Sampling, channels),
       AT(Sampling, top_k), AT(Sampling, nucleus), AT(Sampling, keys), AT(Sampling, temperature), AT(Sampling, q),
       AT(Sampling, q_total)});
@@ -78,7 +79,8 @@ std::string layout() {
       AT(Encoder, biases), AT(Encoder, refinement), AT(Encoder, refinement_bias), AT(Encoder, vectors),
       AT(Encoder, head_vectors), AT(Encoder, signal), AT(Encoder, residual_scale)});
   describe(text, "Encoded", sizeof(Encoded), {AT(Encoded, states), AT(Encoded, position_table),
-      AT(Encoded, head_table), AT(Encoded, estimate), AT(Encoded, residual_sum)});
+      AT(Encoded, head_table), AT(Encoded, estimate), AT(Encoded, residual_sum), AT(Encoded, stride),
+      AT(Encoded, positions), AT(Encoded, lengths)});
   return text;
 }
 

@@ -56,6 +56,13 @@ void superres_encode(const Encoder* encoder, const Encoded* encoded, int64_t bat
   });
 }
 
+// Fills the caches of cross-attention from the states [batch, cross_slots, D] of the sources.
+void superres_remember(const Session* session, const float* states) {
+  in_groups(*session, session->batch, [&](Team& team, int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; b++) remember(*session, states, b);
+  });
+}
+
 // Reads tokens [B, W] at positions [B] + 0..W-1. Writes p1's scores [B, W, V] and the hidden states [B, W, D]; with a
 // numeric neighbourhood also its features, into `gathered` [B, W, N].
 void superres_step(const Session* session, const int64_t* tokens, const int64_t* position, float* hidden, float* scores) {
