@@ -76,10 +76,12 @@ def export_ctranslate2(checkpoint: str | Path, folder: Path) -> None:
 
 def _check_network(config: ModelConfig, name: str) -> None:
     """Raise ConfigError unless CTranslate2 knows the network."""
-    require(config.task == translation.name, f"checkpoint {name} is for {config.task}; CTranslate2 translates text only")
-    require(config.identity_p1, f"p1 of checkpoint {name} passes through its head layer, which CTranslate2 does not know")
+    require(config.task == translation.name,
+            f"checkpoint {name} is for {config.task}; CTranslate2 translates text only")
+    require(config.identity_p1,
+            f"p1 of checkpoint {name} passes through its head layer, which CTranslate2 does not know")
     require(config.cross_attention and config.attention == "causal",
-            f"checkpoint {name} has no cross-attention or no causal attention, so CTranslate2 does not know its network")
+            f"checkpoint {name} has no cross-attention or no causal attention; CTranslate2 does not know its network")
 
 
 def specification(model: EncoderDecoder, codec: translation.Codec) -> TransformerSpec:

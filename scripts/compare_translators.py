@@ -1,0 +1,146 @@
+"""Compare translation with superres and with CTranslate2: the same weights, sentences and number of threads.
+
+    python scripts/compare_translators.py --data test --output translators --threads 1
+
+The checkpoint is exported as by `superres export ctranslate2`. Every variant translates all sentences, one at a time
+and in batches, in turns with the others. The time is the median over the rounds; it includes the conversion of text to
+tokens and back. CTranslate2 decodes greedily, and forms its own batches of sentences of similar length. FOLDER gets
+translators.json and translators.md. CTranslate2 is in the extra `peers`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import ctranslate2
+import torch
+import typer
+
+from superres import DecodeConfig, SuperresError
+from superres.config import require
+from superres.evaluation.text import bleu
+from superres.pipeline.export import export_ctranslate2
+from superres.pipeline.translator import Translator
+from superres.system.idle import training_paused
+from superres.system.machine import machine, require_idle
+from superres.system.output import markdown_table, prepare_folder, write_results
+from superres.tasks.translation import TextPairs, read_pairs
+
+Translate = Callable[[list[str], int], list[str]]
+"""Translates lines in batches of a given size."""
+
+PEER = "CTranslate2 int8, greedy"
+"""The variant that the others are compared with."""
+
+
+def ours(translator: Translator, options: DecodeConfig | None, lines: list[str], batch_size: int) -> list[str]:
+    """Translate with superres."""
+    return translator(lines, options, batch_size=batch_size).texts
+
+
+def theirs(peer: ctranslate2.Translator, translator: Translator, lines: list[str], batch_size: int) -> list[str]:
+    """Translate with CTranslate2; the tokens are those of `translator`."""
+    pieces = translator.codec.pieces
+    tokens = [pieces.encode(line, out_type=str) for line in lines]
+    results = peer.translate_batch(tokens, beam_size=1, max_batch_size=batch_size,
+                                   max_decoding_length=translator.model_config.target_length)
+    return [pieces.decode(result.hypotheses[0]) for result in results]
+
+
+def variants(checkpoint: str, folder: str, threads: int) -> dict[str, Translate]:
+    """Return the variants by name: CTranslate2 in float32 and int8; ours greedy, in blocks, and with its defaults."""
+    made: dict[str, Translate] = {}
+    translators = {engine: Translator.load(checkpoint, "cpu", engine=engine) for engine in ("native", "native-int8")}
+    for kind in ("float32", "int8"):
+        peer = ctranslate2.Translator(folder, compute_type=kind, inter_threads=1, intra_threads=threads)
+        made[f"CTranslate2 {kind}, greedy"] = partial(theirs, peer, translators["native"])
+    for engine, translator in translators.items():
+        made[f"{engine}, greedy"] = partial(ours, translator, DecodeConfig(block_size=1))
+        for size in (2, 3, 4):
+            made[f"{engine}, k = {size}"] = partial(ours, translator, DecodeConfig(block_size=size))
+    return made
+
+
+def seconds(translate: Translate, lines: Sequence[str], batch_size: int) -> float:
+    """Time one translation of all lines, in calls of one batch each if the batch size is 1."""
+    started = time.perf_counter()
+    if batch_size == 1:
+        for line in lines:
+            translate([line], 1)
+    else:
+        translate(list(lines), batch_size)
+    return time.perf_counter() - started
+
+
+def measure(
+    compared: dict[str, Translate], text: TextPairs, batches: Sequence[int], repeats: int,
+) -> list[dict[str, Any]]:
+    """Return one row per variant and batch size, serialisable as JSON."""
+    texts = {name: translate(list(text.source), max(batches)) for name, translate in compared.items()}
+    rows = []
+    for batch_size in batches:
+        times: dict[str, list[float]] = {name: [] for name in compared}
+        for _ in range(repeats):
+            for name, translate in compared.items():
+                times[name].append(seconds(translate, text.source, batch_size))
+        medians = {name: statistics.median(found) for name, found in times.items()}
+        rows += [{
+            "variant": name, "batch_size": batch_size, "milliseconds_per_sentence": 1000 * median / len(text.source),
+            "words_per_second": sum(len(line.split()) for line in texts[name]) / median,
+            "time_over_peer": median / medians[PEER], "bleu": bleu(texts[name], text.target)["score"],
+            "equal_to_float32": sum(map(str.__eq__, texts[name], texts["CTranslate2 float32, greedy"])),
+        } for name, median in medians.items()]
+    return rows
+
+
+def markdown(rows: Sequence[dict[str, Any]], sentences: int, threads: int) -> str:
+    """Return the table of all rows."""
+    cells = [[row["variant"], str(row["batch_size"]), f"{row['milliseconds_per_sentence']:.2f}",
+              f"{row['words_per_second']:.0f}", f"{row['time_over_peer']:.2f}", f"{row['bleu']:.2f}",
+              str(row["equal_to_float32"])] for row in rows]
+    table = markdown_table(["variant", "batch", "ms per sentence", "words per second", f"time over {PEER}", "BLEU",
+                            "equal to CTranslate2 float32"], cells)
+    return f"{sentences} sentences, threads: {threads}.\n\n{table}\n"
+
+
+@training_paused()
+def main(
+    data: Annotated[Path, typer.Option(help="Parallel text PATH.en and PATH.de, or a test set of sacreBLEU.")],
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for translators.json and translators.md.")],
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name or folder.")] = "multi30k-en-de",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of every engine.")] = 1,
+    batches: Annotated[str, typer.Option(metavar="B,B,...", help="Batch sizes.")] = "1,32",
+    limit: Annotated[int | None, typer.Option(help="Translate the first N sentences only.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of measurement.")] = 5,
+    busy: Annotated[bool, typer.Option("--busy", help="Measure even while other programs use the processor.")] = False,
+) -> None:
+    """Translate with all variants in turns; write the times and the quality."""
+    if not busy:
+        require_idle()
+    torch.set_num_threads(threads)
+    prepare_folder(output)
+    text = read_pairs(data, ("en", "de"), limit)
+    require(len(text.source) > 0, f"{data} has no sentences; give other --data")
+    with tempfile.TemporaryDirectory() as folder:
+        export_ctranslate2(checkpoint, Path(folder))
+        compared = variants(checkpoint, folder, threads)
+    rows = measure(compared, text, [int(size) for size in batches.split(",")], repeats)
+    table = markdown(rows, len(text.source), threads)
+    document = {"machine": machine(torch.device("cpu")), "threads": threads, "sentences": len(text.source),
+                "rows": rows}
+    write_results(output, {"translators.json": document, "translators.md": table})
+    print(table)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except SuperresError as error:
+        sys.exit(f"compare_translators: {error}")

@@ -1,0 +1,102 @@
+"""CTranslate2 translates an exported checkpoint to the tokens of greedy decoding."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fakes import SMALL
+from textual import CONFIG, codec, vocabulary, wordy
+
+from superres.checkpoint import save_checkpoint
+from superres.cli.main import run
+from superres.config import DecodeConfig
+from superres.nn.model import EncoderDecoder
+from superres.pipeline.translator import Translator
+from superres.tasks.translation import VOCABULARY_FILE
+
+ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 is missing: pip install -e '.[peers]'")
+
+LINES = ["a dog", "a man sees a tree. the dog runs", "tree " * 10, "x", "the man runs. a dog sees the tree"]
+
+
+def write(folder, **changes):
+    """Write a random network whose sentences end, and return its folder."""
+    torch.manual_seed(0)
+    model = wordy(replace(CONFIG, **changes), 2, torch.float32)
+    save_checkpoint(model, folder, dtype=torch.float32, files={VOCABULARY_FILE: vocabulary()})
+    return folder
+
+
+@pytest.mark.parametrize("changes", [{}, {"norm": "post"}, {"encoder_layers": 2, "prediction_heads": 1}])
+def test_an_exported_network_gives_the_tokens_of_greedy_decoding(changes, tmp_path):
+    folder, exported = write(tmp_path / "toy", **changes), tmp_path / "made" / "exported"
+    assert run(["export", "ctranslate2", str(folder), str(exported)]) == 0
+    peer = ctranslate2.Translator(str(exported), compute_type="float32")
+    tokens = [codec().pieces.encode(line, out_type=str) for line in LINES]
+    found = peer.translate_batch(tokens, beam_size=1, max_decoding_length=CONFIG.target_length)
+    expected = Translator.load(folder, "cpu", engine="plain")(LINES, DecodeConfig(block_size=1))
+    assert changes or len({len(result.hypotheses[0]) for result in found}) > 1  # some sentences end
+    assert [codec().pieces.decode(result.hypotheses[0]) for result in found] == expected.texts
+
+
+def test_the_readme_of_an_exported_network_runs(tmp_path, capsys):
+    exported = tmp_path / "exported"
+    assert run(["export", "ctranslate2", str(write(tmp_path / "toy")), str(exported)]) == 0
+    assert "written" in capsys.readouterr().err
+    code = (exported / "README.md").read_text().split("```")[1].removeprefix("python\n")
+    exec(code, {})  # noqa: S102
+    expected = Translator.load(tmp_path / "toy", "cpu", engine="plain")(["A dog runs."], DecodeConfig(block_size=1))
+    assert capsys.readouterr().out == expected.texts[0] + "\n"
+
+
+@pytest.mark.parametrize(("config", "message"), [
+    (SMALL, "checkpoint toy is for faces; CTranslate2 translates text only"),
+    (replace(CONFIG, identity_p1=False, head_layer="per-head"), "p1 of checkpoint toy passes through its head layer"),
+    (replace(CONFIG, attention="local_1d", attention_block_length=8), "no causal attention"),
+])
+def test_a_network_that_ctranslate2_does_not_know_gets_one_line(config, message, tmp_path, capsys):
+    save_checkpoint(EncoderDecoder(config), tmp_path / "toy", files={VOCABULARY_FILE: vocabulary()})
+    assert run(["export", "ctranslate2", str(tmp_path / "toy"), str(tmp_path / "exported")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "exported").exists()
+
+
+def test_a_folder_with_files_is_refused_and_stays(tmp_path, capsys):
+    write(tmp_path / "toy")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    assert run(["export", "ctranslate2", str(tmp_path / "toy"), str(tmp_path / "full")]) == 2
+    assert "full exists and is not an empty folder; choose another one" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine.txt"]
+
+
+def test_without_ctranslate2_one_line_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ctranslate2.specs", None)
+    assert run(["export", "ctranslate2", str(write(tmp_path / "toy")), str(tmp_path / "exported")]) == 2
+    assert "pip install 'superres[peers]'" in capsys.readouterr().err
+
+
+def test_the_comparison_measures_all_variants_and_counts_equal_texts(tmp_path):
+    pytest.importorskip("sacrebleu")
+    path = Path(__file__).parents[1] / "scripts" / "compare_translators.py"
+    spec = importlib.util.spec_from_file_location("compare_translators", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    for language in ("en", "de"):
+        (tmp_path / f"test.{language}").write_text("\n".join(LINES) + "\n")
+    script.main(tmp_path / "test", tmp_path / "out", str(write(tmp_path / "toy")), threads=torch.get_num_threads(),
+                batches="1,3", repeats=1, busy=True)
+    document = json.loads((tmp_path / "out" / "translators.json").read_text())
+    rows = {(row["variant"], row["batch_size"]): row for row in document["rows"]}
+    assert {size for _, size in rows} == {1, 3}
+    assert len(rows) == 2 * len({name for name, _ in rows}) == 20
+    for (name, _), row in rows.items():
+        assert row["milliseconds_per_sentence"] > 0
+        if "int8" not in name:
+            assert row["equal_to_float32"] == len(LINES)
+    assert rows[script.PEER, 1]["time_over_peer"] == rows[script.PEER, 3]["time_over_peer"] == 1
