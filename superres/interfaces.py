@@ -116,6 +116,8 @@ class Session(Protocol):
     """Shape of the raster of target positions, the last axis fastest; (T,) for text."""
     estimate: Tensor | None
     """Estimate of the target from the source, one value per target position, float [B, T]; None without an estimate."""
+    longest: Tensor | None
+    """Largest number of tokens of each row's target if it ends with an end token, int64 [B]; None if that is T."""
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         """Read `tokens` [B, W] (int64) at decoder positions `position` [B] + 0..W-1 and score the tokens there.

@@ -317,6 +317,7 @@ class ScriptedSession:
     width: int
     calls: int = 0
     estimate: torch.Tensor | None = None
+    longest: torch.Tensor | None = None
 
     @property
     def shape(self):

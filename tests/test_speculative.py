@@ -48,6 +48,7 @@ class MarkovSession:
     width: int
     shape: tuple = (LENGTH,)
     estimate: None = None
+    longest: None = None
 
     def step(self, tokens, position):
         place = position.unsqueeze(1) + torch.arange(self.width)

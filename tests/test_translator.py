@@ -167,11 +167,13 @@ def test_a_word_that_is_too_long_names_its_line(toy):
 
 
 @pytest.mark.parametrize("options", [DecodeConfig(), GREEDY, DecodeConfig(min_block=4), BeamConfig()], ids=str)
-def test_the_largest_length_is_never_overrun(options):
+def test_a_translation_that_does_not_end_is_cut_at_a_length_bound_by_that_of_its_source(options):
     network = wordy()
     network.project.bias[END] = -1000
     result = Translator(network, "endless", device="cpu", engine="plain", codec=codec())(LINES[:5], options)
-    assert result.tokens == [20] * 5
+    sources = [len(tokens) for tokens in codec().split(LINES[:5])]
+    assert result.tokens == [min(20, 2 * length + 10) for length in sources]
+    assert len(set(result.tokens)) > 1
     assert all(result.cut)
 
 
@@ -203,7 +205,7 @@ class Script:
         from superres.interfaces import StepOutput
 
         session = Script(self.tokens.tolist())
-        session.width, session.shape, session.estimate = width, (20,), None
+        session.width, session.shape, session.estimate, session.longest = width, (20,), None, None
         session.step = lambda tokens, position: StepOutput(
             self._scores(position.unsqueeze(1) + torch.arange(width)), position)
         session.propose = lambda output, index, first, offsets, choose: choose(

@@ -82,8 +82,8 @@ def notes(translator: Translator, result: Translated) -> list[str]:
     cut = [number for number, is_cut in enumerate(result.cut, 1) if is_cut]
     if cut:
         shown = ", ".join(map(str, cut[:5])) + (" and others" if len(cut) > 5 else "")
-        found.append(f"{len(cut)} of {len(result.texts)} translations end at the largest length, {model.target_length} "
-                     f"tokens: line {shown}")
+        found.append(f"{len(cut)} of {len(result.texts)} translations were cut, since they grew too long for their "
+                     f"source: line {shown}")
     return found
 
 

@@ -15,7 +15,7 @@ from superres.config.decoding import (
     QualityBound,
     parse_temperature,
 )
-from superres.config.network import FORMAT_VERSION, HEAD_LAYERS, PRESETS, SIZES, ModelConfig
+from superres.config.network import FORMAT_VERSION, HEAD_LAYERS, LONGEST, PRESETS, SIZES, ModelConfig
 from superres.config.settings import (
     DECODING,
     EXPERTS,
@@ -31,8 +31,8 @@ from superres.config.settings import (
 
 __all__ = [
     "CRITERION_NAMES", "DECODING", "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR", "ENGINE_NAMES", "EXPERTS", "FACES",
-    "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LEAST_TEMPERATURE", "NOISE_NAMES", "PRESETS", "PROPOSER_NAMES",
-    "SAMPLING", "SIZES", "TRANSLATION", "BeamConfig", "Confidence", "Config", "Control", "DecodeConfig", "ModelConfig",
-    "QualityBound", "Registry", "Setting", "is_number", "is_whole", "parse_temperature", "require",
-    "require_choice", "require_whole", "setting", "settings_of",
+    "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LEAST_TEMPERATURE", "LONGEST", "NOISE_NAMES", "PRESETS",
+    "PROPOSER_NAMES", "SAMPLING", "SIZES", "TRANSLATION", "BeamConfig", "Confidence", "Config", "Control",
+    "DecodeConfig", "ModelConfig", "QualityBound", "Registry", "Setting", "is_number", "is_whole",
+    "parse_temperature", "require", "require_choice", "require_whole", "setting", "settings_of",
 ]

@@ -12,6 +12,11 @@ from superres.errors import shown
 FORMAT_VERSION = 1
 """Version of the checkpoint folder's layout; increased when an older reader could misread a newer folder."""
 
+LONGEST = 2, 10
+"""Factor and excess of the largest number of target tokens over that of source tokens, with the ends of both. It ends
+translations that run into repetition. In the vocabulary of `multi30k-en-de`, the translations of 31,475 captions of
+Multi30k, 40,000 sentences of Tatoeba and 3,000 of newstest2013 are all shorter."""
+
 SIZES: dict[str, tuple[int, int]] = {
     "vocabulary": (1, 2**20), "width": (1, 2**14), "filter_size": (1, 2**16), "attention_heads": (1, 2**10),
     "encoder_layers": (0, 2**8), "decoder_layers": (1, 2**8), "attention_block_length": (1, 2**20),
@@ -202,6 +207,10 @@ class ModelConfig(Config):
     def enlargement(self) -> tuple[int, int]:
         """Target rows and columns per cell (source pixel)."""
         return self.target_shape[0] // self.source_shape[0], self.target_shape[1] // self.source_shape[1]
+
+    def longest_target(self, source_tokens: int) -> int:
+        """Return the largest number of target tokens for a text of `source_tokens` tokens: see `LONGEST`."""
+        return min(self.target_length, LONGEST[0] * source_tokens + LONGEST[1])
 
     @property
     def channels(self) -> int:

@@ -79,6 +79,9 @@ class BeamLoop:
     def __init__(self, model: ScoringModel, session: Session, options: BeamConfig, batch: int, like: Tensor) -> None:
         """Start with empty hypotheses; `session` has `options.size` rows for each of `batch` sources."""
         self.session, self.options, self.length = session, options, model.length
+        self.longest = torch.full_like(like[:, 0], model.length)  # [B]
+        if session.longest is not None:
+            self.longest = session.longest[:: options.size].clone()
         self.end_token = -1 if model.end_token is None else model.end_token
         self.alive = Hypotheses.none(batch, options.size, model.length, like)
         # All hypotheses start equal, so only the first one counts; otherwise the beam would contain duplicates.
@@ -101,8 +104,18 @@ class BeamLoop:
         # In a row whose search is over, no further finished hypothesis can be better than the best one.
         self.finished = self.finished.best_with(Hypotheses(grown.tokens, scores, grown.lengths))
         self.alive = Hypotheses(grown.tokens, grown.scores.masked_fill(ended, float("-inf")), grown.lengths)
+        self._cut()
         self.session.select((self.first_rows + parent).flatten(), self.calls)
         self.last = self.alive.tokens[:, :, place].reshape(-1, 1)
+
+    def _cut(self) -> None:
+        """End the rows whose hypotheses have the largest length; without a finished one, the best live one counts."""
+        cut = (self.calls >= self.longest).unsqueeze(1)  # [B, 1]
+        first = Hypotheses(*(part[:, :1] for part in (self.alive.tokens, self.alive.scores, self.alive.lengths)))
+        unfinished = cut & self.finished.scores.isneginf()
+        scores = self._normalised(first.scores, self.calls).masked_fill(~unfinished, float("-inf"))
+        self.finished = self.finished.best_with(Hypotheses(first.tokens, scores, first.lengths))
+        self.alive.scores.masked_fill_(cut, float("-inf"))
 
     def _grow(self, scores: Tensor, place: int) -> tuple[Hypotheses, Tensor]:
         """Return the N best continuations by log p, and the hypotheses [B, N] that they continue."""
@@ -130,7 +143,7 @@ class BeamLoop:
     def done(self) -> bool:
         """Return whether the search of every row is over, or the largest length is reached."""
         self.finite.check()
-        return self.calls >= self.length or bool(self.over().all())
+        return bool(self.over().all())
 
     def result(self) -> Beams:
         """Return each row's best finished hypothesis, or its best live one if none has finished."""

@@ -139,7 +139,8 @@ class LimitedSession:
     def __init__(self, session: Session, limits: Limits, bounds: Tensor) -> None:
         """Limit an empty `session` of B rows with `bounds` [B, 2, T + 1]."""
         self.session, self.limits, self.bounds = session, limits, bounds
-        self.width, self.shape, self.estimate = session.width, session.shape, session.estimate
+        self.width, self.shape = session.width, session.shape
+        self.estimate, self.longest = session.estimate, session.longest
         self.length = bounds.shape[2] - 1
         self.earlier = torch.where(limits.earlier < 0, 0, limits.earlier + 2)  # [T + 1, E]: columns of `record`
         self.columns = torch.arange(session.width, device=bounds.device)

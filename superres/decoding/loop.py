@@ -100,6 +100,8 @@ class BlockwiseLoop:
         # The filler must not be the end token, or a row would end where it starts.
         self.state = DecodeState(
             len(keys), model.length, session.width, block_size, int(model.end_token == 0), keys.device)
+        self.ends = model.end_token is not None
+        self.state.start(torch.arange(len(keys), device=keys.device), self._longest(session))
         self.captured: CapturedIterations | None = None
         if stateless and model.graph_capture is not None:
             self.captured = CapturedIterations(model.graph_capture.capture, self.state.proposals)
@@ -125,6 +127,10 @@ class BlockwiseLoop:
     def session(self) -> Session:
         """The rows' cache."""
         return self.decoding.session
+
+    def _longest(self, session: Session) -> Tensor | None:
+        """Return the largest number of tokens of each row [B]; None if that is T."""
+        return session.longest if self.ends else None
 
     @property
     def is_native(self) -> bool:
@@ -246,7 +252,7 @@ class BlockwiseLoop:
         self.session.copy_rows(rows, fresh, chosen, cache=False)
         self.keys.index_copy_(0, rows, keys)
         self.decoding.chooser.rekey(self.seed, self.keys)
-        self.state.start(rows)
+        self.state.start(rows, self._longest(self.session))
         self.decoding.start(rows)
         self.finite.clear(rows)
         self.complete = False

@@ -30,7 +30,8 @@ def sequential_reference(model: ScoringModel, source: Tensor, options: DecodeCon
     chooser = Chooser(options, torch.tensor([key], device=source.device), model.vocabulary)
     target = torch.zeros(1, model.length, dtype=torch.int64, device=source.device)
     tokens: list[int] = []
-    while len(tokens) < model.length and (not tokens or tokens[-1] != model.end_token):
+    longest = _longest(model, source)
+    while len(tokens) < longest and (not tokens or tokens[-1] != model.end_token):
         position = torch.tensor([len(tokens)], device=source.device)
         scores = model.uncached_scores(source, target, position)[:, :1]
         require_finite(scores)
@@ -61,7 +62,8 @@ def separate_reference(
     criterion = CRITERIA[options.accept](options)
     tokens: list[int] = []
     accepted: list[int] = []
-    while len(tokens) < model.length and (not tokens or tokens[-1] != model.end_token):
+    longest = _longest(model, source)
+    while len(tokens) < longest and (not tokens or tokens[-1] != model.end_token):
         place = torch.arange(len(tokens), len(tokens) + block_size, device=source.device).unsqueeze(0)
         block: list[int] = []
         for head in range(block_size):
@@ -69,7 +71,7 @@ def separate_reference(
             require_finite(heads[:, :1])
             block.append(int(chooser.at(place[:, head : head + 1])(heads[:, head : head + 1])))
         length, failed, scored = 1, False, []
-        while length < min(block_size, model.length - len(tokens)) and block[length - 1] != model.end_token:
+        while length < min(block_size, longest - len(tokens)) and block[length - 1] != model.end_token:
             position = place[:, length]
             scores = model.uncached_scores(source, _padded(model, source, tokens + block[:length]), position)[:, :1]
             require_finite(scores)
@@ -84,6 +86,12 @@ def separate_reference(
         tokens += block[:length]
         accepted.append(length)
     return tokens, accepted
+
+
+def _longest(model: ScoringModel, source: Tensor) -> int:
+    """Return the largest number of target tokens of one source [1, S]."""
+    longest = model.session(source, 1).longest
+    return model.length if longest is None or model.end_token is None else int(longest[0])
 
 
 def _padded(model: ScoringModel, source: Tensor, tokens: list[int]) -> Tensor:

@@ -72,10 +72,12 @@ class DecodeState:
         self.store.scatter_(1, place[:, : block.shape[1]], block)
         self.position.add_(accepted)
 
-    def start(self, rows: Tensor) -> None:
-        """Begin new sequences in `rows` [R]."""
+    def start(self, rows: Tensor, longest: Tensor | None = None) -> None:
+        """Begin new sequences in `rows` [R], of at most `longest` [B] tokens, T if None."""
         self.position.index_fill_(0, rows, -1)
         self.limit.index_fill_(0, rows, self.length)
+        if longest is not None:
+            self.limit.index_copy_(0, rows, longest[rows])
         self.proposals.index_fill_(0, rows, self.filler)
         self.starting = True
 

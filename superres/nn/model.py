@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from superres.config import ModelConfig
+from superres.config import LONGEST, ModelConfig
 from superres.nn.attention import hidden_mask
 from superres.nn.heads import PredictionHeads
 from superres.nn.image_priors import (
@@ -39,6 +39,7 @@ class Memory:
         position_table: position signal plus conditioning [B, T, D], from an encoder that returns it in place of
             `conditioning`; or None.
         head_table: the head layer's conditioning vectors [B, T, D], from such an encoder; or None.
+        longest: largest number of target tokens of a text that ends, int64 [B]; None for images.
     """
 
     states: Tensor
@@ -48,6 +49,7 @@ class Memory:
     residual_sum: Tensor | None = None
     position_table: Tensor | None = None
     head_table: Tensor | None = None
+    longest: Tensor | None = None
 
     def hidden(self, dtype: torch.dtype) -> Tensor:
         """Return the mask added to cross-attention scores [B, 1, 1, S] as `dtype`; zeros if no source is padded."""
@@ -74,6 +76,11 @@ class Memory:
             -1, -1, -1, self.states.shape[1])
         return replace(self, states=F.pad(self.states, (0, 0, 0, spare)),
                        mask=F.pad(mask, (0, spare), value=float("-inf")))
+
+
+def longest_targets(source_tokens: Tensor, config: ModelConfig) -> Tensor:
+    """Return `ModelConfig.longest_target` of the numbers of tokens `source_tokens` [B], int64 [B]."""
+    return (source_tokens * LONGEST[0] + LONGEST[1]).clamp_(max=config.target_length)
 
 
 @dataclass
@@ -153,6 +160,9 @@ class EncoderDecoder(nn.Module):
         for layer in self.encoder:
             x = layer(x, mask)
         memory = Memory(self.encoder_norm(x), mask)
+        if len(self.config.source_shape) == 1:
+            tokens = torch.full_like(source[:, 0], source.shape[1]) if padding is None else (~padding).sum(1)
+            memory.longest = longest_targets(tokens, self.config)
         if self.has_estimate:
             large = enlarge_source(source, self.config).to(self.signal.dtype)  # [B, channels, rows, columns]
             memory.estimate = to_raster(large)

@@ -37,7 +37,8 @@ class Translated:
     Attributes:
         texts: translation of each line, "" for an empty line.
         traces: acceptance traces of each line's segments; empty after beam search.
-        cut: whether the model's largest length, and not an end token, ended the line's translation.
+        cut: whether the largest length (`ModelConfig.longest_target`), and not an end token, ended the line's
+            translation.
         tokens: number of generated tokens of each line, including end tokens.
         parts: number of segments of each line; 0 for an empty line.
         model_calls: number of model calls for all lines; each call processes a batch.
@@ -273,7 +274,8 @@ class Translator(Pipeline):
         self, segments: Sequence[_Segment], tokens: Tensor, lengths: Tensor, traces: Sequence[RowTrace | None],
     ) -> dict[int, _SegmentResult]:
         """Return the results of N segments by number; `tokens` are [N, T], of which `lengths` [N] are valid."""
-        full = (lengths == self.model_config.target_length) & (tokens != translation.END).all(1)
+        longest = torch.tensor([self.model_config.longest_target(len(segment.tokens)) for segment in segments])
+        full = (lengths.cpu() == longest) & (tokens != translation.END).all(1).cpu()
         results = map(_SegmentResult, self.codec.decode(tokens.cpu().numpy()), traces, full.tolist(), lengths.tolist())
         return {segment.number: one for segment, one in zip(segments, results, strict=True)}
 

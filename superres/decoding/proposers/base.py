@@ -167,7 +167,8 @@ class StatefulSession:
     def __init__(self, session: Session, state: ProposerState) -> None:
         """Join a session and a state of the same rows."""
         self.session, self.state = session, state
-        self.width, self.shape, self.estimate = session.width, session.shape, session.estimate
+        self.width, self.shape = session.width, session.shape
+        self.estimate, self.longest = session.estimate, session.longest
         self.step, self.propose = session.step, session.propose
 
     def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:

@@ -60,7 +60,7 @@ class ProposingSession:
         self.row_start = rows * self.config.target_length if self.conditioned and self.batch > 1 else None
         if memory.conditioning is not None and self.heads is not None and self.heads.conditioning is not None:
             self.head_table = self.heads.conditioning(memory.conditioning)
-        self.source = self._source_of(memory)
+        self.source, self.longest = self._source_of(memory), memory.longest
         self.ahead = torch.arange(self.config.prediction_heads, device=memory.states.device)
 
     def _source_of(self, memory: Memory) -> tuple[Tensor, ...]:
@@ -71,7 +71,8 @@ class ProposingSession:
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
         """See `superres.interfaces.Session.row_state`."""
-        tables = [self.position_table if self.conditioned else None, self.head_table, self.estimate, self.residual_sum]
+        tables = [self.position_table if self.conditioned else None, self.head_table, self.estimate, self.residual_sum,
+                  self.longest]
         return [table for table in (*tables, *self.source) if table is not None]
 
     def copy_rows(self, rows: Tensor, other: ProposingSession, chosen: Tensor, cache: bool = True) -> None:

@@ -16,7 +16,7 @@ from superres.nn.engines.native.weights import Affine, fuse, pack
 from superres.nn.engines.torch_model import SOURCE_MULTIPLE
 from superres.nn.image_priors import RESIDUAL_SCALE, AlignedConditioning
 from superres.nn.layers import EncoderLayer
-from superres.nn.model import EncoderDecoder, Memory
+from superres.nn.model import EncoderDecoder, Memory, longest_targets
 
 POINTS = (0.0, NEAR / 8, -NEAR / 8, FAR / 8, -FAR / 8)
 """The finite points at which Winograd's convolution multiplies polynomials; a sixth point is infinity."""
@@ -78,7 +78,9 @@ class NativeEncoder:
         memory = Memory(torch.zeros(batch, positions, config.width))
         if padding is not None or positions > length:
             memory.mask = hidden_mask(torch.arange(positions) < lengths.unsqueeze(1))[:, None, None, :]
-        if not text:
+        if text:
+            memory.longest = longest_targets(lengths, config)
+        else:
             self._allocate(memory)
         parts = {name: getattr(memory, name) for name in PARTS}
         encoded = CEncoded(**{name: None if part is None else part.data_ptr() for name, part in parts.items()},
