@@ -15,7 +15,7 @@ from tqdm import tqdm
 from typer import Argument, Option
 
 from superres.cli import options as opt
-from superres.config import DECODING, DEFAULT_CHECKPOINT, FACES, HEAD_LAYERS, PRESETS, BeamConfig
+from superres.config import DECODING, DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, FACES, HEAD_LAYERS, PRESETS, BeamConfig
 from superres.system.progress import say
 from superres.system.terminal import printable
 from superres.tasks.translation import parse_languages
@@ -83,6 +83,8 @@ Teacher = Annotated[str | None, Option(metavar="NAME|DIR", help="Checkpoint whos
 TeacherBeam = Annotated[int, Option(metavar="N", rich_help_panel=DECODING, help="Text: hypotheses of beam search per "
                                     "sentence.")]
 Precision = Annotated[str, Option(metavar="[bf16|no]", help="Autocast to bf16, or no autocast.")]
+ShortlistFile = Annotated[Path, Option(metavar="FILE", help="File for the shortlists. shortlist.safetensors in the "
+                                       "checkpoint's folder is read without an option.")]
 NgramFile = Annotated[Path, Option(metavar="FILE", help="File for the counts. ngrams.safetensors in the checkpoint's "
                                    "folder is found automatically.")]
 Order = Annotated[int, Option(metavar="N", help="Largest number of tokens in an n-gram.")]
@@ -234,6 +236,23 @@ def ngrams(
     table = count_targets(checkpoint, data, order, limit, least, most)
     write_result(output, table.to_bytes())
     say(f"{output}: {len(table.keys):,} contexts of up to {order - 1} tokens")
+
+
+@train_app.command()
+def shortlist(
+    data: TrainData, output: ShortlistFile, checkpoint: opt.Checkpoint = DEFAULT_TRANSLATOR, limit: Limit = None,
+) -> None:
+    """Learn the shortlists from which the heads of a text checkpoint choose, from parallel text.
+
+    They change no translation: a head's proposal costs less, and some words are no longer proposed.
+    """
+    from superres.system.output import write_result
+    from superres.training.shortlists import learn_shortlists
+
+    lists = learn_shortlists(checkpoint, data, limit)
+    write_result(output, lists.to_bytes())
+    say(f"{output}: {len(lists.common)} common tokens, and translations of "
+        f"{int((lists.likely >= 0).any(1).sum()):,} source tokens")
 
 
 @train_app.command()

@@ -40,6 +40,7 @@ class Memory:
             `conditioning`; or None.
         head_table: the head layer's conditioning vectors [B, T, D], from such an encoder; or None.
         longest: largest number of target tokens of a text that ends, int64 [B]; None for images.
+        tokens: source tokens, int64 [B, S], from an encoder whose sessions make shortlists of them; or None.
     """
 
     states: Tensor
@@ -50,6 +51,7 @@ class Memory:
     position_table: Tensor | None = None
     head_table: Tensor | None = None
     longest: Tensor | None = None
+    tokens: Tensor | None = None
 
     def hidden(self, dtype: torch.dtype) -> Tensor:
         """Return the mask added to cross-attention scores [B, 1, 1, S] as `dtype`; zeros if no source is padded."""

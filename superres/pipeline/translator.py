@@ -28,6 +28,7 @@ from superres.pipeline.base import Pipeline, at_intervals
 from superres.pipeline.display import counted, texts_html
 from superres.pipeline.options import choices_for
 from superres.tasks import translation
+from superres.tasks.shortlist import SHORTLIST, Shortlists
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,9 @@ class Translator(Pipeline):
     def __init__(
         self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto",
         default: DecodeConfig | None = None, engine: str = "auto", *, codec: translation.Codec,
+        shortlists: Shortlists | None = None,
     ) -> None:
-        """Make a pipeline for a network and its `codec`; see `Pipeline`.
+        """Make a pipeline for a network, its `codec` and the `shortlists` of its heads; see `Pipeline`.
 
         Raises:
             ConfigError: the device is not available, or does not support the engine.
@@ -116,12 +118,16 @@ class Translator(Pipeline):
         source, target = model.config.languages
         self.codec, self.languages = codec, (source, target)
         self.proposers.files = {translation.VOCABULARY_FILE: codec.model}
+        if shortlists is not None:
+            self.scoring.shortlists = shortlists.of
 
     @classmethod
     def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
         if model.config.task != cls.task:
             return {"codec": None}  # the constructor raises the error
-        return {"codec": translation.Codec.read(folder, model.config.source_length)}
+        path = folder / SHORTLIST
+        return {"codec": translation.Codec.read(folder, model.config.source_length),
+                "shortlists": Shortlists.read(path, model.config.vocabulary) if path.exists() else None}
 
     def __call__(
         self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *,

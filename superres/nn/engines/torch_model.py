@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +32,8 @@ class StepModel:
     half = False  # whether the engine computes in bfloat16
     graph_capture: GraphCapture | None = None
     own_threads = False
+    shortlists: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] | None = None
+    """Returns the tokens from which recurrent heads choose; see `NativeModel`, which alone reads it."""
 
     def __init__(self, model: EncoderDecoder, end_token: int | None = None) -> None:
         """Wrap `model`, which must be in evaluation mode."""

@@ -137,6 +137,12 @@ class CTree(Structure):
     _fields_ = [("scored", c_int64), ("longest", c_int64), ("depth", c_void_p), ("ancestors", c_void_p)]
 
 
+class CShortlist(Structure):
+    """`Shortlist` of cpp/abi.h."""
+
+    _fields_ = [("count", c_int64), *((name, c_void_p) for name in ("tokens", "known", "weight", "bias", "scale"))]
+
+
 class CHeads(Structure):
     """`Heads` of cpp/abi.h."""
 
@@ -145,6 +151,7 @@ class CHeads(Structure):
         ("expand", CLinear), ("adapt", CLinear), ("contract", POINTER(CLinear)),
         *((name, c_void_p) for name in ("bias", "norm_weight", "norm_bias", "conditioning", "direct")),
         ("cross_query", CLinear), ("cross_output", CLinear), ("cross_source", CLinear), ("cross", CCache),
+        ("shortlist", CShortlist),
     ]
 
 
@@ -192,8 +199,8 @@ class CEncoded(Structure):
     ]
 
 
-STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CTree, CHeads, CSampling, CProposer, CWidths, CLimits, CLookahead,
-              CLoop, CSession, CEncoder, CEncoded)
+STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CTree, CShortlist, CHeads, CSampling, CProposer, CWidths, CLimits,
+              CLookahead, CLoop, CSession, CEncoder, CEncoded)
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "superres_layout": (c_char_p, []),

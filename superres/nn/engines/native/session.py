@@ -26,6 +26,7 @@ from superres.nn.engines.native.build import (
     CCache,
     CLayer,
     CSession,
+    CShortlist,
     CTree,
     NativeUnavailable,
     library,
@@ -74,8 +75,13 @@ class NativeState:
 class NativeSession(ProposingSession):
     """A batch being decoded by native.cpp: `superres.interfaces.Session`. Not thread-safe; for one decode at a time."""
 
-    def __init__(self, packed: PackedWeights, memory: Memory, width: int, threads: int) -> None:
-        """Allocate cache and scratch for the sources of `memory` and steps of `width` on `threads` threads."""
+    def __init__(
+        self, packed: PackedWeights, memory: Memory, width: int, threads: int, shortlist: Tensor | None = None,
+    ) -> None:
+        """Allocate cache and scratch for the sources of `memory` and steps of `width` on `threads` threads.
+
+        Recurrent heads choose from the tokens in `shortlist`, int64 [B, N], -1 past a list's last; from all if None.
+        """
         config = packed.model.config
         super().__init__(packed.model, memory, width)
         self.packed, self.tensors, self.widest = packed, list[Any](), width
@@ -103,6 +109,8 @@ class NativeSession(ProposingSession):
             self.session.heads.conditioning = self._keep(self.head_table, *self._table_shape(), by_row=True)
         if self.estimate is not None:
             self.session.estimate = self._keep(self.estimate, self.batch, config.target_length, by_row=True)
+        if shortlist is not None:
+            self.session.heads.shortlist = self._shortlist(shortlist)
         self._neighbourhood()
         self._caches(memory)
         self._scratch()
@@ -340,6 +348,15 @@ class NativeSession(ProposingSession):
         return (*(torch.empty(*rows, *shape, dtype=torch.uint8) for shape in quads),
                 *(torch.zeros(*rows, slots) for _ in quads))
 
+    def _shortlist(self, tokens: Tensor) -> CShortlist:
+        """Keep the tokens [B, N], and memory for their weights, which `superres_remember` gathers."""
+        batch, count = tokens.shape
+        parts = [tokens.contiguous(), torch.empty(batch, count * self.config.width, dtype=torch.uint8),
+                 torch.empty(batch, count), torch.empty(batch, count)]
+        self.by_row += parts
+        first, *others = (part.data_ptr() for part in parts)
+        return CShortlist(count, first, self.packed.known.data_ptr(), *others)
+
     def _cross_cache(self) -> CCache:
         """Allocate the keys and values of the memory for a layer, which `superres_remember` writes."""
         shape = self.batch, self.session.cross_slots, self.config.width
@@ -424,7 +441,13 @@ def rows_together(packed: PackedWeights, slots: int) -> int:
 
 
 class NativeModel(StepModel):
-    """`EncoderDecoder` as a `superres.interfaces.ScoringModel` whose steps run in native.cpp."""
+    """`EncoderDecoder` as a `superres.interfaces.ScoringModel` whose steps run in native.cpp.
+
+    Attributes:
+        threads: largest number of threads per step; None measures which number is fastest.
+        shortlists: returns the tokens from which recurrent heads choose, for sources int64 [B, S], as int64 [B, N]: a
+            multiple of 32 tokens, -1 past the last; None if they choose from all.
+    """
 
     engine = "native"
     own_threads = True
@@ -472,7 +495,8 @@ class NativeModel(StepModel):
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `StepModel.encode`."""
         if self.encoder is not None and isinstance(source, Tensor):
-            source = self.encoder(source, self._most_threads(), padding)
+            tokens, source = source, self.encoder(source, self._most_threads(), padding)
+            source.tokens = None if self.shortlists is None else tokens
         with self._torch_threads(len(source.states if isinstance(source, Memory) else source)):
             return super().encode(source, padding, copies)
 
@@ -483,7 +507,13 @@ class NativeModel(StepModel):
         most = self._most_threads()
         memory = self.encode(source, padding, copies)
         with self._torch_threads(len(memory.states)):
-            return self._timed(NativeSession(self.packed, memory, width, most), most)
+            return self._timed(NativeSession(self.packed, memory, width, most, self._shortlist(memory, width)), most)
+
+    def _shortlist(self, memory: Memory, width: int) -> Tensor | None:
+        """Return the shortlists for heads, int64 [B, N]; None if there are none or no head proposes."""
+        if self.shortlists is None or memory.tokens is None or width == 1 or self.packed.heads.recurrent == 0:
+            return None
+        return torch.from_numpy(self.shortlists(memory.tokens.numpy()))
 
     def tree_session(  # type: ignore[override]
         self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None,

@@ -92,6 +92,7 @@ class PackedWeights:
         bytes: size of the weights of all products.
         project: the output projection.
         int8_filter: its int8 copy; empty for ordinal outputs.
+        known: the same weights, a row per token, uint8 [V rounded up, D].
         final: addresses of weight and bias of the final norm, or None.
         layers: decoder layers without their caches.
         heads: prediction heads.
@@ -102,6 +103,7 @@ class PackedWeights:
         self.model, self.precision = model, precision
         self.exact = "float32" if precision == "int8" else precision
         self.tensors: list[Any] = []
+        self.known = torch.empty(0, dtype=torch.uint8)
         self.bytes = 0
         self.pre = model.config.norm == "pre"
         self.scale = (model.config.width // model.config.attention_heads) ** -0.5  # of queries
@@ -151,6 +153,8 @@ class PackedWeights:
         weight = affine.weight.bfloat16().float() if half else affine.weight.float()
         padding = (0, -weight.shape[1] % PANEL)
         product = self.pack(Affine(weight, affine.bias), "int8")
+        packed = self.tensors[-3]  # [panels, D / 4, PANEL, 4]
+        self.known = packed.permute(0, 2, 1, 3).reshape(-1, len(weight))
         product.bias = self.keep(F.pad(affine.bias.float(), padding, value=-math.inf))
         # Half a unit for the rounding to int8, and half the last bit of bfloat16 (8 bits) at values up to 127. The
         # excess over these bounds covers the rounding errors of the sums.

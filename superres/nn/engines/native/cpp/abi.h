@@ -56,6 +56,15 @@ struct Tree {
   const int64_t *depth, *ancestors;   // [W], [W, longest]
 };
 
+// The tokens that recurrent heads choose from, with their rows of the output projection: see superres/tasks/shortlist.py.
+struct Shortlist {
+  int64_t count;          // tokens of a row, a multiple of PANEL; 0 stands for the whole vocabulary
+  const int64_t* tokens;  // [batch, count]; -1 past a row's last token
+  const uint8_t* known;   // the projection's int8 weights, 128 larger, [V, D]
+  uint8_t* weight;        // those of each row's tokens, as in `Linear`: [batch][count / PANEL][D / 4][PANEL][4]
+  float *bias, *scale;    // [batch, count]
+};
+
 struct Heads {
   int64_t count, size, dense, adaptive, earlier, recurrent;  // size is a head's share of the hidden layer
   Linear expand, adapt;
@@ -65,6 +74,7 @@ struct Heads {
   const float *conditioning, *direct;        // [rows or 1, T, D]; [channels, count, N]
   Linear cross_query, cross_output, cross_source;  // only recurrent heads
   Cache cross;
+  Shortlist shortlist;
 };
 
 // The kinds of sampling.

@@ -346,6 +346,22 @@ struct Conditioning {
   }
 };
 
+// Gathers the weights of row b's shortlist.
+void gather_shortlist(const Session& s, int64_t b) {
+  const Shortlist& list = s.heads.shortlist;
+  const int64_t groups = s.size_d / 4;
+  const Linear& all = s.int8_filter.product;
+  for (int64_t i = 0; i < list.count; i++) {
+    const int64_t place = b * list.count + i, token = list.tokens[place];
+    list.bias[place] = token < 0 ? -INFINITY : all.bias[token];
+    list.scale[place] = token < 0 ? 0 : all.scale[token];
+    if (token < 0) continue;  // its products times 0 leave -inf
+    const uint32_t* row = (const uint32_t*)(list.known + token * s.size_d);
+    uint32_t* to = (uint32_t*)list.weight + (b * list.count + i / PANEL * PANEL) * groups + i % PANEL;
+    for (int64_t g = 0; g < groups; g++) to[g * PANEL] = row[g];
+  }
+}
+
 // Writes the keys and values of cross-attention to row b of the caches of all layers, and of recurrent heads: those of the
 // states [batch, cross_slots, D].
 void remember(const Session& s, const float* states, int64_t b) {
@@ -357,6 +373,7 @@ void remember(const Session& s, const float* states, int64_t b) {
   };
   for (int64_t l = 0; l < s.layers; l++) write(s.layer[l].cross_source, s.layer[l].cross);
   if (s.heads.recurrent) write(s.heads.cross_source, s.heads.cross);
+  if (s.heads.shortlist.count) gather_shortlist(s, b);
 }
 
 // Encodes source b of the batch: see `superres_encode`.

@@ -63,10 +63,26 @@ struct Recurrence {
       normalise(state + r * D, D, heads.norm_weight, heads.norm_bias, normed + r * D);
   }
 
+  // The token of row r's shortlist with the largest int8 score. Proposals are verified, so the rounding costs no exactness.
+  int64_t likeliest(int64_t r) const {
+    const Shortlist& list = s.heads.shortlist;
+    const int64_t b = begin + r, start = b * list.count;
+    const Linear linear{s.size_d, list.count / PANEL, INT8, list.weight + start * s.size_d, list.bias + start, list.scale + start};
+    float* own = projected + r * s.stride;
+    apply_panels(linear, normed + r * s.size_d, s.size_d, 1, own, s.stride, STORE, 0, linear.panels);
+    return list.tokens[start + largest_of(own, list.count)];
+  }
+
   // Writes the choice of head p(h + 2) for each row to tokens[r * apart]; see `propose`.
   template <typename Choose>
   void choose(int64_t h, const Choose& choose, int64_t* tokens, int64_t apart) const {
     const int64_t rows = end - begin;
+    if (s.heads.shortlist.count && choose.screens && choose.gumbel_at(begin, h).temperature == 0) {
+      team.share(rows, [=, me = *this](int64_t first, int64_t past) {
+        for (int64_t r = first; r < past; r++) tokens[r * apart] = me.likeliest(r);
+      });
+      return;
+    }
     if (s.int8_filter.product.weight && choose.screens) {
       const auto gumbel_at = [=, &choose, first = begin](int64_t r) { return choose.gumbel_at(first + r, h); };
       screened_argmax(s, team, normed, rows, projected, tokens, apart, gumbel_at);

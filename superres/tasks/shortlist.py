@@ -1,0 +1,138 @@
+"""Shortlists: the few target tokens that a translation may contain, for the prediction heads to choose from.
+
+A head's product with the whole vocabulary takes most of its time. The lists are lexical, as in Devlin (2017), "Sharp
+Models on Dull Hardware", section 3.3: the likeliest translations of every source token, and the commonest tokens. p1
+chooses from the whole vocabulary, so shortlists change no output, only how many proposals are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from superres.errors import CheckpointError, plain
+from superres.system.reading import require_regular
+
+Int64 = npt.NDArray[np.int64]
+
+SHORTLIST = "shortlist.safetensors"
+"""File of the shortlists in a checkpoint's folder."""
+
+TOKENS = 384
+"""Tokens in the shortlist of a source. The engine multiplies 32 at a time."""
+
+ROUNDS = 5
+"""Rounds of expectation maximisation; more change the lists little."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shortlists:
+    """The shortlists of all sources.
+
+    Attributes:
+        common: the commonest target tokens, int64 [M], M at most TOKENS.
+        likely: the likeliest translations of every source token, the likeliest first, int64 [V, N]; -1 past the last.
+    """
+
+    common: Int64
+    likely: Int64
+
+    def of(self, source: Int64) -> Int64:
+        """Return the shortlist of each source [B, S], int64 [B, TOKENS]; -1 past the last token of a list.
+
+        A list has the common tokens, then the likeliest translations of all source tokens, then the second likeliest,
+        until it is full.
+        """
+        lists = np.full((len(source), TOKENS), -1, np.int64)
+        for own, row in zip(lists, source, strict=True):
+            ranked = np.concatenate([self.common, self.likely[np.unique(row)].T.ravel()])
+            tokens, first = np.unique(ranked, return_index=True)
+            chosen = ranked[np.sort(first[tokens >= 0])][:TOKENS]
+            own[: len(chosen)] = chosen
+        return lists
+
+    def to_bytes(self) -> bytes:
+        """Return the shortlists as a safetensors file."""
+        from safetensors.numpy import save
+
+        return save({"common": self.common.astype(np.int32), "likely": self.likely.astype(np.int32)})
+
+    @classmethod
+    def read(cls, path: Path, vocabulary: int) -> Shortlists:
+        """Read a file written from `to_bytes`, for a vocabulary of V tokens.
+
+        Raises:
+            CheckpointError: the file is damaged, or was made for another vocabulary.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            require_regular(path)
+            arrays = load_file(path)
+            common, likely = arrays["common"], arrays["likely"]
+            whole = (common.ndim == 1 and likely.ndim == 2 and 1 <= len(common) <= TOKENS
+                     and len(likely) == vocabulary and common.dtype == likely.dtype == np.int32
+                     and 0 <= common.min() <= common.max() < vocabulary and likely.min(initial=-1) >= -1
+                     and likely.max(initial=-1) < vocabulary)
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} does not hold shortlists ({plain(str(error))}); make them with 'superres "
+                                  "train shortlist', or remove the file") from error
+        if not whole:
+            raise CheckpointError(f"{path} does not hold shortlists for {vocabulary} tokens; make them with 'superres "
+                                  "train shortlist', or remove the file")
+        return cls(common.astype(np.int64), likely.astype(np.int64))
+
+
+def make_shortlists(
+    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], vocabulary: int, common: int = 128,
+    likely: int = 48,
+) -> Shortlists:
+    """Learn shortlists from sentences and their translations with IBM's model 1 (Brown et al. 1993).
+
+    Args:
+        sources: tokens of the sentences.
+        targets: tokens of their translations, as many.
+        vocabulary: V.
+        common: number of common tokens.
+        likely: number of translations per source token.
+    """
+    pairs, place = _pairs(sources, targets, vocabulary)
+    key, pair = np.unique(pairs, return_inverse=True)
+    source, target = np.divmod(key, vocabulary)
+    p = np.ones(len(key))  # of a target token, given a source token
+    for _ in range(ROUNDS):
+        weight = p[pair]
+        weight /= np.bincount(place, weight)[place]
+        count = np.bincount(pair, weight, len(key))
+        p = count / np.bincount(source, count, vocabulary)[source]
+    frequency = np.bincount(np.concatenate([np.asarray(row, np.int64) for row in targets]), minlength=vocabulary)
+    frequent = np.argsort(-frequency, kind="stable")[:common]
+    return Shortlists(frequent[frequency[frequent] > 0], _likeliest(source, target, p, vocabulary, likely))
+
+
+def _pairs(
+    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], vocabulary: int,
+) -> tuple[Int64, Int64]:
+    """Return all pairs of tokens of a sentence and its translation, and the place of each pair's target token."""
+    pairs, places, start = [], [], 0
+    for source, target in zip(sources, targets, strict=True):
+        ours, theirs = np.asarray(source, np.int64), np.asarray(target, np.int64)
+        pairs.append((ours[:, None] * vocabulary + theirs).ravel())
+        places.append(np.tile(np.arange(start, start + len(theirs)), len(ours)))
+        start += len(theirs)
+    return np.concatenate(pairs), np.concatenate(places)
+
+
+def _likeliest(source: Int64, target: Int64, p: npt.NDArray[np.float64], vocabulary: int, count: int) -> Int64:
+    """Return the `count` likeliest target tokens of every source token, int64 [V, count], from pairs in order."""
+    order = np.lexsort((-p, source))
+    rank = np.arange(len(order)) - np.searchsorted(source, np.arange(vocabulary))[source[order]]
+    kept = rank < count
+    likely = np.full((vocabulary, count), -1, np.int64)
+    likely[source[order][kept], rank[kept]] = target[order][kept]
+    return likely

@@ -1,0 +1,31 @@
+"""Learn shortlists from parallel text in the tokens of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from superres.checkpoint import find_checkpoint, read_network
+from superres.config import require
+from superres.tasks import translation
+from superres.tasks.shortlist import Shortlists, make_shortlists
+
+
+def learn_shortlists(checkpoint: str, data: str | Path, limit: int | None = None) -> Shortlists:
+    """Learn shortlists from parallel text.
+
+    Args:
+        checkpoint: bundled name, folder or hub id, whose vocabulary defines the tokens.
+        data: parallel text, as for training; its translations should be those that the heads were trained on.
+        limit: number of pairs to use, from the first on; all if None.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+        InvalidInputError: the data cannot be used.
+        ConfigError: the checkpoint does not translate.
+    """
+    folder = find_checkpoint(checkpoint)
+    network = read_network(folder)
+    require(network.task == translation.name, f"checkpoint {checkpoint} is for {network.task}; shortlists are for text")
+    codec = translation.Codec.read(folder)
+    pairs = translation.read_pairs(data, (network.languages[0], network.languages[1]), limit)
+    return make_shortlists(codec.split(pairs.source), codec.split(pairs.target), network.vocabulary)

@@ -1,0 +1,135 @@
+"""Shortlists: learned from translations, and proposals from them that change no output."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import NATIVE, Waiting, random_tokens, stacked
+from textual import CONFIG, sentences, vocabulary, wordy
+
+from superres.checkpoint import save_checkpoint
+from superres.cli.main import run
+from superres.config import DecodeConfig
+from superres.decoding.batching import ListFeed, RefilledDecoder
+from superres.decoding.decode import decode
+from superres.errors import CheckpointError
+from superres.nn.engines.native import build
+from superres.nn.engines.native.session import NativeModel
+from superres.pipeline.translator import Translator
+from superres.tasks.shortlist import SHORTLIST, TOKENS, Shortlists, make_shortlists
+from superres.tasks.translation import VOCABULARY_FILE
+
+NETWORK = replace(CONFIG, **NATIVE, head_layer="recurrent")
+WORDS = [*range(280, 288)]
+"""The words that the random network chooses among, besides the end."""
+
+
+def lists(*tokens, vocabulary=CONFIG.vocabulary):
+    """Return shortlists that hold `tokens` alone, for every source."""
+    return Shortlists(np.array(tokens, np.int64), np.full((vocabulary, 2), -1, np.int64))
+
+
+def test_translations_are_learned_from_sentences_and_listed_by_their_probability():
+    # Source token i means target token 10 + i; 19 follows every sentence.
+    sources = [[1, 2], [2, 3], [1, 3], [3], [2], [1]] * 3
+    targets = [[10 + token for token in row] + [19] for row in sources]
+    made = make_shortlists(sources, targets, 20, common=1, likely=2)
+    assert made.common.tolist() == [19]
+    assert made.likely.shape == (20, 2)
+    for token in (1, 2, 3):
+        assert 10 + token in made.likely[token]
+    assert (made.likely[[0, 4, 11]] == -1).all()
+
+
+def test_a_list_has_common_tokens_then_the_likeliest_translations_of_all_words_once():
+    likely = np.full((9, 3), -1, np.int64)
+    likely[1], likely[2] = [5, 6, 7], [8, 5, -1]
+    found = Shortlists(np.array([6, 3]), likely).of(np.array([[2, 1, 2], [4, 4, 0]]))
+    assert found.shape == (2, TOKENS)
+    assert found[0, :6].tolist() == [6, 3, 5, 8, 7, -1]
+    assert found[1, :3].tolist() == [6, 3, -1]
+    assert (found[:, 6:] == -1).all()
+
+
+def test_a_list_that_is_full_keeps_the_likeliest():
+    likely = np.arange(600).reshape(2, 300)
+    found = Shortlists(np.array([599]), likely).of(np.array([[0, 1]]))
+    assert len(set(found[0].tolist())) == TOKENS
+    assert {599, 0, 300, 190, 490} <= set(found[0].tolist())
+    assert 299 not in found
+
+
+def test_shortlists_survive_their_file(tmp_path):
+    made = make_shortlists([[1], [2]], [[3], [4]], 9, likely=2)
+    (tmp_path / "lists").write_bytes(made.to_bytes())
+    read = Shortlists.read(tmp_path / "lists", 9)
+    assert np.array_equal(read.common, made.common)
+    assert np.array_equal(read.likely, made.likely)
+    with pytest.raises(CheckpointError, match="shortlists for 8 tokens"):
+        Shortlists.read(tmp_path / "lists", 8)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100, lists(3, vocabulary=4).to_bytes(), lists(-5).to_bytes(),
+                                     lists(10**6).to_bytes()])
+def test_a_damaged_file_gets_one_line(content, tmp_path):
+    (tmp_path / "lists").write_bytes(content)
+    with pytest.raises(CheckpointError, match="train shortlist"):
+        Shortlists.read(tmp_path / "lists", CONFIG.vocabulary)
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("words", [WORDS, WORDS[:3], [300]])
+def test_heads_propose_words_of_the_list_and_outputs_stay_those_of_greedy_decoding(words, precision):
+    model = NativeModel(wordy(NETWORK, 2, torch.float32), end_token=1, precision=precision)
+    source = random_tokens(NETWORK, 3)[0]
+    greedy = decode(model, source, DecodeConfig(block_size=1))
+    model.shortlists = lists(*words).of
+    for size in (2, 4):
+        blocks = decode(model, source, DecodeConfig(block_size=size))
+        assert torch.equal(blocks.tokens, greedy.tokens)
+        for trace in blocks.traces:
+            assert set(trace.proposed[1:, 1:].ravel().tolist()) <= set(words)
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+def test_with_all_words_on_the_list_heads_propose_as_from_the_whole_vocabulary_also_in_refilled_rows():
+    model = NativeModel(wordy(NETWORK, 2, torch.float32), end_token=1, precision="int8")
+    source, options = random_tokens(NETWORK, 6)[0], DecodeConfig(block_size=4)
+    without = decode(model, source, options)
+    model.shortlists = lists(1, *WORDS).of
+    listed = decode(model, source, options)
+    assert [trace.accepted for trace in listed.traces] == [trace.accepted for trace in without.traces]
+    feed = ListFeed([Waiting(one, key, key) for key, one in enumerate(source)])
+    done = {one.item.tag: one for some in RefilledDecoder(model, feed, stacked, options, 2).run() for one in some}
+    for row, trace in enumerate(without.traces):
+        assert done[row].trace.accepted == trace.accepted
+        assert torch.equal(done[row].tokens, without.tokens[row])
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+def test_a_checkpoint_reads_the_shortlists_in_its_folder(tmp_path, capsys):
+    folder, pairs = tmp_path / "toy", sentences(40)
+    save_checkpoint(wordy(NETWORK, 2, torch.float32), folder, dtype=torch.float32,
+                    files={VOCABULARY_FILE: vocabulary()})
+    for language, lines in zip(("en", "de"), (pairs.source, pairs.target), strict=True):
+        (tmp_path / f"text.{language}").write_text("".join(f"{line}\n" for line in lines))
+    words = ["train", "shortlist", "--data", str(tmp_path / "text"), "--checkpoint", str(folder)]
+    assert run([*words, "--output", str(folder / SHORTLIST)]) == 0
+    assert "common tokens" in capsys.readouterr().err
+    translator = Translator.load(folder, "cpu", engine="native")
+    assert translator.scoring.shortlists is not None
+    assert translator(pairs.source[:5], DecodeConfig(block_size=3)).texts == Translator.load(
+        folder, "cpu", engine="plain")(pairs.source[:5], DecodeConfig(block_size=1)).texts
+    (folder / SHORTLIST).write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="remove the file"):
+        Translator.load(folder, "cpu")
+
+
+def test_shortlists_are_for_text(tmp_path, capsys):
+    words = ["train", "shortlist", "--data", "text", "--output", str(tmp_path / "lists")]
+    assert run([*words, "--checkpoint", "celeba-8to32"]) == 2
+    assert "shortlists are for text" in capsys.readouterr().err
