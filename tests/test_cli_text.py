@@ -231,3 +231,33 @@ def test_scores_are_sacrebleus():
     assert bleu(references, references)["score"] == pytest.approx(100)
     assert 40 < bleu(texts, references)["score"] < 90
     assert chrf(texts, references)["signature"].startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")
+
+
+def test_translations_are_written_in_order_before_further_lines_begin(checkpoint, tmp_path, monkeypatch):
+    from superres.batch import text
+    from superres.config import DecodeConfig
+    from superres.pipeline.translator import Translator
+
+    monkeypatch.setattr(text, "TOGETHER", 1)
+    lines, options = [*LINES, *reversed(LINES)], DecodeConfig(temperature=0.9)
+    translator = Translator.load(checkpoint, "cpu")
+    results = list(text.translate_lines(lines, translator, options, 2))
+    assert [len(result.texts) for result in results] == [2] * (len(lines) // 2)
+    # The noise of a line is that of its number in the whole text.
+    assert [line for result in results for line in result.texts] == translator(lines, options).texts
+    output = tmp_path / "out.txt"
+    output.write_text("before\n")
+    with text.line_writer(output) as write:
+        write(["a", "b"])
+        assert output.read_text() == "before\n"
+        write(["c"])
+    assert output.read_text() == "a\nb\nc\n"
+    with pytest.raises(AttributeError), text.line_writer(output) as write:
+        write(["d", None.missing])
+    assert output.read_text() == "a\nb\nc\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
+    summary = text.Summary()
+    for result in results:
+        summary.add(result)
+    assert summary.lines == len(lines)
+    assert str(summary).startswith(f"{len(lines)} lines in ")

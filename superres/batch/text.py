@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from superres.config import BeamConfig, DecodeConfig, require
-from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import OutputError
-from superres.system.output import prepare_folder, write_result
-from superres.system.progress import say
+from superres.system.output import prepare_folder, scratch_file
 from superres.system.terminal import read_standard_input, write_output
 from superres.tasks.translation import decode_lines, read_lines
 
 if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace
     from superres.pipeline.translator import Translated, Translator
+
+TOGETHER = 16
+"""Batches of lines that are sorted by length together. Their translations are written before further lines begin."""
 
 
 def input_lines(texts: Sequence[str], path: Path | None) -> list[str]:
@@ -53,51 +57,103 @@ def check_output(output: Path | None, path: Path | None) -> None:
     prepare_folder(output.parent)
 
 
+@dataclass
+class Summary:
+    """What `superres translate` reports at its end.
+
+    Attributes:
+        lines: number of translated lines.
+        seconds: time of translating them.
+        parts: number of parts of each line that was translated in parts, by the line's number from 1 on.
+        cut: numbers of the lines whose translation was cut.
+        tokens: tokens accepted in blocks; 0 with beam search.
+        iterations: iterations that accepted them.
+    """
+
+    lines: int = 0
+    seconds: float = 0.0
+    parts: dict[int, int] = field(default_factory=dict)
+    cut: list[int] = field(default_factory=list)
+    tokens: int = 0
+    iterations: int = 0
+
+    def add(self, result: Translated) -> None:
+        """Add the result of the next lines."""
+        numbers = range(self.lines + 1, self.lines + 1 + len(result.texts))
+        self.parts.update((number, parts) for number, parts in zip(numbers, result.parts, strict=True) if parts > 1)
+        self.cut += (number for number, is_cut in zip(numbers, result.cut, strict=True) if is_cut)
+        traces = [trace for traces in result.traces for trace in traces]
+        self.tokens += sum(sum(trace.accepted) for trace in traces)
+        self.iterations += sum(trace.iterations for trace in traces)
+        self.lines, self.seconds = self.lines + len(result.texts), self.seconds + result.seconds
+
+    def notes(self, source_length: int) -> list[str]:
+        """Return notes on lines longer than the `source_length` tokens that the model reads, and on what was cut."""
+        found = [f"line {number} is longer than the {source_length} tokens that the model reads; translated in {parts} "
+                 "parts" for number, parts in self.parts.items()]
+        if self.cut:
+            shown = ", ".join(map(str, self.cut[:5])) + (" and others" if len(self.cut) > 5 else "")
+            found.append(f"{len(self.cut)} of {self.lines} translations were cut, since they grew too long for their "
+                         f"source: line {shown}")
+        return found
+
+    def __str__(self) -> str:
+        size = f", mean accepted block size {self.tokens / self.iterations:.2f}" if self.iterations else ""
+        return f"{self.lines} lines in {self.seconds:.1f} s{size}"
+
+
 def translate_lines(
-    lines: Sequence[str], translator: Translator, options: DecodeConfig | BeamConfig, batch_size: int
-) -> Translated:
-    """Translate `lines` with a progress bar on a terminal; report lines that were too long for the model.
+    lines: Sequence[str], translator: Translator, options: DecodeConfig | BeamConfig, batch_size: int,
+) -> Iterator[Translated]:
+    """Translate `lines` with a progress bar on a terminal, and yield the results of some lines at a time, in order.
 
     Raises:
-        InvalidInputError: a word is too long for the model.
+        InvalidInputError: a word is too long for the model; then nothing is translated.
         ConfigError: the checkpoint does not support `options`.
     """
-    with tqdm(unit="segment", disable=None) as bar:
+    translator.check_lines(lines)
+    with tqdm(total=len(lines), unit="line", disable=None) as bar:
+        for first in range(0, len(lines), max(1, TOGETHER * batch_size)):
+            part = lines[first : first + TOGETHER * batch_size]
 
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
+            progress = partial(_show, bar, first, len(part))
+            yield translator(part, options, keys=range(first, first + len(part)), batch_size=batch_size,
+                             progress=progress)
 
-        result = translator(lines, options, batch_size=batch_size, progress=progress)
-    for note in notes(translator, result):
-        say(note)
-    return result
+
+def _show(bar: tqdm[Any], before: int, count: int, done: int, total: int) -> None:
+    """Move the bar to `done` of `total` segments of `count` lines, which follow `before` lines."""
+    bar.update(before + count * done // total - bar.n)
 
 
 def notes(translator: Translator, result: Translated) -> list[str]:
-    """Return notes on a result: the lines that were too long, and the translations that were cut."""
-    model = translator.model_config
-    found = [f"line {number} is longer than the {model.source_length} tokens that the model reads; translated in "
-             f"{parts} parts" for number, parts in enumerate(result.parts, 1) if parts > 1]
-    cut = [number for number, is_cut in enumerate(result.cut, 1) if is_cut]
-    if cut:
-        shown = ", ".join(map(str, cut[:5])) + (" and others" if len(cut) > 5 else "")
-        found.append(f"{len(cut)} of {len(result.texts)} translations were cut, since they grew too long for their "
-                     f"source: line {shown}")
-    return found
+    """Return `Summary.notes` of one result."""
+    summary = Summary()
+    summary.add(result)
+    return summary.notes(translator.model_config.source_length)
 
 
-def write_lines(texts: Sequence[str], output: Path | None) -> None:
-    """Write one line per text, atomically to the file `output`, or to standard output.
+@contextmanager
+def line_writer(output: Path | None) -> Iterator[Callable[[Sequence[str]], None]]:
+    """Yield a function that writes one line per text: to standard output at once, or to the file `output`.
+
+    The file is complete, or as it was before: it takes its name at the end of the block.
 
     Raises:
         OutputError: the output cannot be written.
     """
-    data = "".join(f"{text}\n" for text in texts).encode()
     if output is None:
-        write_output(data)
-    else:
-        write_result(output, data)
+        yield lambda texts: write_output(_joined(texts))
+        return
+    try:
+        with scratch_file(output.parent, output) as file:
+            yield lambda texts: file.writelines([_joined(texts)])
+    except OSError as error:
+        raise OutputError(f"cannot write {output}: {error.strerror}; choose another --output") from error
+
+
+def _joined(texts: Sequence[str]) -> bytes:
+    return "".join(f"{text}\n" for text in texts).encode()
 
 
 def accepted_tokens(traces: Sequence[RowTrace]) -> list[list[int]]:
@@ -116,10 +172,3 @@ def trace_lines(translator: Translator, traces: Sequence[RowTrace]) -> list[str]
     steps = accepted_tokens(traces)
     return [f"Step {number:<3} {len(tokens):>2} token{'s' if len(tokens) > 1 else ' '}  "
             f"[{', '.join(translator.codec.names(tokens))}]" for number, tokens in enumerate(steps, 1)]
-
-
-def summary_line(result: Translated) -> str:
-    """Return a human-readable line on the number of lines, the time and the mean accepted block size."""
-    traces = [trace for traces in result.traces for trace in traces]
-    size = f", mean accepted block size {mean_accepted_block_size(traces):.2f}" if traces else ""
-    return f"{len(result.texts)} lines in {result.seconds:.1f} s{size}"

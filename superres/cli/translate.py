@@ -49,16 +49,21 @@ def translate(
         opt.refuse_ineffective(context, f"with --beam {beam}, which has no blocks to show; leave out one of the two",
                                "trace")
 
-    from superres.batch.text import check_output, input_lines, summary_line, trace_lines, translate_lines, write_lines
+    from superres.batch.text import Summary, check_output, input_lines, line_writer, trace_lines, translate_lines
 
     check_output(output, input)
     lines = input_lines(texts or [], input)
     translator = opt.load_translator(checkpoint, device, languages, engine)
     given = opt.given_options(context, decode)
     options = search or combined(translator.default, given, translator.model_config.prediction_heads)
-    result = translate_lines(lines, translator, options, batch_size)
-    write_lines(result.texts, output)
-    for traces in result.traces if trace else []:
-        echo("\n".join([*trace_lines(translator, traces), ""]), err=True)
+    summary = Summary()
+    with line_writer(output) as write:
+        for result in translate_lines(lines, translator, options, batch_size):
+            write(result.texts)
+            summary.add(result)
+            for traces in result.traces if trace else []:
+                echo("\n".join([*trace_lines(translator, traces), ""]), err=True)
+    for note in summary.notes(translator.model_config.source_length):
+        say(note)
     if output is not None:
-        say(summary_line(result))
+        say(str(summary))

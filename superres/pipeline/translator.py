@@ -244,15 +244,28 @@ class Translator(Pipeline):
         require(len(options.temperatures) == 1 and options.noise == "gumbel",
                 "text has no colour channels and no order of its tokens; give one temperature, and noise gumbel")
 
+    def check_lines(self, lines: Sequence[str]) -> None:
+        """Check that the model can read all lines.
+
+        Raises:
+            InvalidInputError: a word is too long for the model.
+        """
+        for _ in self._parts(lines):
+            pass
+
+    def _parts(self, lines: Sequence[str]) -> Iterator[list[str]]:
+        """Yield the segments of each line as text."""
+        for number, line in enumerate(lines, 1):
+            try:
+                yield self.codec.segments(line)
+            except InvalidInputError as error:
+                raise InvalidInputError(f"line {number}: {error}") from error
+
     def _segments(self, lines: Sequence[str], keys: Sequence[int] | None) -> list[_Segment]:
         """Split lines into segments, none for an empty line; `keys` as for a call."""
         keyed = noise_keys(keys, len(lines), torch.device("cpu"))
         segments = list[_Segment]()
-        for number, line in enumerate(lines):
-            try:
-                parts = self.codec.segments(line)
-            except InvalidInputError as error:
-                raise InvalidInputError(f"line {number + 1}: {error}") from error
+        for number, parts in enumerate(self._parts(lines)):
             own = [int(keyed[number])]  # as of part 0
             if len(parts) > 1:
                 own = part_keys(keyed[number].expand(len(parts)), torch.arange(len(parts))).tolist()
