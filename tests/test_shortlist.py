@@ -29,7 +29,8 @@ WORDS = [*range(280, 288)]
 
 def lists(*tokens, vocabulary=CONFIG.vocabulary):
     """Return shortlists that hold `tokens` alone, for every source."""
-    return Shortlists(np.array(tokens, np.int64), np.full((vocabulary, 2), -1, np.int64))
+    return Shortlists(np.array(tokens, np.int64), np.full((vocabulary, 2), -1, np.int64),
+                      np.ones(vocabulary, np.float32), 2.0)
 
 
 def test_translations_are_learned_from_sentences_and_listed_by_their_probability():
@@ -47,7 +48,7 @@ def test_translations_are_learned_from_sentences_and_listed_by_their_probability
 def test_a_list_has_common_tokens_then_the_likeliest_translations_of_all_words_once():
     likely = np.full((9, 3), -1, np.int64)
     likely[1], likely[2] = [5, 6, 7], [8, 5, -1]
-    found = Shortlists(np.array([6, 3]), likely).of(np.array([[2, 1, 2], [4, 4, 0]]))
+    found = Shortlists(np.array([6, 3]), likely, np.ones(9, np.float32), 2.0).of(np.array([[2, 1, 2], [4, 4, 0]]))
     assert found.shape == (2, TOKENS)
     assert found[0, :6].tolist() == [6, 3, 5, 8, 7, -1]
     assert found[1, :3].tolist() == [6, 3, -1]
@@ -56,18 +57,21 @@ def test_a_list_has_common_tokens_then_the_likeliest_translations_of_all_words_o
 
 def test_a_list_that_is_full_keeps_the_likeliest():
     likely = np.arange(600).reshape(2, 300)
-    found = Shortlists(np.array([599]), likely).of(np.array([[0, 1]]))
+    found = Shortlists(np.array([599]), likely, np.ones(2, np.float32), 2.0).of(np.array([[0, 1]]))
     assert len(set(found[0].tolist())) == TOKENS
     assert {599, 0, 300, 190, 490} <= set(found[0].tolist())
     assert 299 not in found
 
 
 def test_shortlists_survive_their_file(tmp_path):
-    made = make_shortlists([[1], [2]], [[3], [4]], 9, likely=2)
+    made = make_shortlists([[1], [2]], [[3], [4]], 9, likely=2, domain="numbers")
     (tmp_path / "lists").write_bytes(made.to_bytes())
     read = Shortlists.read(tmp_path / "lists", 9)
     assert np.array_equal(read.common, made.common)
     assert np.array_equal(read.likely, made.likely)
+    assert np.array_equal(read.bits, made.bits)
+    assert read.domain == "numbers"
+    assert read.usual == pytest.approx(made.usual)
     with pytest.raises(CheckpointError, match="shortlists for 8 tokens"):
         Shortlists.read(tmp_path / "lists", 8)
 
@@ -117,13 +121,17 @@ def test_a_checkpoint_reads_the_shortlists_in_its_folder(tmp_path, capsys):
                     files={VOCABULARY_FILE: vocabulary()})
     for language, lines in zip(("en", "de"), (pairs.source, pairs.target), strict=True):
         (tmp_path / f"text.{language}").write_text("".join(f"{line}\n" for line in lines))
-    words = ["train", "shortlist", "--data", str(tmp_path / "text"), "--checkpoint", str(folder)]
+    words = ["train", "shortlist", "--data", str(tmp_path / "text"), "--checkpoint", str(folder), "--domain", "toys"]
     assert run([*words, "--output", str(folder / SHORTLIST)]) == 0
     assert "common tokens" in capsys.readouterr().err
     translator = Translator.load(folder, "cpu", engine="native")
     assert translator.scoring.shortlists is not None
     assert translator(pairs.source[:5], DecodeConfig(block_size=3)).texts == Translator.load(
         folder, "cpu", engine="plain")(pairs.source[:5], DecodeConfig(block_size=1)).texts
+    # Words that the text lacks are spelled by rare tokens.
+    assert run(["translate", pairs.source[0], "Xylophones!", "--checkpoint", str(folder), "--device", "cpu"]) == 0
+    assert capsys.readouterr().err == (
+        "superres: the model knows toys only, so 1 of 2 translations may be wrong: line 2\n")
     (folder / SHORTLIST).write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="remove the file"):
         Translator.load(folder, "cpu")

@@ -66,6 +66,7 @@ class Summary:
         seconds: time of translating them.
         parts: number of parts of each line that was translated in parts, by the line's number from 1 on.
         cut: numbers of the lines whose translation was cut.
+        unusual: numbers of the lines that are unlike the text that the network learned.
         tokens: tokens accepted in blocks; 0 with beam search.
         iterations: iterations that accepted them.
     """
@@ -74,6 +75,7 @@ class Summary:
     seconds: float = 0.0
     parts: dict[int, int] = field(default_factory=dict)
     cut: list[int] = field(default_factory=list)
+    unusual: list[int] = field(default_factory=list)
     tokens: int = 0
     iterations: int = 0
 
@@ -82,19 +84,24 @@ class Summary:
         numbers = range(self.lines + 1, self.lines + 1 + len(result.texts))
         self.parts.update((number, parts) for number, parts in zip(numbers, result.parts, strict=True) if parts > 1)
         self.cut += (number for number, is_cut in zip(numbers, result.cut, strict=True) if is_cut)
+        self.unusual += (number for number, is_unusual in zip(numbers, result.unusual, strict=False) if is_unusual)
         traces = [trace for traces in result.traces for trace in traces]
         self.tokens += sum(sum(trace.accepted) for trace in traces)
         self.iterations += sum(trace.iterations for trace in traces)
         self.lines, self.seconds = self.lines + len(result.texts), self.seconds + result.seconds
 
-    def notes(self, source_length: int) -> list[str]:
-        """Return notes on lines longer than the `source_length` tokens that the model reads, and on what was cut."""
-        found = [f"line {number} is longer than the {source_length} tokens that the model reads; translated in {parts} "
-                 "parts" for number, parts in self.parts.items()]
+    def notes(self, translator: Translator) -> list[str]:
+        """Return notes on the lines that were too long, cut, or unlike the text that the network learned."""
+        length, learned = translator.model_config.source_length, translator.shortlists
+        found = [f"line {number} is longer than the {length} tokens that the model reads; translated in {parts} parts"
+                 for number, parts in self.parts.items()]
         if self.cut:
-            shown = ", ".join(map(str, self.cut[:5])) + (" and others" if len(self.cut) > 5 else "")
             found.append(f"{len(self.cut)} of {self.lines} translations were cut, since they grew too long for their "
-                         f"source: line {shown}")
+                         f"source: {_some_lines(self.cut)}")
+        if self.unusual and learned is not None:
+            known = f"knows {learned.domain} only" if learned.domain else "learned other text"
+            found.append(f"the model {known}, so {len(self.unusual)} of {self.lines} translations may be wrong: "
+                         f"{_some_lines(self.unusual)}")
         return found
 
     def __str__(self) -> str:
@@ -126,11 +133,16 @@ def _show(bar: tqdm[Any], before: int, count: int, done: int, total: int) -> Non
     bar.update(before + count * done // total - bar.n)
 
 
+def _some_lines(numbers: Sequence[int]) -> str:
+    """Return the first of the line numbers as text."""
+    return f"line {', '.join(map(str, numbers[:5]))}" + (" and others" if len(numbers) > 5 else "")
+
+
 def notes(translator: Translator, result: Translated) -> list[str]:
     """Return `Summary.notes` of one result."""
     summary = Summary()
     summary.add(result)
-    return summary.notes(translator.model_config.source_length)
+    return summary.notes(translator)
 
 
 @contextmanager

@@ -85,6 +85,8 @@ TeacherBeam = Annotated[int, Option(metavar="N", rich_help_panel=DECODING, help=
 Precision = Annotated[str, Option(metavar="[bf16|no]", help="Autocast to bf16, or no autocast.")]
 ShortlistFile = Annotated[Path, Option(metavar="FILE", help="File for the shortlists. shortlist.safetensors in the "
                                        "checkpoint's folder is read without an option.")]
+Domain = Annotated[str, Option(metavar="WORDS", help="What the text is, for messages about other text, such as "
+                               "'captions of photographs'.")]
 NgramFile = Annotated[Path, Option(metavar="FILE", help="File for the counts. ngrams.safetensors in the checkpoint's "
                                    "folder is found automatically.")]
 Order = Annotated[int, Option(metavar="N", help="Largest number of tokens in an n-gram.")]
@@ -241,15 +243,17 @@ def ngrams(
 @train_app.command()
 def shortlist(
     data: TrainData, output: ShortlistFile, checkpoint: opt.Checkpoint = DEFAULT_TRANSLATOR, limit: Limit = None,
+    domain: Domain = "",
 ) -> None:
     """Learn the shortlists from which the heads of a text checkpoint choose, from parallel text.
 
-    They change no translation: a head's proposal costs less, and some words are no longer proposed.
+    They change no translation: a head's proposal costs less, and some words are no longer proposed. They also tell
+    which sentences are unlike the text.
     """
     from superres.system.output import write_result
     from superres.training.shortlists import learn_shortlists
 
-    lists = learn_shortlists(checkpoint, data, limit)
+    lists = learn_shortlists(checkpoint, data, limit, domain)
     write_result(output, lists.to_bytes())
     say(f"{output}: {len(lists.common)} common tokens, and translations of "
         f"{int((lists.likely >= 0).any(1).sum()):,} source tokens")

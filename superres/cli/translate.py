@@ -63,7 +63,7 @@ def translate(
             summary.add(result)
             for traces in result.traces if trace else []:
                 echo("\n".join([*trace_lines(translator, traces), ""]), err=True)
-    for note in summary.notes(translator.model_config.source_length):
+    for note in summary.notes(translator):
         say(note)
     if output is not None:
         say(str(summary))

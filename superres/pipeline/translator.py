@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, groupby, repeat
 from pathlib import Path
@@ -45,6 +45,7 @@ class Translated:
         model_calls: number of model calls for all lines; each call processes a batch.
         seconds: wall-clock seconds for all lines.
         is_complete: whether the translation is finished.
+        unusual: whether each line is unlike the text that the network learned, as far as the checkpoint can tell.
     """
 
     texts: list[str]
@@ -55,6 +56,7 @@ class Translated:
     model_calls: int
     seconds: float
     is_complete: bool = True
+    unusual: list[bool] = field(default_factory=list)
 
     def _repr_html_(self) -> str:
         about = f"{counted(len(self.texts), 'line')}, {self.seconds:.2f} s, {counted(self.model_calls, 'model call')}"
@@ -86,6 +88,7 @@ class _SegmentResult:
     trace: RowTrace | None
     cut: bool
     tokens: int
+    unusual: bool
 
 
 class Translator(Pipeline):
@@ -94,6 +97,7 @@ class Translator(Pipeline):
     Attributes:
         codec: converts text to tokens and back.
         languages: source and target language, such as ("en", "de").
+        shortlists: what the checkpoint knows of its training text, or None.
     """
 
     task = translation.name
@@ -118,6 +122,7 @@ class Translator(Pipeline):
         source, target = model.config.languages
         self.codec, self.languages = codec, (source, target)
         self.proposers.files = {translation.VOCABULARY_FILE: codec.model}
+        self.shortlists = shortlists
         if shortlists is not None:
             self.scoring.shortlists = shortlists.of
 
@@ -295,7 +300,9 @@ class Translator(Pipeline):
         """Return the results of N segments by number; `tokens` are [N, T], of which `lengths` [N] are valid."""
         longest = torch.tensor([self.model_config.longest_target(len(segment.tokens)) for segment in segments])
         full = (lengths.cpu() == longest) & (tokens != translation.END).all(1).cpu()
-        results = map(_SegmentResult, self.codec.decode(tokens.cpu().numpy()), traces, full.tolist(), lengths.tolist())
+        unusual = [self.shortlists is not None and self.shortlists.is_unusual(one.tokens) for one in segments]
+        results = map(_SegmentResult, self.codec.decode(tokens.cpu().numpy()), traces, full.tolist(), lengths.tolist(),
+                      unusual)
         return {segment.number: one for segment, one in zip(segments, results, strict=True)}
 
 
@@ -324,4 +331,5 @@ def _joined(
         [any(part.cut for part in parts) for parts in by_line],
         [sum(part.tokens for part in parts) for parts in by_line],
         [len(parts) for parts in by_line], calls, seconds, is_complete,
+        [any(part.unusual for part in parts) for parts in by_line],
     )

@@ -1,8 +1,11 @@
-"""Shortlists: the few target tokens that a translation may contain, for the prediction heads to choose from.
+"""What a checkpoint for text knows of its training text: likely translations of every token, and usual tokens.
 
-A head's product with the whole vocabulary takes most of its time. The lists are lexical, as in Devlin (2017), "Sharp
-Models on Dull Hardware", section 3.3: the likeliest translations of every source token, and the commonest tokens. p1
-chooses from the whole vocabulary, so shortlists change no output, only how many proposals are accepted.
+Shortlists are the few target tokens that a translation may contain, for the prediction heads to choose from. A head's
+product with the whole vocabulary takes most of its time. The lists are lexical, as in Devlin (2017), "Sharp Models on
+Dull Hardware", section 3.3: the likeliest translations of every source token, and the commonest tokens. p1 chooses from
+the whole vocabulary, so shortlists change no output, only how many proposals are accepted.
+
+How usual the tokens of a sentence are tells whether it is of the kind that the network learned.
 """
 
 from __future__ import annotations
@@ -36,10 +39,20 @@ class Shortlists:
     Attributes:
         common: the commonest target tokens, int64 [M], M at most TOKENS.
         likely: the likeliest translations of every source token, the likeliest first, int64 [V, N]; -1 past the last.
+        bits: information of every source token, -log2 of its share of the training text, float [V].
+        usual: mean information per token that 99 of 100 training sentences stay below.
+        domain: what the training text is, such as "captions of photographs"; "" if it is not known.
     """
 
     common: Int64
     likely: Int64
+    bits: npt.NDArray[np.float32]
+    usual: float
+    domain: str = ""
+
+    def is_unusual(self, source: Sequence[int]) -> bool:
+        """Return whether a sentence's tokens are rarer than those of 99 of 100 training sentences."""
+        return len(source) > 0 and float(self.bits[list(source)].mean()) > self.usual
 
     def of(self, source: Int64) -> Int64:
         """Return the shortlist of each source [B, S], int64 [B, TOKENS]; -1 past the last token of a list.
@@ -59,7 +72,9 @@ class Shortlists:
         """Return the shortlists as a safetensors file."""
         from safetensors.numpy import save
 
-        return save({"common": self.common.astype(np.int32), "likely": self.likely.astype(np.int32)})
+        tensors = {"common": self.common.astype(np.int32), "likely": self.likely.astype(np.int32),
+                   "bits": self.bits.astype(np.float32), "usual": np.array([self.usual], np.float32)}
+        return save(tensors, metadata={"domain": self.domain})
 
     @classmethod
     def read(cls, path: Path, vocabulary: int) -> Shortlists:
@@ -68,29 +83,30 @@ class Shortlists:
         Raises:
             CheckpointError: the file is damaged, or was made for another vocabulary.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        from safetensors import SafetensorError, safe_open
 
         try:
             require_regular(path)
-            arrays = load_file(path)
-            common, likely = arrays["common"], arrays["likely"]
+            with safe_open(path, "np") as file:
+                common, likely, bits, usual = (file.get_tensor(name) for name in ("common", "likely", "bits", "usual"))
+                domain = (file.metadata() or {}).get("domain", "")
             whole = (common.ndim == 1 and likely.ndim == 2 and 1 <= len(common) <= TOKENS
                      and len(likely) == vocabulary and common.dtype == likely.dtype == np.int32
                      and 0 <= common.min() <= common.max() < vocabulary and likely.min(initial=-1) >= -1
-                     and likely.max(initial=-1) < vocabulary)
+                     and likely.max(initial=-1) < vocabulary and bits.shape == (vocabulary,) and usual.shape == (1,)
+                     and bits.dtype == usual.dtype == np.float32 and bool(np.isfinite(bits).all() and usual >= 0))
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} does not hold shortlists ({plain(str(error))}); make them with 'superres "
                                   "train shortlist', or remove the file") from error
         if not whole:
             raise CheckpointError(f"{path} does not hold shortlists for {vocabulary} tokens; make them with 'superres "
                                   "train shortlist', or remove the file")
-        return cls(common.astype(np.int64), likely.astype(np.int64))
+        return cls(common.astype(np.int64), likely.astype(np.int64), bits, float(usual[0]), domain)
 
 
 def make_shortlists(
     sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], vocabulary: int, common: int = 128,
-    likely: int = 48,
+    likely: int = 48, domain: str = "",
 ) -> Shortlists:
     """Learn shortlists from sentences and their translations with IBM's model 1 (Brown et al. 1993).
 
@@ -100,6 +116,7 @@ def make_shortlists(
         vocabulary: V.
         common: number of common tokens.
         likely: number of translations per source token.
+        domain: see `Shortlists`.
     """
     pairs, place = _pairs(sources, targets, vocabulary)
     key, pair = np.unique(pairs, return_inverse=True)
@@ -112,7 +129,11 @@ def make_shortlists(
         p = count / np.bincount(source, count, vocabulary)[source]
     frequency = np.bincount(np.concatenate([np.asarray(row, np.int64) for row in targets]), minlength=vocabulary)
     frequent = np.argsort(-frequency, kind="stable")[:common]
-    return Shortlists(frequent[frequency[frequent] > 0], _likeliest(source, target, p, vocabulary, likely))
+    known = np.bincount(np.concatenate([np.asarray(row, np.int64) for row in sources]), minlength=vocabulary) + 0.5
+    bits = -np.log2(known / known.sum())
+    usual = float(np.percentile([bits[list(row)].mean() for row in sources], 99))
+    return Shortlists(frequent[frequency[frequent] > 0], _likeliest(source, target, p, vocabulary, likely),
+                      bits.astype(np.float32), usual, domain)
 
 
 def _pairs(

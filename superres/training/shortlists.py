@@ -10,13 +10,16 @@ from superres.tasks import translation
 from superres.tasks.shortlist import Shortlists, make_shortlists
 
 
-def learn_shortlists(checkpoint: str, data: str | Path, limit: int | None = None) -> Shortlists:
+def learn_shortlists(
+    checkpoint: str, data: str | Path, limit: int | None = None, domain: str = "",
+) -> Shortlists:
     """Learn shortlists from parallel text.
 
     Args:
         checkpoint: bundled name, folder or hub id, whose vocabulary defines the tokens.
         data: parallel text, as for training; its translations should be those that the heads were trained on.
         limit: number of pairs to use, from the first on; all if None.
+        domain: what the text is, for messages, such as "captions of photographs".
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
@@ -28,4 +31,5 @@ def learn_shortlists(checkpoint: str, data: str | Path, limit: int | None = None
     require(network.task == translation.name, f"checkpoint {checkpoint} is for {network.task}; shortlists are for text")
     codec = translation.Codec.read(folder)
     pairs = translation.read_pairs(data, (network.languages[0], network.languages[1]), limit)
-    return make_shortlists(codec.split(pairs.source), codec.split(pairs.target), network.vocabulary)
+    return make_shortlists(codec.split(pairs.source), codec.split(pairs.target), network.vocabulary,
+                           domain=domain)
