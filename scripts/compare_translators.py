@@ -49,9 +49,12 @@ def theirs(peer: ctranslate2.Translator, translator: Translator, lines: list[str
     """Translate with CTranslate2; the tokens are those of `translator`."""
     pieces = translator.codec.pieces
     tokens = [pieces.encode(line, out_type=str) for line in lines]
+    network = translator.model_config
     results = peer.translate_batch(tokens, beam_size=1, max_batch_size=batch_size,
-                                   max_decoding_length=translator.model_config.target_length)
-    return [pieces.decode(result.hypotheses[0]) for result in results]
+                                   max_decoding_length=network.target_length)
+    # It has no largest length for each source.
+    most = [network.longest_target(len(row) + 1) for row in tokens]
+    return [pieces.decode(result.hypotheses[0][:length]) for result, length in zip(results, most, strict=True)]
 
 
 def variants(checkpoint: str, folder: str, threads: int) -> dict[str, Translate]:

@@ -41,7 +41,10 @@ def test_an_exported_network_gives_the_tokens_of_greedy_decoding(changes, tmp_pa
     found = peer.translate_batch(tokens, beam_size=1, max_decoding_length=CONFIG.target_length)
     expected = Translator.load(folder, "cpu", engine="plain")(LINES, DecodeConfig(block_size=1))
     assert changes or len({len(result.hypotheses[0]) for result in found}) > 1  # some sentences end
-    assert [codec().pieces.decode(result.hypotheses[0]) for result in found] == expected.texts
+    # CTranslate2 has one largest length for all lines, superres one for each source.
+    most = [CONFIG.longest_target(len(row) + 1) for row in tokens]
+    cut = [result.hypotheses[0][:length] for result, length in zip(found, most, strict=True)]
+    assert [codec().pieces.decode(row) for row in cut] == expected.texts
 
 
 def test_the_readme_of_an_exported_network_runs(tmp_path, capsys):

@@ -100,4 +100,4 @@ def test_a_draft_of_another_engine_and_a_class_of_the_user_are_left_to_the_loop(
 
 def test_every_proposer_that_states_data_is_tested():
     with_data = {name for name, kind in PROPOSERS.items() if kind.as_data is not PROPOSERS["left"].as_data}
-    assert with_data == {"heads", *PROPOSED}
+    assert with_data == {"heads", "lookahead", *PROPOSED}  # test_native_tree.py tests lookahead
