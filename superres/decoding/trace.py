@@ -103,8 +103,9 @@ class TraceRecorder:
         """Return the entries and block sizes of the iterations from number `first` on."""
         parts, number = list[tuple[Tensor, int]](), self._count
         for steps, size in reversed(self._parts):  # most calls need the last few iterations only
-            number -= len(steps)
-            if number + len(steps) <= first:
+            count = steps.shape[0]  # `len` of a tensor takes four times as long
+            number -= count
+            if number + count <= first:
                 break
             parts.append((steps[first - number :] if number < first else steps, size))
         return parts[::-1]
