@@ -17,14 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import ctranslate2
 import torch
 import typer
 
 from superres import DecodeConfig, SuperresError
-from superres.config import require
+from superres.cli.benchmark import parse_batches
 from superres.evaluation.text import bleu
 from superres.pipeline.export import export_ctranslate2
 from superres.pipeline.translator import Translator
@@ -33,6 +32,9 @@ from superres.system.machine import machine, require_idle
 from superres.system.output import markdown_table, prepare_folder, write_results
 from superres.tasks.translation import TextPairs, read_pairs
 
+if TYPE_CHECKING:
+    import ctranslate2
+
 Translate = Callable[[list[str], int], list[str]]
 """Translates lines in batches of a given size."""
 
@@ -40,7 +42,7 @@ PEER = "CTranslate2 int8, greedy"
 """The variant that the others are compared with."""
 
 
-def ours(translator: Translator, options: DecodeConfig | None, lines: list[str], batch_size: int) -> list[str]:
+def ours(translator: Translator, options: DecodeConfig, lines: list[str], batch_size: int) -> list[str]:
     """Translate with superres."""
     return translator(lines, options, batch_size=batch_size).texts
 
@@ -58,7 +60,10 @@ def theirs(peer: ctranslate2.Translator, translator: Translator, lines: list[str
 
 
 def variants(checkpoint: str, folder: str, threads: int) -> dict[str, Translate]:
-    """Return the variants by name: CTranslate2 in float32 and int8; ours greedy, in blocks, and with its defaults."""
+    """Return the variants by name: CTranslate2 in float32 and int8, and ours greedily and in blocks."""
+    import ctranslate2
+
+
     made: dict[str, Translate] = {}
     translators = {engine: Translator.load(checkpoint, "cpu", engine=engine) for engine in ("native", "native-int8")}
     for kind in ("float32", "int8"):
@@ -126,16 +131,16 @@ def main(
     busy: Annotated[bool, typer.Option("--busy", help="Measure even while other programs use the processor.")] = False,
 ) -> None:
     """Translate with all variants in turns; write the times and the quality."""
+    sizes = parse_batches(batches)
     if not busy:
         require_idle()
     torch.set_num_threads(threads)
     prepare_folder(output)
     text = read_pairs(data, ("en", "de"), limit)
-    require(len(text.source) > 0, f"{data} has no sentences; give other --data")
     with tempfile.TemporaryDirectory() as folder:
         export_ctranslate2(checkpoint, Path(folder))
         compared = variants(checkpoint, folder, threads)
-    rows = measure(compared, text, [int(size) for size in batches.split(",")], repeats)
+    rows = measure(compared, text, sizes, repeats)
     table = markdown(rows, len(text.source), threads)
     document = {"machine": machine(torch.device("cpu")), "threads": threads, "sentences": len(text.source),
                 "rows": rows}

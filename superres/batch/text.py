@@ -122,10 +122,8 @@ def translate_lines(
     with tqdm(total=len(lines), unit="line", disable=None) as bar:
         for first in range(0, len(lines), max(1, TOGETHER * batch_size)):
             part = lines[first : first + TOGETHER * batch_size]
-
-            progress = partial(_show, bar, first, len(part))
             yield translator(part, options, keys=range(first, first + len(part)), batch_size=batch_size,
-                             progress=progress)
+                             progress=partial(_show, bar, first, len(part)))
 
 
 def _show(bar: tqdm[Any], before: int, count: int, done: int, total: int) -> None:

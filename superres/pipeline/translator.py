@@ -72,12 +72,14 @@ class _Segment:
         line: number of its line.
         tokens: source tokens.
         key: key of its sampling noise.
+        unusual: as in `Translated`.
     """
 
     number: int
     line: int
     tokens: list[int]
     key: int
+    unusual: bool
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,6 @@ class _SegmentResult:
     trace: RowTrace | None
     cut: bool
     tokens: int
-    unusual: bool
 
 
 class Translator(Pipeline):
@@ -274,7 +275,9 @@ class Translator(Pipeline):
             own = [int(keyed[number])]  # as of part 0
             if len(parts) > 1:
                 own = part_keys(keyed[number].expand(len(parts)), torch.arange(len(parts))).tolist()
-            segments += map(_Segment, count(len(segments)), repeat(number), self.codec.split(parts), own)
+            tokens = self.codec.split(parts)
+            unusual = [self.shortlists is not None and self.shortlists.is_unusual(row) for row in tokens]
+            segments += map(_Segment, count(len(segments)), repeat(number), tokens, own, unusual)
         return segments
 
     def _source(self, segments: Sequence[_Segment], length: int = 0) -> Source:
@@ -300,9 +303,7 @@ class Translator(Pipeline):
         """Return the results of N segments by number; `tokens` are [N, T], of which `lengths` [N] are valid."""
         longest = torch.tensor([self.model_config.longest_target(len(segment.tokens)) for segment in segments])
         full = (lengths.cpu() == longest) & (tokens != translation.END).all(1).cpu()
-        unusual = [self.shortlists is not None and self.shortlists.is_unusual(one.tokens) for one in segments]
-        results = map(_SegmentResult, self.codec.decode(tokens.cpu().numpy()), traces, full.tolist(), lengths.tolist(),
-                      unusual)
+        results = map(_SegmentResult, self.codec.decode(tokens.cpu().numpy()), traces, full.tolist(), lengths.tolist())
         return {segment.number: one for segment, one in zip(segments, results, strict=True)}
 
 
@@ -323,13 +324,14 @@ def _joined(
 ) -> Translated:
     """Join the segments' results line by line."""
     by_line: list[list[_SegmentResult]] = [[] for _ in lines]
+    unusual = [False] * len(lines)
     for segment, part in zip(segments, results, strict=True):
         by_line[segment.line].append(part)
+        unusual[segment.line] |= segment.unusual
     return Translated(
         [" ".join(part.text for part in parts) for parts in by_line],
         [[part.trace for part in parts if part.trace is not None] for parts in by_line],
         [any(part.cut for part in parts) for parts in by_line],
         [sum(part.tokens for part in parts) for parts in by_line],
-        [len(parts) for parts in by_line], calls, seconds, is_complete,
-        [any(part.unusual for part in parts) for parts in by_line],
+        [len(parts) for parts in by_line], calls, seconds, is_complete, unusual,
     )

@@ -142,18 +142,21 @@ class PackedWeights:
 
     def pack(self, affine: Affine, precision: str | None = None) -> CLinear:
         """Pack a product and keep it, in another format than the network's if a `precision` is given."""
-        linear, tensors = pack(affine, precision or self.precision)
+        return self._packed(affine, precision or self.precision)[0]
+
+    def _packed(self, affine: Affine, precision: str) -> tuple[CLinear, Tensor]:
+        """Pack a product and keep it; return it with its packed weights."""
+        linear, tensors = pack(affine, precision)
         self.bytes += tensors[0].nbytes
         self.tensors += tensors
-        return linear
+        return linear, tensors[0]
 
     def _int8_filter(self, affine: Affine) -> CInt8Filter:
         """Return the int8 copy of a product."""
         half = self.precision == "bfloat16"
         weight = affine.weight.bfloat16().float() if half else affine.weight.float()
         padding = (0, -weight.shape[1] % PANEL)
-        product = self.pack(Affine(weight, affine.bias), "int8")
-        packed = self.tensors[-3]  # [panels, D / 4, PANEL, 4]
+        product, packed = self._packed(Affine(weight, affine.bias), "int8")  # packed: [panels, D / 4, PANEL, 4]
         self.known = packed.permute(0, 2, 1, 3).reshape(-1, len(weight))
         product.bias = self.keep(F.pad(affine.bias.float(), padding, value=-math.inf))
         # Half a unit for the rounding to int8, and half the last bit of bfloat16 (8 bits) at values up to 127. The

@@ -369,7 +369,8 @@ void remember(const Session& s, const float* states, int64_t b) {
   float* projected = scratch<WIDE_ROWS>(S * 2 * D);
   const auto write = [=, &s](const Linear& linear, const Cache& cache) {
     apply_panels(linear, states + b * S * D, D, S, projected, 2 * D, STORE, 0, linear.panels);
-    write_positions(projected, 2 * D, D, s.attention_heads, S, 0, S, (float*)cache.key + b * S * D, (float*)cache.value + b * S * D);
+    write_positions(projected, 2 * D, D, s.attention_heads, S, 0, S, (float*)cache.key + b * S * D,
+                    (float*)cache.value + b * S * D);
   };
   for (int64_t l = 0; l < s.layers; l++) write(s.layer[l].cross_source, s.layer[l].cross);
   if (s.heads.recurrent) write(s.heads.cross_source, s.heads.cross);

@@ -81,7 +81,8 @@ int64_t propose(const Session& s, Team& team, int64_t begin, int64_t end, const 
       const Heads& heads = s.heads;
       const int64_t D = s.size_d, panels = heads.size / PANEL, own_units = heads.dense ? 0 : heads.size;
       Team alone;
-      if (!heads.dense) apply_panels(heads.expand, here, D, rows, inner, wide, RELU, (from + least) * panels, (from + past) * panels);
+      if (!heads.dense)
+        apply_panels(heads.expand, here, D, rows, inner, wide, RELU, (from + least) * panels, (from + past) * panels);
       for (int64_t h = from + least; h < from + past; h++) {
         for (int64_t r = 0; r < rows; r++) std::memcpy(states + (r * count + h) * D, heads.bias + h * D, D * sizeof(float));
         apply(heads.contract[h], alone, inner + h * own_units, wide, rows, states + h * D, count * D, ADD);

@@ -67,7 +67,8 @@ struct Recurrence {
   int64_t likeliest(int64_t r) const {
     const Shortlist& list = s.heads.shortlist;
     const int64_t b = begin + r, start = b * list.count;
-    const Linear linear{s.size_d, list.count / PANEL, INT8, list.weight + start * s.size_d, list.bias + start, list.scale + start};
+    const Linear linear{s.size_d, list.count / PANEL, INT8, list.weight + start * s.size_d, list.bias + start,
+                        list.scale + start};
     float* own = projected + r * s.stride;
     apply_panels(linear, normed + r * s.size_d, s.size_d, 1, own, s.stride, STORE, 0, linear.panels);
     return list.tokens[start + largest_of(own, list.count)];
