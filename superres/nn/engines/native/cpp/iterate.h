@@ -39,10 +39,7 @@ struct Pending {
       return l.sampling ? choice(at - 1).is_possible(proposal) : is_scored(at);
     }
     if (l.sampling) return choice(at - 1).is_among_best(proposal, l.bound);
-    const float* own = scores_at(s, l, b, at - 1);
-    int64_t better = 0;
-    for (int64_t v = 0; v < s.vocabulary; v++) better += own[v] > own[proposal];
-    return better < l.bound && is_scored(at);
+    return is_among_best(s, scores_at(s, l, b, at - 1), proposal, l.bound) && is_scored(at);
   }
 
   // Whether p1's score of the proposal at a column is above -inf, so that a minimum block may contain it.
@@ -82,11 +79,7 @@ void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   while (required < l.minimum && block.is_scored(required)) required++;
   if (accepted < required) accepted = required;
   if (accepted > room) accepted = room;
-  for (int64_t i = 0; i < accepted; i++)
-    if (tokens[i] == l.end_token) {
-      accepted = i + 1;
-      l.limit[b] = start + accepted;
-    }
+  accepted = up_to_end(l, b, tokens, accepted);
   std::memcpy(l.store + b * l.stride + l.place[b], tokens, s.width * sizeof(int64_t));
   note(l, b, accepted, record);
   l.position[b] = start + accepted;
@@ -107,10 +100,7 @@ void narrow(Session& s, Loop& l, int64_t begin, int64_t end, int64_t width) {
 
 // One iteration of a team's rows, at most `more` proposals per row included.
 void iteration(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t end, int64_t more, int64_t* record) {
-  for (int64_t b = begin; b < end; b++) {
-    l.place[b] = l.position[b] + 1;
-    std::memcpy(l.tokens + b * s.width, l.proposals + b * l.room, s.width * sizeof(int64_t));
-  }
+  read_proposals(s, l, begin, end);
   step(s, team, begin, end, l.tokens, l.place, l.hidden, l.scores, uses_int8(s, l) ? l.best_tokens : nullptr, l.sampling);
   if (is_limited(l))
     for (int64_t b = begin; b < end; b++) limit_step(s, l, b);

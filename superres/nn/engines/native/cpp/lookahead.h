@@ -22,11 +22,7 @@ struct LookaheadRow {
   }
 
   bool passes(int64_t parent, int64_t proposal) const {
-    if (!l.best) return std::llabs(proposal - best(parent)) <= l.bound;
-    const float* own = scores(parent);
-    int64_t better = 0;
-    for (int64_t v = 0; v < s.vocabulary; v++) better += own[v] > own[proposal];
-    return better < l.bound;
+    return l.best ? is_among_best(s, scores(parent), proposal, l.bound) : std::llabs(proposal - best(parent)) <= l.bound;
   }
 
   // Sets `path` to that of the candidate with the longest accepted block, the first of equals, and returns its length.
@@ -86,14 +82,9 @@ struct LookaheadRow {
     const int64_t start = l.position[b], room = start < 0 ? 1 : l.limit[b] - start;
     const int64_t *path = nullptr, *tokens = l.tokens + b * s.width;
     const int64_t longest = verify(path), first = best(path[longest - 1]);
-    int64_t accepted = std::min(longest, room);
     int64_t* block = record + 2;
     for (int64_t i = 0; i < a.size; i++) block[i] = tokens[path[i]];
-    for (int64_t i = 0; i < accepted; i++)
-      if (block[i] == l.end_token) {
-        accepted = i + 1;
-        l.limit[b] = start + accepted;
-      }
+    const int64_t accepted = up_to_end(l, b, block, std::min(longest, room));
     record[0] = start, record[1] = accepted;
     std::memcpy(l.store + b * l.stride + l.place[b], block, a.size * sizeof(int64_t));
     rows.keep(b, path, a.size);
@@ -109,10 +100,7 @@ struct LookaheadRow {
 
 // One iteration of a team's rows.
 void lookahead_iteration(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t end, int64_t* record) {
-  for (int64_t b = begin; b < end; b++) {
-    l.place[b] = l.position[b] + 1;
-    std::memcpy(l.tokens + b * s.width, l.proposals + b * l.room, s.width * sizeof(int64_t));
-  }
+  read_proposals(s, l, begin, end);
   step(s, team, begin, end, l.tokens, l.place, l.hidden, l.scores, uses_int8(s, l) ? l.best_tokens : nullptr);
   const Rows rows{s, team, begin, end, l.tokens, l.place};
   for (int64_t b = begin; b < end; b++) LookaheadRow{s, l, l.lookahead, b}.advance(rows, record + b * (2 + l.room));

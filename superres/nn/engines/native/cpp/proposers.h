@@ -32,6 +32,31 @@ ALWAYS_INLINE int64_t best_at(const Session& s, const Loop& l, int64_t b, int64_
   return uses_int8(s, l) ? l.best_tokens[b * s.width + column] : largest_of(scores_at(s, l, b, column), s.vocabulary);
 }
 
+// Whether fewer than `bound` tokens have a larger score than the proposal.
+ALWAYS_INLINE bool is_among_best(const Session& s, const float* scores, int64_t proposal, int64_t bound) {
+  int64_t better = 0;
+  for (int64_t v = 0; v < s.vocabulary; v++) better += scores[v] > scores[proposal];
+  return better < bound;
+}
+
+// Returns how many of row b's `accepted` tokens to commit: an end token is the last one, and then the row's limit.
+ALWAYS_INLINE int64_t up_to_end(const Loop& l, int64_t b, const int64_t* tokens, int64_t accepted) {
+  for (int64_t i = 0; i < accepted; i++)
+    if (tokens[i] == l.end_token) {
+      l.limit[b] = l.position[b] + i + 1;
+      return i + 1;
+    }
+  return accepted;
+}
+
+// Lets the next step read the pending proposals of rows [begin, end).
+ALWAYS_INLINE void read_proposals(const Session& s, const Loop& l, int64_t begin, int64_t end) {
+  for (int64_t b = begin; b < end; b++) {
+    l.place[b] = l.position[b] + 1;
+    std::memcpy(l.tokens + b * s.width, l.proposals + b * l.room, s.width * sizeof(int64_t));
+  }
+}
+
 // The choices of tokens after p1's next one: of row b, `h` + 1 tokens after it.
 struct ProposalChoice {
   const Session& s;
