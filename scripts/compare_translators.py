@@ -42,8 +42,9 @@ PEER = "CTranslate2 int8, greedy"
 """The variant that the others are compared with."""
 
 
-def ours(translator: Translator, options: DecodeConfig, lines: list[str], batch_size: int) -> list[str]:
-    """Translate with superres."""
+def ours(translator: Translator, options: DecodeConfig, threads: int, lines: list[str], batch_size: int) -> list[str]:
+    """Translate with superres on `threads` threads, a number that CTranslate2 changes for the whole process."""
+    torch.set_num_threads(threads)
     return translator(lines, options, batch_size=batch_size).texts
 
 
@@ -63,7 +64,6 @@ def variants(checkpoint: str, folder: str, threads: int) -> dict[str, Translate]
     """Return the variants by name: CTranslate2 in float32 and int8, and ours greedily and in blocks."""
     import ctranslate2
 
-
     made: dict[str, Translate] = {}
     translators = {engine: Translator.load(checkpoint, "cpu", engine=engine) for engine in ("native", "native-int8")}
     for kind in ("float32", "int8"):
@@ -71,9 +71,9 @@ def variants(checkpoint: str, folder: str, threads: int) -> dict[str, Translate]
         peer = ctranslate2.Translator(folder, compute_type=kind, inter_threads=threads, intra_threads=1)
         made[f"CTranslate2 {kind}, greedy"] = partial(theirs, peer, translators["native"])
     for engine, translator in translators.items():
-        made[f"{engine}, greedy"] = partial(ours, translator, DecodeConfig(block_size=1))
+        made[f"{engine}, greedy"] = partial(ours, translator, DecodeConfig(block_size=1), threads)
         for size in (2, 3, 4):
-            made[f"{engine}, k = {size}"] = partial(ours, translator, DecodeConfig(block_size=size))
+            made[f"{engine}, k = {size}"] = partial(ours, translator, DecodeConfig(block_size=size), threads)
     return made
 
 
@@ -134,7 +134,6 @@ def main(
     sizes = parse_batches(batches)
     if not busy:
         require_idle()
-    torch.set_num_threads(threads)
     prepare_folder(output)
     text = read_pairs(data, ("en", "de"), limit)
     with tempfile.TemporaryDirectory() as folder:

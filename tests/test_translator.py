@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -15,7 +17,7 @@ import superres
 from superres.checkpoint import HubModel, save_checkpoint
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.reference import sequential_reference
-from superres.errors import CheckpointError, ConfigError, InvalidInputError
+from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
 from superres.evaluation.text import decode_text
 from superres.nn.engines.native import build
 from superres.nn.engines.torch_model import StepModel
@@ -73,6 +75,39 @@ def test_a_batch_equals_its_single_rows_whatever_the_batch_size(toy, options):
     wanted = toy(LINES[:8], options, batch_size=1)
     for batch_size in (3, 64):
         assert toy(LINES[:8], options, batch_size=batch_size).texts == wanted.texts
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("options", [GREEDY, DecodeConfig(temperature=1.0), BeamConfig(2)])
+def test_groups_that_are_translated_at_the_same_time_equal_one_after_the_other(toy, options, monkeypatch):
+    several = Translator(copy.deepcopy(toy.model).float(), "toy", engine="native", codec=codec())
+    several.scoring.threads = 1
+    wanted = several(LINES, options, batch_size=4)
+    several.scoring.threads = 3
+    threads = set()
+    monkeypatch.setattr(several, "_translated", lambda *given, real=several._translated: (
+        threads.add(threading.get_ident()) or (yield from real(*given))))
+    progress = []
+    found = several(LINES, options, batch_size=4, progress=lambda *given: progress.append(given))
+    assert found.texts == wanted.texts
+    assert [[trace.accepted for trace in traces] for traces in found.traces] == [
+        [trace.accepted for trace in traces] for traces in wanted.traces]
+    assert len(threads) > 1
+    assert progress[-1] == (len(LINES), len(LINES))
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+def test_an_error_in_one_of_several_groups_ends_the_translation(toy, monkeypatch):
+    several = Translator(copy.deepcopy(toy.model).float(), "toy", engine="native", codec=codec())
+    several.scoring.threads = 2
+
+    def fails(*_):
+        raise ScoresError
+        yield
+
+    monkeypatch.setattr(several, "_translated", fails)
+    with pytest.raises(ScoresError):
+        several(LINES, batch_size=4)
 
 
 def test_short_lines_do_not_wait_for_long_ones(toy):
@@ -197,6 +232,9 @@ class Script:
 
     def __init__(self, tokens):
         self.tokens = torch.tensor([*tokens, *[END] * 30])
+
+    def side_by_side(self, decodes):
+        return [self]
 
     def encode(self, source, padding=None):
         return source

@@ -145,14 +145,14 @@ class TraceRecorder:
         sizes = np.repeat([size for _, size in parts], [len(steps) for steps, _ in parts])
         first, widest = len(self) - len(sizes), int(sizes.max())
         # `pad` also cuts off columns, if the amount is negative.
-        read = torch.cat([F.pad(steps, (0, 2 + widest - steps.shape[2])) for steps, _ in parts]).cpu().numpy()
-        positions, accepted, proposed = read[..., 0], read[..., 1], read[..., 2:]
-        proposed = np.where(np.arange(widest) < sizes[:, None, None], proposed, -1)
-        chosen = range(positions.shape[1]) if chosen is None else chosen
-        rows = []
-        for row, began in zip(chosen, since or [0] * len(chosen), strict=True):
-            # At position -1, the first model call of a sequence reads its start; that is no decoding iteration.
-            active = (accepted[:, row] > 0) & (positions[:, row] >= 0) & (np.arange(first, len(self)) >= began)
-            start, count = positions[active, row].tolist(), accepted[active, row].tolist()
-            rows.append(RowTrace(start, count, proposed[active, row]))
-        return rows
+        same = [steps if steps.shape[2] == 2 + widest else F.pad(steps, (0, 2 + widest - steps.shape[2]))
+                for steps, _ in parts]
+        read = torch.cat(same).cpu().numpy()
+        chosen = list(range(read.shape[1])) if chosen is None else list(chosen)
+        read, began = read[:, chosen], np.array(since or [0] * len(chosen))
+        positions, accepted = read[..., 0], read[..., 1]
+        proposed = np.where(np.arange(widest) < sizes[:, None, None], read[..., 2:], -1)
+        # At position -1, the first model call of a sequence reads its start; that is no decoding iteration.
+        active = (accepted > 0) & (positions >= 0) & (np.arange(first, len(self))[:, None] >= began)
+        return [RowTrace(positions[active[:, row], row].tolist(), accepted[active[:, row], row].tolist(),
+                         proposed[active[:, row], row]) for row in range(len(chosen))]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, groupby, repeat
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,13 +24,20 @@ from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.noise import noise_keys, part_keys
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError
-from superres.nn.engines.torch_model import SOURCE_MULTIPLE
+from superres.nn.engines.torch_model import SOURCE_MULTIPLE, StepModel
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline, at_intervals
 from superres.pipeline.display import counted, texts_html
 from superres.pipeline.options import choices_for
 from superres.tasks import translation
 from superres.tasks.shortlist import SHORTLIST, Shortlists
+
+SHARES = 3
+"""If several groups of segments are translated at once, every thread gets at least so many of them, so that all end at
+about the same time."""
+
+LONGEST_STREAM = 4
+"""Batches in one of several streams that are decoded at once, at most: an interrupted translation waits for them."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,10 @@ class _SegmentResult:
     trace: RowTrace | None
     cut: bool
     tokens: int
+
+
+_Progress: TypeAlias = tuple[dict[int, _SegmentResult], int]
+"""The results of newly complete segments by number, and the number of new model calls."""
 
 
 class Translator(Pipeline):
@@ -165,30 +178,58 @@ class Translator(Pipeline):
         segments = self._segments(lines, keys)
         results = dict[int, _SegmentResult]()
         calls = 0
-        for group in _groups(segments, options, batch_size):
-            for done, steps in self._translated(group, options, batch_size, width):
-                results.update(done)
-                calls += steps
-                if done and progress is not None:
-                    progress(len(results), len(segments))
+        for done, steps in self._all_translated(segments, options, batch_size, width):
+            results.update(done)
+            calls += steps
+            if done and progress is not None:
+                progress(len(results), len(segments))
         ordered = [results[segment.number] for segment in segments]
         return _joined(lines, segments, ordered, calls, time.perf_counter() - started)
 
-    def _translated(
+    def _all_translated(
         self, segments: list[_Segment], options: DecodeConfig | BeamConfig, rows: int, width: int | None,
-    ) -> Iterator[tuple[dict[int, _SegmentResult], int]]:
-        """Translate segments; yield the results of newly complete segments by number, and the number of new calls.
+    ) -> Iterator[_Progress]:
+        """Translate segments, several groups of them at the same time on an engine that gains by it."""
+        models = self.scoring.side_by_side(math.ceil(len(segments) / rows))
+        groups = _groups(segments, options, rows, len(models))
+        if len(models) == 1:
+            for group in groups:
+                yield from self._translated(models[0], group, options, rows, width)
+            return
+        free = SimpleQueue[StepModel]()
+        for model in models:
+            free.put(model)
+
+        def translate(group: list[_Segment]) -> list[_Progress]:
+            model = free.get()
+            try:
+                return list(self._translated(model, group, options, rows, width))
+            finally:
+                free.put(model)
+
+        with ThreadPoolExecutor(len(models)) as pool:
+            try:
+                for done in as_completed([pool.submit(translate, group) for group in groups]):
+                    yield from done.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _translated(
+        self, model: StepModel, segments: list[_Segment], options: DecodeConfig | BeamConfig, rows: int,
+        width: int | None,
+    ) -> Iterator[_Progress]:
+        """Translate segments with `model`.
 
         In blockwise decoding, a complete row takes the next segment. Beam search yields all results at its end.
         """
         if isinstance(options, BeamConfig):
             source, padding = self._source(segments)
-            found = beam_search(self.scoring, source, options, padding=padding)
+            found = beam_search(model, source, options, padding=padding)
             yield self._results(segments, found.tokens, found.lengths, [None] * len(segments)), found.model_calls
             return
         longest = max(len(segment.tokens) for segment in segments)
         decoder = RefilledDecoder(
-            self.scoring, ListFeed(segments[::-1]), partial(self._source, length=longest), options, rows, group=rows,
+            model, ListFeed(segments[::-1]), partial(self._source, length=longest), options, rows, group=rows,
             width=width, proposer=self.proposers.get(options),
             adaptive=lambda source, padding: self.block_sizes.get(options, source, padding))
         calls = 0
@@ -308,14 +349,25 @@ class Translator(Pipeline):
 
 
 def _groups(
-    segments: Sequence[_Segment], options: DecodeConfig | BeamConfig, batch_size: int,
+    segments: Sequence[_Segment], options: DecodeConfig | BeamConfig, batch_size: int, at_once: int,
 ) -> list[list[_Segment]]:
-    """Split segments by length into batches, or into longer streams whose sources engines pad to the same length."""
+    """Split segments by length into batches, or into longer streams whose sources engines pad to the same length.
+
+    If several streams are decoded at once, they are short, and the longest segments come first.
+    """
     ordered = sorted(segments, key=lambda segment: len(segment.tokens))
     if isinstance(options, BeamConfig) or len(ordered) <= batch_size:
-        return [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
+        return _parts_of(ordered, batch_size)
     padded = groupby(ordered, key=lambda segment: math.ceil(len(segment.tokens) / SOURCE_MULTIPLE))
-    return [list(stream) for _, stream in padded]
+    most = len(ordered)
+    if at_once > 1:
+        most = max(batch_size, min(LONGEST_STREAM * batch_size, math.ceil(len(ordered) / (SHARES * at_once))))
+    return [part for _, stream in padded for part in _parts_of(list(stream), most)][::-1]
+
+
+def _parts_of(segments: list[_Segment], size: int) -> list[list[_Segment]]:
+    """Split segments into parts of `size`; the last one may be smaller."""
+    return [segments[start : start + size] for start in range(0, len(segments), size)]
 
 
 def _joined(

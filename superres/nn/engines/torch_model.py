@@ -47,6 +47,13 @@ class StepModel:
         self.layers: nn.ModuleList = model.decoder
         self.warned = False
 
+    def side_by_side(self, decodes: int) -> list[StepModel]:
+        """Return the models with which up to `decodes` decodes run fastest at the same time, each with one of them.
+
+        They share the weights. There is only one if a decode on all threads is as fast as several on fewer.
+        """
+        return [self]
+
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `superres.interfaces.ScoringModel.encode`; `copies` as for its method `session`."""
         memory = source if isinstance(source, Memory) else self.model.encode(source, padding, self.half)

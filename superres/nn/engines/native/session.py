@@ -6,6 +6,7 @@ the network. Otherwise `superres.nn.engines` logs a warning and uses the plain s
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from ctypes import byref
@@ -491,6 +492,16 @@ class NativeModel(StepModel):
         with torch.inference_mode():
             self.packed = PackedWeights(model, precision)
             self.encoder = NativeEncoder(model, precision) if supports(model) else None
+
+    def side_by_side(self, decodes: int) -> list[StepModel]:
+        """See `StepModel.side_by_side`: every decode gets a thread or more of its own, and does not wait for others."""
+        most = self._most_threads()
+        count = max(1, min(decodes, most))
+        if count == 1:
+            return [self]
+        own = copy.copy(self)
+        own.threads, own.trials = most // count, {}
+        return [own] * count
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
         """See `StepModel.encode`."""
