@@ -51,6 +51,7 @@ def test_the_default_is_adaptive_in_compiled_code_and_all_heads_elsewhere():
     assert [fastest_exact(engine, ten) for engine in ("plain", "graph", "graph-bf16")] == [DecodeConfig()] * 3
     assert fastest_exact("native", ModelConfig()) == DecodeConfig()
     assert fastest_exact("native", replace(ten, consistent=True)) == replace(FASTEST, consistent=True)
+    assert fastest_exact("native", replace(ten, nucleus=0.9)) == replace(FASTEST, nucleus=0.9)
 
 
 def test_a_consistent_checkpoint_decodes_consistently_unless_asked_otherwise(tmp_path, capsys):
@@ -64,6 +65,23 @@ def test_a_consistent_checkpoint_decodes_consistently_unless_asked_otherwise(tmp
         assert run([*common, "--output", str(tmp_path / str(wanted)), *words]) == 0
         written = read_image(tmp_path / str(wanted) / FACE.name)
         assert (np.asarray(Image.fromarray(written).reduce(4)) == read_image(FACE)).all() == wanted
+    capsys.readouterr()
+
+
+def test_a_checkpoint_with_a_nucleus_samples_from_it_unless_asked_otherwise(tmp_path, capsys):
+    network = random_model(PRESETS["tiny"])
+    save_checkpoint(network, tmp_path / "all")
+    network.config = replace(network.config, nucleus=1e-6)
+    save_checkpoint(network, tmp_path / "nucleus")
+    written = {}
+    for name, *words in (("all",), ("nucleus",), ("nucleus", "--nucleus", "1"), ("all", "--nucleus", "1e-6")):
+        output = tmp_path / "-".join(["out", name, *words])
+        assert run(["upscale", str(FACE), "--checkpoint", str(tmp_path / name), "--device", "cpu", "--temperature", "1",
+                    "--output", str(output), *words]) == 0
+        written[name, len(words)] = read_image(output / FACE.name)
+    assert (written["nucleus", 0] == written["all", 2]).all()  # the likeliest token alone
+    assert (written["nucleus", 2] == written["all", 0]).all()
+    assert (written["nucleus", 0] != written["all", 0]).any()
     capsys.readouterr()
 
 

@@ -32,6 +32,12 @@ def is_number(value: object) -> bool:
     return (is_whole(value) or isinstance(value, float)) and abs(cast(float, value)) <= sys.float_info.max
 
 
+def require_probability(name: str, value: object) -> None:
+    """Raise ConfigError unless the value of the setting `name` is a number above 0 and at most 1."""
+    require(is_number(value) and 0 < cast(float, value) <= 1,
+            f"{name} must be above 0 and at most 1, not {shown(value)}")
+
+
 def require_whole(name: str, value: object, least: int = 1, most: int = LARGEST) -> None:
     """Raise ConfigError unless the value of the setting `name` is a whole number from `least` to `most`."""
     require(is_whole(value) and cast(int, value) >= least, f"{name} must be at least {least}, not {shown(value)}; "

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from superres.config.checks import LARGEST, Config, is_number, is_whole, require, require_whole
+from superres.config.checks import LARGEST, Config, is_number, is_whole, require, require_probability, require_whole
 from superres.config.settings import (
     EXPERTS,
     FACES,
@@ -168,8 +168,7 @@ class DecodeConfig(Config):
         require(max(self.epsilons) <= LARGEST, f"epsilon must be at most {LARGEST}, not {shown(self.epsilon)}")
 
     def _check_sampling(self) -> None:
-        require(is_number(self.nucleus) and 0 < self.nucleus <= 1,
-                f"nucleus must be above 0 and at most 1, not {shown(self.nucleus)}")
+        require_probability("nucleus", self.nucleus)
         if self.sampling == "speculative":
             require(self.is_sampling, "speculative sampling needs a temperature above 0; give one such as 0.9")
             require(self.accept == "exact" and self.min_block == 1 and self.noise == "gumbel",

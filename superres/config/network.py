@@ -6,7 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from superres.config.checks import Config, is_number, is_whole, require, require_text, require_truth, require_whole
+from superres.config.checks import (
+    Config,
+    is_number,
+    is_whole,
+    require,
+    require_probability,
+    require_text,
+    require_truth,
+    require_whole,
+)
 from superres.errors import shown
 
 FORMAT_VERSION = 1
@@ -83,6 +92,7 @@ class ModelConfig(Config):
             conditional median, so greedy pictures avoid the point masses at black and white.
         tied_embeddings: one table embeds source and target tokens and scores the output (a joint vocabulary).
         consistent: whether pictures are decoded consistently (see `DecodeConfig`) unless a call asks otherwise.
+        nucleus: `DecodeConfig.nucleus` with which tokens are sampled unless a call asks otherwise.
     """
 
     task: str = "faces"
@@ -115,6 +125,7 @@ class ModelConfig(Config):
     languages: tuple[str, ...] = ()
     tied_embeddings: bool = False
     consistent: bool = False
+    nucleus: float = 1.0
 
     def __post_init__(self) -> None:
         for name, (least, most) in SIZES.items():
@@ -132,6 +143,7 @@ class ModelConfig(Config):
         require(self.norm in ("pre", "post"), f"norm must be pre or post, not {shown(self.norm)}")
         require(is_number(self.dropout) and 0.0 <= self.dropout < 1.0,
                 f"dropout must be in [0, 1), not {shown(self.dropout)}")
+        require_probability("nucleus", self.nucleus)
         self._check_heads()
         require(self.ordinal_shape in ("laplace", "hyperbolic"),
                 f"ordinal_shape must be laplace or hyperbolic, not {shown(self.ordinal_shape)}")

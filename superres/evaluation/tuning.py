@@ -63,7 +63,7 @@ def block_variants(options: DecodeConfig, heads: int) -> Iterator[DecodeConfig]:
 def tune(
     pairs: FacePairs, upscaler: Upscaler, bound: QualityBound, batch_size: int = 16,
 ) -> tuple[dict[str, Any], str, DecodeConfig]:
-    """Find the fastest settings within `bound` on this machine; `consistent` stays as in the checkpoint's default.
+    """Find the fastest settings within `bound` on this machine; `consistent` and `nucleus` stay as in the default.
 
     The settings of a pass alternate batch by batch, so that other load slows all settings alike. The first pass
     compares criteria on few images. The second pass compares block sizes of the best criteria. The last pass compares
@@ -91,8 +91,9 @@ def tune(
         rows = compare(images, upscaler, settings, batch_size, with_bits=bound.max_bits_loss is not None)
         return dict(sorted(rows.items(), key=lambda row: row[1]["seconds_per_image"] or 0.0))
 
-    consistent = upscaler.default.consistent
-    settings = [dataclasses.replace(options, block_size=heads, consistent=consistent) for options in ACCEPTANCE]
+    own = upscaler.default
+    settings = [dataclasses.replace(options, block_size=heads, consistent=own.consistent, nucleus=own.nucleus)
+                for options in ACCEPTANCE]
     settings = shortlist(measure(first, settings), bound)
     settings = [variant for options in settings for variant in block_variants(options, heads)]
     settings = shortlist(measure(first, settings), bound)

@@ -48,10 +48,10 @@ def fastest_exact(engine: str, network: ModelConfig) -> DecodeConfig:
 
     In compiled code for CPUs, every further proposal costs time, and sums have one order at every block size. There the
     block size is adaptive. Elsewhere all heads propose: further proposals cost little, or tokens could depend on the
-    block size. Pictures are consistent if the network's settings ask for it.
+    block size. Consistent pictures and the nucleus of samples are as the network's settings ask.
     """
     adaptive = engine.startswith("native") and network.prediction_heads > 1
-    return DecodeConfig(adaptive=adaptive, consistent=network.consistent)
+    return DecodeConfig(adaptive=adaptive, consistent=network.consistent, nucleus=network.nucleus)
 
 
 class Loop(Protocol):
