@@ -268,3 +268,16 @@ def test_p1_learns_nothing_from_own_pictures_and_the_heads_learn_from_all():
         torch.testing.assert_close(mixed[part], true[part])
     own = loss(source[2:], target[2:], 1)
     torch.testing.assert_close(mixed["heads"], (true["heads"] + own["heads"]) / 2)
+
+
+def test_p1_keeps_the_teachers_distributions_on_own_pictures_and_learns_the_true_ones():
+    model, teacher = random_model(SMALL), random_model(SMALL, seed=1)
+    source, target = random_tokens(SMALL, 4)
+    distil = replace(HEADS, stage="distil", teacher="another")
+    kept = TeacherForcingLoss(model, distil, model)(source, target, 1, 2)
+    taught = TeacherForcingLoss(model, distil, teacher)(source, target, 1, 2)
+    assert kept["own"] < 1e-12
+    wanted, given = (one.scores(one(source[2:], target[2:])).log_softmax(-1) for one in (teacher, model))
+    torch.testing.assert_close(taught["own"], (wanted.exp() * (wanted - given)).sum(-1).mean())
+    torch.testing.assert_close(taught["p1"], kept["p1"])
+    torch.testing.assert_close(taught["total"] - kept["total"], taught["own"] - kept["own"])

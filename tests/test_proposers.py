@@ -305,9 +305,9 @@ def test_a_teacher_of_other_tokens_is_refused(folder, tmp_path, capsys):
         assert message in refusal(capsys, *words, *more)
 
 
-def test_a_teacher_is_for_the_base():
-    for settings in ({"stage": "heads"}, {"label_smoothing": 0.1}):
-        with pytest.raises(ConfigError, match="a teacher is for the stage base"):
+def test_a_teacher_is_for_stages_in_which_p1_learns_from_it():
+    for settings in ({"stage": "heads"}, {"label_smoothing": 0.1}, {"stage": "distil", "freeze_base": True}):
+        with pytest.raises(ConfigError, match="a teacher is for the stages base and distil"):
             TrainConfig(steps=1, teacher="celeba-8to32", **settings)
 
 

@@ -177,11 +177,13 @@ def distil(
     batch_size: TrainBatchSize = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
     precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
     gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
-    head_target: HeadTarget = TRAINING.head_target, crops: Crops = None, crop_share: CropShare = None,
+    head_target: HeadTarget = TRAINING.head_target, teacher: Teacher = None, crops: Crops = None,
+    crop_share: CropShare = None,
 ) -> None:
     """Train prediction heads on pictures of the model itself.
 
-    This is self-distillation. The result is DIR/checkpoint.
+    This is self-distillation. With --teacher, usually the checkpoint that drew the pictures, p1 keeps the teacher's
+    distributions on them. The result is DIR/checkpoint.
     """
     _train(train_config(context, "distil"), data=data, own=own, output=output, dev=dev, start=start, limit=limit,
            head_layer=head_layer, crops=crops)

@@ -20,7 +20,7 @@ class TeacherForcingLoss(nn.Module):
     """
 
     def __init__(self, model: EncoderDecoder, settings: TrainConfig, teacher: EncoderDecoder | None = None) -> None:
-        """Wrap `model`, whose weights are this module's only ones; p1 learns from `teacher` if there is one."""
+        """Wrap `model`, whose weights are this module's only ones; p1 learns from `teacher` (`TrainConfig.teacher`)."""
         super().__init__()
         self.model = model
         self.settings = settings
@@ -42,13 +42,14 @@ class TeacherForcingLoss(nn.Module):
             source: tokens [B, S].
             target: tokens [B, T].
             draw: key of the random choice of positions or head; see `drawn_head`.
-            true_count: number of true images, which come first; the other targets are the model's own outputs, which
-                p1 is not trained on, since they would only make it more confident. None: all targets are true.
+            true_count: number of true images, which come first; the other targets are the model's own outputs, whose
+                tokens p1 does not learn, since they would only make it more confident. None: all targets are true.
             padding: bool [B, S], True at padding of a source; None without padding.
             lengths: number of tokens of each target [B]; the loss ignores the padding after them. None without padding.
 
         Returns:
-            "total", the loss to minimise, and its parts in this minibatch: "p1", "heads", "estimate" (grey levels).
+            "total", the loss to minimise, and its parts in this minibatch: "p1", "own" (p1's divergence from the
+            teacher on own outputs), "heads", "estimate" (grey levels).
         """
         decoded = self.model(source, target, padding)
         settings, losses = self.settings, {}
@@ -58,9 +59,10 @@ class TeacherForcingLoss(nn.Module):
         from_p1 = with_heads and settings.head_target == "p1"
         scores = self.model.scores(decoded) if with_p1 or from_p1 else None
         if with_p1 and scores is not None:
-            losses["p1"] = self._first(scores[true], source[true], target[true], *(
-                part if part is None else part[true] for part in (padding, lengths)))
-        total = losses.get("p1", decoded.hidden.new_zeros(()))
+            for name, rows, teacher in self._lessons(true_count):
+                parts = (part if part is None else part[rows] for part in (padding, lengths))
+                losses[name] = self._first(teacher, scores[rows], source[rows], target[rows], *parts)
+        total = sum(losses.values(), decoded.hidden.new_zeros(()))
         if with_heads:
             wanted = scores.detach() if from_p1 and scores is not None else target
             losses["heads"] = self._all_heads(decoded, wanted, draw, lengths) if head is None else \
@@ -90,11 +92,19 @@ class TeacherForcingLoss(nn.Module):
             return head == 0, head > 0
         return self.settings.trains_base, self.settings.trains_heads
 
+    def _lessons(self, true_count: int | None) -> list[tuple[str, slice, EncoderDecoder | None]]:
+        """Return the parts of p1's loss: name, rows of the batch, and the teacher of these rows or None."""
+        teacher, = self.teachers
+        if self.settings.stage != "distil":
+            return [("p1", slice(true_count), teacher)]
+        own = [] if teacher is None else [("own", slice(true_count, None), teacher)]
+        return [("p1", slice(true_count), None), *own]
+
     def _first(
-        self, scores: Tensor, source: Tensor, target: Tensor, padding: Tensor | None, lengths: Tensor | None
+        self, teacher: EncoderDecoder | None, scores: Tensor, source: Tensor, target: Tensor, padding: Tensor | None,
+        lengths: Tensor | None,
     ) -> Tensor:
         """Return p1's loss: the cross-entropy, or the divergence from the teacher's distributions."""
-        teacher = self.teachers[0]
         position = torch.arange(target.shape[1], device=target.device).expand(len(target), -1)
         inside = is_inside(position, target.shape[1], lengths)
         if teacher is not None:

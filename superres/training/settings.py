@@ -53,7 +53,9 @@ class TrainConfig(Config):
         seed: seed of the weights, the order of examples and every random choice.
         label_smoothing: share of p1's target that is spread over all tokens, in [0, 1).
         teacher: checkpoint (name or folder) from whose p1 the new p1 learns the distributions at every position, as for
-            draft models (Zhou et al. 2024, "DistillSpec"); None learns the true tokens.
+            draft models (Zhou et al. 2024, "DistillSpec"); None learns the true tokens. In the stage "distil", p1
+            learns them on the model's own images only: where no token is true, nothing else keeps the heads' loss from
+            changing p1.
     """
 
     stage: Literal["base", "heads", "distil"] = "base"
@@ -104,8 +106,9 @@ class TrainConfig(Config):
                 f"head_loss must be one of {', '.join(HEAD_LOSSES)}, not {self.head_loss!r}")
         require(self.head_target in HEAD_TARGETS,
                 f"head_target must be one of {', '.join(HEAD_TARGETS)}, not {self.head_target!r}")
-        require(self.teacher is None or (self.stage == "base" and not self.label_smoothing),
-                f"a teacher is for the stage base, without label_smoothing, not for {self.stage}")
+        taught = self.stage in ("base", "distil") and self.trains_base and not self.label_smoothing
+        require(self.teacher is None or taught, "a teacher is for the stages base and distil, without freeze_base and "
+                                                f"label_smoothing, not for {self.stage}")
         require(self.precision in ("bf16", "no"), f"precision must be bf16 or no, not {self.precision!r}")
 
     @property

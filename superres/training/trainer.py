@@ -387,7 +387,7 @@ def plot_history(history: list[dict[str, float]], path: str | Path, unit: str = 
 
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
-    for name in ("p1", "heads", *DEV_SCORES):
+    for name in ("p1", "own", "heads", *DEV_SCORES):
         points = [(record[unit], record[name]) for record in history if name in record]
         if not points or name.startswith("dev_"):
             continue
