@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,18 @@ def certain(tokens, vocabulary):
 def inside_loss(scores, position, target, lengths=None):
     inside = is_inside(position, target.shape[1], lengths)
     return mean_loss(scores[inside], position, inside, target)
+
+
+def test_a_head_whose_intensity_is_off_costs_more_with_a_distance_weight():
+    value = torch.arange(256.0)
+    wide = [-(value - centre).abs() / 20 for centre in (100.0, 101.0, 104.0)]  # p1, and heads that are 1 and 4 off
+    position, inside = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool)
+    losses = {weight: [float(mean_loss(head[None], position, inside, wide[0][None, None], None, weight))
+                       for head in wide] for weight in (0, 0.5)}
+    assert losses[0][0] == losses[0.5][0] == 0
+    assert losses[0][1] < 0.002  # the divergence alone hardly notices one grey level
+    extra = [near - far for near, far in zip(losses[0.5], losses[0], strict=True)]
+    assert extra[1:] == pytest.approx([0.5 * math.log(2), 0.5 * math.log(5)], rel=0.05)
 
 
 def test_head_i_is_scored_by_the_token_i_places_further():
@@ -95,8 +108,7 @@ def test_heads_learn_what_p1_expects_once_it_knows_the_tokens_between(head_loss,
     divergence = []
     for head in range(1 if identity else 0, config.prediction_heads):
         log_q = model.head_scores(decoded, everywhere, head)[:, : 48 - head].log_softmax(-1)
-        p = expected[:, head:]
-        divergence.append((p * (p.log() - log_q)).sum(-1))
+        divergence.append(from_p1(expected[:, head:].log(), log_q, model.config))
     loss = TeacherForcingLoss(model, replace(HEADS, head_loss=head_loss, head_target="p1"))
     for draw in range(6):
         actual = loss(source, target, draw)["heads"]
@@ -107,7 +119,7 @@ def test_heads_learn_what_p1_expects_once_it_knows_the_tokens_between(head_loss,
 
 
 def expected_losses(model, source, target, head_target):
-    """Cross-entropy of each head, p1 first; that of p2..pk with p1's own distributions' entropy left out for "p1"."""
+    """Cross-entropy of each head, p1 first; for "p1", the loss of p2..pk from p1's distributions."""
     decoded = model(source, target)
     everywhere = torch.arange(48).expand(len(target), -1)
     p1, losses = model.scores(decoded).detach().log_softmax(-1), []
@@ -116,8 +128,16 @@ def expected_losses(model, source, target, head_target):
         if head == 0 or head_target == "tokens":
             losses.append(-log_q.gather(2, target[:, head:].unsqueeze(2)).mean())
         else:
-            losses.append((p1[:, head:].exp() * (p1[:, head:] - log_q)).sum(-1).mean())
+            losses.append(from_p1(p1[:, head:], log_q, model.config).mean())
     return losses
+
+
+def from_p1(log_p, log_q, config):
+    """The loss of a head with the distributions `log_q` that learns `log_p`."""
+    values = torch.arange(config.vocabulary, dtype=log_p.dtype)
+    difference = (log_q.exp() * values).sum(-1) - (log_p.exp() * values).sum(-1)
+    near = HEADS.distance_weight * torch.log(1 + difference.abs()) if config.ordinal_output else 0
+    return (log_p.exp() * (log_p - log_q)).sum(-1) + near
 
 
 def gradients(loss, weights):

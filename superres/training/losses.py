@@ -127,7 +127,7 @@ class TeacherForcingLoss(nn.Module):
         target = position.unsqueeze(-1) + heads
         inside = is_inside(target, length, lengths)
         scores = self.model.block_scores(decoded, position, inside)
-        return mean_loss(scores, target, inside, wanted, self._head_weights(wanted.device))
+        return mean_loss(scores, target, inside, wanted, self._head_weights(wanted.device), self._distance_weight)
 
     def _one_head(self, decoded: Decoded, wanted: Tensor, head: int, lengths: Tensor | None) -> Tensor:
         """Return the loss of one head at all positions; `wanted` as in `mean_loss`."""
@@ -135,12 +135,17 @@ class TeacherForcingLoss(nn.Module):
         weight = self._head_weights(wanted.device)[head - self._first_head]
         inside = is_inside(position + head, wanted.shape[1], lengths)
         scores = self.model.head_scores(decoded, position, head)
-        return weight * mean_loss(scores[inside], position + head, inside, wanted)
+        return weight * mean_loss(scores[inside], position + head, inside, wanted, None, self._distance_weight)
 
     @property
     def _first_head(self) -> int:
         """The first head (0-based) of the heads' loss: p1 if it is in the head layer and not drawn on its own."""
         return 1 if self.model.config.identity_p1 or self.settings.head_loss == "random-head" else 0
+
+    @property
+    def _distance_weight(self) -> float:
+        """`TrainConfig.distance_weight`, or 0 for tokens without an order."""
+        return self.settings.distance_weight if self.model.config.ordinal_output else 0.0
 
     def _head_weights(self, device: torch.device) -> Tensor:
         """Return each head's weight in the mean: decay**(i - 2) for head i, p1 as p2, scaled to a mean of 1."""
@@ -155,7 +160,8 @@ def is_inside(position: Tensor, length: int, lengths: Tensor | None = None) -> T
 
 
 def mean_loss(
-    scores: Tensor, position: Tensor, inside: Tensor, wanted: Tensor, weight: Tensor | None = None
+    scores: Tensor, position: Tensor, inside: Tensor, wanted: Tensor, weight: Tensor | None = None,
+    distance_weight: float = 0.0,
 ) -> Tensor:
     """Return the mean loss over targets; 0 without any target.
 
@@ -166,12 +172,17 @@ def mean_loss(
         wanted: tokens [B, T] for the cross-entropy; or scores [B, T, V] of the distributions to learn, for the
             Kullback-Leibler divergence from them.
         weight: weight of each target in the mean, broadcastable to `position`; equal weights if None.
+        distance_weight: weight of log(1 + |difference of the expected intensities|) beside the divergence.
     """
     row = torch.arange(len(wanted), device=wanted.device).view(-1, *[1] * (position.dim() - 1)).expand_as(position)
     found = wanted[row[inside], position[inside]]
     if wanted.dim() == 2:
         loss = F.cross_entropy(scores, found, reduction="none")
     else:
-        loss = F.kl_div(scores.log_softmax(-1), found.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+        given, known = scores.log_softmax(-1), found.log_softmax(-1)
+        loss = F.kl_div(given, known, reduction="none", log_target=True).sum(-1)
+        if distance_weight:
+            intensity = torch.arange(scores.shape[-1], dtype=scores.dtype, device=scores.device)
+            loss = loss + distance_weight * ((given.exp() - known.exp()) * intensity).sum(-1).abs().log1p()
     counts = torch.ones_like(loss) if weight is None else weight.expand_as(position)[inside].to(loss.dtype)
     return (loss * counts).sum() / counts.sum().clamp(min=torch.finfo(loss.dtype).tiny)

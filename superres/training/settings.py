@@ -46,6 +46,9 @@ class TrainConfig(Config):
         head_target: what heads learn at a position: "p1", the distribution of p1 given all tokens before that position,
             which verification uses; or "tokens", the true token, as in the paper.
         head_weight: weight of the proposal heads' loss relative to p1's.
+        distance_weight: weight of log(1 + |d|) in the loss of heads that learn from p1, d being the difference of the
+            expected intensities of head and p1; not used for text. A head whose proposals are a grey level off fails
+            exact acceptance, which the divergence of two wide distributions hardly notices.
         head_decay: in (0, 1]; head i has the weight head_decay**(i - 2) in the mean of the heads. Later heads weigh
             less because a proposal only counts if all earlier proposals are accepted. 1 weighs all heads equally.
         precision: "bf16" autocast or "no".
@@ -77,6 +80,7 @@ class TrainConfig(Config):
     head_positions: int = 192
     head_target: Literal["p1", "tokens"] = "p1"
     head_weight: float = 1.0
+    distance_weight: float = 1.0
     head_decay: float = 1.0
     precision: Literal["bf16", "no"] = "bf16"
     gradient_checkpointing: bool = False
@@ -94,6 +98,7 @@ class TrainConfig(Config):
                 f"batch_size must be even in stage distil, which halves it; not {self.batch_size}")
         require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1), not {self.ema_decay!r}")
         require(0 <= self.label_smoothing < 1, f"label_smoothing must be in [0, 1), not {self.label_smoothing!r}")
+        require(self.distance_weight >= 0, f"distance_weight must be at least 0, not {self.distance_weight!r}")
         require(0 < self.head_decay <= 1, f"head_decay must be in (0, 1], not {self.head_decay!r}")
         lengths = [length for length in (self.steps, self.minutes) if length is not None]
         require(len(lengths) == (0 if self.endless else 1),
