@@ -48,9 +48,9 @@ def assert_same(a, b):
 
 
 @pytest.mark.parametrize("settings", [
-    SETTINGS, replace(SETTINGS, optimizer="adam"),
+    SETTINGS, replace(SETTINGS, optimizer="adam"), replace(SETTINGS, optimizer="muon"),
     replace(SETTINGS, stage="heads", head_loss="random-head"),
-], ids=["adamw", "adam", "heads"])
+], ids=["adamw", "adam", "muon", "heads"])
 def test_resumed_run_equals_an_uninterrupted_one_to_the_bit(settings, tmp_path):
     # Dropout draws from torch's global generator, whose state is not part of a run.
     config = replace(TINY, dropout=0.0, prediction_heads=4 if settings.stage == "heads" else 1)
@@ -66,6 +66,22 @@ def test_resumed_run_equals_an_uninterrupted_one_to_the_bit(settings, tmp_path):
     assert_same(weights(last), weights(whole))
     a, b = (load_checkpoint(tmp_path / name / "checkpoint").state_dict() for name in ("whole", "parts"))
     assert_same(a, b)
+
+
+def test_muon_moves_layers_along_orthogonal_directions_and_leaves_the_output_to_adamw(tmp_path):
+    settings = replace(SETTINGS, optimizer="muon", steps=2, warmup_steps=0, weight_decay=0.0)
+    run = trainer(tmp_path, settings)
+    torch.nn.init.normal_(run.model.project.weight)  # from 0, no gradient would reach the layers in the first step
+    before = {name: weight.clone() for name, weight in run.model.state_dict().items()}
+    assert not run.run(stop=stop_after(run, 1))
+    moved = {name: weight - before[name] for name, weight in run.model.state_dict().items()}
+    layer, output = moved["decoder.0.feed_forward.0.weight"], moved["project.weight"]
+    # Muon brings singular values to between 0.7 and 1.2, except those that were close to 0.
+    length = 0.2 * max(layer.shape) ** 0.5 * settings.learning_rate
+    singular = torch.linalg.svdvals(layer) / length
+    assert singular.quantile(0.2) > 0.6
+    assert singular.max() < 1.3
+    torch.testing.assert_close(output.abs(), torch.full_like(output, settings.learning_rate), rtol=0.1, atol=0)
 
 
 def test_finished_run_does_nothing_more(tmp_path):

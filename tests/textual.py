@@ -17,7 +17,7 @@ from superres.tasks.translation import END, VOCABULARY_FILE, Codec, TextPairs, t
 from superres.training.data import TextBatches
 from superres.training.losses import TeacherForcingLoss
 from superres.training.settings import TrainConfig
-from superres.training.trainer import build_model, build_optimizer
+from superres.training.trainer import build_model, build_optimizers
 
 WORDS = dict(zip(["man", "dog", "red", "runs", "sees", "house", "tree", "small", "a", "the"],
                  ["Mann", "Hund", "rot", "rennt", "sieht", "Haus", "Baum", "klein", "ein", "das"], strict=True))
@@ -67,7 +67,7 @@ def learned():
     batches = TextBatches(*rows, settings.batch_size, 0)
     with torch.random.fork_rng(devices=[]):
         network = build_model(CONFIG, settings)
-        optimizer, loss = build_optimizer(network, settings), TeacherForcingLoss(network, settings)
+        [optimizer], loss = build_optimizers(network, settings), TeacherForcingLoss(network, settings)
         for step in range(settings.steps):
             optimizer.param_groups[0]["lr"] = settings.learning_rate * min(1, step / 20) * (1 - step / settings.steps)
             batch = batches.batch(step)

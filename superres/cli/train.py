@@ -19,7 +19,7 @@ from superres.config import DECODING, DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, FA
 from superres.system.progress import say
 from superres.system.terminal import printable
 from superres.tasks.translation import parse_languages
-from superres.training.settings import HEAD_LOSSES, HEAD_TARGETS, TrainConfig
+from superres.training.settings import HEAD_LOSSES, HEAD_TARGETS, OPTIMIZERS, TrainConfig
 
 TRAINING = TrainConfig(steps=1)
 BEAM = BeamConfig()
@@ -60,6 +60,8 @@ Minutes = Annotated[float | None, Option(metavar="M", help="Minutes of training 
 Steps = Annotated[int | None, Option(metavar="N", help="Steps of training in all.")]
 TrainBatchSize = Annotated[int, Option(metavar="N", help="Images or sentence pairs per step, over all processes.")]
 Rate = Annotated[float, Option(metavar="R", help="Peak learning rate.")]
+Optimizer = Annotated[str, Option(metavar=opt.choices(OPTIMIZERS), help="AdamW; Adam, as in the paper; or Muon for the "
+                                  "matrices of the layers and AdamW for all else.")]
 ForeverRate = Annotated[float, Option(metavar="R", help="Learning rate after the warm-up; it stays constant.")]
 RoundMinutes = Annotated[float, Option(min=0.01, metavar="M", help="Minutes of training between two scores.")]
 CropShare = Annotated[float | None, Option(metavar="S", help="Share of random crops among the images, for --data with "
@@ -101,6 +103,7 @@ def base(
     context: typer.Context, data: TrainData, output: RunFolder, dev: Dev = None, start: Start = None,
     preset: Preset = "base", minutes: Minutes = None, steps: Steps = None,
     batch_size: TrainBatchSize = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
+    optimizer: Optimizer = TRAINING.optimizer,
     precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
     gradient_checkpointing: Recompute = False, label_smoothing: Smoothing = TRAINING.label_smoothing,
     warmup_steps: Warmup = TRAINING.warmup_steps, languages: Languages = None, vocabulary: Vocabulary = None,
@@ -119,7 +122,8 @@ def heads(
     context: typer.Context, data: TrainData, output: RunFolder, start: Start = None, dev: Dev = None,
     prediction_heads: Heads = None, freeze_base: Freeze = False, head_loss: HeadLoss = TRAINING.head_loss,
     minutes: Minutes = None, steps: Steps = None, batch_size: TrainBatchSize = TRAINING.batch_size,
-    learning_rate: Rate = TRAINING.learning_rate, precision: Precision = TRAINING.precision, seed: Seed = 0,
+    learning_rate: Rate = TRAINING.learning_rate, optimizer: Optimizer = TRAINING.optimizer,
+    precision: Precision = TRAINING.precision, seed: Seed = 0,
     limit: Limit = None, gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
     head_layer: HeadLayer = None, head_target: HeadTarget = TRAINING.head_target,
     label_smoothing: Smoothing = TRAINING.label_smoothing, warmup_steps: Warmup = TRAINING.warmup_steps,
@@ -175,6 +179,7 @@ def distil(
     context: typer.Context, data: TrainData, own: Own, output: RunFolder, start: Start = None, dev: Dev = None,
     freeze_base: Freeze = False, minutes: Minutes = None, steps: Steps = None,
     batch_size: TrainBatchSize = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
+    optimizer: Optimizer = TRAINING.optimizer,
     precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
     gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
     head_target: HeadTarget = TRAINING.head_target, teacher: Teacher = None, crops: Crops = None,

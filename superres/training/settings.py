@@ -9,6 +9,7 @@ from superres.config import Config, require
 
 HEAD_LOSSES = ("all-heads", "random-head", "p1-and-random-head")
 HEAD_TARGETS = ("p1", "tokens")
+OPTIMIZERS = ("adamw", "adam", "muon")
 STAGES = ("base", "heads", "distil")
 
 
@@ -21,10 +22,12 @@ class TrainConfig(Config):
             half of each batch are images that the model decoded itself, on which p1 is not trained).
         batch_size: examples (images, sentence pairs) per step over all processes; even in the stage "distil". For text,
             it is the mean, since batches have similar numbers of tokens.
-        optimizer: "adamw" or "adam" (betas 0.9, 0.98, as in the paper).
+        optimizer: "adamw"; "adam" (betas 0.9, 0.98, as in the paper); or "muon", which gives the matrices of linear
+            layers steps along orthogonal directions (Jordan et al. 2024, "Muon"), as long as AdamW's (Liu et al. 2025,
+            "Muon is Scalable for LLM Training"), and leaves all other weights to AdamW.
         learning_rate: peak learning rate.
         warmup_steps: steps of linear warm-up before the cosine decay.
-        weight_decay: weight decay of AdamW.
+        weight_decay: weight decay of AdamW and Muon.
         clip: largest gradient norm.
         ema_decay: decay of the averaged weights, in [0, 1); the checkpoint holds the averaged weights.
         steps: length of the schedule in steps; None if `minutes` is given.
@@ -63,7 +66,7 @@ class TrainConfig(Config):
 
     stage: Literal["base", "heads", "distil"] = "base"
     batch_size: int = 4
-    optimizer: Literal["adamw", "adam"] = "adamw"
+    optimizer: Literal["adamw", "adam", "muon"] = "adamw"
     learning_rate: float = 1.5e-3
     warmup_steps: int = 200
     weight_decay: float = 0.01
@@ -107,6 +110,8 @@ class TrainConfig(Config):
         require(all(length > 0 for length in lengths), f"the length of training must be positive, not {lengths}")
         require(self.crop_share is None or 0 <= self.crop_share <= 1,
                 f"crop_share must be in [0, 1], not {self.crop_share!r}")
+        require(self.optimizer in OPTIMIZERS,
+                f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {self.optimizer!r}")
         require(self.head_loss in HEAD_LOSSES,
                 f"head_loss must be one of {', '.join(HEAD_LOSSES)}, not {self.head_loss!r}")
         require(self.head_target in HEAD_TARGETS,

@@ -9,7 +9,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,16 +135,30 @@ def finished(settings: TrainConfig, progress: Progress) -> bool:
     return progress.seconds >= 60 * (settings.minutes or 0)
 
 
-def build_optimizer(model: nn.Module, settings: TrainConfig) -> torch.optim.Optimizer:
-    """Return the optimiser of the trained weights; weight decay excludes vectors (biases, norms)."""
-    trained = [p for p in model.parameters() if p.requires_grad]
+def build_optimizers(model: nn.Module, settings: TrainConfig) -> list[torch.optim.Optimizer]:
+    """Return the optimisers of the trained weights, which share none; weight decay excludes vectors (biases, norms)."""
+    trained, rate = [p for p in model.parameters() if p.requires_grad], settings.learning_rate
     if settings.optimizer == "adam":
-        return torch.optim.Adam(trained, settings.learning_rate, betas=(0.9, 0.98), eps=1e-9)
+        return [torch.optim.Adam(trained, rate, betas=(0.9, 0.98), eps=1e-9)]
+    matrices = _layer_matrices(model) if settings.optimizer == "muon" else []
+    others = [p for p in trained if not any(p is matrix for matrix in matrices)]
     groups = [
-        {"params": [p for p in trained if p.dim() > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in others if p.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, settings.learning_rate, betas=(0.9, 0.98))
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, rate, betas=(0.9, 0.98))]
+    if matrices:
+        optimizers.append(torch.optim.Muon(matrices, rate, settings.weight_decay, adjust_lr_fn="match_rms_adamw"))
+    return optimizers
+
+
+def _layer_matrices(model: nn.Module) -> list[Tensor]:
+    """Return the trained matrices of all linear layers but the output layer.
+
+    The rows of the output layer belong to different quantities, such as tokens, as those of an embedding do.
+    """
+    return [module.weight for name, module in model.named_modules()
+            if isinstance(module, nn.Linear) and name != "project" and module.weight.requires_grad]
 
 
 class Trainer:
@@ -191,14 +205,14 @@ class Trainer:
         self.progress = Progress(0, 0.0, [])
         self.model = model.to(self.accelerator.device)
         self.averaged = copy.deepcopy(self.model)
-        self.optimizer = build_optimizer(self.model, settings)
+        self.optimizers = build_optimizers(self.model, settings)
         recover_folder(self.folder / "state")
         if (self.folder / "state").is_dir():
             self._resume()
         if teacher is not None:
             teacher = teacher.to(self.accelerator.device).eval().requires_grad_(False)
         loss = TeacherForcingLoss(self.model, settings, teacher)
-        self.loss, self.prepared = self.accelerator.prepare(loss, self.optimizer)
+        self.loss, *self.prepared = self.accelerator.prepare(loss, *self.optimizers)
 
     def run(
         self, stop: Callable[[], bool] = lambda: False, report: Callable[[dict[str, float]], None] = lambda _: None,
@@ -273,8 +287,8 @@ class Trainer:
         with replaced_folder(self.folder / "state") as fresh:
             save_file(_detached(self.model.state_dict()), fresh / "model.safetensors")
             save_file(_detached(self.averaged.state_dict()), fresh / "averaged.safetensors")
-            moments = {f"{index}.{name}": value for index, values in self.optimizer.state_dict()["state"].items()
-                       for name, value in values.items()}
+            moments = {f"{first + index}.{name}": value for first, optimizer in self._numbered_optimizers()
+                       for index, values in optimizer.state_dict()["state"].items() for name, value in values.items()}
             save_file(_detached(moments), fresh / "optimizer.safetensors")
             document = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(), **self.origin,
                         **dataclasses.asdict(self.progress)}
@@ -292,8 +306,9 @@ class Trainer:
         part, parts = self.accelerator.process_index, self.accelerator.num_processes
         batch = self.batches.batch(self.progress.step, part, parts).to(self.accelerator.device)
         factor = learning_rate_factor(self.settings, self.progress)
-        for group in self.prepared.param_groups:
-            group["lr"] = self.settings.learning_rate * factor
+        for optimizer in self.prepared:
+            for group in optimizer.param_groups:
+                group["lr"] = self.settings.learning_rate * factor
         draw = self.settings.seed * 1_000_003 + self.progress.step
         torch.manual_seed(draw * parts + part)  # a resumed run with as many processes repeats its dropout
         mixed = self.settings.precision == "bf16"
@@ -301,8 +316,9 @@ class Trainer:
             losses = self.loss(batch.source, batch.target, draw, batch.true_count, batch.padding, batch.lengths)
         self.accelerator.backward(losses["total"])
         self.accelerator.clip_grad_norm_(self.loss.parameters(), self.settings.clip)
-        self.prepared.step()
-        self.prepared.zero_grad()
+        for optimizer in self.prepared:
+            optimizer.step()
+            optimizer.zero_grad()
         self.progress.step += 1
         self._average()
         return self._mean(losses) if self.progress.step % self.report_steps == 0 else {}
@@ -363,12 +379,23 @@ class Trainer:
         self._load_moments(read_tensors(folder / "optimizer.safetensors"))
         self.progress = Progress(*position)
 
+    def _numbered_optimizers(self) -> Iterator[tuple[int, torch.optim.Optimizer]]:
+        """Yield each optimiser and the number of weights of those before it; a weight's number names its moments."""
+        first = 0
+        for optimizer in self.optimizers:
+            yield first, optimizer
+            first += sum(len(group["params"]) for group in optimizer.param_groups)
+
     def _load_moments(self, tensors: dict[str, Tensor]) -> None:
-        state: dict[int, dict[str, Tensor]] = {}
+        moments: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
-            index, name = key.split(".", 1)
-            state.setdefault(int(index), {})[name] = value
-        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+            number, name = key.split(".", 1)
+            moments.setdefault(int(number), {})[name] = value
+        for first, optimizer in self._numbered_optimizers():
+            groups = optimizer.state_dict()["param_groups"]
+            count = sum(len(group["params"]) for group in groups)
+            optimizer.load_state_dict({"state": {number - first: values for number, values in moments.items()
+                                                 if first <= number < first + count}, "param_groups": groups})
 
 
 def _detached(state: dict[str, Tensor]) -> dict[str, Tensor]:
