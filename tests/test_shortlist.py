@@ -56,8 +56,9 @@ def test_a_list_has_common_tokens_then_the_likeliest_translations_of_all_words_o
 
 
 def test_a_list_that_is_full_keeps_the_likeliest():
-    likely = np.arange(600).reshape(2, 300)
-    found = Shortlists(np.array([599]), likely, np.ones(2, np.float32), 2.0).of(np.array([[0, 1]]))
+    likely = np.full((600, 300), -1, np.int64)
+    likely[:2] = np.arange(600).reshape(2, 300)
+    found = Shortlists(np.array([599]), likely, np.ones(600, np.float32), 2.0).of(np.array([[0, 1]]))
     assert len(set(found[0].tolist())) == TOKENS
     assert {599, 0, 300, 190, 490} <= set(found[0].tolist())
     assert 299 not in found

@@ -110,7 +110,7 @@ class Summary:
 
 
 def translate_lines(
-    lines: Sequence[str], translator: Translator, options: DecodeConfig | BeamConfig, batch_size: int,
+    lines: Sequence[str], translator: Translator, options: DecodeConfig | BeamConfig | None, batch_size: int,
 ) -> Iterator[Translated]:
     """Translate `lines` with a progress bar on a terminal, and yield the results of some lines at a time, in order.
 

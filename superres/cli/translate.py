@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from superres.cli import options as opt
-from superres.config import DECODING, DEFAULT_TRANSLATOR, BeamConfig, require
+from superres.config import DECODING, DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require
 from superres.pipeline.options import as_option, combined
 from superres.system.progress import say
 from superres.system.terminal import echo
@@ -38,14 +38,14 @@ def translate(
     A line that exceeds the model's input length is translated in parts, cut between sentences where possible.
     """
     decode = opt.decode_config(context)
-    search = None
+    options: DecodeConfig | BeamConfig | None = None
     if beam is None:
         opt.refuse_ineffective(context, "without beam search; leave it out, or give --beam 4", "length_penalty")
     else:
         blockwise = [as_option(name, str(context.params[name])) for name in opt.given_options(context, decode)
                      if name != "seed"]
         require(not blockwise, f"--beam searches without blocks; leave out {', '.join(blockwise)}")
-        search = BeamConfig(beam, length_penalty)
+        options = BeamConfig(beam, length_penalty)
         opt.refuse_ineffective(context, f"with --beam {beam}, which has no blocks to show; leave out one of the two",
                                "trace")
 
@@ -55,7 +55,8 @@ def translate(
     lines = input_lines(texts or [], input)
     translator = opt.load_translator(checkpoint, device, languages, engine)
     given = opt.given_options(context, decode)
-    options = search or combined(translator.default, given, translator.model_config.prediction_heads)
+    if options is None and (given or trace):
+        options = combined(translator.default, given, translator.model_config.prediction_heads)
     summary = Summary()
     with line_writer(output) as write:
         for result in translate_lines(lines, translator, options, batch_size):

@@ -36,6 +36,10 @@ SHARES = 3
 """If several groups of segments are translated at once, every thread gets at least so many of them, so that all end at
 about the same time."""
 
+GREEDY_ROWS = 8
+"""From so many segments in a batch on, compiled code for CPUs is fastest with one token per step: the arithmetic of
+every further column takes longer than the steps that it saves (docs/results.md, "Speed of translation")."""
+
 LONGEST_STREAM = 4
 """Batches in one of several streams that are decoded at once, at most: an interrupted translation waits for them."""
 
@@ -160,7 +164,8 @@ class Translator(Pipeline):
 
         Args:
             lines: lines of text.
-            options: settings of blockwise decoding or beam search; if None as for `Upscaler`.
+            options: settings of blockwise decoding or beam search. If None as for `Upscaler`, but compiled code decodes
+                batches of `GREEDY_ROWS` or more segments with one token per step, if the default gives the same tokens.
             keys: key of each line's sampling noise, in [0, 2**63); the line's number if None. The segments of a line
                 have different noise.
             batch_size: largest number of segments decoded together.
@@ -171,11 +176,14 @@ class Translator(Pipeline):
             InvalidInputError: a word is too long for the model, or there is not one valid key per line.
             ConfigError: the checkpoint or text does not support `options`.
         """
-        options = options or self.default_of_width(width)
+        options, given = options or self.default_of_width(width), options
         self.check(options)
         require(batch_size >= 1, f"batch-size must be at least 1, not {batch_size}")
         started = time.perf_counter()
         segments = self._segments(lines, keys)
+        many = min(len(segments), batch_size) >= GREEDY_ROWS
+        if given is None and many and self.engine.startswith("native") and self.default.is_exact:
+            options = self.default.sequential()
         results = dict[int, _SegmentResult]()
         calls = 0
         for done, steps in self._all_translated(segments, options, batch_size, width):
@@ -190,7 +198,9 @@ class Translator(Pipeline):
         self, segments: list[_Segment], options: DecodeConfig | BeamConfig, rows: int, width: int | None,
     ) -> Iterator[_Progress]:
         """Translate segments, several groups of them at the same time on an engine that gains by it."""
-        models = self.scoring.side_by_side(math.ceil(len(segments) / rows))
+        # A block size that is learned from one decode to the next serves one decode at a time.
+        at_once = 1 if isinstance(options, DecodeConfig) and options.adaptive else math.ceil(len(segments) / rows)
+        models = self.scoring.side_by_side(at_once)
         groups = _groups(segments, options, rows, len(models))
         if len(models) == 1:
             for group in groups:

@@ -61,10 +61,12 @@ class Shortlists:
         until it is full.
         """
         lists = np.full((len(source), TOKENS), -1, np.int64)
+        place = np.empty(len(self.likely) + 1, np.int64)  # where a token is in `ranked`; the last is that of -1
         for own, row in zip(lists, source, strict=True):
             ranked = np.concatenate([self.common, self.likely[np.unique(row)].T.ravel()])
-            tokens, first = np.unique(ranked, return_index=True)
-            chosen = ranked[np.sort(first[tokens >= 0])][:TOKENS]
+            places = np.arange(len(ranked))
+            place[ranked[::-1]] = places[::-1]  # the last assignment holds, so a token's first place remains
+            chosen = ranked[(place[ranked] == places) & (ranked >= 0)][:TOKENS]
             own[: len(chosen)] = chosen
         return lists
 
