@@ -20,6 +20,7 @@ from superres.batch.record import RunSettings
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, ModelConfig
+from superres.errors import ConfigError
 from superres.pipeline.base import fastest_exact
 from superres.pipeline.options import combined, resolve_options
 from superres.tasks.pictures import read_image
@@ -98,25 +99,26 @@ def test_command_api_web_and_batch_decode_alike(upscaler, tmp_path):
 
     source = np.asarray(Image.open(FACE))
     api = upscaler(source[None])
-    assert upscaler.default == FASTEST
+    fastest = replace(FASTEST, consistent=True, nucleus=0.95)
+    assert upscaler.default == fastest
     assert len({*api.traces[0].accepted}) > 1
 
     for words in ([], ["--batch-size", "1"]):
         assert run(["upscale", str(FACE), "--output", str(tmp_path), "--on-existing", "overwrite", *words]) == 0
         row = json.loads((tmp_path / "manifest.jsonl").read_text())
-        assert DecodeConfig.from_dict(row["config"]) == resolve_options(FASTEST, upscaler)
+        assert DecodeConfig.from_dict(row["config"]) == resolve_options(fastest, upscaler)
         assert row["iterations"] == api.traces[0].iterations
         assert np.array_equal(np.asarray(Image.open(tmp_path / FACE.name)), api.images[0])
 
     with gr.Blocks():
         values = [control.value for control in decoding_controls(upscaler.default, 10)]
     options = options_of(upscaler.default, values)
-    assert options == FASTEST
+    assert options == fastest
     *_, frames = Decoder(upscaler).upscale("test", source[None], {"": options})
     assert frames[""].traces[0].accepted == api.traces[0].accepted
     assert np.array_equal(frames[""].images, api.images)
 
-    sequential = upscaler(source[None], FASTEST.sequential())
+    sequential = upscaler(source[None], fastest.sequential())
     assert sequential.traces[0].mean_accepted_block_size == 1
     assert np.array_equal(sequential.images, api.images)
 
@@ -145,9 +147,22 @@ def test_given_options_win_over_a_saved_block_size():
     assert combined(saved, {"accept": "top-k"}, 10) == replace(saved, accept="top-k")
 
 
+def test_python_calls_change_the_default_as_the_options_of_a_command_do(upscaler):
+    assert upscaler.options() == upscaler.default
+    near = upscaler.options(accept="distance", epsilon=2)
+    assert near == DecodeConfig(accept="distance", epsilon=2, consistent=True, nucleus=0.95)
+    assert upscaler.options(block_size=1) == upscaler.default.sequential()
+    with pytest.raises(ConfigError, match=r"^epsilon=4 has no effect with accept=exact; "):
+        upscaler.options(epsilon=4)
+    with pytest.raises(ConfigError, match=r"^unknown setting accpet; the settings are block_size, accept, "):
+        upscaler.options(accpet="exact")
+
+
 def test_a_call_with_a_width_and_no_options_has_a_fixed_block_size(upscaler):
     result = upscaler(np.asarray(Image.open(FACE))[None], width=10)
-    assert np.array_equal(result.images, upscaler(np.asarray(Image.open(FACE))[None], DecodeConfig()).images)
+    fixed = upscaler(np.asarray(Image.open(FACE))[None], upscaler.options(adaptive=False))
+    assert np.array_equal(result.images, fixed.images)
+    assert result.traces[0].accepted == fixed.traces[0].accepted
 
 
 def test_costs_are_measured_outside_the_decoding_time(monkeypatch):

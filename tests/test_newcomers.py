@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from superres.config import DecodeConfig
 from superres.pipeline.auto import load
 
 SOURCE = np.asarray(Image.open(Path(__file__).parent.parent / "scripts" / "faces" / "face-1.png").resize((8, 8)))
@@ -76,7 +75,8 @@ def upscale(folder, module, *words):
 @pytest.fixture(scope="module")
 def greedy():
     """The face in greedy decoding."""
-    return load("celeba-8to32", "cpu")(SOURCE[None], DecodeConfig(1)).images[0]
+    upscaler = load("celeba-8to32", "cpu")
+    return upscaler(SOURCE[None], upscaler.options(block_size=1)).images[0]
 
 
 @pytest.mark.parametrize(("module", "words"), [

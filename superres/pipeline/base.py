@@ -17,13 +17,14 @@ from superres.checkpoint import (
     read_decode_default,
     weights_digest,
 )
-from superres.config import DecodeConfig, ModelConfig
+from superres.config import DecodeConfig, ModelConfig, require
 from superres.decoding.decode import check_options
 from superres.errors import CheckpointError, ConfigError
 from superres.interfaces import ScoringModel
 from superres.nn.engines import step_model
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.block_sizes import BlockSizes
+from superres.pipeline.options import SETTINGS, as_setting, combined
 from superres.pipeline.resources import Proposers
 
 PipelineT = TypeVar("PipelineT", bound="Pipeline")
@@ -170,6 +171,20 @@ class Pipeline:
     def scoring_for(self, options: DecodeConfig) -> ScoringModel:
         """Return the network in the form that the decoder uses, limited if `options` ask for consistent outputs."""
         return self.limited(self.scoring) if options.consistent else self.scoring
+
+    def options(self, **settings: bool | float | str | tuple[float, ...] | None) -> DecodeConfig:
+        """Return the settings of a call without options, changed by `settings` as by options of a command.
+
+        Args:
+            settings: values of settings of `DecodeConfig`; the others that they contradict return to their defaults.
+
+        Raises:
+            ConfigError: a setting is unknown or without effect, two contradict each other, or the checkpoint does not
+                support them.
+        """
+        unknown = ", ".join(set(settings) - set(SETTINGS))
+        require(not unknown, f"unknown setting {unknown}; the settings are {', '.join(SETTINGS)}")
+        return combined(self.default, settings, self.model_config.prediction_heads, as_setting)
 
     def default_of_width(self, width: int | None) -> DecodeConfig:
         """Return the settings of a call without options; an adaptive block size has no fixed step width."""
