@@ -87,8 +87,7 @@ def load_variants(checkpoint: str, device: str) -> dict[str, Variant]:
         print(f"The engine native-int8 is left out: {error}", flush=True)
         return variants
     return {**variants, "native-int8": Variant(
-        "As exact, in 8-bit integers (engine native-int8): a few pixels may differ. With celeba-8to32, held-out "
-        "faces need 3.552 bits/dim instead of 3.551.", int8, exact, "greedy")}
+        "As exact, in 8-bit integers (engine native-int8): a few pixels may differ.", int8, exact, "greedy")}
 
 
 def decode(variants: dict[str, Variant], sources: Pixels, rounds: int) -> None:

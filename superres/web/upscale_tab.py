@@ -28,7 +28,7 @@ young and frontal; results for other faces are worse. A photo may have {MAX_FILE
 HINT = ('<p class="sr-hint">Choose an example or your own photo. <b>Upscale</b> makes the likeliest face, and <b>Draw '
         "samples</b> a sheet of faces that the input fits as well. They appear here, block by block.</p>")
 SHEET_TEMPERATURE = 0.7
-"""Temperature of a sheet if the settings are greedy: at 0.9 and above, faces of the bundled checkpoint are torn."""
+"""Temperature of a sheet if the settings are greedy; the higher it is, the more faces are torn."""
 
 
 def upscale_tab(decoder: Decoder, workspace: Workspace, examples: Sequence[Path], queue: dict[str, Any]) -> None:
