@@ -126,6 +126,7 @@ def test_the_window_is_what_attention_sees(attention, position):
 def test_block_sizes_go_as_far_as_the_heads():
     assert block_sizes(10) == (1, 2, 4, 6, 8, 10)
     assert block_sizes(5) == (1, 2, 4)
+    assert block_sizes(24)[-3:] == (10, 16, 24)
 
 
 def test_peak_memory_sees_what_is_held():

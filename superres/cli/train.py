@@ -179,10 +179,10 @@ def distil(
     context: typer.Context, data: TrainData, own: Own, output: RunFolder, start: Start = None, dev: Dev = None,
     freeze_base: Freeze = False, minutes: Minutes = None, steps: Steps = None,
     batch_size: TrainBatchSize = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
-    optimizer: Optimizer = TRAINING.optimizer,
-    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
-    gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
-    head_target: HeadTarget = TRAINING.head_target, teacher: Teacher = None, crops: Crops = None,
+    optimizer: Optimizer = TRAINING.optimizer, precision: Precision = TRAINING.precision, seed: Seed = 0,
+    limit: Limit = None, gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
+    head_target: HeadTarget = TRAINING.head_target, warmup_steps: Warmup = TRAINING.warmup_steps,
+    head_positions: Positions = TRAINING.head_positions, teacher: Teacher = None, crops: Crops = None,
     crop_share: CropShare = None,
 ) -> None:
     """Train prediction heads on pictures of the model itself.
@@ -199,8 +199,8 @@ def continue_run(
     context: typer.Context, data: TrainData, dev: ScoredDev, output: RunFolder,
     start: StartName = Path(DEFAULT_CHECKPOINT), own: MaybeOwn = None, round_minutes: RoundMinutes = 60,
     batch_size: TrainBatchSize = TRAINING.batch_size, learning_rate: ForeverRate = FOREVER_RATE,
-    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None, crops: Crops = None,
-    crop_share: CropShare = None, gradient_checkpointing: Recompute = False,
+    optimizer: Optimizer = "muon", precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
+    crops: Crops = None, crop_share: CropShare = None, gradient_checkpointing: Recompute = False,
 ) -> None:
     """Train base and heads of a checkpoint further, without an end.
 

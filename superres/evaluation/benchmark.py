@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Variant = DecodeConfig | BeamConfig
 Report = dict[str, Any]
 
-BLOCK_SIZES = (1, 2, 4, 6, 8, 10)
+BLOCK_SIZES = (1, 2, 4, 6, 8, 10, 16, 24)
 """Block sizes to measure, up to the number of prediction heads."""
 
 BATCHES = (1, 8, 64)
