@@ -299,10 +299,24 @@ def test_rungs_may_read_further_text_beside_copies_of_the_training_text(preset, 
         train_recipe(ladder_of(recipe), text, tmp_path / "run", None, never, ignore, more)
 
 
-@pytest.mark.parametrize("changes", [{"copies": -1}, {"copies": 2}])
-def test_copies_that_cannot_be_are_refused(tmp_path, changes):
-    with pytest.raises(ConfigError, match="copies must be 0 or more, and 0 beside translated_by"):
-        ladder_of(tmp_path / "recipe.json", **changes)
+def test_a_rung_reads_the_further_text_as_the_teacher_translates_it(preset, text, tmp_path, capsys):
+    short = {"steps": 1, "batch_size": 10, "precision": "no"}
+    rungs = [{"name": "teacher", "settings": short},
+             {"name": "student", "translated_by": "teacher", "copies": 2, "settings": short}]
+    recipe, more = tmp_path / "recipe.json", write_pairs(sentences(7), tmp_path / "more")
+    recipe.write_text(json.dumps({"preset": "text", "prediction_heads": 3, "decode_batch": 64, "rungs": rungs}))
+    assert train_recipe(Recipe.read(recipe), text, tmp_path / "run", None, never, ignore, more)
+    translated = [read_pairs(tmp_path / "run" / "teacher" / name / "pairs") for name in
+                  ("translated", "translated-more")]
+    assert [len(pairs) for pairs in translated] == [60, 7]
+    teacher = Translator.load(tmp_path / "run" / "teacher" / "checkpoint", "cpu")
+    assert translated[1].target == teacher(sentences(7).source, BeamConfig()).texts
+    assert f" of {2 * 60 + 7} pairs are left out" in capsys.readouterr().err  # the teacher has learnt no end
+
+
+def test_copies_below_zero_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="copies must be 0 or more, not -1"):
+        ladder_of(tmp_path / "recipe.json", copies=-1)
 
 
 def test_a_ladder_with_a_teacher_that_is_not_earlier_is_refused(tmp_path):

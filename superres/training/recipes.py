@@ -88,7 +88,8 @@ class RecipeStage(Config):
         start: name of the earlier stage to start from; None to start from random weights, or from a given checkpoint.
         head_layer: kind of new heads, a name in HEAD_LAYERS; as in the stage to start from if None.
         own_images: stage "distil": number of training inputs that `start` decodes itself.
-        translated_by: text: name of an earlier stage, the teacher, whose translations of the training text to train on.
+        translated_by: text: name of an earlier stage, the teacher, whose translations of the training text to train on,
+            and of the further text, if `copies` asks for it.
         copies: text: copies of the training text to read beside the further text; 0 reads no further text.
     """
 
@@ -152,8 +153,7 @@ class Recipe:
             require(entry.head_layer in (None, *HEAD_LAYERS) and (entry.head_layer is None or settings.trains_heads),
                     f"{path}: rung {entry.name!r}: head_layer {entry.head_layer!r} must be one of "
                     f"{', '.join(HEAD_LAYERS)}, in a rung that trains heads")
-            require(entry.copies == 0 or (entry.copies > 0 and entry.translated_by is None),
-                    f"{path}: rung {entry.name!r}: copies must be 0 or more, and 0 beside translated_by")
+            require(entry.copies >= 0, f"{path}: rung {entry.name!r}: copies must be 0 or more, not {entry.copies}")
             earlier.add(entry.name)
         return recipe
 
@@ -232,9 +232,13 @@ def _with_decoded(
         done = decode_own_faces(upscaler, pairs, own, exact, batch_size, stop, report)
         return dataclasses.replace(stage, own=own / "faces.npz") if done else None
     if entry.translated_by is not None:
-        teacher = Translator.load(output / entry.translated_by / "checkpoint")
-        text = translation.read_pairs(stage.data, teacher.languages)
-        folder = output / entry.translated_by / "translated"
-        done = translate_pairs(teacher, text, folder, BeamConfig(), batch_size, stop, report)
-        return dataclasses.replace(stage, data=folder / "pairs") if done else None
+        folder, ready = output / entry.translated_by, dict[str, Path]()
+        teacher = Translator.load(folder / "checkpoint")
+        for name, path, translated in (("data", stage.data, "translated"), ("more", stage.more, "translated-more")):
+            if path is not None:
+                text = translation.read_pairs(path, teacher.languages)
+                if not translate_pairs(teacher, text, folder / translated, BeamConfig(), batch_size, stop, report):
+                    return None
+                ready[name] = folder / translated / "pairs"
+        return dataclasses.replace(stage, data=ready["data"], more=ready.get("more"))
     return stage
