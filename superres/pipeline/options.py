@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from superres.config import FACES, DecodeConfig, require, settings_of
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 
-if TYPE_CHECKING:
-    from superres.pipeline.upscaler import Upscaler
-
 Spell = Callable[[str, str], str]
 """Formats a setting and its value (empty for a switch) as the user writes them."""
 
 SETTINGS = settings_of(DecodeConfig)
+
+
+class Checkpoint(Protocol):
+    """A loaded checkpoint."""
+
+    def block_size(self, options: DecodeConfig) -> int:
+        """Return the block size of `options`; raise ConfigError if the checkpoint does not support them."""
 
 
 def dependent_on(name: str) -> tuple[str, ...]:
@@ -112,7 +116,7 @@ def unused_settings(options: DecodeConfig, block_size: int, spell: Spell = as_op
     return reasons
 
 
-def resolve_options(decode: DecodeConfig, upscaler: Upscaler, samples: int = 1) -> DecodeConfig:
+def resolve_options(decode: DecodeConfig, upscaler: Checkpoint, samples: int = 1) -> DecodeConfig:
     """Check `decode` against the checkpoint, and return it with the block size filled in.
 
     Raises:
