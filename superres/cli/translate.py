@@ -55,7 +55,7 @@ def translate(
     lines = input_lines(texts or [], input)
     translator = opt.load_translator(checkpoint, device, languages, engine)
     given = opt.given_options(context, decode)
-    if options is None and (given or trace):
+    if options is None and (given or trace):  # a trace shows the default's blocks, which a large batch would not have
         options = combined(translator.default, given, translator.model_config.prediction_heads)
     summary = Summary()
     with line_writer(output) as write:

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from superres.batch.inputs import list_inputs
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require
 from superres.errors import ConfigError, InvalidInputError
-from superres.pipeline.options import SETTINGS, as_setting, combined, resolve_options
+from superres.pipeline.options import SETTINGS, resolve_options
 from superres.survey.pairs import ComparedMethods, Method, check_sizes, choose_images, compare_methods
 from superres.survey.study import CAMERA
 from superres.system.progress import say
@@ -244,7 +244,7 @@ class MethodRenderer:
             self.upscalers[name] = Upscaler.load(name, self.device)
         upscaler = self.upscalers[name]
         try:
-            options = combined(upscaler.default, spec.settings, upscaler.model_config.prediction_heads, as_setting)
+            options = upscaler.options(**spec.settings)
         except ConfigError as error:
             raise ConfigError(f"the method {spec.name!r}: {error}") from error
         return upscaler, resolve_options(options, upscaler)

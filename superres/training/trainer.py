@@ -287,7 +287,7 @@ class Trainer:
         with replaced_folder(self.folder / "state") as fresh:
             save_file(_detached(self.model.state_dict()), fresh / "model.safetensors")
             save_file(_detached(self.averaged.state_dict()), fresh / "averaged.safetensors")
-            moments = {f"{first + index}.{name}": value for first, optimizer in self._numbered_optimizers()
+            moments = {f"{numbers[index]}.{name}": value for numbers, optimizer in self._numbered_optimizers()
                        for index, values in optimizer.state_dict()["state"].items() for name, value in values.items()}
             save_file(_detached(moments), fresh / "optimizer.safetensors")
             document = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(), **self.origin,
@@ -379,23 +379,22 @@ class Trainer:
         self._load_moments(read_tensors(folder / "optimizer.safetensors"))
         self.progress = Progress(*position)
 
-    def _numbered_optimizers(self) -> Iterator[tuple[int, torch.optim.Optimizer]]:
-        """Yield each optimiser and the number of weights of those before it; a weight's number names its moments."""
+    def _numbered_optimizers(self) -> Iterator[tuple[range, torch.optim.Optimizer]]:
+        """Yield each optimiser with the numbers of its weights, which name their moments in a saved state."""
         first = 0
         for optimizer in self.optimizers:
-            yield first, optimizer
-            first += sum(len(group["params"]) for group in optimizer.param_groups)
+            numbers = range(first, first + sum(len(group["params"]) for group in optimizer.param_groups))
+            yield numbers, optimizer
+            first = numbers.stop
 
     def _load_moments(self, tensors: dict[str, Tensor]) -> None:
         moments: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             number, name = key.split(".", 1)
             moments.setdefault(int(number), {})[name] = value
-        for first, optimizer in self._numbered_optimizers():
-            groups = optimizer.state_dict()["param_groups"]
-            count = sum(len(group["params"]) for group in groups)
-            optimizer.load_state_dict({"state": {number - first: values for number, values in moments.items()
-                                                 if first <= number < first + count}, "param_groups": groups})
+        for numbers, optimizer in self._numbered_optimizers():
+            state = {index: moments[number] for index, number in enumerate(numbers) if number in moments}
+            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _detached(state: dict[str, Tensor]) -> dict[str, Tensor]:
