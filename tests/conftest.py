@@ -34,6 +34,17 @@ def _seed() -> None:
         torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Locks of this test run: a user's training neither delays a test nor adds a line to its output."""
+    from superres.system import idle
+
+    folder = tmp_path_factory.mktemp("locks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(idle, "cache_folder", lambda: folder)
+        yield
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)

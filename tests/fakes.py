@@ -16,6 +16,7 @@ from superres.interfaces import StepOutput
 from superres.nn.engines.native.build import SIGNATURES
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
+from superres.pipeline.base import Pipeline
 from superres.tasks.consistency import cell_limits
 from superres.tasks.faces import encode, enlarge
 
@@ -135,11 +136,13 @@ class FakeUpscaler:
     revision: str = "0123abcd"
     model_config: ModelConfig = field(default_factory=lambda: ModelConfig(prediction_heads=10))
     batches: list = field(default_factory=list)
-    options: list = field(default_factory=list)
+    called: list = field(default_factory=list)
     keys: list = field(default_factory=list)
 
     def block_size(self, options):
         return check_options(options, self.model_config.prediction_heads, self.model_config.target_length)
+
+    options = Pipeline.options
 
     def fitting_rows(self, options=None):
         return 16
@@ -149,7 +152,7 @@ class FakeUpscaler:
 
     def __call__(self, sources, options=GREEDY, *, keys=None, progress=None):
         self.batches.append(len(sources))
-        self.options.append(options)
+        self.called.append(options)
         if len(sources) > self.most:
             raise RuntimeError("CUDA out of memory.\nTried to allocate more")
         if self.broken & set(sources[:, 0, 0, 0].tolist()):

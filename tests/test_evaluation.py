@@ -127,7 +127,7 @@ def test_batches_are_decoded_both_ways_in_turn_and_only_whole_ones_timed(pairs):
     upscaler = FakeUpscaler(seconds_per_call=1.0)
     ways = {"greedy": DecodeConfig(block_size=1), "blockwise": DecodeConfig(block_size=4)}
     decoded = decode_interleaved(pairs.lr, upscaler, ways, batch_size=2)
-    assert [options.block_size for options in upscaler.options] == [1, 4] * 4
+    assert [options.block_size for options in upscaler.called] == [1, 4] * 4
     assert upscaler.batches == [2, 2, 2, 2, 2, 2, 1, 1]
     assert upscaler.keys[:4] == upscaler.keys[4:8]
     assert (decoded["greedy"].seconds_per_image, decoded["blockwise"].seconds_per_image) == (0.5, 0.125)
@@ -188,7 +188,7 @@ def test_the_likelihood_is_scored_over_all_images_without_decoding(pairs):
 def test_without_greedy_nothing_is_decoded_greedily(pairs):
     upscaler = FakeUpscaler()
     report, pictures = evaluate_images(pairs, upscaler, DecodeConfig(), greedy=False)
-    assert {options.block_size for options in upscaler.options} == {10}
+    assert {options.block_size for options in upscaler.called} == {10}
     assert not {"agreement", "speed_up"} & set(report)
     assert "greedy" not in pictures
     assert "speed-up" not in report_table(report)
