@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from fakes import SMALL, VARIANTS, random_model, random_tokens
 
-from superres.errors import ConfigError
 from superres.training.losses import TeacherForcingLoss, is_inside, mean_loss
 from superres.training.settings import TrainConfig
 from superres.training.trainer import build_model
@@ -302,21 +301,3 @@ def test_p1_keeps_the_teachers_distributions_on_own_pictures_and_learns_the_true
     torch.testing.assert_close(taught["own"], (wanted.exp() * (wanted - given)).sum(-1).mean())
     torch.testing.assert_close(taught["p1"], kept["p1"])
     torch.testing.assert_close(taught["total"] - kept["total"], taught["own"] - kept["own"])
-
-
-def test_p1_learns_the_truth_given_the_own_tokens_before_it():
-    model = random_model(SMALL)
-    source, target = random_tokens(SMALL, 4)
-    truth = random_tokens(SMALL, 2, seed=5)[1]
-    distil = replace(HEADS, stage="distil")
-    given = TeacherForcingLoss(model, replace(distil, own_truth=True))(source, target, 1, 2, truth=truth)
-    without = TeacherForcingLoss(model, distil)(source, target, 1, 2)
-    scores = model.scores(model(source[2:], target[2:])).log_softmax(-1)
-    torch.testing.assert_close(given["own"], -scores.gather(-1, truth.unsqueeze(-1)).mean())
-    for part in ("p1", "heads", "estimate"):
-        torch.testing.assert_close(given[part], without[part])
-    torch.testing.assert_close(given["total"] - without["total"], given["own"])
-    for settings in ({"stage": "heads"}, {"stage": "distil", "freeze_base": True},
-                     {"stage": "distil", "teacher": "another"}):
-        with pytest.raises(ConfigError, match="own_truth is for the stage distil"):
-            TrainConfig(steps=1, own_truth=True, **settings)

@@ -18,7 +18,6 @@ from superres.nn.engines.native import build
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FacePairs, read_faces, write_npz
-from superres.training.corpora import true_pictures
 from superres.training.recipes import Recipe, Stage, decode_own_faces, train_recipe, train_stage
 from superres.training.settings import TrainConfig
 from superres.training.trainer import build_model
@@ -286,19 +285,3 @@ def test_the_commands_decode_and_distil_work_together(checkpoint, data, tmp_path
     assert run([*words, "--output", str(tmp_path / "run"), "--steps", "1", "--batch-size", "2"]) == 0
     assert [stage["stage"] for stage in read_training(tmp_path / "run" / "checkpoint")] == ["base", "distil"]
     assert "finished" in capsys.readouterr().err
-
-
-def test_the_true_pictures_of_own_pictures_are_found_by_their_numbers(checkpoint, data, tmp_path, capsys):
-    pairs, numbers = random_pairs(3), [2, 0]
-    own = FacePairs(255 - pairs.hr[numbers], pairs.lr[numbers], pairs.ids[numbers])
-    assert np.array_equal(true_pictures(own, pairs), pairs.hr[numbers])
-    for index, other in enumerate((replace(own, ids=own.ids + 1), replace(own, lr=255 - own.lr))):
-        path = tmp_path / f"{index}.npz"
-        write_npz(other, path)
-        words = ["train", "distil", "--own-truth", "--data", str(data), "--own", str(path), "--start", str(checkpoint)]
-        assert run([*words, "--output", str(tmp_path / "run"), "--steps", "1", "--batch-size", "2"]) == 2
-        assert "decoded from inputs that are not in the training data" in capsys.readouterr().err
-    write_npz(own, tmp_path / "own.npz")
-    words[words.index(str(path))] = str(tmp_path / "own.npz")
-    assert run([*words, "--output", str(tmp_path / "run"), "--steps", "1", "--batch-size", "2"]) == 0
-    assert read_training(tmp_path / "run" / "checkpoint")[-1]["settings"]["own_truth"]

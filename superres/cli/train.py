@@ -82,8 +82,6 @@ Languages = Annotated[str | None, Option(metavar="SOURCE-TARGET", help="Text: la
                                          "those of the preset]")]
 Teacher = Annotated[str | None, Option(metavar="NAME|DIR", help="Checkpoint whose p1 gives the target distributions "
                                        "instead of the true tokens, for example to train a draft model.")]
-OwnTruth = Annotated[bool, Option("--own-truth", help="On the model's own pictures, p1 learns the true tokens, given "
-                                  "its own tokens before them. The inputs of --own must be in --data.")]
 TeacherBeam = Annotated[int, Option(metavar="N", rich_help_panel=DECODING, help="Text: hypotheses of beam search per "
                                     "sentence.")]
 Precision = Annotated[str, Option(metavar="[bf16|no]", help="Autocast to bf16, or no autocast.")]
@@ -184,13 +182,13 @@ def distil(
     optimizer: Optimizer = TRAINING.optimizer, precision: Precision = TRAINING.precision, seed: Seed = 0,
     limit: Limit = None, gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
     head_target: HeadTarget = TRAINING.head_target, warmup_steps: Warmup = TRAINING.warmup_steps,
-    head_positions: Positions = TRAINING.head_positions, teacher: Teacher = None, own_truth: OwnTruth = False,
-    crops: Crops = None, crop_share: CropShare = None,
+    head_positions: Positions = TRAINING.head_positions, teacher: Teacher = None, crops: Crops = None,
+    crop_share: CropShare = None,
 ) -> None:
     """Train prediction heads on pictures of the model itself.
 
-    This is self-distillation. On these pictures, p1 learns nothing, or keeps the distributions of a --teacher, usually
-    the checkpoint that drew them, or learns the true pictures with --own-truth. The result is DIR/checkpoint.
+    This is self-distillation. With --teacher, usually the checkpoint that drew the pictures, p1 keeps the teacher's
+    distributions on them. The result is DIR/checkpoint.
     """
     _train(train_config(context, "distil"), data=data, own=own, output=output, dev=dev, start=start, limit=limit,
            head_layer=head_layer, crops=crops)

@@ -21,8 +21,6 @@ from superres.pipeline.translator import Translator
 from superres.system.output import prepare_folder, write_result
 from superres.system.progress import say
 from superres.tasks import faces, translation
-from superres.tasks.faces import FacePairs
-from superres.tasks.pictures import Pixels
 from superres.tasks.translation import VOCABULARY_FILE, Codec, TextPairs
 from superres.training.data import Batches, DistilBatches, ImageBatches, TextBatches
 from superres.training.settings import TrainConfig
@@ -169,22 +167,7 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     if stage.own is None:
         return Corpus(network, true, evaluate)
     own = faces.read_faces(stage.own)
-    truth = true_pictures(own, pairs) if settings.own_truth else None
-    return Corpus(network, DistilBatches(true, ImageBatches(own.lr, own.hr, size, settings.seed), truth), evaluate)
-
-
-def true_pictures(own: FacePairs, pairs: FacePairs) -> Pixels:
-    """Return the true pictures of the sources of own pictures, which are found in `pairs` by their numbers.
-
-    Raises:
-        InvalidInputError: a source of an own picture is not in `pairs`.
-    """
-    places = {int(number): place for place, number in enumerate(pairs.ids)}
-    found = [places.get(int(number), -1) for number in own.ids]
-    if -1 in found or not np.array_equal(pairs.lr[found], own.lr):
-        raise InvalidInputError("the own pictures were decoded from inputs that are not in the training data; decode "
-                                "them from the same --data")
-    return pairs.hr[found]
+    return Corpus(network, DistilBatches(true, ImageBatches(own.lr, own.hr, size, settings.seed)), evaluate)
 
 
 def face_score(path: Path) -> Score:

@@ -26,7 +26,6 @@ class TokenBatch(NamedTuple):
         true_count: number of true images, which come first; a model decoded the other targets. None: all are true.
         padding: bool [B, S], True at padding of a source; None without padding.
         lengths: number of tokens of each target, int64 [B], without its padding; None without padding.
-        truth: the true tokens of the other images' sources [B - true_count, T]; None if they are not learnt.
     """
 
     source: Tensor
@@ -34,13 +33,11 @@ class TokenBatch(NamedTuple):
     true_count: int | None = None
     padding: Tensor | None = None
     lengths: Tensor | None = None
-    truth: Tensor | None = None
 
     def to(self, device: torch.device) -> TokenBatch:
         """Return the batch on `device`."""
-        padding, lengths, truth = (
-            part if part is None else part.to(device) for part in (self.padding, self.lengths, self.truth))
-        return TokenBatch(self.source.to(device), self.target.to(device), self.true_count, padding, lengths, truth)
+        padding, lengths = (part if part is None else part.to(device) for part in (self.padding, self.lengths))
+        return TokenBatch(self.source.to(device), self.target.to(device), self.true_count, padding, lengths)
 
 
 class Batches(Protocol):
@@ -117,16 +114,9 @@ class ImageBatches:
 class DistilBatches:
     """Batches of true images (first half) and images that a model decoded itself (second half)."""
 
-    def __init__(self, true: ImageBatches, own: ImageBatches, truth: np.ndarray | None = None) -> None:
-        """Join two sequences of batches. Own images are never mirrored: the model would not decode the mirror image.
-
-        Args:
-            true: true images.
-            own: images that the model decoded.
-            truth: the true images of the sources of `own`, uint8 [N, H, W, C], if p1 learns them.
-        """
+    def __init__(self, true: ImageBatches, own: ImageBatches) -> None:
+        """Join two sequences of batches. Own images are never mirrored: the model would not decode the mirror image."""
         self.true, self.own = true, dataclasses.replace(own, flip=False)
-        self.truth = None if truth is None else dataclasses.replace(self.own, high=truth)
         self.batch_size, self.unit = true.batch_size + own.batch_size, true.unit
 
     def digest(self) -> str:
@@ -136,9 +126,7 @@ class DistilBatches:
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
         """See `Batches.batch`."""
         true, own = self.true.batch(step, part, parts), self.own.batch(step, part, parts)
-        truth = None if self.truth is None else self.truth.batch(step, part, parts).target  # in the order of `own`
-        return TokenBatch(torch.cat([true.source, own.source]), torch.cat([true.target, own.target]), true.true_count,
-                          truth=truth)
+        return TokenBatch(torch.cat([true.source, own.source]), torch.cat([true.target, own.target]), true.true_count)
 
 
 @dataclass

@@ -34,7 +34,7 @@ class TeacherForcingLoss(nn.Module):
 
     def forward(
         self, source: Tensor, target: Tensor, draw: int, true_count: int | None = None,
-        padding: Tensor | None = None, lengths: Tensor | None = None, truth: Tensor | None = None,
+        padding: Tensor | None = None, lengths: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Return the losses of a batch.
 
@@ -46,12 +46,10 @@ class TeacherForcingLoss(nn.Module):
                 tokens p1 does not learn, since they would only make it more confident. None: all targets are true.
             padding: bool [B, S], True at padding of a source; None without padding.
             lengths: number of tokens of each target [B]; the loss ignores the padding after them. None without padding.
-            truth: true tokens of the own outputs' sources [B - true_count, T], which p1 learns given the own tokens
-                before them (`TrainConfig.own_truth`); or None.
 
         Returns:
-            "total", the loss to minimise, and its parts in this minibatch: "p1", "own" (p1's loss on own outputs: the
-            divergence from the teacher, or the cross-entropy of the truth), "heads", "estimate" (grey levels).
+            "total", the loss to minimise, and its parts in this minibatch: "p1", "own" (p1's divergence from the
+            teacher on own outputs), "heads", "estimate" (grey levels).
         """
         decoded = self.model(source, target, padding)
         settings, losses = self.settings, {}
@@ -61,10 +59,9 @@ class TeacherForcingLoss(nn.Module):
         from_p1 = with_heads and settings.head_target == "p1"
         scores = self.model.scores(decoded) if with_p1 or from_p1 else None
         if with_p1 and scores is not None:
-            for name, rows, teacher in self._lessons(true_count, truth):
-                wanted = target[rows] if name == "p1" or truth is None else truth
+            for name, rows, teacher in self._lessons(true_count):
                 parts = (part if part is None else part[rows] for part in (padding, lengths))
-                losses[name] = self._first(teacher, scores[rows], source[rows], wanted, *parts)
+                losses[name] = self._first(teacher, scores[rows], source[rows], target[rows], *parts)
         total = sum(losses.values(), decoded.hidden.new_zeros(()))
         if with_heads:
             wanted = scores.detach() if from_p1 and scores is not None else target
@@ -95,14 +92,12 @@ class TeacherForcingLoss(nn.Module):
             return head == 0, head > 0
         return self.settings.trains_base, self.settings.trains_heads
 
-    def _lessons(
-        self, true_count: int | None, truth: Tensor | None
-    ) -> list[tuple[str, slice, EncoderDecoder | None]]:
+    def _lessons(self, true_count: int | None) -> list[tuple[str, slice, EncoderDecoder | None]]:
         """Return the parts of p1's loss: name, rows of the batch, and the teacher of these rows or None."""
         teacher, = self.teachers
         if self.settings.stage != "distil":
             return [("p1", slice(true_count), teacher)]
-        own = [] if teacher is None and truth is None else [("own", slice(true_count, None), teacher)]
+        own = [] if teacher is None else [("own", slice(true_count, None), teacher)]
         return [("p1", slice(true_count), None), *own]
 
     def _first(

@@ -62,9 +62,6 @@ class TrainConfig(Config):
             draft models (Zhou et al. 2024, "DistillSpec"); None learns the true tokens. In the stage "distil", p1
             learns them on the model's own images only: where no token is true, nothing else keeps the heads' loss from
             changing p1.
-        own_truth: stage "distil": on the model's own images, p1 learns the true tokens given its own tokens before them
-            (Ross et al. 2011, "A Reduction of Imitation Learning and Structured Prediction to No-Regret Online
-            Learning"). So greedy images come closer to the truth after their first errors.
     """
 
     stage: Literal["base", "heads", "distil"] = "base"
@@ -93,7 +90,6 @@ class TrainConfig(Config):
     seed: int = 0
     label_smoothing: float = 0.0
     teacher: str | None = None
-    own_truth: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "head_positions"):
@@ -123,8 +119,6 @@ class TrainConfig(Config):
         taught = self.stage in ("base", "distil") and self.trains_base and not self.label_smoothing
         require(self.teacher is None or taught, "a teacher is for the stages base and distil, without freeze_base and "
                                                 f"label_smoothing, not for {self.stage}")
-        require(not self.own_truth or (self.stage == "distil" and self.trains_base and self.teacher is None),
-                "own_truth is for the stage distil, without freeze_base and without a teacher")
         require(self.precision in ("bf16", "no"), f"precision must be bf16 or no, not {self.precision!r}")
 
     @property

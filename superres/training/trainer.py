@@ -313,8 +313,7 @@ class Trainer:
         torch.manual_seed(draw * parts + part)  # a resumed run with as many processes repeats its dropout
         mixed = self.settings.precision == "bf16"
         with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=mixed):
-            losses = self.loss(batch.source, batch.target, draw, batch.true_count, batch.padding, batch.lengths,
-                               batch.truth)
+            losses = self.loss(batch.source, batch.target, draw, batch.true_count, batch.padding, batch.lengths)
         self.accelerator.backward(losses["total"])
         self.accelerator.clip_grad_norm_(self.loss.parameters(), self.settings.clip)
         for optimizer in self.prepared:
