@@ -101,7 +101,7 @@ def train_in_turns(trainers: dict[str, Trainer], pairs: FacePairs, minutes: floa
         if len(scores_of(trainer)) >= turn:
             continue
         _train_until(trainer, 60 * minutes * turn / turns)
-        with training_turn(lambda: False), torch.inference_mode():
+        with training_turn(lambda: False):
             bits = bits_per_dim(trainer.averaged.eval(), source, target)
         record = trainer.record({"bits_per_dim": float(bits.mean()), "dev_images": len(pairs)})
         trainer.save()

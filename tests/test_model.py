@@ -14,6 +14,7 @@ from superres.nn.engines.torch_model import StepModel
 from superres.nn.image_priors import neighbour_table
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
+from superres.system.machine import TorchThreads
 from superres.training.losses import TeacherForcingLoss
 from superres.training.settings import TrainConfig
 
@@ -178,8 +179,10 @@ def test_gradient_checkpointing_changes_no_gradient():
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("variant", ["base aids", "plain"])
-def test_bits_per_dim_is_the_mean_surprise_in_bits(variant):
+def test_bits_per_dim_is_the_mean_surprise_in_bits(variant, threads, monkeypatch):
+    monkeypatch.setattr(TorchThreads, "limit", lambda: threads)
     config = VARIANTS[variant]
     model = random_model(config)
     source, target = random_tokens(config, 3)

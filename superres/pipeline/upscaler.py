@@ -267,14 +267,13 @@ class Upscaler(Pipeline):
         Args:
             sources: uint8 [N, 8, 8, 3].
             targets: uint8 [N, 32, 32, 3].
-            batch_size: number of images scored together.
+            batch_size: number of images scored together on a GPU.
 
         Returns:
             float64 [N].
         """
         source, target = (torch.from_numpy(faces.encode(images)) for images in (sources, targets))
-        with torch.inference_mode():
-            values: np.ndarray = bits_per_dim(self.model, source, target, batch_size).numpy()
+        values: np.ndarray = bits_per_dim(self.model, source, target, batch_size).numpy()
         return values
 
 
