@@ -24,6 +24,7 @@ from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
 from superres.system import idle
 from superres.tasks.faces import FacePairs, area_reduce, write_npz
+from superres.training import continuous
 from superres.training.continuous import SCORES, Rounds
 from superres.training.trainer import Progress, learning_rate_factor
 
@@ -235,3 +236,15 @@ def test_two_processes_do_not_train_in_one_folder(folder, tmp_path, capsys, monk
                  tmp_path / "run", "--start", folder / "start"]
         assert run([str(word) for word in words]) == 2
     assert "another process trains in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("own", "stage"), [(False, "heads"), (True, "distil")])
+def test_on_own_pictures_p1_keeps_the_distributions_of_the_start(own, stage, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(idle, "lowest_priority", lambda: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    runs = []
+    monkeypatch.setattr(continuous, "train_continuously", lambda run, *_: runs.append(run))
+    words = ["train", "continue", "--data", folder / "faces.npz", "--dev", folder / "dev.npz", "--output",
+             tmp_path / "run", "--start", folder / "start", *(["--own", folder / "faces.npz"] if own else [])]
+    assert run([str(word) for word in words]) == 0
+    assert (runs[0].settings.stage, runs[0].teacher) == (stage, folder / "start" if own else None)

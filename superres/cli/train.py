@@ -216,15 +216,17 @@ def continue_run(
     from superres.training.continuous import train_continuously
     from superres.training.corpora import Stage
 
-    settings = train_config(context, "heads" if own is None else "distil", endless=True, ema_decay=FOREVER_EMA)
-    stage = Stage(settings, data, output, dev, find_checkpoint(str(start)), limit=limit, own=own, crops=crops)
+    # On its own pictures no token is true, and without a teacher the heads' loss would change p1.
+    stage, teacher = ("heads", None) if own is None else ("distil", str(start))
+    settings = train_config(context, stage, endless=True, ema_decay=FOREVER_EMA, teacher=teacher)
+    run = Stage(settings, data, output, dev, find_checkpoint(str(start)), limit=limit, own=own, crops=crops)
     with _training_bar(None, "s") as (bar, stop):
 
         def report(record: dict[str, float]) -> None:
             _advance(bar, record["seconds"])
             _show(bar, record)
 
-        best = train_continuously(stage, 60 * round_minutes, stop, report)
+        best = train_continuously(run, 60 * round_minutes, stop, report)
     found = f"no round has beaten {DEFAULT_CHECKPOINT} yet" if best is None else \
         f"{best} beats {DEFAULT_CHECKPOINT}, use it with --checkpoint {best}"
     say(f"{output}: stopped and saved; {found}; the same command continues")
