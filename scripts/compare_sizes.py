@@ -42,6 +42,8 @@ Row = dict[str, Any]
 
 HEAD_SIZE = 32
 """Size of an attention head of the preset `base`."""
+MAPS = 32
+"""The compiled encoder needs a multiple of so many maps as the width of the conditioning."""
 SIZES = {"small": (96, 3), "base": (128, 4), "large": (192, 5)}
 """Width and number of decoder layers by size. One decoder step has about 0.4, 1 and 2.8 times the products of `base`;
 the compiled engine decodes all three."""
@@ -60,9 +62,10 @@ DECODED = 4
 def network(width: int, layers: int) -> ModelConfig:
     """Return the preset `base` with another width, in the same proportions, and number of decoder layers."""
     base = PRESETS["base"]
+    maps = MAPS * round(width * base.conditioning_width / base.width / MAPS)
     return dataclasses.replace(
         base, width=width, filter_size=width * base.filter_size // base.width, attention_heads=width // HEAD_SIZE,
-        decoder_layers=layers, conditioning_width=width * base.conditioning_width // base.width)
+        decoder_layers=layers, conditioning_width=maps)
 
 
 def learning_rate(width: int) -> float:
