@@ -102,7 +102,7 @@ def test_command_api_web_and_batch_decode_alike(upscaler, tmp_path):
 
     source = np.asarray(Image.open(FACE))
     api = upscaler(source[None])
-    fastest = replace(FASTEST, consistent=True, nucleus=0.95)
+    fastest = replace(FASTEST, consistent=True, nucleus=0.9)
     assert upscaler.default == fastest
     assert len({*api.traces[0].accepted}) > 1
 
@@ -153,7 +153,7 @@ def test_given_options_win_over_a_saved_block_size():
 def test_python_calls_change_the_default_as_the_options_of_a_command_do(upscaler):
     assert upscaler.options() == upscaler.default
     near = upscaler.options(accept="distance", epsilon=2)
-    assert near == DecodeConfig(accept="distance", epsilon=2, consistent=True, nucleus=0.95)
+    assert near == DecodeConfig(accept="distance", epsilon=2, consistent=True, nucleus=0.9)
     assert upscaler.options(block_size=1) == upscaler.default.sequential()
     with pytest.raises(ConfigError, match=r"^epsilon=4 has no effect with accept=exact; "):
         upscaler.options(epsilon=4)
