@@ -20,7 +20,7 @@ from superres.config import DecodeConfig
 
 FUZZ = Path(__file__).parent / "fuzz"
 SECONDS = int(os.environ.get("SUPERRES_FUZZ_SECONDS", "2"))
-"""For each target; CI takes 20."""
+"""For each target; CI takes 10."""
 
 spec = importlib.util.spec_from_file_location("fuzz_targets", FUZZ / "targets.py")
 targets = importlib.util.module_from_spec(spec)
