@@ -43,7 +43,7 @@ Row = dict[str, Any]
 HEAD_SIZE = 32
 """Size of an attention head of the preset `base`."""
 MAPS = 32
-"""The compiled encoder needs a multiple of so many maps as the width of the conditioning."""
+"""The compiled encoder needs a conditioning width that is a multiple of this number."""
 SIZES = {"small": (96, 3), "base": (128, 4), "large": (192, 5)}
 """Width and number of decoder layers by size. One decoder step has about 0.4, 1 and 2.8 times the products of `base`;
 the compiled engine decodes all three."""
