@@ -94,7 +94,8 @@ def recipe(tmp_path):
     rungs = [
         {"name": "base", "settings": SHORT},
         {"name": "regular", "start": "base", "settings": {**SHORT, "stage": "heads", "freeze_base": True}},
-        {"name": "distilled", "start": "regular", "own_images": 2, "settings": {**SHORT, "stage": "distil"}},
+        {"name": "distilled", "start": "regular", "own_images": 2,
+         "settings": {**SHORT, "stage": "distil", "teacher": "regular"}},
     ]
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps({"preset": "tiny", "prediction_heads": 3, "decode_batch": 2, "rungs": rungs}))
@@ -112,6 +113,7 @@ def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_pat
     checkpoints = [output / name / "checkpoint" for name in names]
     assert [read_config(folder)["model"]["prediction_heads"] for folder in checkpoints] == [1, 3, 3]
     assert [stage["stage"] for stage in read_training(checkpoints[2])] == ["base", "heads", "distil"]
+    assert [row["settings"]["teacher"] for row in rows] == [None, None, "regular"]
     written = [(folder / "model.safetensors").stat().st_mtime_ns for folder in checkpoints]
     assert train_recipe(ladder, data, output, data, pytest.fail, pytest.fail)
     assert [(folder / "model.safetensors").stat().st_mtime_ns for folder in checkpoints] == written

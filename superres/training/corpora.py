@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class Stage:
             trains one on `data`.
         more: text: further parallel text, read beside `copies` copies of `data`; or None.
         copies: text: weight of `data` relative to `more`, at least 1; 1 without `more`.
+        stages: checkpoints of the earlier stages of a recipe by name, which `settings.teacher` may name.
     """
 
     settings: TrainConfig
@@ -80,6 +81,7 @@ class Stage:
     vocabulary: Path | None = None
     more: Path | None = None
     copies: int = 1
+    stages: Mapping[str, Path] = field(default_factory=dict)
 
     def network(self) -> ModelConfig:
         """Return the settings of the network to train.
@@ -117,7 +119,8 @@ class Stage:
         Raises:
             CheckpointError: there is no such checkpoint.
         """
-        return None if self.settings.teacher is None else find_checkpoint(self.settings.teacher)
+        name = self.settings.teacher
+        return None if name is None else self.stages.get(name) or find_checkpoint(name)
 
     def _heads(self, start: ModelConfig) -> int:
         if not self.settings.trains_heads:

@@ -84,7 +84,7 @@ class RecipeStage(Config):
 
     Attributes:
         name: name of the stage and of its folder.
-        settings: the fields of `TrainConfig` that differ from its defaults.
+        settings: the fields of `TrainConfig` that differ from its defaults. `teacher` may also name an earlier stage.
         start: name of the earlier stage to start from; None to start from random weights, or from a given checkpoint.
         head_layer: kind of new heads, a name in HEAD_LAYERS; as in the stage to start from if None.
         own_images: stage "distil": number of training inputs that `start` decodes itself.
@@ -188,7 +188,7 @@ def train_recipe(
     require(reading == (more is not None), "the recipe reads further text; give it with --more" if reading else
             f"no rung of the recipe reads further text; leave out --more {more}")
     processes = PartialState(cpu=not torch.cuda.is_available())
-    rows = []
+    rows, trained = [], dict[str, Path]()
     for entry in recipe.stages:
         entry_report = functools.partial(report, entry.name)
         settings = entry.train_config()
@@ -196,11 +196,12 @@ def train_recipe(
                       start if entry.start is None else output / entry.start / "checkpoint", recipe.preset,
                       recipe.prediction_heads if settings.trains_heads else 1, head_layer=entry.head_layer,
                       vocabulary=_shared_vocabulary(recipe, entry, output), more=more if entry.copies else None,
-                      copies=entry.copies or 1, crops=crops)
+                      copies=entry.copies or 1, crops=crops, stages=dict(trained))
         with processes.main_process_first():
             ready = _with_decoded(stage, entry, output, recipe.decode_batch, stop, entry_report)
         if ready is None or not train_stage(ready, stop, entry_report):
             return False
+        trained[entry.name] = stage.output / "checkpoint"
         row = {"rung": entry.name, "start": entry.start or (None if start is None else start.name),
                **read_training(stage.output / "checkpoint")[-1]}
         texts = {"translated_by": entry.translated_by, "copies": entry.copies}
