@@ -123,6 +123,7 @@ def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_pat
     (lambda d: d.pop("rungs"), "not a training recipe"),
     (lambda d: d["rungs"][1].update(start="nowhere"), "starts from 'nowhere', which is not an earlier rung"),
     (lambda d: d["rungs"][1].update(name="base"), "two rungs are called 'base'"),
+    (lambda d: d["rungs"][2]["settings"].update(teacher="nobody"), "no checkpoint 'nobody'"),
     (lambda d: d["rungs"][2].update(own_images=0), "own_images must be positive"),
     (lambda d: d["rungs"][0]["settings"].update(step=3), "unknown setting step"),
     (lambda d: d.update(colour="red"), "not a training recipe"),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from superres.checkpoint import load_checkpoint, read_task_files, read_training, weights_digest
+from superres.checkpoint import find_checkpoint, load_checkpoint, read_task_files, read_training, weights_digest
 from superres.config import HEAD_LAYERS, PRESETS, BeamConfig, Config, require
 from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
@@ -132,6 +132,7 @@ class Recipe:
 
         Raises:
             ConfigError: the file is missing or damaged, or a stage does not match the stages before it.
+            CheckpointError: there is no checkpoint of a teacher's name.
         """
         try:
             document = json.loads(path.read_text())
@@ -142,6 +143,8 @@ class Recipe:
         earlier: set[str] = set()
         for entry in recipe.stages:
             settings = entry.train_config()
+            if settings.teacher is not None and settings.teacher not in earlier:
+                find_checkpoint(settings.teacher)  # a missing one is refused now, not after hours of training
             require(entry.name not in earlier, f"{path}: two rungs are called {entry.name!r}; rename one")
             require(entry.start in earlier or entry.start is None,
                     f"{path}: rung {entry.name!r} starts from {entry.start!r}, which is not an earlier rung")
