@@ -27,10 +27,14 @@ class Choose(Protocol):
 
 @runtime_checkable
 class Judge(Choose, Protocol):
-    """A `Choose` that also reads the distributions which the ordinal heads proposed from."""
+    """A `Choose` that also reads the distributions which the heads proposed from."""
 
     def judge(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
-        """Read the heads' centres and slopes [B, N] in grey levels, and the `tokens` [B, N] that they proposed."""
+        """Read the centres and slopes [B, N] in grey levels of ordinal heads, and the `tokens` [B, N] they proposed."""
+        ...
+
+    def judge_scores(self, scores: Tensor, tokens: Tensor) -> None:
+        """Read the scores [B, 1, V] of the next head, whose tokens have no order, and the `tokens` [B, 1] it proposed."""
         ...
 
 
@@ -273,7 +277,7 @@ class Widths:
         exponent: as in `superres.config.Confidence`.
         reach: distance from a proposal within which p1's centre must lie for the proposal to pass.
         sizes: block size of each row's pending proposals, int64 [B].
-        pace: running values of each row, float64 [B, 2 + channels]: expected tokens and seconds of the latest
+        pace: running values of each row, float64 [B, 2 + channels]: expected tokens per row and seconds of the latest
             iterations, and the probability that a proposal for each channel passes. A group of rows uses those of its
             first row.
     """

@@ -15,17 +15,19 @@ from hypothesis import strategies as st
 
 from superres.checkpoint import CONFIDENCE, CONFIG, read_confidence, save_checkpoint
 from superres.config import Confidence, DecodeConfig
+from superres.decoding import cost
 from superres.decoding.batching import ListFeed, RefilledDecoder
 from superres.decoding.block_size import AdaptiveBlockSize
-from superres.decoding.confidence import ConfidentBlockSize, best_width, passing, reach
+from superres.decoding.confidence import ConfidentBlockSize, Judged, best_width, passing, reach
+from superres.decoding.cost import measured_costs
 from superres.decoding.decode import decode
 from superres.decoding.reference import sequential_reference
 from superres.errors import CheckpointError, ConfigError
 from superres.evaluation.calibration import (
+    VerifiedProposals,
     calibrate,
     calibration_error,
     fit_confidence,
-    probabilities,
     ranking_quality,
     verified_proposals,
 )
@@ -33,11 +35,13 @@ from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel
 from superres.nn.engines.torch_model import StepModel
 from superres.pipeline.block_sizes import BlockSizes
+from superres.tasks.translation import END
 
 compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
 ORDINAL = {name: replace(VARIANTS[name], free_scores=False, **NATIVE) for name in (
     "sequential heads", "adaptive heads", "base aids", "no remainder")}
+TEXT = {"recurrent heads": replace(VARIANTS["recurrent heads"], **NATIVE)}
 HEADS = SMALL.prediction_heads
 
 COEFFICIENTS = [Confidence(0, 0), Confidence(1, 1), Confidence(8, 8), Confidence(-8, 0), Confidence(0, -8)]
@@ -46,8 +50,8 @@ WAYS = {"exact": DecodeConfig(), "distance": DecodeConfig(accept="distance", eps
         "top-k": DecodeConfig(accept="top-k", top_k=2), "minimum block": DecodeConfig(min_block=3)}
 
 
-def confident(coefficients=COEFFICIENTS[1], costs="rising", options=WAYS["exact"]):
-    return ConfidentBlockSize(coefficients, COSTS[costs], options, SMALL.vocabulary)
+def confident(coefficients=COEFFICIENTS[1], costs="rising", options=WAYS["exact"], end_token=None):
+    return ConfidentBlockSize(coefficients, COSTS[costs], options, SMALL.vocabulary, end_token)
 
 
 def sizes_of(decoded):
@@ -62,6 +66,12 @@ def trace_text(trace):
 
 
 def engines(variant, seed=0):
+    if variant in TEXT:
+        network = random_model(TEXT[variant], seed, dtype=torch.float32)
+        yield StepModel(network, END)
+        if build.compiler() is not None:
+            yield NativeModel(network, threads=1, end_token=END)
+        return
     network = random_model(ORDINAL[variant], seed, dtype=torch.float32)
     network.project.weight.div_(6)  # centres near the estimates, where float32 is precise
     yield StepModel(network)
@@ -99,10 +109,36 @@ def test_compiled_exact_tokens_are_greedy_whatever_the_coefficients(variant, row
             assert [trace.sequence.tolist() for trace in decoded.traces] == greedy.tolist()
 
 
-@pytest.mark.parametrize("variant", ["sequential heads", "adaptive heads"])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_text_with_any_coefficients_is_greedy(rows):
+    source = random_tokens(TEXT["recurrent heads"], rows)[0]
+    for model in engines("recurrent heads"):
+        greedy = decode(model, source, DecodeConfig(block_size=1))
+        for costs in COSTS:
+            for coefficients in COEFFICIENTS:
+                chooser = confident(coefficients, costs, end_token=END)
+                decoded = decode(model, source, DecodeConfig(), adaptive=chooser)
+                assert [row.sequence.tolist() for row in decoded.traces] == [
+                    row.sequence.tolist() for row in greedy.traces]
+                assert max(map(max, sizes_of(decoded))) <= HEADS
+
+
+def test_no_token_counts_after_the_end_token():
+    chooser = confident(Confidence(8, 0), "level", end_token=END)
+    sure = Judged(None, log_odds=[torch.zeros(2, 1)] * (HEADS - 1))
+    room = torch.full((2,), 30)
+    block = torch.full((2, HEADS), 5)
+    for place in range(HEADS):
+        ends = block.clone()
+        ends[:, place] = END
+        assert chooser.choose(sure, ends, room, chooser.widths(2, (30,))) == place + 1
+    assert chooser.choose(sure, block, room, chooser.widths(2, (30,))) == HEADS
+
+
+@pytest.mark.parametrize("variant", ["sequential heads", "adaptive heads", *TEXT])
 def test_sure_proposals_are_verified_and_unsure_ones_are_not(variant):
     for model in engines(variant):
-        source = random_tokens(SMALL, 2)[0]
+        source = random_tokens(TEXT.get(variant, SMALL), 2)[0]
         for coefficients, costs, expected in (
             (Confidence(8, 0), "rising", HEADS),  # every proposal seems sure, but at a distance of half a level
             (Confidence(-8, 0), "steep", 1),
@@ -115,7 +151,7 @@ def test_sure_proposals_are_verified_and_unsure_ones_are_not(variant):
 @compiled
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("variant", ORDINAL)
+@pytest.mark.parametrize("variant", [*ORDINAL, *TEXT])
 def test_compiled_iterations_choose_what_the_loop_chooses(variant, rows, way, monkeypatch):
     """Unless heads stop early, which only compiled code does."""
     plain_widths = ConfidentBlockSize.widths
@@ -126,17 +162,17 @@ def test_compiled_iterations_choose_what_the_loop_chooses(variant, rows, way, mo
         return widths
 
     monkeypatch.setattr(ConfidentBlockSize, "widths", never_stops)
-    options, same, sizes = WAYS[way], [], set()
+    options, same, sizes, end = WAYS[way], [], set(), END if variant in TEXT else None
 
-    def is_same(source, seed, **more):
-        plain, native = (decode(model, source, options, **more) for model in engines(variant, seed))
+    def is_same(source, seed, chooser=lambda: None):
+        plain, native = (decode(model, source, options, adaptive=chooser()) for model in engines(variant, seed))
         sizes.update(*sizes_of(native))
         return [*map(trace_text, plain.traces)] == [*map(trace_text, native.traces)]
 
     for seed in range(10):
-        source = random_tokens(SMALL, rows, seed)[0]
+        source = random_tokens(TEXT.get(variant, SMALL), rows, seed)[0]
         if is_same(source, seed):  # rounding may put a proposal on either side of a boundary
-            same.append(is_same(source, seed, adaptive=confident(Confidence(1, 1), "rising", options)))
+            same.append(is_same(source, seed, lambda: confident(Confidence(1, 1), "rising", options, end)))
     assert sum(same) >= 0.6 * len(same) > 0
     assert len(sizes) > 1
 
@@ -234,16 +270,15 @@ def test_heads_that_are_not_ordinal_have_the_largest_block():
 
 @given(st.integers(0, 1000), st.floats(-1, 2), st.floats(0.5, 1.5))
 def test_the_fit_finds_the_coefficients_that_made_the_verdicts(seed, offset, exponent):
-    rng, count, vocabulary = np.random.default_rng(seed), 20000, 256
+    rng, count = np.random.default_rng(seed), 20000
     slope, mu = np.exp(rng.normal(0, 1.5, count)), rng.uniform(20, 200, count)
-    token = np.rint(mu)
-    true = Confidence(offset, exponent)
-    proposals = np.stack([np.zeros(count), mu, slope, token, np.zeros(count)], axis=1)
-    chance = probabilities(true, proposals, vocabulary)
-    proposals[:, 4] = rng.random(count) < chance
-    fitted = probabilities(fit_confidence(proposals, vocabulary), proposals, vocabulary)
-    assert np.abs(fitted - chance).mean() < 0.02
-    assert calibration_error(fitted, proposals[:, 4] > 0) < 0.02
+    for known in (np.stack([mu, slope, np.rint(mu)]), rng.normal(0, 2, (1, count))):
+        proposals = VerifiedProposals(np.zeros(count), np.zeros(count), known, 256)
+        chance = proposals.chance(Confidence(offset, exponent))
+        proposals = replace(proposals, accepted=rng.random(count) < chance)
+        fitted = proposals.chance(fit_confidence(proposals))
+        assert np.abs(fitted - chance).mean() < 0.02
+        assert calibration_error(fitted, proposals.accepted) < 0.02
 
 
 def test_scores_of_probabilities():
@@ -265,10 +300,33 @@ def test_verified_proposals_are_those_of_the_trace():
             if position + count < SMALL.target_length:
                 expected[row] += [(block[i], i < count) for i in range(1, min(count + 1, HEADS))]
     for row in range(3):
-        assert [(token, bool(verdict)) for _, _, _, token, verdict in found[found[:, 0] == row]] == expected[row]
+        own = found.of(found.row == row)
+        assert list(zip(own.known[2], own.accepted, strict=True)) == expected[row]
 
 
-def test_networks_without_ordinal_heads_are_not_calibrated():
+def test_verified_proposals_of_text_end_with_the_end_token():
+    network, count = random_model(TEXT["recurrent heads"], dtype=torch.float32), 6
+    source = random_tokens(TEXT["recurrent heads"], count)[0]
+    found = verified_proposals(network, source, end_token=END)
+    for row, trace in enumerate(decode(StepModel(network, END), source, DecodeConfig()).traces):
+        expected = [i < kept for kept in trace.accepted[:-1] for i in range(1, min(kept + 1, HEADS))]
+        assert found.of(found.row == row).accepted.tolist() == expected
+    coefficients, report = calibrate(network, source, end_token=END)
+    assert report["offset"] == coefficients.offset
+    assert 0 <= report["calibration_error"] <= 1
+
+
+def test_rows_do_not_end_while_their_cost_is_measured(monkeypatch):
+    seen = []
+    model = StepModel(random_model(TEXT["recurrent heads"], dtype=torch.float32), END)
+    model.model.project.bias.data[END] = 100  # p1 chooses nothing else
+    least = cost._least_seconds
+    monkeypatch.setattr(cost, "_least_seconds", lambda loop, device: (least(loop, device), seen.extend(loop.state.limit.tolist()))[0])
+    measured_costs(model, random_tokens(TEXT["recurrent heads"], 3)[0], DecodeConfig(), HEADS)
+    assert set(seen) == {TEXT["recurrent heads"].target_length}
+
+
+def test_networks_with_other_heads_are_not_calibrated():
     source = random_tokens(SMALL, 2)[0]
     for variant in ("plain", "base aids"):
         assert calibrate(random_model(VARIANTS[variant], dtype=torch.float32), source) == (None, None)

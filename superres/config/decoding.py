@@ -238,7 +238,8 @@ LARGEST_COEFFICIENT = 8
 class Confidence(Config):
     """Coefficients of the probability that a proposal passes, fitted to a checkpoint: `superres.decoding.confidence`.
 
-    The slope of the probability is exp(offset + exponent * log(slope of the prediction head)).
+    For ordinal heads, the slope of the probability is exp(offset + exponent * log(slope of the prediction head)). For
+    other heads, the logarithm of the odds that a proposal passes is offset + exponent * (that of the head).
     """
 
     offset: float

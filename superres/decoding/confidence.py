@@ -3,14 +3,17 @@
 An ordinal head scores intensities by their distance from its centre mu. p1 will read more tokens than the head did, so
 its centre differs from mu. The difference has a Laplace distribution: the sharper the head, the smaller it is. A
 proposal passes if p1's centre is at most the criterion's reach away from it. Two coefficients per checkpoint calibrate
-the slope of that distribution, for all criteria. Confidence decides only how many proposals are verified.
+the slope of that distribution, for all criteria.
+
+For tokens without an order, the head's own probability of its proposal is the measure, and the coefficients calibrate
+its log-odds for exact acceptance. Confidence decides only how many proposals are verified.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,6 +26,9 @@ from superres.interfaces import Rule, Widths
 
 FIRST_GUESS = 0.8
 """Probability that a proposal passes, before there are any."""
+
+LEAST_ODDS = 1e-6
+"""Smallest odds of all other tokens against a proposal, so that their logarithm is finite."""
 
 MEMORY = 100
 """Number of iterations after which an earlier iteration counts for 1/e in the running values."""
@@ -56,6 +62,12 @@ def passing(
     return result
 
 
+def passing_by_odds(confidence: Confidence, log_odds: np.ndarray) -> np.ndarray:
+    """Return the probability that each proposal passes exact acceptance, by its log-odds in the head's distribution."""
+    result: np.ndarray = 1 / (1 + np.exp(-(confidence.offset + confidence.exponent * log_odds)))
+    return result
+
+
 def best_width(survival: Sequence[float], costs: Sequence[float], pace: float) -> int:
     """Return the width of a step whose expected tokens exceed most what decoding yields in the same time.
 
@@ -81,10 +93,12 @@ class Judged:
     Attributes:
         choice: chooses the tokens.
         seen: centres, slopes and tokens [B, N] of the latest proposals; None if the session's heads are not ordinal.
+        log_odds: of each head's proposal in its distribution [B, 1]; empty if the session's heads are ordinal.
     """
 
     choice: Choice
     seen: tuple[Tensor, Tensor, Tensor] | None = None
+    log_odds: list[Tensor] = field(default_factory=list)
 
     def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
         """See `Choose.__call__`."""
@@ -98,12 +112,22 @@ class Judged:
         """See `superres.interfaces.Judge.judge`."""
         self.seen = centre, slope, tokens
 
+    def judge_scores(self, scores: Tensor, tokens: Tensor) -> None:
+        """See `superres.interfaces.Judge.judge_scores`."""
+        own = scores.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)  # [B, 1]
+        self.log_odds.append(-(-own).expm1().clamp(min=LEAST_ODDS).log())
+
 
 class ConfidentBlockSize:
     """Chooses the block size of every iteration by the probabilities of its proposals."""
 
-    def __init__(self, confidence: Confidence, costs: Sequence[float], options: DecodeConfig, vocabulary: int) -> None:
+    def __init__(
+        self, confidence: Confidence, costs: Sequence[float], options: DecodeConfig, vocabulary: int,
+        end_token: int | None = None,
+    ) -> None:
         """Choose for the criterion of `options`, among block sizes from its minimum block to the number of `costs`.
+
+        No token after an `end_token` counts.
 
         Raises:
             ValueError: the criterion has no rule.
@@ -112,27 +136,48 @@ class ConfidentBlockSize:
         if rule is None:
             raise ValueError(f"the criterion {options.accept} has no reach")
         self.confidence, self.costs, self.reach = confidence, list(costs), reach(rule)
-        self.minimum, self.most = options.min_block, vocabulary - 1
+        self.minimum, self.most, self.end_token = options.min_block, vocabulary - 1, end_token
+        self.latest: Tensor | None = None  # `Widths.pace` of the latest decode, which the next one continues
 
     def widths(self, rows: int, shape: Sequence[int]) -> Widths:
         """Return the data of a decode of `rows` rows, targets of `shape`, for `choose` and for native iterations."""
         channels = shape[-1] if len(shape) > 1 else 1
-        pace = torch.tensor([0.0, 0.0, *[FIRST_GUESS] * channels], dtype=torch.float64).repeat(rows, 1)
+        first = torch.tensor([0.0, 0.0, *[FIRST_GUESS] * channels], dtype=torch.float64)
+        pace = self.latest = (first if self.latest is None else self.latest[0]).repeat(rows, 1)
         return Widths(torch.tensor(self.costs, dtype=torch.float64), self.confidence.offset, self.confidence.exponent,
                       self.reach, torch.ones(rows, dtype=torch.int64), pace)
 
-    def choose(self, judged: Judged, room: Tensor, widths: Widths) -> int:
-        """Return the block size for proposals that have been judged, for rows that may accept `room` [B] tokens."""
-        if judged.seen is None:
+    def choose(self, judged: Judged, block: Tensor, room: Tensor, widths: Widths) -> int:
+        """Return the block size for proposals that have been judged.
+
+        Args:
+            judged: what the heads knew of their proposals.
+            block: p1's token and the proposals [B, K], or more.
+            room: tokens that each row may accept [B].
+            widths: from `widths`; updated.
+        """
+        passed = self._passing(judged)  # [B, K - 1]
+        if passed is None:
             return len(self.costs)
-        centre, slope, tokens = (tensor.numpy() for tensor in judged.seen)
-        passed = passing(self.confidence, centre, slope, tokens, self.reach, self.most)  # [B, K - 1]
         survival = np.cumprod(np.pad(passed, ((0, 0), (1, 0)), constant_values=1), axis=1)  # [B, K]
+        if self.end_token is not None:
+            ended = np.logical_or.accumulate(block.numpy()[:, : passed.shape[1]] == self.end_token, axis=1)
+            survival[:, 1:] *= ~ended
         shares = (survival * (np.arange(survival.shape[1]) < room.numpy()[:, None])).sum(0).tolist()
         latest, seconds = widths.pace[0, :2].tolist()
-        size = best_width(shares, self.costs, (latest + 1) / (seconds + self.costs[0]))
+        rows = max(shares[0], 1.0)
+        size = best_width(shares, self.costs, rows * (latest + 1) / (seconds + self.costs[0]))
         size = max(size, self.minimum)
         keep = 1 - 1 / MEMORY
-        widths.pace[0, 0] = keep * latest + sum(shares[:size])
+        widths.pace[0, 0] = keep * latest + sum(shares[:size]) / rows
         widths.pace[0, 1] = keep * seconds + self.costs[size - 1]
         return size
+
+    def _passing(self, judged: Judged) -> np.ndarray | None:
+        """Return the probability that each judged proposal passes [B, K - 1]; None if none was judged."""
+        if judged.seen is not None:
+            centre, slope, tokens = (tensor.numpy() for tensor in judged.seen)
+            return passing(self.confidence, centre, slope, tokens, self.reach, self.most)
+        if judged.log_odds:
+            return passing_by_odds(self.confidence, torch.cat(judged.log_odds, dim=1).numpy())
+        return None

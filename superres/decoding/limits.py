@@ -128,6 +128,11 @@ class LimitedProposals:
         if isinstance(self.choose, Judge):
             self.choose.judge(centre, slope, tokens)
 
+    def judge_scores(self, scores: Tensor, tokens: Tensor) -> None:
+        """See `superres.interfaces.Judge.judge_scores`."""
+        if isinstance(self.choose, Judge):
+            self.choose.judge_scores(scores, tokens)
+
 
 class LimitedSession:
     """A session whose scores and proposals are limited: a `superres.interfaces.Session`.

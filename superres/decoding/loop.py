@@ -164,7 +164,8 @@ class BlockwiseLoop:
             self.recorder.record(self.state.position - accepted, block[:, :size], accepted)
             self.state.starting = False
             if self.confident is not None and self.widths is not None and self.decoding.judged is not None:
-                wanted = self.confident.choose(self.decoding.judged, self.state.room(), self.widths)
+                wanted = self.confident.choose(
+                    self.decoding.judged, self.state.proposals, self.state.room(), self.widths)
                 self.state.block_size = wanted
         elif wanted != size:
             count = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ import torch
 
 from superres.config import Confidence, DecodeConfig
 from superres.config.decoding import LARGEST_COEFFICIENT
-from superres.decoding.confidence import Judged, passing
+from superres.decoding.confidence import Judged, passing, passing_by_odds
 from superres.decoding.loop import BlockwiseLoop
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
+from superres.nn.recurrent import RecurrentHeads
 
 EXACT_REACH = 0.5
 """Reach of exact acceptance. The coefficients fitted to it serve every reach."""
@@ -27,51 +29,80 @@ PRECISION = 0.005
 """Smallest step of the search for the coefficients."""
 
 
+@dataclass(frozen=True)
+class VerifiedProposals:
+    """Proposals of heads that p1 has verified.
+
+    Attributes:
+        row: number of the source that each belongs to [N].
+        accepted: whether p1 accepted it [N].
+        known: what the heads knew: centre, slope and token of ordinal heads [3, N], or log-odds [1, N].
+        vocabulary: number of tokens.
+    """
+
+    row: np.ndarray
+    accepted: np.ndarray
+    known: np.ndarray
+    vocabulary: int
+
+    def __len__(self) -> int:
+        """Return the number of proposals."""
+        return len(self.row)
+
+    def of(self, chosen: np.ndarray) -> VerifiedProposals:
+        """Return the proposals where `chosen` is true."""
+        return VerifiedProposals(self.row[chosen], self.accepted[chosen], self.known[:, chosen], self.vocabulary)
+
+    def chance(self, confidence: Confidence) -> np.ndarray:
+        """Return the probability that each is accepted [N]."""
+        if len(self.known) == 1:
+            return passing_by_odds(confidence, self.known[0])
+        return passing(confidence, *self.known, EXACT_REACH, self.vocabulary - 1)
+
+
 @torch.inference_mode()
-def verified_proposals(model: EncoderDecoder, source: torch.Tensor) -> np.ndarray | None:
+def verified_proposals(
+    model: EncoderDecoder, source: torch.Tensor, padding: torch.Tensor | None = None, end_token: int | None = None,
+) -> VerifiedProposals | None:
     """Decode exactly with all heads, and return the proposals that were verified.
 
     Args:
         model: the network.
         source: source tokens [B, S].
+        padding: bool [B, S], as for `superres.decoding.decode.decode`.
+        end_token: the token that ends a target; None if all targets have the same length.
 
     Returns:
-        Row, centre, slope, token and verdict (1 if accepted) of each proposal, float64 [N, 5]; None if the network has
-        no ordinal heads, or no free choice of its proposals.
+        None if the network has heads that are neither ordinal nor recurrent, or no free choice of its proposals.
     """
-    engine, count = StepModel(model), model.config.prediction_heads
-    if not model.config.ordinal_output or model.config.free_scores or count == 1:
+    engine, count = StepModel(model, end_token), model.config.prediction_heads
+    ordinal = model.config.ordinal_output and not model.config.free_scores
+    if count == 1 or not (ordinal or isinstance(model.heads, RecurrentHeads)):
         return None
     rows = torch.arange(len(source), device=source.device)
-    loop = BlockwiseLoop(engine, engine.session(source, count), DecodeConfig(), rows, count)
+    loop = BlockwiseLoop(engine, engine.session(source, count, padding), DecodeConfig(), rows, count)
     parts, offset = [], np.arange(1, count)
     while not loop.done():
         judged = loop.decoding.judged
         loop.decoding.judged = Judged(loop.decoding.choice)
         loop.iterate()
-        if judged is None or judged.seen is None:
+        known = () if judged is None else judged.seen or (torch.cat(judged.log_odds, dim=1),)
+        if not known:
             continue
-        position, accepted, _ = loop.recorder.since(len(loop.recorder) - 1)
-        reached = (offset <= accepted.T) & (position + accepted < loop.state.length).T  # [B, K - 1]
-        seen = np.stack([tensor.cpu().double().numpy() for tensor in judged.seen])  # [3, B, K - 1]
+        _, accepted, _ = loop.recorder.since(len(loop.recorder) - 1)
+        reached = (offset <= accepted.T) & (loop.state.room().cpu().numpy()[:, None] > 0)  # [B, K - 1]
         row = np.broadcast_to(np.arange(len(source))[:, None], reached.shape)
-        verdict = offset < accepted.T
-        parts.append(np.stack([row, *seen, verdict])[:, reached].T)
-    return np.concatenate(parts)
+        parts.append(np.stack([row, offset < accepted.T, *(part.cpu().double().numpy() for part in known)])[:, reached])
+    row, verdict, *known = np.concatenate(parts, axis=1)
+    return VerifiedProposals(row, verdict > 0, np.stack(known), model.config.vocabulary)
 
 
-def probabilities(confidence: Confidence, proposals: np.ndarray, vocabulary: int) -> np.ndarray:
-    """Return the probability of acceptance of `proposals`, from `verified_proposals`."""
-    return passing(confidence, proposals[:, 1], proposals[:, 2], proposals[:, 3], EXACT_REACH, vocabulary - 1)
-
-
-def fit_confidence(proposals: np.ndarray, vocabulary: int) -> Confidence:
+def fit_confidence(proposals: VerifiedProposals) -> Confidence:
     """Return the coefficients with the largest likelihood of the verdicts of `proposals`."""
-    accepted = proposals[:, 4] > 0
 
     def loss(values: tuple[float, float]) -> float:
-        chance = probabilities(Confidence(*values), proposals, vocabulary)
-        return float(-np.log(np.clip(np.where(accepted, chance, 1 - chance), 1e-6, 1)).sum())
+        chance = proposals.chance(Confidence(*values))
+        return float(-np.log(np.clip(np.where(proposals.accepted, chance, 1 - chance), 1e-6, 1)).sum())
 
     best, step = (0.0, 1.0), 1.0
     least = loss(best)
@@ -102,20 +133,19 @@ def calibration_error(chance: np.ndarray, accepted: np.ndarray) -> float:
     return float(np.abs(np.bincount(interval, chance - accepted, BINS)).sum() / max(len(chance), 1))
 
 
-def calibrate(model: EncoderDecoder, source: torch.Tensor) -> tuple[Confidence | None, dict[str, Any] | None]:
+def calibrate(
+    model: EncoderDecoder, source: torch.Tensor, padding: torch.Tensor | None = None, end_token: int | None = None,
+) -> tuple[Confidence | None, dict[str, Any] | None]:
     """Fit the coefficients on every other source, and report on the rest; (None, None) if `model` has no such heads.
 
-    Args:
-        model: the network.
-        source: source tokens [B, S], at least two.
+    Arguments are as for `verified_proposals`; `source` has at least two rows.
     """
-    proposals = verified_proposals(model, source) if len(source) > 1 else None
+    proposals = verified_proposals(model, source, padding, end_token) if len(source) > 1 else None
     if proposals is None:
         return None, None
-    held_out, vocabulary = proposals[:, 0] % 2 == 1, model.config.vocabulary
-    confidence = fit_confidence(proposals[~held_out], vocabulary)
-    rest = proposals[held_out]
-    chance, accepted = probabilities(confidence, rest, vocabulary), rest[:, 4] > 0
+    held_out = proposals.row % 2 == 1
+    confidence, rest = fit_confidence(proposals.of(~held_out)), proposals.of(held_out)
+    chance, accepted = rest.chance(confidence), rest.accepted
     report = {**confidence.to_dict(), "proposals": len(rest), "accepted": float(accepted.mean()),
               "auc": ranking_quality(chance, accepted), "calibration_error": calibration_error(chance, accepted)}
     return confidence, report

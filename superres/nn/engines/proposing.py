@@ -142,7 +142,10 @@ class ProposingSession:
         for head in range(len(offsets)):
             token = self.model.target_embedding(tokens[head], self.ahead[:1])
             state = heads.advance(state, token, (key, value), mask)
-            tokens.append(choose(self.model.project(heads.norm(state)), offsets[head : head + 1]))
+            scores = self.model.project(heads.norm(state))  # [B, 1, V]
+            tokens.append(choose(scores, offsets[head : head + 1]))
+            if isinstance(choose, Judge):
+                choose.judge_scores(scores, tokens[-1])
         return torch.cat(tokens[1:], dim=1)
 
 

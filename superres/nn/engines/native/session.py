@@ -213,9 +213,9 @@ class NativeSession(ProposingSession):
         if state.widths is None:
             return True
         most = 0 if self.heads is None or state.proposer.kind != "heads" else 1 + self.heads.count
-        # The heads' centres alone must determine their proposals.
-        known = self.session.outputs == self.session.ordinal and state.sampling is None
-        return known and len(state.widths.costs) <= min(self.width, most)
+        # The centres of ordinal heads alone must determine their proposals.
+        known = isinstance(self.heads, RecurrentHeads) or self.session.outputs == self.session.ordinal
+        return known and state.sampling is None and len(state.widths.costs) <= min(self.width, most)
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
         """See `superres.nn.engines.torch_step.StepSession.part_seconds`."""

@@ -14,29 +14,57 @@ struct BlockSize {
   double *pace, *typical;          // see `Widths`
   double rate, surplus = -INFINITY;  // tokens per second; expected tokens of the best size minus tokens in that time
   double share = 0, expected = 0, chosen = 0;  // rows that accept the latest token; sum of shares; the same at `best`
+  double rows = 1;                             // that are not complete
   std::vector<double> survival;    // of each row
 
   BlockSize(const Session& s, const Loop& l, int64_t begin, int64_t end) : s(s), l(l), begin(begin), end(end) {
     if (!l.widths.costs) return;
     pace = l.widths.pace + begin * (2 + s.channels);
     typical = pace + 2;
-    rate = (pace[0] + 1) / (pace[1] + l.widths.costs[0]);
     survival.assign(end - begin, 1.0);
-    for (int64_t b = begin; b < end; b++) share += l.position[b] < l.limit[b];
+    for (int64_t b = begin; b < end; b++) {
+      share += l.position[b] < l.limit[b];
+      stop_at(b, l.first[b]);
+    }
+    rows = std::fmax(share, 1.0);
+    rate = rows * (pace[0] + 1) / (pace[1] + l.widths.costs[0]);
   }
 
-  // Reads row b's proposal of head p(h + 2), given the head's centre and log(1 / s).
+  // Reads row b's proposal of ordinal head p(h + 2), given the head's centre and log(1 / s).
   void judge(int64_t b, int64_t h, float centre, float sharpness, int64_t token) {
     const Widths& w = l.widths;
     const float slope = std::exp(w.offset + w.exponent * sharpness), above = centre - (float)token;
     const bool least = token <= w.reach, most = token >= s.vocabulary - 1 - w.reach;
     const float low = least ? 0 : std::exp(-slope * std::fmax(w.reach + above, 0.0f));
     const float high = most ? 0 : std::exp(-slope * std::fmax(w.reach - above, 0.0f));
-    const double passes = 1 - (low + high) / 2;
+    take(b, h, 1 - (low + high) / 2, token);
+  }
+
+  // Reads row b's proposal of head p(h + 2), which has the largest of `count` scores.
+  void judge(int64_t b, int64_t h, const float* scores, int64_t count, int64_t token) {
+    const Widths& w = l.widths;
+    const float top = scores[largest_of(scores, count)];
+    vec all{};
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) all += exponential(load(scores + i) - top);
+    double total = sum(all);
+    for (; i < count; i++) total += exponential(scores[i] - top);
+    const double log_odds = -std::log(std::fmax(total - 1, LEAST_ODDS));
+    take(b, h, 1 / (1 + std::exp(-(w.offset + w.exponent * log_odds))), token);
+  }
+
+  // Takes into account that row b's proposal of head p(h + 2) passes with this probability.
+  void take(int64_t b, int64_t h, double passes, int64_t token) {
     double& usual = typical[(l.position[b] + h + 1) % s.channels];
     usual += (passes - usual) / MEMORY;
     survival[b - begin] *= passes;
     if (l.limit[b] - l.position[b] > h + 1) share += survival[b - begin];
+    stop_at(b, token);
+  }
+
+  // No token of row b counts after its end token.
+  void stop_at(int64_t b, int64_t token) {
+    if (token == l.end_token) survival[b - begin] = 0;
   }
 
   // Takes the first `size` tokens of a block into account, and returns whether more of them may pay.
@@ -63,11 +91,12 @@ struct BlockSize {
   // Takes the best size for the next iteration.
   void settle() {
     std::fill(l.widths.sizes + begin, l.widths.sizes + end, best);
-    pace[0] += chosen - pace[0] / MEMORY;
+    pace[0] += chosen / rows - pace[0] / MEMORY;
     pace[1] += l.widths.costs[best - 1] - pace[1] / MEMORY;
   }
 
   static constexpr double MEMORY = 100;
+  static constexpr double LEAST_ODDS = 1e-6;  // of all other tokens, so that the logarithm is finite
 };
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include "confidence.h"
 #include "recurrent.h"
 
 namespace {
@@ -26,19 +25,22 @@ struct NoisyChoice {
   }
 };
 
-// Proposals of recurrent heads: arguments as for `propose`.
+// Proposals of recurrent heads: arguments and result as for `propose`.
 template <typename Choose>
-void recur(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* index, const int64_t* first,
-           int64_t count, const float* hidden, const Choose& choose, float* scratch, int64_t* tokens) {
+int64_t recur(const Session& s, Team& team, int64_t begin, int64_t end, const int64_t* index, const int64_t* first,
+           int64_t count, const float* hidden, const Choose& choose, float* scratch, int64_t* tokens, BlockSize* size) {
   const Recurrence heads{s, team, begin, end, scratch + begin * Recurrence::room(s)};
   for (int64_t b = begin; b < end; b++)
     std::memcpy(heads.state + (b - begin) * s.size_d, hidden + (b * s.width + index[b]) * s.size_d, s.size_d * sizeof(float));
+  if (size && !size->more(1)) return 0;
   for (int64_t h = 0; h < count; h++) {
     int64_t* own_tokens = tokens + begin * count + h;
     if (h) heads.advance(own_tokens - 1, count);
     else heads.advance(first + begin, 1);
-    heads.choose(h, choose, own_tokens, count);
+    heads.choose(h, choose, own_tokens, count, size);
+    if (size && !size->more(h + 2)) return h + 1;
   }
+  return count;
 }
 
 // Floats of scratch per row that `propose` needs.
@@ -58,8 +60,7 @@ int64_t propose(const Session& s, Team& team, int64_t begin, int64_t end, const 
                 int64_t* tokens, BlockSize* size = nullptr) {
   const Heads& heads = s.heads;
   if (heads.recurrent) {
-    recur(s, team, begin, end, index, first, count, hidden, choose, scratch, tokens);
-    return count;
+    return recur(s, team, begin, end, index, first, count, hidden, choose, scratch, tokens, size);
   }
   const int64_t D = s.size_d, wide = heads.count * heads.size, adapted = heads.adapt.panels * PANEL;
   const int64_t room = propose_room(s, count);

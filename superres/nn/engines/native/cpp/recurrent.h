@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "confidence.h"
 #include "layer.h"
 #include "screened_argmax.h"
 
@@ -74,17 +75,19 @@ struct Recurrence {
     return list.tokens[start + largest_of(own, list.count)];
   }
 
-  // Writes the choice of head p(h + 2) for each row to tokens[r * apart]; see `propose`.
+  // Writes the choice of head p(h + 2) for each row to tokens[r * apart], and shows it to `size` if not null; see `propose`.
   template <typename Choose>
-  void choose(int64_t h, const Choose& choose, int64_t* tokens, int64_t apart) const {
+  void choose(int64_t h, const Choose& choose, int64_t* tokens, int64_t apart, BlockSize* size) const {
     const int64_t rows = end - begin;
     if (s.heads.shortlist.count && choose.screens && choose.gumbel_at(begin, h).temperature == 0) {
       team.share(rows, [=, me = *this](int64_t first, int64_t past) {
         for (int64_t r = first; r < past; r++) tokens[r * apart] = me.likeliest(r);
       });
+      for (int64_t r = 0; size && r < rows; r++)
+        size->judge(begin + r, h, projected + r * s.stride, s.heads.shortlist.count, tokens[r * apart]);
       return;
     }
-    if (s.int8_filter.product.weight && choose.screens) {
+    if (s.int8_filter.product.weight && choose.screens && !size) {
       const auto gumbel_at = [=, &choose, first = begin](int64_t r) { return choose.gumbel_at(first + r, h); };
       screened_argmax(s, team, normed, rows, projected, tokens, apart, gumbel_at);
       return;
@@ -94,6 +97,7 @@ struct Recurrence {
       std::memcpy(scores, projected + r * s.stride, s.vocabulary * sizeof(float));
       choose.limit(begin + r, h, tokens + r * apart - h, scores);
       tokens[r * apart] = choose(begin + r, h, scores);
+      if (size) size->judge(begin + r, h, scores, s.vocabulary, tokens[r * apart]);
     }
   }
 };
