@@ -30,11 +30,11 @@ class Judge(Choose, Protocol):
     """A `Choose` that also reads the distributions which the heads proposed from."""
 
     def judge(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
-        """Read the centres and slopes [B, N] in grey levels of ordinal heads, and the `tokens` [B, N] they proposed."""
+        """Read centres and slopes [B, N] of ordinal heads, in grey levels, and the `tokens` [B, N] they proposed."""
         ...
 
     def judge_scores(self, scores: Tensor, tokens: Tensor) -> None:
-        """Read the scores [B, 1, V] of the next head, whose tokens have no order, and the `tokens` [B, 1] it proposed."""
+        """Read the scores [B, 1, V] of the next head, of tokens without order, and the `tokens` [B, 1] it proposed."""
         ...
 
 

@@ -317,11 +317,16 @@ def test_verified_proposals_of_text_end_with_the_end_token():
 
 
 def test_rows_do_not_end_while_their_cost_is_measured(monkeypatch):
-    seen = []
+    seen, least = [], cost._least_seconds
     model = StepModel(random_model(TEXT["recurrent heads"], dtype=torch.float32), END)
     model.model.project.bias.data[END] = 100  # p1 chooses nothing else
-    least = cost._least_seconds
-    monkeypatch.setattr(cost, "_least_seconds", lambda loop, device: (least(loop, device), seen.extend(loop.state.limit.tolist()))[0])
+
+    def watched(loop, device):
+        seconds = least(loop, device)
+        seen.extend(loop.state.limit.tolist())
+        return seconds
+
+    monkeypatch.setattr(cost, "_least_seconds", watched)
     measured_costs(model, random_tokens(TEXT["recurrent heads"], 3)[0], DecodeConfig(), HEADS)
     assert set(seen) == {TEXT["recurrent heads"].target_length}
 

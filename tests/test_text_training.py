@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from textual import CONFIG, SHORT, codec, sentences, vocabulary, wordy, write_checkpoint, write_pairs
 
 from superres import config as config_module
-from superres.checkpoint import read_config, read_training
+from superres.checkpoint import load_checkpoint, read_config, read_training
 from superres.cli.main import run
-from superres.config import BeamConfig
+from superres.config import BeamConfig, DecodeConfig
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.evaluation.text import bleu
 from superres.nn.likelihood import bits_per_token
 from superres.pipeline.translator import Translator
 from superres.tasks.translation import PADDING, VOCABULARY_FILE, TextPairs, read_lines, read_pairs
-from superres.training.corpora import Stage, text_corpus, text_score
+from superres.training.corpora import CORPORA, Stage, text_corpus, text_score
 from superres.training.data import TextBatches
 from superres.training.distillation import translate_pairs
 from superres.training.losses import TeacherForcingLoss
@@ -289,7 +289,7 @@ def test_rungs_may_read_further_text_beside_copies_of_the_training_text(preset, 
     recipe = tmp_path / "recipe.json"
     recipe.write_text(json.dumps({"preset": "text", "prediction_heads": 3, "decode_batch": 64, "rungs": rungs}))
     more = write_pairs(sentences(7), tmp_path / "more")
-    stage = Stage(TrainConfig(steps=1, batch_size=10), text, tmp_path / "stage", preset="text", more=more, copies=3)
+    stage = Stage(TrainConfig(steps=1, batch_size=10), text, tmp_path / "stage", preset="text", more=(more,), copies=3)
     assert text_corpus(stage, stage.network()).batches.cuts[-1] == 3 * 60 + 7
     with pytest.raises(ConfigError, match="reads further text; give it with --more"):
         train_recipe(Recipe.read(recipe), text, tmp_path / "run", None, never, ignore)
@@ -312,6 +312,73 @@ def test_a_rung_reads_the_further_text_as_the_teacher_translates_it(preset, text
     teacher = Translator.load(tmp_path / "run" / "teacher" / "checkpoint", "cpu")
     assert translated[1].target == teacher(sentences(7).source, BeamConfig()).texts
     assert f" of {2 * 60 + 7} pairs are left out" in capsys.readouterr().err  # the teacher has learnt no end
+
+
+def recipe_of(path, rungs, **changes):
+    settings = {"steps": 1, "batch_size": 10, "precision": "no"}
+    rungs = [{"settings": settings, **rung} for rung in rungs]
+    path.write_text(json.dumps({"preset": "text", "prediction_heads": 3, "decode_batch": 64, "rungs": rungs, **changes}))
+    return Recipe.read(path)
+
+
+def test_a_rung_reads_back_translations_of_the_targets(preset, text, tmp_path, monkeypatch):
+    """A student reads them too, as its teacher translates them."""
+    seen, both = [], {"back_translated_by": "backward", "back_translations": 2, "copies": 3}
+    corpus = text_corpus
+
+    def watched(stage, network):
+        seen.append(stage)
+        return corpus(stage, network)
+
+    monkeypatch.setitem(CORPORA, "translation", watched)
+    recipe = recipe_of(tmp_path / "recipe.json", [
+        {"name": "base"}, {"name": "backward-first", "start": "base", "reverse": True},
+        {"name": "backward", "start": "backward-first", "reverse": True}, {"name": "teacher", "start": "base", **both},
+        {"name": "student", "start": "teacher", "translated_by": "teacher", **both}])
+    output = tmp_path / "run"
+    assert train_recipe(recipe, text, output, text, never, ignore)
+    folders = {name: output / name / "checkpoint" for name in ("backward", "teacher", "student")}
+    directions = {name: Translator.load(folder, "cpu").languages for name, folder in folders.items()}
+    assert directions == {"backward": ("de", "en"), "teacher": ("en", "de"), "student": ("en", "de")}
+    true, backward = read_pairs(text), Translator.load(folders["backward"], "cpu")
+    parts = [read_pairs(path) for path in seen[3].more]
+    for seed, part in enumerate(parts, 1):
+        sampling = DecodeConfig(block_size=1, temperature=0.9, nucleus=0.9, seed=seed)
+        assert part.target == true.target
+        assert part.source == backward(true.target, sampling).texts
+    assert parts[0].source != parts[1].source
+    assert seen[3].copies == 3
+    teacher = Translator.load(folders["teacher"], "cpu")
+    for place, part in zip((seen[4].data, *seen[4].more), (true, *parts), strict=True):
+        assert read_pairs(place) == TextPairs(part.source, teacher(part.source, BeamConfig()).texts)
+    rows = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
+    assert [row.get("reverse") for row in rows] == [None, True, True, None, None]
+    assert [row.get("back_translations") for row in rows] == [None, None, None, 2, 2]
+
+
+def test_a_recipe_may_keep_the_heads_of_the_checkpoint_that_it_goes_on_with(preset, text, tmp_path):
+    start = write_checkpoint(tmp_path / "start")
+    for keep in (False, True):
+        recipe = recipe_of(tmp_path / "recipe.json", [{"name": "base"}], keep_heads=keep)
+        assert train_recipe(recipe, text, tmp_path / f"run-{keep}", None, never, ignore, start=start)
+        trained = load_checkpoint(tmp_path / f"run-{keep}" / "base" / "checkpoint")
+        assert (trained.heads is not None) == keep
+    before = load_checkpoint(start).heads.state_dict()
+    assert all(torch.equal(weight, before[name]) for name, weight in trained.heads.state_dict().items())
+
+
+@pytest.mark.parametrize(("rungs", "message"), [
+    ([{"name": "a"}, {"name": "b", "back_translated_by": "a", "back_translations": 1, "copies": 1}],
+     "translated back by 'a', which is not an earlier rung with reverse"),
+    ([{"name": "a", "reverse": True}, {"name": "b", "back_translated_by": "a", "copies": 1}], "belong together"),
+    ([{"name": "a", "reverse": True}, {"name": "b", "back_translated_by": "a", "back_translations": 2}],
+     "belong together"),
+    ([{"name": "a"}, {"name": "b", "back_translations": 2, "copies": 1}], "belong together"),
+    ([{"name": "a", "reverse": True}, {"name": "b", "translated_by": "a"}], "opposite directions"),
+])
+def test_back_translations_that_cannot_be_are_refused(tmp_path, rungs, message):
+    with pytest.raises(ConfigError, match=message):
+        recipe_of(tmp_path / "recipe.json", rungs)
 
 
 def test_copies_below_zero_are_refused(tmp_path):

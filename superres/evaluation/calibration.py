@@ -57,7 +57,8 @@ class VerifiedProposals:
         """Return the probability that each is accepted [N]."""
         if len(self.known) == 1:
             return passing_by_odds(confidence, self.known[0])
-        return passing(confidence, *self.known, EXACT_REACH, self.vocabulary - 1)
+        centre, slope, token = self.known
+        return passing(confidence, centre, slope, token, EXACT_REACH, self.vocabulary - 1)
 
 
 @torch.inference_mode()
@@ -86,13 +87,13 @@ def verified_proposals(
         judged = loop.decoding.judged
         loop.decoding.judged = Judged(loop.decoding.choice)
         loop.iterate()
-        known = () if judged is None else judged.seen or (torch.cat(judged.log_odds, dim=1),)
-        if not known:
+        if judged is None:
             continue
+        seen = judged.seen or (torch.cat(judged.log_odds, dim=1),)
         _, accepted, _ = loop.recorder.since(len(loop.recorder) - 1)
         reached = (offset <= accepted.T) & (loop.state.room().cpu().numpy()[:, None] > 0)  # [B, K - 1]
         row = np.broadcast_to(np.arange(len(source))[:, None], reached.shape)
-        parts.append(np.stack([row, offset < accepted.T, *(part.cpu().double().numpy() for part in known)])[:, reached])
+        parts.append(np.stack([row, offset < accepted.T, *(part.cpu().double().numpy() for part in seen)])[:, reached])
     row, verdict, *known = np.concatenate(parts, axis=1)
     return VerifiedProposals(row, verdict > 0, np.stack(known), model.config.vocabulary)
 

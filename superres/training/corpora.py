@@ -61,8 +61,9 @@ class Stage:
         languages: text: source and target language; as in the preset or `start` if None.
         vocabulary: text: file of a SentencePiece model; None uses the vocabulary of `start` or of the teacher, or
             trains one on `data`.
-        more: text: further parallel text, read beside `copies` copies of `data`; or None.
-        copies: text: weight of `data` relative to `more`, at least 1; 1 without `more`.
+        more: text: further parallel texts, read beside `copies` copies of `data`.
+        copies: text: weight of `data` relative to each of `more`, at least 1; 1 without `more`.
+        reverse: text: translate in the direction opposite to the preset's or `start`'s.
         stages: checkpoints of the earlier stages of a recipe by name, which `settings.teacher` may name.
     """
 
@@ -79,8 +80,9 @@ class Stage:
     head_layer: str | None = None
     languages: tuple[str, str] | None = None
     vocabulary: Path | None = None
-    more: Path | None = None
+    more: tuple[Path, ...] = ()
     copies: int = 1
+    reverse: bool = False
     stages: Mapping[str, Path] = field(default_factory=dict)
 
     def network(self) -> ModelConfig:
@@ -97,7 +99,8 @@ class Stage:
             require(self.languages in (None, network.languages), f"{self.start} translates "
                     f"{'-'.join(network.languages) or 'nothing'}, not {'-'.join(self.languages or ())}; "
                     "leave --languages out")
-            return dataclasses.replace(network, prediction_heads=self._heads(network))
+            network = dataclasses.replace(network, prediction_heads=self._heads(network))
+            return self._directed(network)
         if self.settings.trains_heads:
             raise ConfigError(f"stage {self.settings.stage} needs a trained base; name its folder with --start")
         if self.preset not in PRESETS:
@@ -107,10 +110,13 @@ class Stage:
             # p1's part of the head layer is added together with the other heads, after the base is trained.
             network = dataclasses.replace(network, one_head_layer=False)
         if self.languages is None:
-            return network
+            return self._directed(network)
         require(network.task == translation.name, f"preset {self.preset} has no languages; leave --languages out, or "
                                                   "choose a preset for translation")
-        return dataclasses.replace(network, languages=self.languages)
+        return self._directed(dataclasses.replace(network, languages=self.languages))
+
+    def _directed(self, network: ModelConfig) -> ModelConfig:
+        return dataclasses.replace(network, languages=network.languages[::-1]) if self.reverse else network
 
     @property
     def teacher(self) -> Path | None:
@@ -155,7 +161,7 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     settings = stage.settings
     require((settings.stage == "distil") == (stage.own is not None), "the stage distil, and no other, needs the "
             "model's own pictures (--own); make them with 'superres train decode'")
-    require(stage.more is None, f"faces do not use further text; leave out --more {stage.more}")
+    require(not stage.more, f"faces do not use further text; leave out --more {', '.join(map(str, stage.more))}")
     evaluate = None if stage.dev is None else face_score(stage.dev)
     pairs = faces.read_faces(stage.data, "train", stage.limit)
     large = pairs.large if stage.crops is None else faces.read_faces(stage.crops, "train").large
@@ -209,9 +215,9 @@ def text_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     codec = _vocabulary(stage, pairs, network)
     network = dataclasses.replace(network, vocabulary=codec.size)
     evaluate = None if stage.dev is None else text_score(translation.read_pairs(stage.dev, languages), codec)
-    if stage.more is not None:
-        more = translation.read_pairs(stage.more, languages)
-        pairs = TextPairs(pairs.source * stage.copies + more.source, pairs.target * stage.copies + more.target)
+    texts = [pairs] * stage.copies + [translation.read_pairs(path, languages) for path in stage.more]
+    pairs = TextPairs(
+        [line for text in texts for line in text.source], [line for text in texts for line in text.target])
     rows = [codec.split(lines) for lines in (pairs.source, pairs.target)]
     most = network.source_length, network.target_length
     kept = [place for place, both in enumerate(zip(*rows, strict=True))

@@ -94,17 +94,17 @@ def _check_settings(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def translate_pairs(
-    translator: Translator, pairs: TextPairs, output: Path, beam: BeamConfig, batch_size: int, stop: Stop,
-    report: Report, chunk: int = CHUNK,
+    translator: Translator, pairs: TextPairs, output: Path, search: BeamConfig | DecodeConfig, batch_size: int,
+    stop: Stop, report: Report, chunk: int = CHUNK,
 ) -> bool:
-    """Let a teacher translate the sources of training text by beam search (sequence-level distillation).
+    """Let a model translate the sources of training text.
 
     Args:
-        translator: the teacher.
+        translator: a teacher (sequence-level distillation), or a model that translates back.
         pairs: training text, of which only the sources are used.
         output: folder for `pairs.<language>`, a parallel text of the sources and their translations; parts that an
             earlier call saved there are not translated again.
-        beam: settings of the search.
+        search: settings of beam search, or of decoding.
         batch_size: sentences translated together.
         stop: called before every chunk; translation ends if it returns true.
         report: called with the number of pairs done.
@@ -120,13 +120,15 @@ def translate_pairs(
     """
     _check_settings(output, {
         "checkpoint": f"{translator.name}@{translator.revision}",
-        "data": short_digest("\n".join(pairs.source).encode()), "beam": beam.to_dict(), "batch_size": batch_size})
+        "data": short_digest("\n".join(pairs.source).encode()), "search": search.to_dict(), "batch_size": batch_size})
     files = [output / f"pairs.{language}" for language in translator.languages]
     if files[1].exists():
         return True
 
     def write(rows: slice, part: Path) -> None:
-        write_result(part, _text(translator(pairs.source[rows], beam, batch_size=batch_size).texts))
+        lines = pairs.source[rows]
+        found = translator(lines, search, batch_size=batch_size, keys=range(rows.start, rows.start + len(lines)))
+        write_result(part, _text(found.texts))
 
     parts = [output / f"part-{start:08d}.txt" for start in range(0, len(pairs), chunk)]
     if not _write_parts(parts, len(pairs), chunk, write, stop, lambda done: report({"pairs": done})):

@@ -14,7 +14,7 @@ import torch
 from accelerate import PartialState
 
 from superres.checkpoint import find_checkpoint, load_checkpoint, read_task_files, read_training, weights_digest
-from superres.config import HEAD_LAYERS, PRESETS, BeamConfig, Config, require
+from superres.config import HEAD_LAYERS, PRESETS, BeamConfig, Config, DecodeConfig, require
 from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import fastest_exact
@@ -26,6 +26,12 @@ from superres.training.corpora import CORPORA, Corpus, Stage
 from superres.training.distillation import Report, Stop, decode_own_faces, translate_pairs
 from superres.training.settings import TrainConfig
 from superres.training.trainer import Trainer, build_model
+
+TEXTS = ("translated_by", "reverse", "back_translated_by", "back_translations", "copies")
+"""Fields of `RecipeStage` that say what text a stage reads."""
+
+BACK_TRANSLATION = DecodeConfig(block_size=1, temperature=0.9, nucleus=0.9)
+"""How back-translations are sampled: varied, and hardly ever torn."""
 
 
 def train_stage(stage: Stage, stop: Stop, report: Report) -> bool:
@@ -88,9 +94,16 @@ class RecipeStage(Config):
         start: name of the earlier stage to start from; None to start from random weights, or from a given checkpoint.
         head_layer: kind of new heads, a name in HEAD_LAYERS; as in the stage to start from if None.
         own_images: stage "distil": number of training inputs that `start` decodes itself.
-        translated_by: text: name of an earlier stage, the teacher, whose translations of the training text to train on,
-            and of the further text, if `copies` asks for it.
-        copies: text: copies of the training text to read beside the further text; 0 reads no further text.
+        translated_by: text: name of an earlier stage, the teacher, on whose translations of all texts of this stage to
+            train, by beam search.
+        reverse: text: learn to translate the target language into the source language.
+        back_translated_by: text: name of an earlier stage with `reverse`, which translates the target sentences back.
+            Its translations are read as further sources of these targets (Sennrich et al. 2016, "Improving Neural
+            Machine Translation Models with Monolingual Data").
+        back_translations: text: number of different back-translations of every target sentence, which are sampled
+            (Edunov et al. 2018, "Understanding Back-Translation at Scale").
+        copies: text: copies of the training text to read beside back-translations or else the further text; 0 reads
+            neither.
     """
 
     name: str
@@ -99,7 +112,15 @@ class RecipeStage(Config):
     head_layer: str | None = None
     own_images: int = 0
     translated_by: str | None = None
+    reverse: bool = False
+    back_translated_by: str | None = None
+    back_translations: int = 0
     copies: int = 0
+
+    @property
+    def reads_more(self) -> bool:
+        """Whether the stage reads the further text."""
+        return self.copies > 0 and self.back_translated_by is None
 
     def train_config(self) -> TrainConfig:
         """Return the validated settings.
@@ -119,12 +140,14 @@ class Recipe:
         prediction_heads: K.
         decode_batch: images that a model decodes together for self-distillation, or sentences translated together.
         stages: stages in the order of training, the key "rungs" of the file.
+        keep_heads: stages "base" keep the heads of a given checkpoint, untrained, for later stages to go on with.
     """
 
     preset: str
     prediction_heads: int
     decode_batch: int
     stages: list[RecipeStage]
+    keep_heads: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Recipe:
@@ -140,7 +163,7 @@ class Recipe:
             recipe = cls(stages=stages, **document)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"{path} is not a training recipe ({error!r}); see scripts/recipes") from error
-        earlier: set[str] = set()
+        earlier, backward = set[str](), set[str]()
         for entry in recipe.stages:
             settings = entry.train_config()
             if settings.teacher is not None and settings.teacher not in earlier:
@@ -157,7 +180,15 @@ class Recipe:
                     f"{path}: rung {entry.name!r}: head_layer {entry.head_layer!r} must be one of "
                     f"{', '.join(HEAD_LAYERS)}, in a rung that trains heads")
             require(entry.copies >= 0, f"{path}: rung {entry.name!r}: copies must be 0 or more, not {entry.copies}")
+            back = entry.back_translated_by
+            require(back is None or back in backward, f"{path}: rung {entry.name!r} is translated back by {back!r}, "
+                    "which is not an earlier rung with reverse")
+            require((entry.back_translations > 0) == (back is not None) and (back is None or entry.copies > 0),
+                    f"{path}: rung {entry.name!r}: back_translated_by, back_translations and copies belong together")
+            require(entry.translated_by not in backward and not (entry.reverse and back),
+                    f"{path}: rung {entry.name!r} and its teacher must not translate in opposite directions")
             earlier.add(entry.name)
+            backward |= {entry.name} if entry.reverse else set()
         return recipe
 
 
@@ -177,8 +208,9 @@ def train_recipe(
         dev: development data for scores during training, or None.
         stop: called after every step; if it returns true, the state is saved and training ends.
         report: called with the name of the stage and each record of its history.
-        more: further text for the stages with positive `RecipeStage.copies`.
-        start: checkpoint that takes the place of random weights; stages "base" leave its heads out.
+        more: further text, for the stages where `RecipeStage.reads_more`.
+        start: checkpoint that takes the place of random weights; stages "base" leave its heads out, unless
+            `Recipe.keep_heads`.
         crops: faces with larger pictures, for random crops, or None.
 
     Returns:
@@ -187,19 +219,22 @@ def train_recipe(
     Raises:
         SuperresError: data, settings or an earlier run in the folder do not match.
     """
-    reading = any(entry.copies for entry in recipe.stages)
+    reading = any(entry.reads_more for entry in recipe.stages)
     require(reading == (more is not None), "the recipe reads further text; give it with --more" if reading else
             f"no rung of the recipe reads further text; leave out --more {more}")
     processes = PartialState(cpu=not torch.cuda.is_available())
+    backward = {entry.name for entry in recipe.stages if entry.reverse}
+    heads = None if recipe.keep_heads else 1
     rows, trained = [], dict[str, Path]()
     for entry in recipe.stages:
         entry_report = functools.partial(report, entry.name)
         settings = entry.train_config()
         stage = Stage(settings, data, output / entry.name, dev,
                       start if entry.start is None else output / entry.start / "checkpoint", recipe.preset,
-                      recipe.prediction_heads if settings.trains_heads else 1, head_layer=entry.head_layer,
-                      vocabulary=_shared_vocabulary(recipe, entry, output), more=more if entry.copies else None,
-                      copies=entry.copies or 1, crops=crops, stages=dict(trained))
+                      recipe.prediction_heads if settings.trains_heads else heads, head_layer=entry.head_layer,
+                      vocabulary=_shared_vocabulary(recipe, entry, output),
+                      more=(more,) if more is not None and entry.reads_more else (), copies=entry.copies or 1,
+                      reverse=entry.reverse != (entry.start in backward), crops=crops, stages=dict(trained))
         with processes.main_process_first():
             ready = _with_decoded(stage, entry, output, recipe.decode_batch, stop, entry_report)
         if ready is None or not train_stage(ready, stop, entry_report):
@@ -207,7 +242,7 @@ def train_recipe(
         trained[entry.name] = stage.output / "checkpoint"
         row = {"rung": entry.name, "start": entry.start or (None if start is None else start.name),
                **read_training(stage.output / "checkpoint")[-1]}
-        texts = {"translated_by": entry.translated_by, "copies": entry.copies}
+        texts = {name: getattr(entry, name) for name in TEXTS}
         rows.append({**row, **{name: value for name, value in texts.items() if value}})
         write_result(output / "training.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
     return True
@@ -235,14 +270,40 @@ def _with_decoded(
         exact = fastest_exact(upscaler.engine, upscaler.model_config)
         done = decode_own_faces(upscaler, pairs, own, exact, batch_size, stop, report)
         return dataclasses.replace(stage, own=own / "faces.npz") if done else None
-    if entry.translated_by is not None:
-        folder, ready = output / entry.translated_by, dict[str, Path]()
-        teacher = Translator.load(folder / "checkpoint")
-        for name, path, translated in (("data", stage.data, "translated"), ("more", stage.more, "translated-more")):
-            if path is not None:
-                text = translation.read_pairs(path, teacher.languages)
-                if not translate_pairs(teacher, text, folder / translated, BeamConfig(), batch_size, stop, report):
-                    return None
-                ready[name] = folder / translated / "pairs"
-        return dataclasses.replace(stage, data=ready["data"], more=ready.get("more"))
-    return stage
+    texts = _back_translated(stage, entry, output, batch_size, stop, report)
+    if texts is None or entry.translated_by is None:
+        return texts
+    return _translated(texts, entry, output / entry.translated_by, batch_size, stop, report)
+
+
+def _back_translated(
+    stage: Stage, entry: RecipeStage, output: Path, batch_size: int, stop: Stop, report: Report
+) -> Stage | None:
+    """Translate the targets of the training text back, if `entry` wants it; arguments and result as `_with_decoded`."""
+    if entry.back_translated_by is None:
+        return stage
+    folder, more = output / entry.back_translated_by, list[Path]()
+    translator = Translator.load(folder / "checkpoint")
+    text = translation.read_pairs(stage.data, translator.languages)
+    for seed in range(1, entry.back_translations + 1):
+        back = folder / f"back-{seed}"
+        sampling = dataclasses.replace(BACK_TRANSLATION, seed=seed)
+        if not translate_pairs(translator, text, back, sampling, batch_size, stop, report):
+            return None
+        more.append(back / "pairs")
+    return dataclasses.replace(stage, more=tuple(more))
+
+
+def _translated(
+    stage: Stage, entry: RecipeStage, teacher: Path, batch_size: int, stop: Stop, report: Report
+) -> Stage | None:
+    """Translate the texts of `stage` with the stage in the folder `teacher`; further arguments as `_with_decoded`."""
+    translator, ready = Translator.load(teacher / "checkpoint"), list[Path]()
+    for number, path in enumerate((stage.data, *stage.more)):
+        further = "more" if entry.back_translated_by is None else f"back-{number}"
+        folder = teacher / (f"translated-{further}" if number else "translated")
+        text = translation.read_pairs(path, translator.languages)
+        if not translate_pairs(translator, text, folder, BeamConfig(), batch_size, stop, report):
+            return None
+        ready.append(folder / "pairs")
+    return dataclasses.replace(stage, data=ready[0], more=tuple(ready[1:]))
