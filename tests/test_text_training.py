@@ -317,7 +317,8 @@ def test_a_rung_reads_the_further_text_as_the_teacher_translates_it(preset, text
 def recipe_of(path, rungs, **changes):
     settings = {"steps": 1, "batch_size": 10, "precision": "no"}
     rungs = [{"settings": settings, **rung} for rung in rungs]
-    path.write_text(json.dumps({"preset": "text", "prediction_heads": 3, "decode_batch": 64, "rungs": rungs, **changes}))
+    recipe = {"preset": "text", "prediction_heads": 3, "decode_batch": 64, "rungs": rungs, **changes}
+    path.write_text(json.dumps(recipe))
     return Recipe.read(path)
 
 

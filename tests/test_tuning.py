@@ -10,6 +10,7 @@ import pytest
 import torch
 from fakes import NATIVE, TINY, LossyUpscaler, random_model
 from PIL import Image
+from textual import sentences, write_checkpoint, write_pairs
 
 from superres import load
 from superres.checkpoint import CONFIG, save_checkpoint
@@ -19,7 +20,7 @@ from superres.errors import CheckpointError, ConfigError, OutputError
 from superres.evaluation import tuning
 from superres.evaluation.comparison import GREEDY, label
 from superres.evaluation.tuning import block_variants, save_default, shortlist, within
-from superres.evaluation.tuning import tune as search
+from superres.evaluation.tuning import tune_faces as search
 from superres.tasks.faces import FacePairs, area_reduce, read_faces
 from superres.tasks.pictures import read_image
 
@@ -238,3 +239,27 @@ def test_given_settings_replace_the_defaults_and_what_belonged_to_them():
     assert default.changed({"block_size": 2}) == replace(default, block_size=2, min_block=2)
     with pytest.raises(ConfigError, match="min-block 4 is larger than the block size 2"):
         default.changed({"block_size": 2, "min_block": 4})
+
+
+@pytest.mark.parametrize("layer", ["recurrent", "dense"])
+def test_text_is_tuned_exactly_and_calibrated_if_its_heads_know_how_sure_they_are(layer, tmp_path, capsys):
+    folder = tmp_path / "text"
+    write_checkpoint(folder, head_layer=layer)
+    pairs = write_pairs(sentences(9), tmp_path / "pairs")
+    assert tune("--data", pairs, "--checkpoint", folder, "--limit", 6) == 0
+    shown = capsys.readouterr().err
+    assert shown.count("| k ") == 5  # 1 to 4, and adaptive
+    assert "tokens per step" in shown
+    assert ("calibration error" in shown) == (layer == "recurrent")
+    saved = json.loads((folder / CONFIG).read_text())
+    assert ("confidence" in saved) == (layer == "recurrent")
+    default = DecodeConfig.from_dict(saved["decode"]["cpu"])
+    assert default.accept == "exact"
+    assert load(folder, device="cpu").default == default
+    assert tune("--data", pairs, "--checkpoint", folder, "--split", "test") == 2
+    assert "--split test has no effect on text; leave it out" in capsys.readouterr().err
+    assert tune("--data", pairs, "--checkpoint", folder, "--no-save", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["sentences"] == 9
+    assert report["saved"] is None
+    assert len(report["settings"]) == 5

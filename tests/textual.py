@@ -89,8 +89,8 @@ def write_pairs(pairs, stem):
     return stem
 
 
-def write_checkpoint(folder, heads=4):
+def write_checkpoint(folder, heads=4, **network):
     """Write an untrained network."""
-    model = build_model(replace(CONFIG, prediction_heads=heads), SHORT)
+    model = build_model(replace(CONFIG, prediction_heads=heads, **network), SHORT)
     save_checkpoint(model, folder, files={VOCABULARY_FILE: vocabulary()})
     return folder

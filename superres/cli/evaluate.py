@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer import Option
@@ -17,6 +17,7 @@ from superres.config import (
     FACES,
     TRANSLATION,
     BeamConfig,
+    DecodeConfig,
     QualityBound,
     require_choice,
 )
@@ -27,9 +28,14 @@ from superres.system.terminal import echo, echo_json
 from superres.tasks.faces import SPLITS, is_celeba
 from superres.tasks.faces import Split as SplitName
 
+if TYPE_CHECKING:
+    from superres.pipeline.base import Pipeline
+
 BEAM = BeamConfig()
 
 Data = Annotated[Path, Option(metavar="PATH", help="A prepared .npz, a folder of images, or a CelebA root.")]
+TunedData = Annotated[Path, Option(metavar="PATH", help="A prepared .npz, a folder of images, a CelebA root, or "
+                                   "parallel text PATH.en and PATH.de.")]
 Pairs = Annotated[Path, Option(metavar="PATH", help="Parallel text PATH.en and PATH.de, or the name of a test set of "
                                "sacrebleu.")]
 Split = Annotated[str, Option(metavar=opt.choices(SPLITS), help="Part of a CelebA root.")]
@@ -155,7 +161,7 @@ def text(
 
 @training_paused()
 def tune(
-    context: typer.Context, data: Data, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid",
+    context: typer.Context, data: TunedData, checkpoint: opt.Checkpoint = DEFAULT_CHECKPOINT, split: Split = "valid",
     limit: Limit = 64, min_psnr_to_greedy: MinPsnr = None, max_bits_loss: MaxBits = None,
     batch_size: opt.BatchSize = 16, device: opt.Device = "auto", save: Save = True, as_json: opt.AsJson = False,
     engine: opt.Engine = "auto",
@@ -163,40 +169,69 @@ def tune(
     """Find the fastest decoding settings within a quality bound.
 
     The settings become the checkpoint's default for this machine's kind of device (cpu or cuda). They are the fastest
-    for the given batch size. The coefficients of adaptive block sizes are fitted to the same images.
+    for the given batch size. The coefficients of adaptive block sizes are fitted to the same images or sentences. For
+    text, acceptance is exact, so there is no bound.
     """
-    bound = QualityBound(min_psnr_to_greedy, max_bits_loss)
-    check_split(context, data)
+    bound = None if _is_text(context, checkpoint) else QualityBound(min_psnr_to_greedy, max_bits_loss)
+    if bound is None:
+        opt.refuse_ineffective(context, "on text; leave it out", "split")
+    else:
+        check_split(context, data)
 
     from superres.checkpoint import find_checkpoint
-    from superres.evaluation.calibration import IMAGES, calibrate, confidence_line
-    from superres.evaluation.comparison import label
-    from superres.evaluation.tuning import save_default
-    from superres.evaluation.tuning import tune as search
+    from superres.evaluation.calibration import calibrate_faces, calibrate_text
+    from superres.evaluation.tuning import save_default, tune_faces, tune_text
     from superres.system.output import prepare_folder
     from superres.tasks.faces import read_faces
+    from superres.tasks.translation import read_pairs
 
-    pairs = read_faces(data, cast(SplitName, split), limit)
     folder = find_checkpoint(checkpoint)
     if save:
         prepare_folder(folder, "--checkpoint, or give --no-save")
-    upscaler = opt.load_upscaler(checkpoint, device, engine)
-    confidence, calibration = calibrate(upscaler.model, upscaler.source_tokens(pairs.lr[:IMAGES]))
-    upscaler.block_sizes.confidence = confidence or upscaler.block_sizes.confidence
-    report, table, fastest = search(pairs, upscaler, bound, batch_size)
-    report["confidence"] = calibration
+    pipeline: Pipeline
+    if bound is None:
+        pipeline = translator = opt.load_translator(checkpoint, device, engine=engine)
+        text_pairs = read_pairs(data, translator.languages, limit)
+        confidence, calibration = calibrate_text(translator, text_pairs)
+        report, table, fastest = tune_text(text_pairs, translator, batch_size)
+    else:
+        pipeline = upscaler = opt.load_upscaler(checkpoint, device, engine)
+        pairs = read_faces(data, cast(SplitName, split), limit)
+        confidence, calibration = calibrate_faces(upscaler, pairs)
+        report, table, fastest = tune_faces(pairs, upscaler, bound, batch_size)
     if save:
-        save_default(folder, upscaler.device.type, fastest, confidence)
-    report["device"] = upscaler.device.type
-    report["saved"] = str(folder) if save else None
+        save_default(folder, pipeline.device.type, fastest, confidence)
+    report |= {"confidence": calibration, "device": pipeline.device.type, "saved": str(folder) if save else None}
     if as_json:
         echo_json(report)
     else:
-        echo(table, err=True)
-        outcome = f"saved as its default on {upscaler.device.type} in {folder}" if save else "not saved"
-        if confidence is not None:
-            say(confidence_line(report["confidence"]))
-        say(f"fastest for {report['checkpoint']}: {label(fastest)}; {outcome}")
+        _report_tuning(report, table, fastest)
+
+
+def _report_tuning(report: dict[str, Any], table: str, fastest: DecodeConfig) -> None:
+    """Write the result of `tune` to standard error, as a table and sentences."""
+    from superres.evaluation.calibration import confidence_line
+    from superres.evaluation.comparison import label
+
+    echo(table, err=True)
+    if report["confidence"] is not None:
+        say(confidence_line(report["confidence"]))
+    saved, device = report["saved"], report["device"]
+    outcome = "not saved" if saved is None else f"saved as its default on {device} in {saved}"
+    say(f"fastest for {report['checkpoint']}: {label(fastest)}; {outcome}")
+
+
+def _is_text(context: typer.Context, checkpoint: str) -> bool:
+    """Return whether `tune` is for text. With a bound for faces it is not, which saves torch's import."""
+    bounded = any(opt.is_given(context, name) for name in ("min_psnr_to_greedy", "max_bits_loss"))
+    if bounded or checkpoint == DEFAULT_CHECKPOINT:
+        return False
+
+    from superres.checkpoint import find_checkpoint
+    from superres.pipeline.auto import checkpoint_task
+    from superres.tasks import translation
+
+    return checkpoint_task(find_checkpoint(checkpoint)) == translation.name
 
 
 def check_split(context: typer.Context, data: Path) -> None:

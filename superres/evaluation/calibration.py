@@ -15,9 +15,17 @@ from superres.decoding.loop import BlockwiseLoop
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
 from superres.nn.recurrent import RecurrentHeads
+from superres.pipeline.translator import Translator
+from superres.pipeline.upscaler import Upscaler
+from superres.tasks import translation
+from superres.tasks.faces import FacePairs
+from superres.tasks.translation import TextPairs
 
 EXACT_REACH = 0.5
 """Reach of exact acceptance. The coefficients fitted to it serve every reach."""
+
+SENTENCES = 128
+"""Number of sentences to fit to and to measure on."""
 
 IMAGES = 16
 """Number of images to fit to and to measure on."""
@@ -150,6 +158,25 @@ def calibrate(
     report = {**confidence.to_dict(), "proposals": len(rest), "accepted": float(accepted.mean()),
               "auc": ranking_quality(chance, accepted), "calibration_error": calibration_error(chance, accepted)}
     return confidence, report
+
+
+def calibrate_faces(upscaler: Upscaler, pairs: FacePairs) -> tuple[Confidence | None, dict[str, Any] | None]:
+    """Calibrate a pipeline on the first images, and let its adaptive block sizes use the result; see `calibrate`."""
+    found = calibrate(upscaler.model, upscaler.source_tokens(pairs.lr[:IMAGES]))
+    upscaler.block_sizes.confidence = found[0] or upscaler.block_sizes.confidence
+    return found
+
+
+def calibrate_text(translator: Translator, pairs: TextPairs) -> tuple[Confidence | None, dict[str, Any] | None]:
+    """Calibrate a pipeline on the first sentences, and let its adaptive block sizes use the result; see `calibrate`.
+
+    Raises:
+        InvalidInputError: a sentence is too long for the network.
+    """
+    source = torch.from_numpy(translator.codec.encode(pairs.source[:SENTENCES])).to(translator.device)
+    found = calibrate(translator.model, source, source == translation.PADDING, translation.END)
+    translator.block_sizes.confidence = found[0] or translator.block_sizes.confidence
+    return found
 
 
 def confidence_line(report: dict[str, Any]) -> str:

@@ -11,16 +11,30 @@ from typing import Any
 from superres.checkpoint import CONFIDENCE, CONFIG, DECODE, read_config
 from superres.config import Confidence, DecodeConfig, QualityBound, require
 from superres.errors import OutputError
-from superres.evaluation.comparison import ACCEPTANCE, Scores, as_rows, compare, comparison_table, psnr_to_greedy
+from superres.evaluation.comparison import (
+    ACCEPTANCE,
+    Scores,
+    as_rows,
+    compare,
+    comparison_table,
+    label,
+    psnr_to_greedy,
+)
+from superres.evaluation.text import Variant, decode_text
+from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
-from superres.system.output import write_atomically
+from superres.system.output import markdown_table, number_text, write_atomically
 from superres.tasks.faces import FacePairs
+from superres.tasks.translation import TextPairs
 
 BLOCK_SIZES = (2, 4, 6, 8)
 """Block sizes to try, in addition to the number of prediction heads."""
 
 FEW = 8
 """Minimum number of images in the first passes."""
+
+TEXT_BLOCK_SIZES = (1, 2, 3, 4, 5, 6, 8)
+"""Block sizes to try for text, in addition to the number of prediction heads."""
 
 KEPT = 2
 """Number of the fastest settings that a pass keeps, within the bound and within a tighter bound."""
@@ -60,7 +74,7 @@ def block_variants(options: DecodeConfig, heads: int) -> Iterator[DecodeConfig]:
         yield dataclasses.replace(options, block_size=heads, min_block=2)
 
 
-def tune(
+def tune_faces(
     pairs: FacePairs, upscaler: Upscaler, bound: QualityBound, batch_size: int = 16,
 ) -> tuple[dict[str, Any], str, DecodeConfig]:
     """Find the fastest settings within `bound` on this machine; `consistent` and `nucleus` stay as in the default.
@@ -108,6 +122,40 @@ def tune(
                      for row, options in zip(as_rows(rows), rows, strict=True)],
     }
     return report, comparison_table(rows, marks), kept[0]
+
+
+def tune_text(
+    pairs: TextPairs, translator: Translator, batch_size: int = 1,
+) -> tuple[dict[str, Any], str, DecodeConfig]:
+    """Search for the block size that translates fastest on this machine; all translations are those of greedy decoding.
+
+    Args:
+        pairs: text, of which only the sources are used.
+        translator: the loaded checkpoint.
+        batch_size: sentences decoded together; the fastest block size depends on it.
+
+    Returns:
+        As for `tune_faces`.
+
+    Raises:
+        ConfigError: the batch size is not positive.
+    """
+    heads = translator.model_config.prediction_heads
+    settings = [DecodeConfig(block_size=size) for size in (*(k for k in TEXT_BLOCK_SIZES if k < heads), heads)]
+    if heads > 1:
+        settings.append(DecodeConfig(block_size=heads, adaptive=True))
+    variants: dict[str, Variant] = {label(options): options for options in settings}
+    found = decode_text(pairs.source, translator, variants, batch_size)
+    order = sorted(settings, key=lambda options: found[label(options)].seconds)
+    rows = {options: found[label(options)].statistics() for options in order}
+    lines = [[label(options), number_text(scores["mean_accepted_block_size"], 2),
+              number_text(1000 * (scores["seconds_per_sentence"] or 0), 2)] for options, scores in rows.items()]
+    report = {
+        "checkpoint": f"{translator.name}@{translator.revision}", "sentences": len(pairs),
+        "batch_size": min(batch_size, len(pairs)), "fastest": order[0].to_dict(),
+        "settings": as_rows(dict(rows)),
+    }
+    return report, markdown_table(["settings", "tokens per step", "ms per sentence"], lines), order[0]
 
 
 def save_default(folder: Path, kind: str, options: DecodeConfig, confidence: Confidence | None = None) -> None:
