@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 Translate = Callable[[list[str], int], list[str]]
 """Translates lines in batches of a given size."""
 
+SIZES = (2, 3, 4, 5)
+"""Block sizes to measure."""
+
 PEER = "CTranslate2 int8, greedy"
 """The variant that the others are compared with."""
 
@@ -70,10 +73,10 @@ def variants(checkpoint: str, folder: str, threads: int) -> dict[str, Translate]
         # It is fastest with a thread per batch: the threads of one batch wait for one another.
         peer = ctranslate2.Translator(folder, compute_type=kind, inter_threads=threads, intra_threads=1)
         made[f"CTranslate2 {kind}, greedy"] = partial(theirs, peer, translators["native"])
+    ways = {"greedy": DecodeConfig(block_size=1), **{f"k = {size}": DecodeConfig(block_size=size) for size in SIZES},
+            "adaptive": DecodeConfig(adaptive=True)}
     for engine, translator in translators.items():
-        made[f"{engine}, greedy"] = partial(ours, translator, DecodeConfig(block_size=1), threads)
-        for size in (2, 3, 4):
-            made[f"{engine}, k = {size}"] = partial(ours, translator, DecodeConfig(block_size=size), threads)
+        made |= {f"{engine}, {way}": partial(ours, translator, options, threads) for way, options in ways.items()}
     return made
 
 

@@ -139,8 +139,8 @@ def test_a_recipe_that_does_not_hold_together_is_refused_in_one_line(change, mes
 
 def test_the_bundled_recipes_can_be_read():
     recipes = sorted((bundled_folder().parent / "scripts" / "recipes").glob("*.json"))
-    assert [path.stem for path in recipes] == ["draft-two-cores", "one-gpu", "table2", "text-draft-two-cores",
-                                               "text-two-cores", "two-cores"]
+    assert [path.stem for path in recipes] == ["draft-two-cores", "one-gpu", "table2", "text-back-translation",
+                                               "text-draft-two-cores", "text-two-cores", "two-cores"]
     for path in recipes:
         ladder = Recipe.read(path)
         names = [rung.name for rung in ladder.stages]
