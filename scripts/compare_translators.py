@@ -73,8 +73,9 @@ def variants(checkpoint: str, folder: str, threads: int) -> dict[str, Translate]
         # It is fastest with a thread per batch: the threads of one batch wait for one another.
         peer = ctranslate2.Translator(folder, compute_type=kind, inter_threads=threads, intra_threads=1)
         made[f"CTranslate2 {kind}, greedy"] = partial(theirs, peer, translators["native"])
-    ways = {"greedy": DecodeConfig(block_size=1), **{f"k = {size}": DecodeConfig(block_size=size) for size in SIZES},
-            "adaptive": DecodeConfig(adaptive=True)}
+    heads = translators["native"].model_config.prediction_heads
+    blocks = {f"k = {size}": DecodeConfig(block_size=size) for size in SIZES if size <= heads}
+    ways = {"greedy": DecodeConfig(block_size=1), **blocks, "adaptive": DecodeConfig(adaptive=True)}
     for engine, translator in translators.items():
         made |= {f"{engine}, {way}": partial(ours, translator, options, threads) for way, options in ways.items()}
     return made

@@ -97,7 +97,7 @@ def test_the_comparison_measures_all_variants_and_counts_equal_texts(tmp_path):
     document = json.loads((tmp_path / "out" / "translators.json").read_text())
     rows = {(row["variant"], row["batch_size"]): row for row in document["rows"]}
     assert {size for _, size in rows} == {1, 3}
-    assert len(rows) == 2 * len({name for name, _ in rows}) == 28
+    assert len(rows) == 2 * len({name for name, _ in rows}) == 24
     for (name, _), row in rows.items():
         assert row["milliseconds_per_sentence"] > 0
         if "int8" not in name:
