@@ -105,7 +105,7 @@ def test_the_views_hold_ours_beside_the_papers(opened, toy):
         table.add(name, toy)
     table.add_test("both", toy)
     paths = table.write_views()
-    assert [path.name for path in paths] == ["table1.md", "table4.md", "table1.png"]
+    assert [path.name for path in paths] == ["table1.md", "table4.md", "table1.png", "wall_clock.png"]
     first, fourth = table1_markdown(table.document), table4_markdown(table.document)
     assert "| Both, paper | - | 26.58 / 1.88 | 26.36 / 3.27 | 26.18 / 4.18 | 26.11 / 4.69 | 25.60 / 4.95 |" in first
     assert "| **Regular** | " in first

@@ -75,7 +75,7 @@ TABLE_4: tuple[tuple[str, str, float, float | None], ...] = (
 
 
 class Table1(Table):
-    """Measurements of translation in `table1.json`, the source of the Markdown tables and the scatter plot."""
+    """Measurements of translation in `table1.json`, the source of the Markdown tables and the plots."""
 
     name = "table1"
 
@@ -137,14 +137,14 @@ class Table1(Table):
                                      for k, variant in variants.items()])
 
     def write_views(self) -> list[Path]:
-        """Write the Markdown tables and the scatter plot, and return their paths.
+        """Write the Markdown tables and the plots, and return their paths.
 
         Raises:
             OutputError: a file cannot be written.
         """
         return write_results(self.folder, {
             "table1.md": table1_markdown(self.document), "table4.md": table4_markdown(self.document),
-            "table1.png": _scatter(self.document["series"]),
+            "table1.png": _scatter(self.document["series"]), "wall_clock.png": _wall_clock(self.document["series"]),
         })
 
 
@@ -255,4 +255,31 @@ def _scatter(series: dict[str, Any]) -> bytes:
     lines = {line.get_label(): line for axes in (paper, ours) for line in axes.lines}
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4, fontsize="small")
     ours.set_ylabel("mean accepted block size (k beside each point)")
+    return figure_png(figure)
+
+
+def _wall_clock(series: dict[str, Any]) -> bytes:
+    """Plot the speed-up of single test sentences by mean accepted block size, as in Figure 4 of the paper.
+
+    The paper's points have the block sizes of its Table 1 (newstest2013) and speed-ups of its Table 4 (newstest2014).
+    """
+    from matplotlib.figure import Figure  # an optional dependency, slow to import
+
+    speeds = [speed for model, _, _, speed in TABLE_4 if model.startswith("Blockwise")]
+    both = SERIES["both"].paper.items()
+    curves = {"both, paper": {k: (size, speed) for (k, (_, size)), speed in zip(both, speeds, strict=True)}}
+    for role in CHECKPOINTS:
+        cells = series.get(TEST + role, {"cells": []})["cells"]
+        curves[role] = {cell["block_size"]: (cell["mean_accepted_block_size"], cell["speed_up"])
+                        for cell in cells if cell["block_size"]}  # 0 is beam search
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.subplots()
+    for name, points in curves.items():
+        if points:
+            axes.plot(*zip(*points.values(), strict=True), marker="o", linewidth=1, label=name.capitalize())
+            for k, point in points.items():
+                axes.annotate(str(k), point, (4, 3), textcoords="offset points", fontsize=7)
+    axes.set(xlabel="mean accepted block size (k beside each point)", ylabel="speed-up over greedy decoding")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
     return figure_png(figure)
