@@ -90,7 +90,7 @@ def test_a_checkpoint_with_a_nucleus_samples_from_it_unless_asked_otherwise(tmp_
 
 
 def test_the_bundled_text_checkpoint_has_a_saved_default_on_cpus():
-    assert Translator.load(device="cpu").default == DecodeConfig(block_size=2)
+    assert Translator.load(device="cpu").default == DecodeConfig(block_size=4)
 
 
 def test_command_api_web_and_batch_decode_alike(upscaler, tmp_path):
