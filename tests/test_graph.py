@@ -33,6 +33,8 @@ from superres.decoding.decode import decode, iterations
 from superres.decoding.graph_cache import keep
 from superres.decoding.limits import LimitedModel
 from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.lookahead.pool import NgramPool
+from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.errors import ConfigError
 from superres.nn.engines import step_model
 from superres.nn.engines.cuda_graph import GraphModel
@@ -176,6 +178,37 @@ def test_nothing_moves_from_one_iteration_to_the_next(way, limited):
     fresh = graph.session(random_tokens(CONFIG, 2, 1)[0], loop.session.width)
     loop.restart(torch.tensor([2, 0]), fresh, torch.tensor([0, 1]), torch.tensor([8, 9]))
     assert addresses(loop) == before
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}, {"temperature": 0.8, "sampling": "speculative"}])
+@pytest.mark.parametrize("size", [2, 4])
+def test_lookahead_is_captured_with_its_window_and_its_pool(size, sampling, caplog):
+    config = replace(VARIANTS["text"], source_shape=(21,))
+    plain, graph = pair(config, end_token=3)
+    options = DecodeConfig(block_size=size, proposer="lookahead", window=5, candidates=3, **sampling)
+    before = Recorded.made
+    for seed in (0, 1):  # the second decode must not find n-grams of the first
+        source, own = random_tokens(config, ROWS, seed)[0], replace(options, seed=seed)
+        assert_same(decode(graph, source, own), decode(plain, source, own))
+    assert Recorded.made == before + 1
+    assert caplog.text == ""
+
+
+def test_lookahead_with_a_pool_of_ones_own_or_with_other_processes_is_not_captured():
+    class Alone:
+        rank, count = 0, 1
+
+        def gather(self, values):
+            return values.unsqueeze(0)
+
+    config = VARIANTS["text"]
+    plain, graph = pair(config, end_token=3)
+    source, options = random_tokens(config, ROWS)[0], DecodeConfig(block_size=3, proposer="lookahead")
+    expected, before = decode(plain, source, options), Recorded.made
+    assert_same(decode(graph, source, options, proposer=LookaheadProposer(NgramPool)), expected)
+    graph.peers = Alone()
+    assert torch.equal(decode(graph, source, options).tokens, expected.tokens)
+    assert Recorded.made == before
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}, {"temperature": 0.8, "sampling": "speculative"}])

@@ -103,7 +103,8 @@ class BlockwiseLoop:
         self.ends = model.end_token is not None
         self.state.start(torch.arange(len(keys), device=keys.device), self._longest(session))
         self.captured: CapturedIterations | None = None
-        if stateless and model.graph_capture is not None:
+        # Processes exchange their results through the host.
+        if stateless and model.graph_capture is not None and model.peers is None:
             self.captured = CapturedIterations(model.graph_capture.capture, self.state.proposals)
         buffer_width = None if self.captured is None else session.width
         self.make_chooser = partial(Chooser, options, vocabulary=model.vocabulary, buffer_width=buffer_width)

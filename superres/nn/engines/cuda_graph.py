@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from superres.errors import ConfigError
-from superres.interfaces import GraphCapture
+from superres.interfaces import GraphCapture, Sources, Tree
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.engines.torch_step import StepSession
+from superres.nn.engines.tree_attention import TreeSession
 from superres.nn.model import EncoderDecoder
 
 LOG = logging.getLogger(__name__)
@@ -116,3 +117,7 @@ class GraphModel(StepModel):
         if self.compiled:
             session.compute = torch.compile(session.compute, dynamic=False)  # type: ignore[method-assign]
         return session
+
+    def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
+        """See `superres.interfaces.ScoringModel.tree_session`."""
+        return TreeSession(self.model, self.layers, self.encode(source, padding), tree, kept)

@@ -161,11 +161,11 @@ class LookaheadDecoding(BlockwiseDecoding):
         width = stages.shape[2]
         column = torch.arange(width, device=accepted.device) + accepted.unsqueeze(1) - 1  # [B, W]
         column = column.clamp(0, width - 1).unsqueeze(1)  # [B, 1, W]
-        self.window = stages[:, 1:].gather(2, column.expand_as(self.window))  # [B, N - 1, W]
+        self.window.copy_(stages[:, 1:].gather(2, column.expand_as(self.window)))  # [B, N - 1, W]
         first = self.outcome.first
         self.window[:, 0, 0] = first
         candidates, known = self.pool.find(first, self.candidates)  # [B, G, N - 1], [B, G]
-        self.known = known[:, self.own]
+        self.known.copy_(known[:, self.own])
         parts = [first.unsqueeze(1), candidates[:, self.own].flatten(1), self.window[:, self.stages, self.columns]]
         if self.peers is not None:
             reread = (state.place - self.size + self.offsets[1:-1]).clamp(min=0)  # [B, N - 1]
@@ -180,7 +180,7 @@ class LookaheadDecoding(BlockwiseDecoding):
         """See `BlockwiseDecoding.start`."""
         super().start(rows)
         self.window.index_fill_(0, rows, 0)
-        self.known = self.known.index_fill(0, rows, False)
+        self.known.index_fill_(0, rows, False)
         self.pool.clear(rows)
 
     def keep(self, rows: Tensor, session: Session, chooser: Chooser, state: DecodeState) -> None:

@@ -1,4 +1,7 @@
-"""A pool of the n-grams seen while decoding, looked up by their first token; all data stays on the device."""
+"""A pool of the n-grams seen while decoding, looked up by their first token.
+
+All data stays on the device and is changed in place, so that an iteration can be captured.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ class NgramPool:
 
     Attributes:
         grams: int64 [B, C, N]; an entry whose first token is UNUSED is empty.
-        oldest: number of the entry that is overwritten next, in all rows.
+        oldest: number of the entry that is overwritten next, in all rows, int64 [1].
     """
 
     def __init__(self, batch: int, ngram_size: int, device: torch.device, capacity: int = CAPACITY) -> None:
         """Make an empty pool of `capacity` n-grams of `ngram_size` tokens per row."""
         self.grams = torch.full((batch, capacity, ngram_size), UNUSED, device=device)
         self.entries = torch.arange(capacity, device=device)
-        self.oldest = 0
+        self.oldest = torch.zeros(1, dtype=torch.int64, device=device)
 
     def add(self, grams: Tensor) -> None:
         """Add n-grams [B, W, N], the latest one last, W at most the capacity; a known n-gram becomes the latest."""
@@ -32,10 +35,10 @@ class NgramPool:
         later = self.entries[:count].unsqueeze(1) < self.entries[:count]  # [W, W]
         repeated = ((grams.unsqueeze(2) == grams.unsqueeze(1)).all(-1) & later).any(2)  # [B, W]
         known = (self.grams.unsqueeze(2) == grams.unsqueeze(1)).all(-1).any(2)  # [B, C]
-        self.grams = self.grams.masked_fill(known.unsqueeze(-1), UNUSED)
+        self.grams.masked_fill_(known.unsqueeze(-1), UNUSED)
         place = (self.entries[:count] + self.oldest) % capacity
-        self.grams[:, place] = grams.masked_fill(repeated.unsqueeze(-1), UNUSED)
-        self.oldest = (self.oldest + count) % capacity
+        self.grams.index_copy_(1, place, grams.masked_fill(repeated.unsqueeze(-1), UNUSED))
+        self.oldest.add_(count).remainder_(capacity)
 
     def find(self, first: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """Return the continuations of the token `first` [B].

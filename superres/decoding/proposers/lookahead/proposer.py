@@ -19,12 +19,15 @@ class LookaheadProposer(Proposer):
     """N-grams from Jacobi iterations, several of which are verified per step; the block size is N."""
 
     proposes_tree = True
+    stateless = True  # the window and the pool belong to the decode
     settings = ("window", "candidates")
     block_size = 4
 
     def __init__(self, pool: Callable[[int, int, torch.device], NgramPool] | None = None) -> None:
         """Make the pool of n-grams by `pool(batch, ngram_size, device)`; an `NgramPool` if None."""
         self.pool = pool
+        if pool is not None:  # it may keep anything
+            self.stateless = False
 
     @classmethod
     def check_options(cls, options: DecodeConfig, block_size: int, length: int) -> None:
