@@ -137,13 +137,15 @@ class ConfidentBlockSize:
             raise ValueError(f"the criterion {options.accept} has no reach")
         self.confidence, self.costs, self.reach = confidence, list(costs), reach(rule)
         self.minimum, self.most, self.end_token = options.min_block, vocabulary - 1, end_token
-        self.latest: Tensor | None = None  # `Widths.pace` of the latest decode, which the next one continues
+        # One iteration of the fastest block size, if every proposal passes with the probability FIRST_GUESS.
+        tokens = np.cumsum(FIRST_GUESS ** np.arange(len(self.costs)))
+        fastest = int((tokens / self.costs).argmax())
+        self.first = float(tokens[fastest]), self.costs[fastest]
 
     def widths(self, rows: int, shape: Sequence[int]) -> Widths:
         """Return the data of a decode of `rows` rows, targets of `shape`, for `choose` and for native iterations."""
         channels = shape[-1] if len(shape) > 1 else 1
-        first = torch.tensor([0.0, 0.0, *[FIRST_GUESS] * channels], dtype=torch.float64)
-        pace = self.latest = (first if self.latest is None else self.latest[0]).repeat(rows, 1)
+        pace = torch.tensor([*self.first, *[FIRST_GUESS] * channels], dtype=torch.float64).repeat(rows, 1)
         return Widths(torch.tensor(self.costs, dtype=torch.float64), self.confidence.offset, self.confidence.exponent,
                       self.reach, torch.ones(rows, dtype=torch.int64), pace)
 
@@ -166,7 +168,7 @@ class ConfidentBlockSize:
         shares = (survival * (np.arange(survival.shape[1]) < room.numpy()[:, None])).sum(0).tolist()
         latest, seconds = widths.pace[0, :2].tolist()
         rows = max(shares[0], 1.0)
-        size = best_width(shares, self.costs, rows * (latest + 1) / (seconds + self.costs[0]))
+        size = best_width(shares, self.costs, rows * latest / seconds)
         size = max(size, self.minimum)
         keep = 1 - 1 / MEMORY
         widths.pace[0, 0] = keep * latest + sum(shares[:size]) / rows

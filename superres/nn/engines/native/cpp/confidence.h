@@ -27,7 +27,7 @@ struct BlockSize {
       stop_at(b, l.first[b]);
     }
     rows = std::fmax(share, 1.0);
-    rate = rows * (pace[0] + 1) / (pace[1] + l.widths.costs[0]);
+    rate = rows * pace[0] / pace[1];
   }
 
   // Reads row b's proposal of ordinal head p(h + 2), given the head's centre and log(1 / s).
