@@ -13,6 +13,8 @@ from superres.system.output import figure_png, markdown_table, number_text, shor
 from superres.tasks.translation import TextPairs
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from superres.pipeline.translator import Translator
 
 BLOCK_SIZES = (1, 2, 4, 6, 8, 10)
@@ -244,11 +246,7 @@ def _scatter(series: dict[str, Any]) -> bytes:
         cells = [cell for cell in series.get(name, {"cells": []})["cells"] if cell["block_size"] in column.block_sizes]
         points = {cell["block_size"]: (cell["bleu"], cell["mean_accepted_block_size"]) for cell in cells}
         for axes, figures in ((ours, points), (paper, column.paper)):
-            if figures:
-                axes.plot(*zip(*figures.values(), strict=True), marker="o", linewidth=1, color=f"C{number}",
-                          label=name.capitalize())
-                for k, point in figures.items():
-                    axes.annotate(str(k), point, (4, 3), textcoords="offset points", fontsize=7)
+            _draw_curve(axes, name, figures, f"C{number}")
     for axes, title in ((ours, "ours"), (paper, "paper, newstest2013")):
         axes.set(xlabel="BLEU", title=title)
         axes.grid(alpha=0.3)
@@ -258,6 +256,14 @@ def _scatter(series: dict[str, Any]) -> bytes:
     return figure_png(figure)
 
 
+def _draw_curve(axes: Axes, name: str, points: dict[int, tuple[float, float]], color: str | None = None) -> None:
+    """Draw a line through the points of a series, with k beside each; nothing without points."""
+    if points:
+        axes.plot(*zip(*points.values(), strict=True), marker="o", linewidth=1, color=color, label=name.capitalize())
+        for k, point in points.items():
+            axes.annotate(str(k), point, (4, 3), textcoords="offset points", fontsize=7)
+
+
 def _wall_clock(series: dict[str, Any]) -> bytes:
     """Plot the speed-up of single test sentences by mean accepted block size, as in Figure 4 of the paper.
 
@@ -265,7 +271,7 @@ def _wall_clock(series: dict[str, Any]) -> bytes:
     """
     from matplotlib.figure import Figure  # an optional dependency, slow to import
 
-    speeds = [speed for model, _, _, speed in TABLE_4 if model.startswith("Blockwise")]
+    speeds = [speed for model, _, _, speed in TABLE_4 if model.startswith("Blockwise") and speed is not None]
     both = SERIES["both"].paper.items()
     curves = {"both, paper": {k: (size, speed) for (k, (_, size)), speed in zip(both, speeds, strict=True)}}
     for role in CHECKPOINTS:
@@ -275,10 +281,7 @@ def _wall_clock(series: dict[str, Any]) -> bytes:
     figure = Figure(figsize=(7, 5), layout="constrained")
     axes = figure.subplots()
     for name, points in curves.items():
-        if points:
-            axes.plot(*zip(*points.values(), strict=True), marker="o", linewidth=1, label=name.capitalize())
-            for k, point in points.items():
-                axes.annotate(str(k), point, (4, 3), textcoords="offset points", fontsize=7)
+        _draw_curve(axes, name, points)
     axes.set(xlabel="mean accepted block size (k beside each point)", ylabel="speed-up over greedy decoding")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
