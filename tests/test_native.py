@@ -18,6 +18,7 @@ from superres.errors import ScoresError
 from superres.interfaces import LoopState
 from superres.nn.engines import step_model
 from superres.nn.engines.native import build, thread_trials, weights
+from superres.nn.engines.native.abi import layout
 from superres.nn.engines.native.build import NativeUnavailable
 from superres.nn.engines.native.session import NativeModel
 from superres.nn.engines.native.thread_trials import ThreadTrials
@@ -404,7 +405,7 @@ def test_code_is_compiled_once_and_a_failure_leaves_nothing_behind(source):
     with pytest.raises(NativeUnavailable, match=r"cannot compile native\.cpp"):
         build.library(source)
     assert list(build.cache_folder().iterdir()) == []
-    source.write_text(small_source(build.layout()))
+    source.write_text(small_source(layout()))
     build.library(source)
     built = list(build.cache_folder().iterdir())
     assert [path.suffix for path in built] == [".so"]

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.nn.attention import hidden_mask
-from superres.nn.engines.native.build import FAR, LANES, NEAR, PANEL, CEncoded, CEncoder, CLayer, CLinear, library
+from superres.nn.engines.native.abi import FAR, LANES, NEAR, PANEL, CEncoded, CEncoder, CLayer, CLinear
+from superres.nn.engines.native.build import library
 from superres.nn.engines.native.weights import Affine, fuse, pack
 from superres.nn.engines.torch_model import SOURCE_MULTIPLE
 from superres.nn.image_priors import RESIDUAL_SCALE, AlignedConditioning

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from superres.interfaces import LookaheadData, LoopState, ProposerData, Sampling, SumLimits, Widths
-from superres.nn.engines.native.build import CLimits, CLookahead, CLoop, CProposer, CSampling, CSession, CWidths
+from superres.nn.engines.native.abi import CLimits, CLookahead, CLoop, CProposer, CSampling, CSession, CWidths
 
 SAMPLING_KINDS = ("gumbel", "quantile", "speculative")
 """Kinds of sampling in the order of cpp/choice.h."""

@@ -20,18 +20,8 @@ from superres.config import ModelConfig
 from superres.errors import ScoresError
 from superres.interfaces import Choose, LimitedChoose, LoopState, Sources, StepOutput, Tree, TreeSession
 from superres.nn.cache import slot_count
-from superres.nn.engines.native.build import (
-    LANES,
-    MAX_SIZE,
-    PANEL,
-    CCache,
-    CLayer,
-    CSession,
-    CShortlist,
-    CTree,
-    NativeUnavailable,
-    library,
-)
+from superres.nn.engines.native.abi import LANES, MAX_SIZE, PANEL, CCache, CLayer, CSession, CShortlist, CTree
+from superres.nn.engines.native.build import NativeUnavailable, library
 from superres.nn.engines.native.encoder import NativeEncoder, supports
 from superres.nn.engines.native.loop import address, loop_of
 from superres.nn.engines.native.thread_trials import ThreadTrials

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.nn.engines.native.build import LANES, PANEL, CHeads, CInt8Filter, CLayer, CLinear
+from superres.nn.engines.native.abi import LANES, PANEL, CHeads, CInt8Filter, CLayer, CLinear
 from superres.nn.heads import PredictionHeads
 from superres.nn.layers import DecoderLayer, TiedProjection
 from superres.nn.model import EncoderDecoder

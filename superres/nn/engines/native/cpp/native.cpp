@@ -7,8 +7,8 @@
 // With at least one row per thread, groups of rows are distributed over the threads of a team. With fewer rows, the
 // threads share the outputs of each product.
 
-#include "encoder.h"
-#include "iterate.h"
+#include "model/encoder.h"
+#include "decode/blockwise.h"
 #include "layout.h"
 
 namespace {

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "scores.h"
+#include "model/scores.h"
 
 namespace {
 

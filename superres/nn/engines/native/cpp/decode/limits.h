@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "scores.h"
+#include "model/scores.h"
 
 namespace {
 

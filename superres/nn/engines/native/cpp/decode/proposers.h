@@ -2,10 +2,10 @@
 
 #pragma once
 
-#include "choice.h"
-#include "limits.h"
-#include "propose.h"
-#include "step.h"
+#include "decode/choice.h"
+#include "decode/limits.h"
+#include "model/propose.h"
+#include "model/step.h"
 
 namespace {
 

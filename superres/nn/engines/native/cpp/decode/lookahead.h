@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "proposers.h"
+#include "decode/proposers.h"
 
 namespace {
 

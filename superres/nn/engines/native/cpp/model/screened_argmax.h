@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "noise.h"
-#include "scores.h"
+#include "kernels/noise.h"
+#include "model/scores.h"
 
 namespace {
 

@@ -2,9 +2,9 @@
 
 #pragma once
 
-#include "confidence.h"
-#include "layer.h"
-#include "screened_argmax.h"
+#include "decode/confidence.h"
+#include "model/layer.h"
+#include "model/screened_argmax.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "products.h"
+#include "kernels/products.h"
 
 namespace {
 

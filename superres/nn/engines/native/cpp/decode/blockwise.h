@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "lookahead.h"
+#include "decode/lookahead.h"
 
 namespace {
 
@@ -88,7 +88,7 @@ void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   for (int64_t i = 0; i < s.width; i++) l.proposals[b * l.room + i] = l.first[b];
 }
 
-// The session and the loop for a step of `width` tokens of rows [begin, end): see `narrow` in step.h.
+// The session and the loop for a step of `width` tokens of rows [begin, end): see `narrow` in model/step.h.
 void narrow(Session& s, Loop& l, int64_t begin, int64_t end, int64_t width) {
   const int64_t skipped = begin * (s.width - width);
   narrow(s, begin, end, width);

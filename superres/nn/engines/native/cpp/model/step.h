@@ -2,8 +2,8 @@
 
 #pragma once
 
-#include "layer.h"
-#include "screened_argmax.h"
+#include "model/layer.h"
+#include "model/screened_argmax.h"
 
 namespace {
 

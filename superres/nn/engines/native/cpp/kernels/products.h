@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "abi.h"
-#include "int8.h"
-#include "threads.h"
+#include "kernels/int8.h"
+#include "runtime/threads.h"
 
 namespace {
 

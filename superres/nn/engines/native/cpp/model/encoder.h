@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "attention.h"
+#include "kernels/attention.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "attention.h"
+#include "kernels/attention.h"
 
 namespace {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "noise.h"
-#include "scores.h"
+#include "kernels/noise.h"
+#include "model/scores.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "recurrent.h"
+#include "model/recurrent.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "vectors.h"
+#include "kernels/vectors.h"
 
 namespace {
 
