@@ -108,8 +108,7 @@ class Choice {
     for (int64_t v = 0; v < count; v++) top = scaled[v] > top ? scaled[v] : top;
     total = 0;
     for (int64_t v = 0; v < count; v += LANES) {
-      const ivec part = weights_of(load(scaled + v) - top);
-      std::memcpy(weight + v, &part, sizeof part);
+      store(weight + v, weights_of(load(scaled + v) - top));
     }
     for (int64_t v = 0; v < count; v++) total += weight[v];
   }
@@ -176,16 +175,19 @@ class Choice {
         const vec sum = score + gumbel(u);
         const ivec better = sum > most;
         most = pick(better, sum, most);
-        where = better ? numbers() + (int32_t)(v + w * LANES) : where;
+        where = pick(better, numbers() + (int32_t)(v + w * LANES), where);
         const float top = largest(most);
         bar = top > bar ? top : bar;
       }
     }
-    int64_t argmax = where[0];
-    float top = most[0];
+    float tops[LANES];
+    int32_t places[LANES];
+    store(tops, most);
+    store(places, where);
+    int best = 0;
     for (int i = 1; i < LANES; i++)
-      if (most[i] > top || (most[i] == top && where[i] < argmax)) top = most[i], argmax = where[i];
-    return argmax;
+      if (tops[i] > tops[best] || (tops[i] == tops[best] && places[i] < places[best])) best = i;
+    return places[best];
   }
 
   // The number of tokens whose score + Gumbel noise exceeds that of `token`.

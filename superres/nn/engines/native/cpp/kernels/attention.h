@@ -3,8 +3,18 @@
 #pragma once
 
 #include "kernels/products.h"
+#include "runtime/scratch.h"
 
 namespace {
+
+constexpr int MAX_HEAD = 256;  // largest size of an attention head over bytes
+
+// One attention head's part of a cache. As float32: keys [size][slots], values [slots][size]. With scales, as bytes: keys
+// [size / 4][slots][4], values [slots / 4][size][4].
+struct HeadCache {
+  const void *key, *value;
+  const float *key_scale, *value_scale;  // [slots], what one unit stands for; null for float32
+};
 
 // The slot of the ring that follows a group of LANES slots.
 ALWAYS_INLINE int64_t next_slot(int64_t slot, int64_t slots) { return slot + LANES == slots ? 0 : slot + LANES; }
@@ -25,17 +35,16 @@ ALWAYS_INLINE float softmax(float* scores, int64_t groups, vec most) {
 
 // Whether query r sees each of LANES positions.
 ALWAYS_INLINE ivec visible(int64_t position, int64_t from, int64_t last) {
-  ivec place;
-  for (int i = 0; i < LANES; i++) place[i] = i;
-  place += (int32_t)position;
+  const ivec place = numbers() + (int32_t)position;
   return (place >= (int32_t)from) & (place <= (int32_t)last);
 }
 
-// Calls body(d, vectors) for the outputs [d, d + vectors * LANES) of an attention head: two vectors together for few queries.
+// Calls body(d, vectors) for the outputs [d, d + vectors * LANES) of an attention head: two vectors together where the
+// accumulators of R queries fit the registers.
 template <int R, typename Body>
 ALWAYS_INLINE void by_vectors(int64_t size, const Body& body) {
   int64_t d = 0;
-  if (R <= 6)
+  if (vectors_of(R) >= 2)
     for (; d + 2 * LANES <= size; d += 2 * LANES) body(d, std::integral_constant<int, 2>());
   for (; d < size; d += LANES) body(d, std::integral_constant<int, 1>());
 }
@@ -47,13 +56,12 @@ ALWAYS_INLINE void attend_values(const float* value, int64_t slots, int64_t size
   vec total[V][R] = {};
   for (int64_t g = 0; g < groups; g++) {
     const int64_t slot = (first + g * LANES) % slots;
-    for (int i = 0; i < LANES; i++)
-#pragma GCC unroll 2
-      for (int v = 0; v < V; v++) {
+    for (int i = 0; i < LANES; i++) {
+      UNROLL for (int v = 0; v < V; v++) {
         const vec x = load(value + (slot + i) * size + v * LANES);
-#pragma GCC unroll 12
-        for (int r = 0; r < R; r++) total[v][r] = fused(fill(weights[r * ws + g * LANES + i]), x, total[v][r]);
+        UNROLL for (int r = 0; r < R; r++) total[v][r] = fused(fill(weights[r * ws + g * LANES + i]), x, total[v][r]);
       }
+    }
   }
   for (int v = 0; v < V; v++)
     for (int r = 0; r < R; r++) store(out + r * os + v * LANES, total[v][r] * scale[r]);
@@ -76,18 +84,18 @@ void attend(const float* query, int64_t qs, const float* key, const float* value
     // Past the last group, the last group is computed again and not stored.
     for (int i = 0; i < G; i++) slot[i] = (first + (g + i < groups ? g + i : groups - 1) * LANES) % slots;
     vec score[G][R] = {};
-    for (int64_t d = 0; d < size; d++)
-#pragma GCC unroll 4
-      for (int i = 0; i < G; i++) {
+    for (int64_t d = 0; d < size; d++) {
+      UNROLL for (int i = 0; i < G; i++) {
         const vec k = load(key + d * slots + slot[i]);
-#pragma GCC unroll 12
-        for (int r = 0; r < R; r++) score[i][r] = fused(fill(query[r * qs + d]), k, score[i][r]);
+        UNROLL for (int r = 0; r < R; r++) score[i][r] = fused(fill(query[r * qs + d]), k, score[i][r]);
       }
+    }
     for (int i = 0; i < G && g + i < groups; i++) {
       for (int r = 0; r < R; r++) {
         vec v = score[i][r];
         if (mask) v += load(mask + slot[i]);
-        v = pick(visible(first + (g + i) * LANES, from[r], last[r]), v, fill(-INFINITY));
+        const int64_t position = first + (g + i) * LANES;
+        if (position < from[r] || position + LANES - 1 > last[r]) v = pick(visible(position, from[r], last[r]), v, fill(-INFINITY));
         most[r] = pick(v > most[r], v, most[r]);
         store(weights + r * ws + (g + i) * LANES, v);
       }
@@ -99,19 +107,6 @@ void attend(const float* query, int64_t qs, const float* key, const float* value
     attend_values<R, decltype(vectors)::value>(value + d, slots, size, first, groups, weights, ws, scale, out + d, os);
   });
 }
-
-// One attention head's part of a cache.
-struct HeadCache {
-  const void *key, *value;
-  const float *key_scale, *value_scale;
-
-  HeadCache(const Cache& cache, int64_t head, int64_t slots, int64_t size)
-      : key_scale(past(cache.key_scale, head * slots)), value_scale(past(cache.value_scale, head * slots)) {
-    const int64_t start = head * slots * size * (cache.key_scale ? 1 : sizeof(float));
-    key = (const char*)cache.key + start;
-    value = (const char*)cache.value + start;
-  }
-};
 
 constexpr float LEVELS = 127;  // levels of an attention weight
 
@@ -131,7 +126,7 @@ ALWAYS_INLINE float scaled_softmax(float* scores, int64_t groups, float unit, co
   return 1.0f / sum(total);
 }
 
-// Rounds weights [groups * LANES], whose largest is `top`, to bytes. Returns 128 * their sum.
+// Rounds weights [groups * LANES], whose largest is `top`, to bytes. Returns EXCESS * their sum.
 ALWAYS_INLINE int32_t round_weights(const float* weights, int64_t groups, float top, int8_t* bytes) {
   const float by = top > 0 && top < INFINITY ? LEVELS / top : 0;
   ivec total{};
@@ -140,27 +135,25 @@ ALWAYS_INLINE int32_t round_weights(const float* weights, int64_t groups, float 
     total += level;
     store_bytes(bytes + g * LANES, level);
   }
-  return 128 * sum(total);
+  return EXCESS * sum(total);
 }
 
-// As `attend_values`, over bytes; `offset` is 128 * the sum of each query's weights.
+// As `attend_values`, over bytes; `offset` is EXCESS * the sum of each query's weights.
 template <int R, int V>
 ALWAYS_INLINE void attend_values_bytes(const uint32_t* value, int64_t slots, int64_t size, int64_t first, int64_t groups,
-                                       const int32_t* weights, const int32_t* offset, const float* scale, float* out,
+                                       const Quad* weights, const int32_t* offset, const float* scale, float* out,
                                        int64_t os) {
   ivec total[V][R] = {};
   const int64_t ws = groups * LANES / 4;
   for (int64_t g = 0, slot = first % slots; g < groups; g++, slot = next_slot(slot, slots))
-    for (int i = 0; i < LANES / 4; i++)
-#pragma GCC unroll 2
-      for (int v = 0; v < V; v++) {
-        const uvec x = load(value + (slot / 4 + i) * size + v * LANES);
-#pragma GCC unroll 12
-        for (int r = 0; r < R; r++) total[v][r] = dot4(total[v][r], x, weights[r * ws + g * LANES / 4 + i]);
+    for (int i = 0; i < LANES / 4; i++) {
+      UNROLL for (int v = 0; v < V; v++) {
+        const Stored x(load(value + (slot / 4 + i) * size + v * LANES));
+        UNROLL for (int r = 0; r < R; r++) total[v][r] = dot4(total[v][r], x, weights[r * ws + g * LANES / 4 + i]);
       }
+    }
   for (int v = 0; v < V; v++)
-    for (int r = 0; r < R; r++)
-      store(out + r * os + v * LANES, __builtin_convertvector(total[v][r] - offset[r], vec) * scale[r]);
+    for (int r = 0; r < R; r++) store(out + r * os + v * LANES, converted<vec>(total[v][r] - offset[r]) * scale[r]);
 }
 
 // As `attend`, over bytes. The scores' products and the sums over values are exact.
@@ -169,22 +162,25 @@ void attend_bytes(const float* query, int64_t qs, const HeadCache& cache, int64_
                   int64_t end, const int64_t* from, const int64_t* last, float* weights, int64_t ws, float* out, int64_t os) {
   const int64_t first = begin / LANES * LANES, groups = (end - first) / LANES + 1;
   const uint32_t *key = (const uint32_t*)cache.key, *value = (const uint32_t*)cache.value;
-  int32_t queries[R][MAX_SIZE / 4];
-  ByteRow units[R];
-  for (int r = 0; r < R; r++) units[r] = quantise(query + r * qs, size, (int8_t*)queries[r]);
-  static thread_local std::vector<float> room;
   const int64_t span = groups * LANES;
-  if ((int64_t)room.size() < 2 * span + R * span / 4) room.resize(2 * span + R * span / 4);
-  float *key_scale = room.data(), *value_scale = key_scale + span;  // in the order of the groups
-  int32_t* bytes = (int32_t*)(value_scale + span);
+  Quad queries[R][MAX_HEAD / 4];
+  int8_t bytes[MAX_HEAD];
+  ByteRow units[R];
+  for (int r = 0; r < R; r++) {
+    units[r] = quantise(query + r * qs, size, bytes);
+    to_quads(bytes, size, queries[r]);
+  }
+  // In the order of the groups: the scales, and the rounded weights.
+  float *key_scale = scratch<ATTENTION_BYTES>(3 * span + R * span / 4 * (sizeof(Quad) / sizeof(float))), *value_scale = key_scale + span;
+  int8_t* rounded = (int8_t*)(value_scale + span);
+  Quad* quads = (Quad*)(value_scale + 2 * span);
   for (int64_t g = 0, slot = first % slots; g < groups; g++, slot = next_slot(slot, slots)) {
     ivec score[R] = {};
     for (int64_t d = 0; d < size / 4; d++) {
-      const uvec k = load(key + d * slots + slot);
-#pragma GCC unroll 12
-      for (int r = 0; r < R; r++) score[r] = dot4(score[r], k, queries[r][d]);
+      const Stored k(load(key + d * slots + slot));
+      UNROLL for (int r = 0; r < R; r++) score[r] = dot4(score[r], k, queries[r][d]);
     }
-    for (int r = 0; r < R; r++) std::memcpy(weights + r * ws + g * LANES, &score[r], sizeof score[r]);
+    for (int r = 0; r < R; r++) store(weights + r * ws + g * LANES, as<vec>(score[r]));
     store(key_scale + g * LANES, load(cache.key_scale + slot));
     store(value_scale + g * LANES, load(cache.value_scale + slot));
   }
@@ -197,9 +193,7 @@ void attend_bytes(const float* query, int64_t qs, const HeadCache& cache, int64_
     for (int64_t g = 0; g < groups; g++) {
       float* place = weights + r * ws + g * LANES;
       const int64_t position = first + g * LANES;
-      ivec score;
-      std::memcpy(&score, place, sizeof score);
-      vec v = __builtin_convertvector(score - units[r].offset, vec) * load(key_scale + g * LANES);
+      vec v = converted<vec>(as<ivec>(load(place)) - units[r].offset) * load(key_scale + g * LANES);
       if (position < from[r] || position + LANES - 1 > last[r]) v = pick(visible(position, from[r], last[r]), v, fill(-INFINITY));
       most[r] = larger(v, most[r]);
       store(place, v);
@@ -208,11 +202,12 @@ void attend_bytes(const float* query, int64_t qs, const HeadCache& cache, int64_
   for (int r = 0; r < R; r++) scale[r] = scaled_softmax(weights + r * ws, groups, units[r].scale, value_scale, most[r]);
   for (int r = 0; r < R; r++) {
     const float top = largest(most[r]);
-    offset[r] = round_weights(weights + r * ws, groups, top, (int8_t*)(bytes + r * span / 4));
+    offset[r] = round_weights(weights + r * ws, groups, top, rounded);
+    to_quads(rounded, span, quads + r * span / 4);
     scale[r] *= top / LEVELS;
   }
   by_vectors<R>(size, [&](int64_t d, auto vectors) {
-    attend_values_bytes<R, decltype(vectors)::value>(value + d, slots, size, first, groups, bytes, offset, scale, out + d, os);
+    attend_values_bytes<R, decltype(vectors)::value>(value + d, slots, size, first, groups, quads, offset, scale, out + d, os);
   });
 }
 
@@ -221,18 +216,15 @@ void attend_rows(int64_t rows, const float* query, int64_t qs, const HeadCache& 
                  const int64_t* from, const int64_t* last, const float* mask, float* weights, int64_t ws, float* out,
                  int64_t os) {
   for (int64_t done = 0; done < rows;) {
-    const int64_t left = rows - done;
-    const int take = left > MAX_ROWS ? (left >= 2 * MAX_ROWS ? MAX_ROWS : (int)(left + 1) / 2) : (int)left;
+    const int64_t take = rows_of_tile(rows - done);
     const int64_t *f = from + done, *l = last + done;
     const float* q = query + done * qs;
     float *w = weights + done * ws, *o = out + done * os;
-    switch (take) {
-#define CASE(R) case R: if (cache.key_scale) attend_bytes<R>(q, qs, cache, slots, size, f[0], l[R - 1], f, l, w, ws, o, os); \
-      else attend<R>(q, qs, (const float*)cache.key, (const float*)cache.value, slots, size, f[0], l[R - 1], f, l, mask, w, \
-                     ws, o, os); break;
-      CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
-#undef CASE
-    }
+    with_rows(take, [&](auto tile_rows) {
+      constexpr int R = decltype(tile_rows)::value;
+      if (cache.key_scale) attend_bytes<R>(q, qs, cache, slots, size, f[0], l[R - 1], f, l, w, ws, o, os);
+      else attend<R>(q, qs, (const float*)cache.key, (const float*)cache.value, slots, size, f[0], l[R - 1], f, l, mask, w, ws, o, os);
+    });
     done += take;
   }
 }

@@ -1,5 +1,7 @@
 // Bytes as numbers: quantised rows, and exact sums of their products with stored bytes. Integer sums do not depend on
 // their order, so that a column's result never depends on the other columns, and is the same on every processor.
+//
+// Stored bytes are 128 larger than they count, which the instructions of AVX-512 VNNI need.
 
 #pragma once
 
@@ -7,54 +9,127 @@
 
 namespace {
 
-// Adds, in each lane, the products of four stored bytes (unsigned) and the four bytes of `four` (signed).
-ALWAYS_INLINE ivec dot4(ivec total, uvec stored, int32_t four) {
-#if defined(__AVX512VNNI__)
-  return (ivec)_mm512_dpbusd_epi32((__m512i)total, (__m512i)stored, _mm512_set1_epi32(four));
-#elif defined(__AVX2__)
-  __m256i sums[2], bytes[2];
-  std::memcpy(sums, &total, sizeof total), std::memcpy(bytes, &stored, sizeof stored);
-#if defined(__AVXVNNI__)
-  for (int i = 0; i < 2; i++) sums[i] = _mm256_dpbusd_avx_epi32(sums[i], bytes[i], _mm256_set1_epi32(four));
+// `Stored` holds four stored bytes per lane, and `Quad` the four bytes of a row that they are multiplied by.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
+
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr int32_t EXCESS = 0;  // what the product with the stored bytes exceeds that with the numbers by, per unit of the row
+constexpr uint32_t FLIPPED = 0x80808080u;
 #else
-  // Pairs of 16-bit numbers: bytes 0 and 2, bytes 1 and 3.
-  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(_mm256_set1_epi32(four), 8), 8);
-  const __m256i odd = _mm256_srai_epi16(_mm256_set1_epi32(four), 8), low = _mm256_set1_epi16(255);
-  for (int i = 0; i < 2; i++) {
-    const __m256i first = _mm256_madd_epi16(_mm256_and_si256(bytes[i], low), even);
-    const __m256i second = _mm256_madd_epi16(_mm256_srli_epi16(bytes[i], 8), odd);
-    sums[i] = _mm256_add_epi32(sums[i], _mm256_add_epi32(first, second));
-  }
+constexpr int32_t EXCESS = 128;
+constexpr uint32_t FLIPPED = 0;
 #endif
-  std::memcpy(&total, sums, sizeof total);
-  return total;
+typedef int32_t Quad;
+struct Stored {
+  uvec bytes;
+  explicit ALWAYS_INLINE Stored(uvec v) : bytes(v ^ uvec(FLIPPED)) {}
+};
+
+ALWAYS_INLINE ivec dot4(ivec total, const Stored& stored, Quad four) {
+  UNROLL for (int i = 0; i < REGISTERS; i++) {
+#if defined(__AVX512VNNI__)
+    total.part[i] = (ivec::Part)_mm512_dpbusd_epi32((__m512i)total.part[i], (__m512i)stored.bytes.part[i], _mm512_set1_epi32(four));
+#elif defined(__AVXVNNI__)
+    total.part[i] = (ivec::Part)_mm256_dpbusd_avx_epi32((__m256i)total.part[i], (__m256i)stored.bytes.part[i], _mm256_set1_epi32(four));
 #else
-  for (int byte = 0; byte < 4; byte++)
-    total += (ivec)(stored >> (8 * byte) & 255u) * (int32_t)(int8_t)(four >> (8 * byte));
+    total.part[i] = (ivec::Part)vdotq_s32((int32x4_t)total.part[i], (int8x16_t)stored.bytes.part[i], vreinterpretq_s8_s32(vdupq_n_s32(four)));
+#endif
+  }
   return total;
+}
+
+// Writes the quads of `size` bytes, a multiple of LANES.
+ALWAYS_INLINE void to_quads(const int8_t* bytes, int64_t size, Quad* quads) { std::memcpy(quads, bytes, size); }
+
+#else
+
+// Without such an instruction, pairs of 16-bit numbers are multiplied: bytes 0 and 2, bytes 1 and 3.
+constexpr int32_t EXCESS = 128;
+struct Quad {
+  int32_t even, odd;
+};
+struct Stored {
+  uvec even, odd;
+  explicit ALWAYS_INLINE Stored(uvec v) : even(v & uvec(0x00FF00FFu)), odd((v >> 8) & uvec(0x00FF00FFu)) {}
+};
+
+// The sums of the products of pairs of 16-bit numbers, in each lane of a register.
+ALWAYS_INLINE ivec::Part pair_products(uvec::Part a, int32_t b) {
+#if defined(__AVX512BW__)
+  return (ivec::Part)_mm512_madd_epi16((__m512i)a, _mm512_set1_epi32(b));
+#elif defined(__AVX2__)
+  return (ivec::Part)_mm256_madd_epi16((__m256i)a, _mm256_set1_epi32(b));
+#elif defined(__aarch64__)
+  const int16x8_t x = (int16x8_t)a, y = vreinterpretq_s16_s32(vdupq_n_s32(b));
+  return (ivec::Part)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
+#else
+  return (ivec::Part)_mm_madd_epi16((__m128i)a, _mm_set1_epi32(b));
 #endif
 }
 
+// Adds, in each lane, the products of four stored bytes and the four bytes of a row.
+ALWAYS_INLINE ivec dot4(ivec total, const Stored& stored, const Quad& four) {
+  UNROLL for (int i = 0; i < REGISTERS; i++)
+    total.part[i] += pair_products(stored.even.part[i], four.even) + pair_products(stored.odd.part[i], four.odd);
+  return total;
+}
+
+ALWAYS_INLINE void to_quads(const int8_t* bytes, int64_t size, Quad* quads) {
+  typedef int16_t pairs __attribute__((vector_size(16)));
+  typedef int32_t words __attribute__((vector_size(16)));
+  for (int64_t i = 0; i < size; i += 16, quads += 4) {
+    pairs b;
+    std::memcpy(&b, bytes + i, sizeof b);
+    const words even = (words)((b << 8) >> 8), odd = (words)(b >> 8);
+    const words both[2] = {{even[0], odd[0], even[1], odd[1]}, {even[2], odd[2], even[3], odd[3]}};
+    std::memcpy((void*)quads, both, sizeof both);
+  }
+}
+
+#endif
+
 // The integers nearest to x, at equal distance the even ones, for |x| < 2^22.
-ALWAYS_INLINE ivec nearest(vec x) { return (ivec)(x + 12582912.0f) - 0x4B400000; }
+ALWAYS_INLINE ivec nearest(vec x) { return as<ivec>(x + 12582912.0f) - 0x4B400000; }
 
 ALWAYS_INLINE void store_bytes(void* out, ivec x) {
-  typedef int8_t bytes __attribute__((vector_size(LANES)));
-  const bytes narrow = __builtin_convertvector(x, bytes);
-  std::memcpy(out, &narrow, sizeof narrow);
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)out, _mm512_cvtepi32_epi8((__m512i)x.part[0]));
+#elif defined(__AVX2__)
+  // The lower bytes of each lane to the front of each half, and the halves together.
+  const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+                                         -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i low = _mm256_shuffle_epi8((__m256i)x.part[0], order), high = _mm256_shuffle_epi8((__m256i)x.part[1], order);
+  const __m128i a = _mm_or_si128(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+  const __m128i b = _mm_or_si128(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+  _mm_storeu_si128((__m128i*)out, _mm_unpacklo_epi64(a, b));
+#else
+  int32_t lanes[LANES];
+  store(lanes, x);
+  for (int i = 0; i < LANES; i++) ((int8_t*)out)[i] = (int8_t)lanes[i];
+#endif
 }
 
 ALWAYS_INLINE ivec load_bytes(const int8_t* p) {
-  typedef int8_t bytes __attribute__((vector_size(LANES)));
-  bytes narrow;
-  std::memcpy(&narrow, p, sizeof narrow);
-  return __builtin_convertvector(narrow, ivec);
+#if defined(__AVX512F__)
+  ivec out;
+  out.part[0] = (ivec::Part)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+  return out;
+#elif defined(__AVX2__)
+  ivec out;
+  out.part[0] = (ivec::Part)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  out.part[1] = (ivec::Part)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)));
+  return out;
+#else
+  int32_t lanes[LANES];
+  for (int i = 0; i < LANES; i++) lanes[i] = p[i];
+  return load(lanes);
+#endif
 }
 
 // What a quantised row stands for.
 struct ByteRow {
   float scale;     // the value that one unit stands for
-  int32_t offset;  // 128 * the sum of its bytes: the excess of its product with stored bytes
+  int32_t offset;  // EXCESS * the sum of its bytes: the excess of its product with stored bytes
 };
 
 // Quantises a row of `size` values, a multiple of LANES, to [-127, 127] by a scale of its own. The bytes of NaN are
@@ -72,7 +147,14 @@ ALWAYS_INLINE ByteRow quantise(const float* x, int64_t size, int8_t* bytes) {
     total += v;
     store_bytes(bytes + i, v);
   }
-  return {top / 127.0f, 128 * sum(total)};
+  return {top / 127.0f, EXCESS * sum(total)};
+}
+
+// The sum of |x| of a quantised row.
+inline float norm_of(const int8_t* bytes, int64_t size, float scale) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < size; i++) total += bytes[i] < 0 ? -bytes[i] : bytes[i];
+  return total * scale;
 }
 
 }  // namespace

@@ -10,13 +10,6 @@ namespace {
 constexpr int64_t GROUP = 4 * LANES;  // tokens that LANES counters give noise to
 constexpr float LEAST_GUMBEL = -2.9f, MOST_GUMBEL = 22.9f;
 
-// The lanes' numbers 0, 1, ...
-ALWAYS_INLINE ivec numbers() {
-  ivec lane;
-  for (int i = 0; i < LANES; i++) lane[i] = i;
-  return lane;
-}
-
 // The seed and the key of a row's noise.
 struct Stream {
   uint32_t seed[2], key[2];
@@ -25,13 +18,29 @@ struct Stream {
       : seed{(uint32_t)seed, (uint32_t)(seed >> 32)}, key{(uint32_t)key, (uint32_t)(key >> 32)} {}
 };
 
+typedef Vector<uint64_t> wide;
+
+// The lower 32 bits of each 64-bit lane times `by`.
+ALWAYS_INLINE wide lower_product(wide x, uint32_t by) {
+  UNROLL for (int i = 0; i < REGISTERS; i++) {
+#if defined(__AVX512F__)
+    x.part[i] = (wide::Part)_mm512_mul_epu32((__m512i)x.part[i], _mm512_set1_epi32((int)by));
+#elif defined(__AVX2__)
+    x.part[i] = (wide::Part)_mm256_mul_epu32((__m256i)x.part[i], _mm256_set1_epi32((int)by));
+#elif defined(__aarch64__)
+    x.part[i] = (wide::Part)vmull_n_u32(vmovn_u64((uint64x2_t)x.part[i]), by);
+#else
+    x.part[i] = (wide::Part)_mm_mul_epu32((__m128i)x.part[i], _mm_set1_epi32((int)by));
+#endif
+  }
+  return x;
+}
+
 // The 64 bits of x * by.
 ALWAYS_INLINE void multiply(uvec x, uint32_t by, uvec& high, uvec& low) {
-  typedef uint64_t wide __attribute__((vector_size(4 * LANES)));
-  const uint64_t lower = 0xFFFFFFFF;
-  const wide even = ((wide)x & lower) * (uint64_t)by, odd = ((wide)x >> 32) * (uint64_t)by;
-  high = (uvec)(even >> 32 | (odd & ~lower));
-  low = (uvec)((even & lower) | odd << 32);
+  const wide lower(0xFFFFFFFF), even = lower_product(as<wide>(x), by), odd = lower_product(as<wide>(x) >> 32, by);
+  high = as<uvec>(even >> 32 | (odd & ~lower));
+  low = as<uvec>((even & lower) | odd << 32);
 }
 
 // The four words of LANES counters of a row and position, by Philox4x32-10 (Salmon et al. 2011).
@@ -54,7 +63,7 @@ ALWAYS_INLINE void philox(const Stream& stream, uvec block, int64_t position, uv
 
 // The random words of GROUP tokens from `first` on, LANES tokens per vector.
 ALWAYS_INLINE void group_words(const Stream& stream, int64_t position, int64_t first, uvec* words) {
-  philox(stream, (uvec)(numbers() + (int32_t)(first / GROUP * LANES)), position, words);
+  philox(stream, as<uvec>(numbers() + (int32_t)(first / GROUP * LANES)), position, words);
 }
 
 // A uniform number in (0, 1) of a row and position: one of four.
@@ -66,10 +75,10 @@ inline double uniform(const Stream& stream, int64_t position, int which) {
 
 // log(x) of normal x > 0.
 ALWAYS_INLINE vec logarithm(vec x) {
-  const ivec bits = (ivec)x;
-  const vec half = (vec)((bits & 0x7FFFFF) | 0x3F000000);
+  const ivec bits = as<ivec>(x);
+  const vec half = as<vec>((bits & ivec(0x7FFFFF)) | ivec(0x3F000000));
   const ivec small = half < 0.70703125f;
-  const vec exponent = __builtin_convertvector((bits >> 23) - 126 + small, vec);  // a true lane is -1
+  const vec exponent = converted<vec>((bits >> 23) - 126 + small);  // a true lane is -1
   const vec m = pick(small, half + half, half) - 1.0f;
   const vec square = m * m;
   vec y = m * 7.0376836292e-2f - 1.1514610310e-1f;
@@ -88,7 +97,7 @@ ALWAYS_INLINE vec logarithm(vec x) {
 
 // Uniform numbers in (0, 1) of random words, with all bits of small numbers.
 ALWAYS_INLINE vec uniform_of(uvec bits) {
-  const vec high = __builtin_convertvector((ivec)(bits >> 16), vec), low = __builtin_convertvector((ivec)(bits & 0xFFFF), vec);
+  const vec high = converted<vec>(as<ivec>(bits >> 16)), low = converted<vec>(as<ivec>(bits & uvec(0xFFFF)));
   const vec v = (high * 65536.0f + low + 0.5f) * 0x1p-32f;
   return pick(v > 1 - 0x1p-24f, fill(1 - 0x1p-24f), v);
 }
@@ -101,7 +110,7 @@ ALWAYS_INLINE vec gumbel(vec v) {
 
 // An upper bound of `gumbel`, from the exponents of the uniform numbers.
 ALWAYS_INLINE vec gumbel_bound(vec v) {
-  return 0.01f - __builtin_convertvector(((ivec)v >> 23) - 127, vec) * 0.6931472f;
+  return 0.01f - converted<vec>((as<ivec>(v) >> 23) - 127) * 0.6931472f;
 }
 
 // Whole numbers proportional to exp(x), for x <= 0: 2^24 at 0.
@@ -116,8 +125,8 @@ ALWAYS_INLINE ivec weights_of(vec x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  const ivec power = (__builtin_convertvector(n, ivec) + (127 + 24)) << 23;
-  return __builtin_convertvector(p * (vec)power, ivec);
+  const ivec power = (converted<ivec>(n) + (127 + 24)) << 23;
+  return converted<ivec>(p * as<vec>(power));
 }
 
 }  // namespace

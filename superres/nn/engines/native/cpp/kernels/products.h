@@ -1,34 +1,18 @@
 // Products of rows and a packed weight, and layer norm.
+//
+// A packed weight is [panels][steps][PANEL][group]: `group` inputs of an output lie side by side. Every output has one
+// accumulator, to which the inputs are added in order, so that no sum depends on the tile, the number of rows or the processor.
 
 #pragma once
 
-#include <vector>
-
-#include "abi.h"
 #include "kernels/int8.h"
-#include "runtime/threads.h"
 
 namespace {
-
-enum Part { INPUT, ATTENTION, FEED_FORWARD, SCORES };
-
-// Adds the time since the last lap to a part of the session's `seconds`. Only the team of the first rows is timed.
-struct Clock {
-  double* seconds;
-  double last;
-  explicit Clock(double* seconds) : seconds(seconds), last(seconds ? now() : 0) {}
-  void lap(Part part) {
-    if (!seconds) return;
-    const double time = now();
-    seconds[part] += time - last;
-    last = time;
-  }
-};
 
 // What happens to a product: overwrite the output, overwrite it after ReLU, or add to it.
 enum Mode { STORE, RELU, ADD };
 
-// What turns the sums of INT8 products into numbers: per output, and per row.
+// What turns the sums of int8 products into numbers: per output, and per row.
 struct Units {
   const float* scale;
   const ByteRow* rows;
@@ -41,8 +25,9 @@ struct Single {
   typedef vec panel;
   typedef vec total;
   static constexpr int values = 1;
+  static ALWAYS_INLINE vec read(const float* w) { return load(w); }
   static ALWAYS_INLINE vec start(const float* bias) { return bias ? load(bias) : vec{}; }
-  static ALWAYS_INLINE void add(vec& total, const float* x, panel w) { total = fused(fill(*x), w, total); }
+  static ALWAYS_INLINE void add(vec& total, const float* x, const vec& w) { total = fused(fill(*x), w, total); }
   static ALWAYS_INLINE vec finish(vec total, const float*, const Units&, int, int) { return total; }
 };
 
@@ -52,116 +37,125 @@ struct Paired : Single {
   typedef uint32_t weight;
   typedef uint32_t value;
   typedef uvec panel;
-  static ALWAYS_INLINE void add(vec& total, const uint32_t* x, panel w) {
-    total = (vec)_mm512_dpbf16_ps((__m512)total, (__m512bh)_mm512_set1_epi32((int)*x), (__m512bh)w);
+  static ALWAYS_INLINE uvec read(const uint32_t* w) { return load(w); }
+  static ALWAYS_INLINE void add(vec& total, const uint32_t* x, const uvec& w) {
+    total.part[0] = (vec::Part)_mm512_dpbf16_ps((__m512)total.part[0], (__m512bh)_mm512_set1_epi32((int)*x), (__m512bh)w.part[0]);
   }
 };
-
-// Rows converted to bfloat16, two inputs per word.
-const uint32_t* paired(const float* x, int64_t xs, int64_t rows, int64_t inputs) {
-  static thread_local std::vector<uint32_t> room;
-  if ((int64_t)room.size() < rows * inputs / 2) room.resize(rows * inputs / 2);
-  uint32_t* out = room.data();
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t i = 0; i < inputs; i += LANES, out += LANES / 2) {
-      const __m256bh halves = _mm512_cvtneps_pbh((__m512)load(x + r * xs + i));
-      std::memcpy(out, &halves, sizeof halves);
-    }
-  return room.data();
-}
 #else
 // bfloat16 weights and float32 inputs.
 struct Paired : Single {
   typedef uint32_t weight;
   typedef float value;
-  typedef uvec panel;
+  struct panel {
+    vec first, second;
+  };
   static constexpr int values = 2;
-  static ALWAYS_INLINE void add(vec& total, const float* x, panel w) {
-    total = fused(fill(x[0]), (vec)(w << 16), total);
-    total = fused(fill(x[1]), (vec)(w & 0xffff0000u), total);
+  static ALWAYS_INLINE panel read(const uint32_t* w) {
+    const uvec both = load(w);
+    return {as<vec>(both << 16), as<vec>(both & uvec(0xffff0000u))};
+  }
+  static ALWAYS_INLINE void add(vec& total, const float* x, const panel& w) {
+    total = fused(fill(x[0]), w.first, total);
+    total = fused(fill(x[1]), w.second, total);
   }
 };
 #endif
 
-// INT8 weights and inputs: four inputs at a time.
+// int8 weights and inputs: four inputs at a time.
 struct Bytes {
   typedef uint32_t weight;
-  typedef int32_t value;
-  typedef uvec panel;
+  typedef Quad value;
+  typedef Stored panel;
   typedef ivec total;
   static constexpr int values = 1;
+  static ALWAYS_INLINE Stored read(const uint32_t* w) { return Stored(load(w)); }
   static ALWAYS_INLINE ivec start(const float*) { return ivec{}; }
-  static ALWAYS_INLINE void add(ivec& total, const int32_t* x, panel w) { total = dot4(total, w, *x); }
+  static ALWAYS_INLINE void add(ivec& total, const Quad* x, const Stored& w) { total = dot4(total, w, *x); }
   static ALWAYS_INLINE vec finish(ivec total, const float* bias, const Units& units, int r, int output) {
     const ByteRow& row = units.rows[r];
-    const vec v = __builtin_convertvector(total - row.offset, vec) * (load(units.scale + output) * row.scale);
+    const vec v = converted<vec>(total - row.offset) * (load(units.scale + output) * row.scale);
     return bias ? v + load(bias) : v;
   }
 };
 
-// Rows quantised to bytes.
-struct ByteRows {
-  std::vector<int32_t> words;  // [rows, inputs / 4]
-  std::vector<ByteRow> rows;
+// Rows per register tile, and vectors of outputs for which the accumulators of `rows` rows fit the registers.
+#if defined(__AVX512F__)
+constexpr int MAX_ROWS = 12;  // 12 x 2 accumulators of 32 registers
+constexpr int vectors_of(int rows) { return rows <= 3 ? 8 : rows <= 6 ? 4 : 2; }
+#elif defined(__AVX2__)
+constexpr int MAX_ROWS = 6;  // 6 x 1 vectors are 12 of 16 registers
+constexpr int vectors_of(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+#elif defined(__aarch64__)
+constexpr int MAX_ROWS = 6;  // 6 x 1 vectors are 24 of 32 registers
+constexpr int vectors_of(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+#else
+constexpr int MAX_ROWS = 3;  // 3 x 1 vectors are 12 of 16 registers
+constexpr int vectors_of(int rows) { return rows == 1 ? 2 : 1; }
+#endif
 
-  void read(const float* x, int64_t xs, int64_t count, int64_t inputs) {
-    if ((int64_t)words.size() < count * inputs / 4) words.resize(count * inputs / 4);
-    if ((int64_t)rows.size() < count) rows.resize(count);
-    for (int64_t r = 0; r < count; r++) rows[r] = quantise(x + r * xs, inputs, (int8_t*)(words.data() + r * inputs / 4));
-  }
-};
-
-// R rows times P panels, accumulated in registers. `stride` is the distance of panels in the weight.
-template <typename K, int R, int P>
+// R rows times V vectors of outputs, accumulated in registers. `stride` is the distance of panels in the weight. An odd V is 1.
+template <typename K, int R, int V>
 ALWAYS_INLINE void tile(const typename K::weight* weight, int64_t steps, int64_t stride, const float* bias, const Units& units,
                         const typename K::value* x, int64_t xs, float* y, int64_t ys, Mode mode) {
-  typename K::total total[R][2 * P];
-  for (int r = 0; r < R; r++)
-    for (int p = 0; p < 2 * P; p++) total[r][p] = K::start(past(bias, p * LANES));
+  typename K::total total[V][R];
+  UNROLL for (int v = 0; v < V; v++) {
+    UNROLL for (int r = 0; r < R; r++) total[v][r] = K::start(past(bias, v * LANES));
+  }
   for (int64_t i = 0; i < steps; i++) {
-    typename K::panel w[2 * P];
-#pragma GCC unroll 8
-    for (int p = 0; p < P; p++) {
-      w[2 * p] = load(weight + p * stride + i * PANEL);
-      w[2 * p + 1] = load(weight + p * stride + i * PANEL + LANES);
-    }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-#pragma GCC unroll 8
-      for (int p = 0; p < 2 * P; p++) K::add(total[r][p], x + r * xs + i * K::values, w[p]);
+    UNROLL for (int v = 0; v < V; v++) {
+#if defined(__clang__) && defined(__AVX2__) && !defined(__AVX512F__)
+      // The inputs are broadcast again for each vector: kept for all of them, they would not fit the registers.
+      if (R > 2) asm("" : "+r"(x));
+#endif
+      const typename K::panel w = K::read(weight + v / 2 * stride + i * PANEL + v % 2 * LANES);
+      UNROLL for (int r = 0; r < R; r++) K::add(total[v][r], x + r * xs + i * K::values, w);
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int p = 0; p < 2 * P; p++) {
-      float* out = y + r * ys + p * LANES;
-      vec v = K::finish(total[r][p], past(bias, p * LANES), units, r, p * LANES);
-      if (mode == RELU) v = pick(v > 0.0f, v, vec{});
-      if (mode == ADD) v += load(out);
-      store(out, v);
+  UNROLL for (int r = 0; r < R; r++) {
+    UNROLL for (int v = 0; v < V; v++) {
+      float* out = y + r * ys + v * LANES;
+      vec sum = K::finish(total[v][r], past(bias, v * LANES), units, r, v * LANES);
+      if (mode == RELU) sum = pick(sum > 0.0f, sum, vec{});
+      if (mode == ADD) sum += load(out);
+      store(out, sum);
     }
+  }
 }
-
-// Panels per tile for which the accumulators of `rows` rows fit the registers.
-constexpr int panels_of(int rows) { return rows <= 3 ? 4 : rows <= 6 ? 2 : 1; }
 
 // R rows times any number of panels.
 template <typename K, int R>
 void rows_tile(const typename K::weight* weight, int64_t steps, int64_t stride, int64_t panels, const float* bias, const Units& units,
                const typename K::value* x, int64_t xs, float* y, int64_t ys, Mode mode) {
-  constexpr int P = panels_of(R);
-  int64_t p = 0;
-  const auto own = [&](int64_t done) { return Units{past(units.scale, done * PANEL), units.rows}; };
-  for (; p + P <= panels; p += P)
-    tile<K, R, P>(weight + p * stride, steps, stride, past(bias, p * PANEL), own(p), x, xs, y + p * PANEL, ys, mode);
-  if (P > 2 && p + 2 <= panels) {
-    tile<K, R, 2>(weight + p * stride, steps, stride, past(bias, p * PANEL), own(p), x, xs, y + p * PANEL, ys, mode);
-    p += 2;
-  }
-  for (; p < panels; p++)
-    tile<K, R, 1>(weight + p * stride, steps, stride, past(bias, p * PANEL), own(p), x, xs, y + p * PANEL, ys, mode);
+  constexpr int V = vectors_of(R);
+  int64_t v = 0;
+  const auto several = [&](auto vectors) {
+    constexpr int N = decltype(vectors)::value;
+    for (; v + N <= 2 * panels; v += N)
+      tile<K, R, N>(weight + v / 2 * stride + v % 2 * LANES, steps, stride, past(bias, v * LANES),
+                    Units{past(units.scale, v * LANES), units.rows}, x, xs, y + v * LANES, ys, mode);
+  };
+  several(std::integral_constant<int, V>());
+  if constexpr (V > 4) several(std::integral_constant<int, 4>());
+  if constexpr (V > 2) several(std::integral_constant<int, 2>());
 }
 
-// Any number of rows times any number of panels.
+// Calls body(R) with `rows`, at most MAX_ROWS, as a constant.
+template <typename Body>
+ALWAYS_INLINE void with_rows(int64_t rows, const Body& body) {
+  switch (rows) {
+#define CASE(R) case R: if constexpr (R <= MAX_ROWS) body(std::integral_constant<int, R <= MAX_ROWS ? R : 1>()); break;
+    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#undef CASE
+  }
+}
+
+// How many of `left` rows to compute together: whole tiles, and at the end two of similar size.
+ALWAYS_INLINE int64_t rows_of_tile(int64_t left) {
+  return left <= MAX_ROWS ? left : left >= 2 * MAX_ROWS ? MAX_ROWS : (left + 1) / 2;
+}
+
+// Any number of rows times any number of panels. x has row stride `xs` and y row stride `ys`; `bias` may be null.
 template <typename K>
 void product(const typename K::weight* weight, int64_t steps, int64_t stride, int64_t panels, const float* bias, const Units& units,
              const typename K::value* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode) {
@@ -169,85 +163,20 @@ void product(const typename K::weight* weight, int64_t steps, int64_t stride, in
   constexpr int64_t GROUP = 4;
   for (int64_t p = 0; p < panels; p += GROUP) {
     const int64_t count = panels - p < GROUP ? panels - p : GROUP;
-    const typename K::weight* w = weight + p * stride;
-    const float* b = past(bias, p * PANEL);
     for (int64_t done = 0; done < rows;) {
-      const int64_t left = rows - done;
-      const typename K::value* from = x + done * xs;
-      const Units own{past(units.scale, p * PANEL), past(units.rows, done)};
-      float* to = y + done * ys + p * PANEL;
-      const int take = left > MAX_ROWS ? (left >= 2 * MAX_ROWS ? MAX_ROWS : (int)(left + 1) / 2) : (int)left;
-      switch (take) {
-#define CASE(R) case R: rows_tile<K, R>(w, steps, stride, count, b, own, from, xs, to, ys, mode); break;
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
-#undef CASE
-      }
+      const int64_t take = rows_of_tile(rows - done);
+      with_rows(take, [&](auto tile_rows) {
+        rows_tile<K, decltype(tile_rows)::value>(
+            weight + p * stride, steps, stride, count, past(bias, p * PANEL), Units{past(units.scale, p * PANEL), past(units.rows, done)},
+            x + done * xs, xs, y + done * ys + p * PANEL, ys, mode);
+      });
       done += take;
     }
   }
 }
 
-// Panels [begin, end) of a product with inputs [from, from + inputs) of a weight.
-struct Slice {
-  const Linear& linear;
-  int64_t begin, end, from, inputs;
-
-  // The weights from the slice's first on, where `group` inputs lie side by side in a W.
-  template <typename W>
-  const W* weight(int64_t group) const { return (const W*)linear.weight + begin * stride(group) + from / group * PANEL; }
-  int64_t stride(int64_t group) const { return linear.inputs / group * PANEL; }
-  const float* bias() const { return past(linear.bias, begin * PANEL); }
-};
-
-// The product of quantised rows.
-void apply_bytes(const Slice& slice, const int32_t* x, const ByteRow* units, int64_t rows, float* y, int64_t ys, Mode mode,
-                 const float* bias) {
-  const int64_t steps = slice.inputs / 4;
-  product<Bytes>(slice.weight<uint32_t>(4), steps, slice.stride(4), slice.end - slice.begin, bias,
-                 {slice.linear.scale + slice.begin * PANEL, units}, x, steps, rows, y, ys, mode);
-}
-
-// The product of x [rows, inputs], row stride xs, into y with row stride ys.
-void apply(const Slice& slice, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode, const float* bias) {
-  const int64_t panels = slice.end - slice.begin, inputs = slice.inputs;
-  if (slice.linear.format == INT8) {
-    static thread_local ByteRows own;
-    own.read(x, xs, rows, inputs);
-    apply_bytes(slice, own.words.data(), own.rows.data(), rows, y, ys, mode, bias);
-  } else if (slice.linear.format == FLOAT32) {
-    product<Single>(slice.weight<float>(1), inputs, slice.stride(1), panels, bias, {}, x, xs, rows, y, ys, mode);
-  } else {
-#ifdef __AVX512BF16__
-    x = (const float*)paired(x, xs, rows, inputs), xs = inputs / 2;
-#endif
-    product<Paired>(slice.weight<uint32_t>(2), inputs / 2, slice.stride(2), panels, bias, {}, (const Paired::value*)x, xs, rows, y,
-                    ys, mode);
-  }
-}
-
-// Output panels [begin, end) of x [rows, inputs], row stride xs, times a weight, into y with row stride ys.
-void apply_panels(const Linear& linear, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode,
-                  int64_t begin, int64_t end) {
-  const Slice slice{linear, begin, end, 0, linear.inputs};
-  apply(slice, x, xs, rows, y + begin * PANEL, ys, mode, slice.bias());
-}
-
-// The product of one of `groups` equal ranges of inputs, without the bias; x starts at the range.
-void apply_slice(const Linear& linear, int64_t group, int64_t groups, const float* x, int64_t xs, int64_t rows, float* y,
-                 int64_t ys) {
-  const int64_t inputs = linear.inputs / groups;
-  apply({linear, 0, linear.panels, group * inputs, inputs}, x, xs, rows, y, ys, STORE, nullptr);
-}
-
-// All output panels, shared by the threads of the team.
-void apply(const Linear& linear, Team& team, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode) {
-  team.share(linear.panels, [=, linear = &linear](int64_t begin, int64_t end) {
-    apply_panels(*linear, x, xs, rows, y, ys, mode, begin, end);
-  });
-}
-
 // Layer norm of a row. Weight and bias are null where they are fused into the next product.
-void normalise(const float* x, int64_t size, const float* weight, const float* bias, float* y) {
+inline void normalise(const float* x, int64_t size, const float* weight, const float* bias, float* y) {
   vec total{};
   for (int64_t i = 0; i < size; i += LANES) total += load(x + i);
   const float mean = sum(total) / size;

@@ -1,4 +1,7 @@
 // Vectors of 16 floats or integers, and operations on them.
+//
+// The sixteen lanes are logical: one register of AVX-512, two of AVX2, four of SSE or NEON. Every operation rounds each lane
+// once, and every sum over lanes has one order, so that all processors compute the same bits.
 
 #pragma once
 
@@ -6,91 +9,224 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX2__)
+#if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace {
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
 
+#if defined(__AVX512F__)
+constexpr int REGISTER = 64;  // bytes
+#elif defined(__AVX2__)
+constexpr int REGISTER = 32;
+#else
+constexpr int REGISTER = 16;
+#endif
 constexpr int LANES = 16;
-constexpr int PANEL = 2 * LANES;  // outputs that are adjacent in a packed weight
-constexpr int MAX_ROWS = 12;      // rows per register tile: 12 x 2 accumulators fill the registers
-constexpr float EPSILON = 1e-5f;  // of layer norm, as in torch
+constexpr int REGISTERS = 4 * LANES / REGISTER;  // per vector
+constexpr int PANEL = 2 * LANES;                 // outputs that are adjacent in a packed weight
+constexpr float EPSILON = 1e-5f;                 // of layer norm, as in torch
 
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
-typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
+template <typename T>
+struct Register {
+  typedef T type __attribute__((vector_size(REGISTER)));
+};
+
+// 64 bytes in registers, with the operators of numbers, lane by lane. A number stands for a vector of equal lanes.
+template <typename T>
+struct Vector {
+  typedef typename Register<T>::type Part;
+  typedef Vector<int32_t> Mask;
+  Part part[REGISTERS];
+
+  Vector() = default;
+  ALWAYS_INLINE Vector(T x) {
+    UNROLL for (int i = 0; i < REGISTERS; i++) part[i] = x - Part{};
+  }
+  ALWAYS_INLINE T operator[](int lane) const {
+    T lanes[REGISTER / sizeof(T) * REGISTERS];
+    std::memcpy(lanes, part, sizeof lanes);
+    return lanes[lane];
+  }
+
+#define LANEWISE(OP)                                                                        \
+  friend ALWAYS_INLINE Vector operator OP(Vector a, Vector b) {                             \
+    UNROLL for (int i = 0; i < REGISTERS; i++) a.part[i] = a.part[i] OP b.part[i];          \
+    return a;                                                                               \
+  }                                                                                         \
+  ALWAYS_INLINE Vector& operator OP##=(Vector b) { return *this = *this OP b; }
+  LANEWISE(+) LANEWISE(-) LANEWISE(*) LANEWISE(/) LANEWISE(&) LANEWISE(|) LANEWISE(^)
+#undef LANEWISE
+
+#define COMPARISON(OP)                                                                      \
+  friend ALWAYS_INLINE Mask operator OP(Vector a, Vector b) {                               \
+    Mask mask;                                                                              \
+    UNROLL for (int i = 0; i < REGISTERS; i++) mask.part[i] = (typename Mask::Part)(a.part[i] OP b.part[i]); \
+    return mask;                                                                            \
+  }
+  COMPARISON(<) COMPARISON(>) COMPARISON(<=) COMPARISON(>=)
+#undef COMPARISON
+
+  friend ALWAYS_INLINE Vector operator-(Vector a) {
+    UNROLL for (int i = 0; i < REGISTERS; i++) a.part[i] = -a.part[i];
+    return a;
+  }
+  friend ALWAYS_INLINE Vector operator~(Vector a) {
+    UNROLL for (int i = 0; i < REGISTERS; i++) a.part[i] = ~a.part[i];
+    return a;
+  }
+  friend ALWAYS_INLINE Vector operator<<(Vector a, int bits) {
+    UNROLL for (int i = 0; i < REGISTERS; i++) a.part[i] = a.part[i] << bits;
+    return a;
+  }
+  friend ALWAYS_INLINE Vector operator>>(Vector a, int bits) {
+    UNROLL for (int i = 0; i < REGISTERS; i++) a.part[i] = a.part[i] >> bits;
+    return a;
+  }
+};
+
+typedef Vector<float> vec;
+typedef Vector<int32_t> ivec;
+typedef Vector<uint32_t> uvec;
+
+// The same 64 bytes as lanes of another type.
+template <typename To, typename From>
+ALWAYS_INLINE To as(From v) {
+  To out;
+  UNROLL for (int i = 0; i < REGISTERS; i++) out.part[i] = (typename To::Part)v.part[i];
+  return out;
+}
+
+// The number in each lane as a number of another type.
+template <typename To, typename From>
+ALWAYS_INLINE To converted(From v) {
+  To out;
+  UNROLL for (int i = 0; i < REGISTERS; i++) out.part[i] = __builtin_convertvector(v.part[i], typename To::Part);
+  return out;
+}
 
 // p + n, or null for null.
 template <typename T>
 ALWAYS_INLINE T* past(T* p, int64_t n) { return p ? p + n : p; }
 
-ALWAYS_INLINE vec load(const float* p) { vec v; std::memcpy(&v, p, sizeof v); return v; }
-ALWAYS_INLINE uvec load(const uint32_t* p) { uvec v; std::memcpy(&v, p, sizeof v); return v; }
-ALWAYS_INLINE void store(float* p, vec v) { std::memcpy(p, &v, sizeof v); }
-ALWAYS_INLINE vec fill(float x) { return x - vec{}; }
-ALWAYS_INLINE void store(uint32_t* p, uvec v) { std::memcpy(p, &v, sizeof v); }
-ALWAYS_INLINE vec pick(ivec mask, vec yes, vec no) { return mask ? yes : no; }
+template <typename T>
+ALWAYS_INLINE Vector<T> load(const T* p) {
+  Vector<T> v;
+  UNROLL for (int i = 0; i < REGISTERS; i++) std::memcpy(&v.part[i], p + i * (LANES / REGISTERS), REGISTER);
+  return v;
+}
+template <typename T>
+ALWAYS_INLINE void store(T* p, Vector<T> v) {
+  UNROLL for (int i = 0; i < REGISTERS; i++) std::memcpy(p + i * (LANES / REGISTERS), &v.part[i], REGISTER);
+}
+ALWAYS_INLINE vec fill(float x) { return vec(x); }
+
+// `yes` in the lanes whose mask is set (all bits), `no` in those where it is 0.
+template <typename T>
+ALWAYS_INLINE Vector<T> pick(ivec mask, Vector<T> yes, Vector<T> no) {
+  UNROLL for (int i = 0; i < REGISTERS; i++) yes.part[i] = mask.part[i] ? yes.part[i] : no.part[i];
+  return yes;
+}
+
+// The lanes' numbers 0, 1, ...
+ALWAYS_INLINE ivec numbers() {
+  static constexpr int32_t lane[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return load(lane);
+}
+
+#if !defined(__FMA__) && !defined(__aarch64__)
+// x * y + total of two floats per double, rounded once. The product is exact in double. The sum is rounded to odd (the last
+// bit is set if it was inexact), so that rounding it again, to float, gives what a single rounding gives
+// (Boldo and Melquiond 2008, "Emulation of a FMA and Correctly Rounded Sums").
+ALWAYS_INLINE __m128d fused_to_odd(__m128d x, __m128d y, __m128d total) {
+  const __m128d product = _mm_mul_pd(x, y), sum = _mm_add_pd(product, total);
+  const __m128d shifted = _mm_sub_pd(sum, product);
+  const __m128d error = _mm_add_pd(_mm_sub_pd(product, _mm_sub_pd(sum, shifted)), _mm_sub_pd(total, shifted));
+  const __m128i inexact = _mm_castpd_si128(_mm_and_pd(_mm_cmpneq_pd(error, _mm_setzero_pd()), _mm_cmpord_pd(error, error)));
+  const __m128i bits = _mm_castpd_si128(sum), even = _mm_cmpeq_epi64(_mm_and_si128(bits, _mm_set1_epi64x(1)), _mm_setzero_si128());
+  // Towards the error: one unit away from zero if sum and error have the same sign, else one unit towards zero.
+  const __m128i same = _mm_xor_si128(bits, _mm_castpd_si128(error));
+  const __m128i up = _mm_or_si128(_mm_shuffle_epi32(_mm_srai_epi32(same, 31), 0xF5), _mm_set1_epi64x(1));  // -1 or 1
+  return _mm_castsi128_pd(_mm_add_epi64(bits, _mm_and_si128(_mm_and_si128(inexact, even), up)));
+}
+#endif
 
 // x * y + total, rounded once. The compiler itself may not fuse operations (-ffp-contract=off), so that the code gives the
 // same bits on every processor.
 ALWAYS_INLINE vec fused(vec x, vec y, vec total) {
+  UNROLL for (int i = 0; i < REGISTERS; i++) {
 #if defined(__AVX512F__)
-  return (vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)total);
-#elif defined(__FMA__)
-  __m256 a[2], b[2], c[2];
-  std::memcpy(a, &x, sizeof x), std::memcpy(b, &y, sizeof y), std::memcpy(c, &total, sizeof total);
-  for (int i = 0; i < 2; i++) c[i] = _mm256_fmadd_ps(a[i], b[i], c[i]);
-  std::memcpy(&total, c, sizeof total);
-  return total;
+    total.part[i] = (vec::Part)_mm512_fmadd_ps((__m512)x.part[i], (__m512)y.part[i], (__m512)total.part[i]);
+#elif defined(__AVX2__) && defined(__FMA__)
+    total.part[i] = (vec::Part)_mm256_fmadd_ps((__m256)x.part[i], (__m256)y.part[i], (__m256)total.part[i]);
+#elif defined(__aarch64__)
+    total.part[i] = (vec::Part)vfmaq_f32((float32x4_t)total.part[i], (float32x4_t)x.part[i], (float32x4_t)y.part[i]);
 #else
-  for (int i = 0; i < LANES; i++) total[i] = std::fmaf(x[i], y[i], total[i]);
+    const __m128 a = (__m128)x.part[i], b = (__m128)y.part[i], c = (__m128)total.part[i];
+    const __m128d low = fused_to_odd(_mm_cvtps_pd(a), _mm_cvtps_pd(b), _mm_cvtps_pd(c));
+    const __m128d high = fused_to_odd(_mm_cvtps_pd(_mm_movehl_ps(a, a)), _mm_cvtps_pd(_mm_movehl_ps(b, b)), _mm_cvtps_pd(_mm_movehl_ps(c, c)));
+    total.part[i] = (vec::Part)_mm_movelh_ps(_mm_cvtpd_ps(low), _mm_cvtpd_ps(high));
+#endif
+  }
   return total;
-#endif
-}
-
-// The vector rotated by HALF lanes, which moves the upper half of the first 2 * HALF lanes to the front.
-template <int HALF, typename V>
-ALWAYS_INLINE V upper(V v) {
-  ivec from;
-  for (int i = 0; i < LANES; i++) from[i] = (i + HALF) % LANES;
-#ifdef __clang__
-  V out;
-  for (int i = 0; i < LANES; i++) out[i] = v[from[i]];
-  return out;
-#else
-  return __builtin_shuffle(v, from);
-#endif
 }
 
 ALWAYS_INLINE vec larger(vec a, vec b) { return pick(a > b, a, b); }
 
-// The sum of all lanes, as a tree: the upper half is added to the lower half until one lane is left.
-template <typename V>
-ALWAYS_INLINE auto sum(V v) {
-  v += upper<8>(v);
-  v += upper<4>(v);
-  v += upper<2>(v);
-  v += upper<1>(v);
-  return v[0];
+// Four lanes of a vector.
+template <typename T>
+struct Four {
+  typedef T type __attribute__((vector_size(16)));
+};
+#if defined(__x86_64__)
+ALWAYS_INLINE Four<float>::type lanes_of(__m128 v) { return (Four<float>::type)v; }
+ALWAYS_INLINE Four<int32_t>::type lanes_of(__m128i v) { return (Four<int32_t>::type)v; }
+#endif
+
+// The lanes [4 * quarter, 4 * quarter + 4).
+template <int QUARTER, typename T>
+ALWAYS_INLINE typename Four<T>::type quarter(Vector<T> v) {
+  typedef typename Four<T>::type four;
+#if defined(__AVX512F__)
+  return (four)_mm512_extracti32x4_epi32((__m512i)v.part[0], QUARTER);
+#elif defined(__AVX2__)
+  return (four)_mm256_extracti128_si256((__m256i)v.part[QUARTER / 2], QUARTER % 2);
+#else
+  return v.part[QUARTER];
+#endif
+}
+
+// All lanes, combined as a tree: the upper half is combined with the lower half until one lane is left.
+template <typename T, typename Combine>
+ALWAYS_INLINE T folded(Vector<T> v, const Combine& combine) {
+  const auto four = combine(combine(quarter<0>(v), quarter<2>(v)), combine(quarter<1>(v), quarter<3>(v)));
+  typedef typename Four<T>::type type;
+  const type two = combine(four, (type){four[2], four[3], four[2], four[3]});
+  return combine(two, (type){two[1], two[1], two[1], two[1]})[0];
+}
+template <typename T>
+ALWAYS_INLINE T sum(Vector<T> v) {
+  return folded(v, [](auto a, auto b) { return a + b; });
 }
 ALWAYS_INLINE float largest(vec v) {
-  v = larger(v, upper<8>(v));
-  v = larger(v, upper<4>(v));
-  v = larger(v, upper<2>(v));
-  v = larger(v, upper<1>(v));
-  return v[0];
+  return folded(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 ALWAYS_INLINE bool any(ivec mask) {
-#ifdef __AVX512F__
-  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask.part[0], (__m512i)mask.part[0]);
+#elif defined(__AVX2__)
+  const __m256i either = (__m256i)(mask.part[0] | mask.part[1]);
+  return !_mm256_testz_si256(either, either);
+#elif defined(__aarch64__)
+  return vmaxvq_u32((uint32x4_t)((mask.part[0] | mask.part[1]) | (mask.part[2] | mask.part[3])));
 #else
-  int32_t bits = 0;
-  for (int i = 0; i < LANES; i++) bits |= mask[i];
-  return bits;
+  return _mm_movemask_epi8((__m128i)((mask.part[0] | mask.part[1]) | (mask.part[2] | mask.part[3])));
 #endif
 }
 
@@ -108,8 +244,11 @@ ALWAYS_INLINE vec exponential(vec x) {
   p = fused(p, r, fill(1.6666665459e-1f));
   p = fused(p, r, fill(5.0000001201e-1f));
   p = fused(p, r * r, r + 1.0f);
-  return p * (vec)(((ivec)shifted << 23) + 0x3f800000);
+  return p * as<vec>((as<ivec>(shifted) << 23) + 0x3f800000);
 }
+
+// exp(x); unlike std::exp, the same on every processor.
+ALWAYS_INLINE float exponential(float x) { return exponential(fill(x))[0]; }
 
 // 2^x for x <= 0 to within 3e-7 relative; 2^-90 for smaller x, which no further product makes a slow denormal.
 ALWAYS_INLINE vec power_of_two(vec x) {
@@ -122,25 +261,27 @@ ALWAYS_INLINE vec power_of_two(vec x) {
   p = fused(p, r, fill(2.4022651e-1f));
   p = fused(p, r, fill(6.9314718e-1f));
   p = fused(p, r, fill(1.0f));
-  return (vec)((ivec)p + ((ivec)shifted << 23));
+  return as<vec>(as<ivec>(p) + (as<ivec>(shifted) << 23));
 }
 
 // The argmax; of equal scores, the first.
 ALWAYS_INLINE int64_t largest_of(const float* scores, int64_t count) {
   vec most = fill(-INFINITY);
-  ivec place, where{};
-  for (int i = 0; i < LANES; i++) place[i] = i;
+  ivec place = numbers(), where{};
   int64_t v = 0;
   for (; v + LANES <= count; v += LANES, place += LANES) {
     const vec score = load(scores + v);
     const ivec better = score > most;
     most = pick(better, score, most);
-    where = better ? place : where;
+    where = pick(better, place, where);
   }
-  float top = -INFINITY;
+  float tops[LANES], top = -INFINITY;
+  int32_t places[LANES];
+  store(tops, most);
+  store(places, where);
   int64_t argmax = 0;
   for (int i = 0; i < LANES; i++)
-    if (most[i] > top || (most[i] == top && where[i] < argmax)) top = most[i], argmax = where[i];
+    if (tops[i] > top || (tops[i] == top && places[i] < argmax)) top = tops[i], argmax = places[i];
   for (; v < count; v++)
     if (scores[v] > top) top = scores[v], argmax = v;
   return argmax;

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "kernels/attention.h"
+#include "model/linear.h"
 
 namespace {
 
@@ -175,8 +175,8 @@ struct Rows {
     uint32_t* values = (uint32_t*)cache.value + start / 4 + slot / 4 * size;
     const uint32_t shift = slot % 4 * 8;
     for (int64_t i = 0; i < size; i += LANES) {
-      const uvec mine = (uvec)(load_bytes(bytes + i) + 128) << shift;
-      store(values + i, (load(values + i) & ~(255u << shift)) | mine);
+      const uvec mine = as<uvec>(load_bytes(bytes + i) + 128) << (int)shift;
+      store(values + i, (load(values + i) & uvec(~(255u << shift))) | mine);
     }
   }
 
@@ -195,7 +195,7 @@ struct Rows {
       }
       for (int64_t h = first; h < last; h++) {
         const int64_t head = b * s.attention_heads + h, row = (b - begin) * s.width;
-        attend_rows(s.width, projected + row * s.stride + h * size, s.stride, {layer.self, head, s.slots, size}, s.slots, size,
+        attend_rows(s.width, projected + row * s.stride + h * size, s.stride, head_of(layer.self, head, s.slots, size), s.slots, size,
                     from, to, nullptr, s.weights + head * s.width * stride, stride, out + row * D + h * size, D);
       }
     }
@@ -224,7 +224,7 @@ struct Rows {
             write_slot(layer.self, head, place(b, column) % s.slots, key, key + D);
           }
           const int64_t to = place(b, w), start = (to / s.block_length - 1) * s.block_length, from = start > 0 ? start : 0;
-          attend_rows(1, row + h * size, s.stride, {layer.self, head, s.slots, size}, s.slots, size, &from, &to, nullptr,
+          attend_rows(1, row + h * size, s.stride, head_of(layer.self, head, s.slots, size), s.slots, size, &from, &to, nullptr,
                       s.weights + head * s.width * stride, stride, out + ((b - begin) * s.width + w) * D + h * size, D);
         }
       }
@@ -251,7 +251,7 @@ struct Rows {
     for (int64_t b = begin; b < end; b++)
       for (int64_t h = first; h < last; h++) {
         const int64_t head = b * s.attention_heads + h, row = (b - begin) * s.width;
-        attend_rows(s.width, query + row * D + h * size, D, {layer.cross, head, s.cross_slots, size}, s.cross_slots, size, from,
+        attend_rows(s.width, query + row * D + h * size, D, head_of(layer.cross, head, s.cross_slots, size), s.cross_slots, size, from,
                     to, s.cross_mask + b * s.cross_slots, s.weights + head * s.width * stride, stride, out + row * D + h * size,
                     D);
       }

@@ -41,7 +41,7 @@ struct Recurrence {
     for (int64_t b = begin; b < end; b++)
       for (int64_t h = first; h < past; h++) {
         const int64_t head = b * s.attention_heads + h, row = (b - begin) * D + h * size;
-        attend_rows(1, query + row, D, {s.heads.cross, head, s.cross_slots, size}, s.cross_slots, size, &from, &last,
+        attend_rows(1, query + row, D, head_of(s.heads.cross, head, s.cross_slots, size), s.cross_slots, size, &from, &last,
                     s.cross_mask + b * s.cross_slots, s.weights + head * s.width * stride, stride, attended + row, D);
       }
   }

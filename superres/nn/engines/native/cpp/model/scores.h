@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "kernels/products.h"
+#include "model/linear.h"
 
 namespace {
 
@@ -31,9 +31,6 @@ ALWAYS_INLINE bool all_finite(const float* scores, int64_t count) {
 
 // A logarithm within its bounds.
 ALWAYS_INLINE float bounded(float x) { return x < -7.0f ? -7.0f : x > 3.0f ? 3.0f : x; }
-
-// exp(x); unlike std::exp, the same on every processor.
-ALWAYS_INLINE float exponential(float x) { return exponential(fill(x))[0]; }
 
 // log(1 / s) of the ordinal term.
 ALWAYS_INLINE float sharpness_of(const Session& s, const float* projected) {

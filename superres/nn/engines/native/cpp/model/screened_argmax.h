@@ -9,13 +9,6 @@
 
 namespace {
 
-// The sum of |x| of a quantised row.
-float norm_of(const int8_t* bytes, int64_t size, float scale) {
-  int64_t total = 0;
-  for (int64_t i = 0; i < size; i++) total += bytes[i] < 0 ? -bytes[i] : bytes[i];
-  return total * scale;
-}
-
 // Gumbel noise of a row and position, which is added to scores / temperature; none if the temperature is 0.
 struct GumbelAt {
   Stream stream;
@@ -119,11 +112,11 @@ void screened_argmax(const Session& s, Team& team, const float* states, int64_t 
   own.read(states, s.size_d, count, s.size_d);
   team.share(s.project.panels, [=, &s, &bytes](int64_t begin, int64_t end) {
     const Slice slice{s.int8_filter.product, begin, end, 0, s.size_d};
-    apply_bytes(slice, bytes.words.data(), bytes.rows.data(), count, rough + begin * PANEL, s.stride, STORE, slice.bias());
+    apply_bytes(slice, bytes.quads.data(), bytes.rows.data(), count, rough + begin * PANEL, s.stride, STORE, slice.bias());
   });
   team.share(count, [=, &s, &bytes](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; r++) {
-      const float scale = bytes.rows[r].scale, norm = norm_of((const int8_t*)(bytes.words.data() + r * s.size_d / 4), s.size_d, scale);
+      const float scale = bytes.rows[r].scale, norm = norm_of(bytes.bytes.data() + r * s.size_d, s.size_d, scale);
       tokens[r * apart] = Bounds{s, states + r * s.size_d, rough + r * s.stride, scale, norm, gumbel_at(r)}.argmax();
     }
   });

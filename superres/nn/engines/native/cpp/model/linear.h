@@ -1,0 +1,126 @@
+// Linear layers on packed weights: products of the formats of abi.h, shared by the threads of a team.
+
+#pragma once
+
+#include "abi.h"
+#include "kernels/attention.h"
+#include "kernels/products.h"
+#include "runtime/threads.h"
+
+namespace {
+
+static_assert(MAX_HEAD == MAX_SIZE, "one bound on the size of an attention head");
+
+enum Part { INPUT, ATTENTION, FEED_FORWARD, SCORES };
+
+// Adds the time since the last lap to a part of the session's `seconds`. Only the team of the first rows is timed.
+struct Clock {
+  double* seconds;
+  double last;
+  explicit Clock(double* seconds) : seconds(seconds), last(seconds ? now() : 0) {}
+  void lap(Part part) {
+    if (!seconds) return;
+    const double time = now();
+    seconds[part] += time - last;
+    last = time;
+  }
+};
+
+#ifdef __AVX512BF16__
+// Rows converted to bfloat16, two inputs per word.
+const uint32_t* paired(const float* x, int64_t xs, int64_t rows, int64_t inputs) {
+  static thread_local std::vector<uint32_t> room;
+  if ((int64_t)room.size() < rows * inputs / 2) room.resize(rows * inputs / 2);
+  uint32_t* out = room.data();
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t i = 0; i < inputs; i += LANES, out += LANES / 2) {
+      const __m256bh halves = _mm512_cvtneps_pbh((__m512)load(x + r * xs + i).part[0]);
+      std::memcpy(out, &halves, sizeof halves);
+    }
+  return room.data();
+}
+#endif
+
+// Rows quantised to bytes.
+struct ByteRows {
+  std::vector<Quad> quads;  // [rows, inputs / 4]
+  std::vector<int8_t> bytes;  // [rows, inputs]
+  std::vector<ByteRow> rows;
+
+  void read(const float* x, int64_t xs, int64_t count, int64_t inputs) {
+    if ((int64_t)bytes.size() < count * inputs) bytes.resize(count * inputs), quads.resize(count * inputs / 4);
+    if ((int64_t)rows.size() < count) rows.resize(count);
+    for (int64_t r = 0; r < count; r++) {
+      rows[r] = quantise(x + r * xs, inputs, bytes.data() + r * inputs);
+      to_quads(bytes.data() + r * inputs, inputs, quads.data() + r * inputs / 4);
+    }
+  }
+};
+
+// Panels [begin, end) of a product with inputs [from, from + inputs) of a weight.
+struct Slice {
+  const Linear& linear;
+  int64_t begin, end, from, inputs;
+
+  // The weights from the slice's first on, where `group` inputs lie side by side in a W.
+  template <typename W>
+  const W* weight(int64_t group) const { return (const W*)linear.weight + begin * stride(group) + from / group * PANEL; }
+  int64_t stride(int64_t group) const { return linear.inputs / group * PANEL; }
+  const float* bias() const { return past(linear.bias, begin * PANEL); }
+};
+
+// The product of quantised rows.
+void apply_bytes(const Slice& slice, const Quad* x, const ByteRow* units, int64_t rows, float* y, int64_t ys, Mode mode,
+                 const float* bias) {
+  const int64_t steps = slice.inputs / 4;
+  product<Bytes>(slice.weight<uint32_t>(4), steps, slice.stride(4), slice.end - slice.begin, bias,
+                 {slice.linear.scale + slice.begin * PANEL, units}, x, steps, rows, y, ys, mode);
+}
+
+// The product of x [rows, inputs], row stride xs, into y with row stride ys.
+void apply(const Slice& slice, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode, const float* bias) {
+  const int64_t panels = slice.end - slice.begin, inputs = slice.inputs;
+  if (slice.linear.format == INT8) {
+    static thread_local ByteRows own;
+    own.read(x, xs, rows, inputs);
+    apply_bytes(slice, own.quads.data(), own.rows.data(), rows, y, ys, mode, bias);
+  } else if (slice.linear.format == FLOAT32) {
+    product<Single>(slice.weight<float>(1), inputs, slice.stride(1), panels, bias, {}, x, xs, rows, y, ys, mode);
+  } else {
+#ifdef __AVX512BF16__
+    x = (const float*)paired(x, xs, rows, inputs), xs = inputs / 2;
+#endif
+    product<Paired>(slice.weight<uint32_t>(2), inputs / 2, slice.stride(2), panels, bias, {}, (const Paired::value*)x, xs, rows, y,
+                    ys, mode);
+  }
+}
+
+// Output panels [begin, end) of x [rows, inputs], row stride xs, times a weight, into y with row stride ys.
+void apply_panels(const Linear& linear, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode,
+                  int64_t begin, int64_t end) {
+  const Slice slice{linear, begin, end, 0, linear.inputs};
+  apply(slice, x, xs, rows, y + begin * PANEL, ys, mode, slice.bias());
+}
+
+// The product of one of `groups` equal ranges of inputs, without the bias; x starts at the range.
+void apply_slice(const Linear& linear, int64_t group, int64_t groups, const float* x, int64_t xs, int64_t rows, float* y,
+                 int64_t ys) {
+  const int64_t inputs = linear.inputs / groups;
+  apply({linear, 0, linear.panels, group * inputs, inputs}, x, xs, rows, y, ys, STORE, nullptr);
+}
+
+// All output panels, shared by the threads of the team.
+void apply(const Linear& linear, Team& team, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode) {
+  team.share(linear.panels, [=, linear = &linear](int64_t begin, int64_t end) {
+    apply_panels(*linear, x, xs, rows, y, ys, mode, begin, end);
+  });
+}
+
+// One attention head's part of a cache.
+inline HeadCache head_of(const Cache& cache, int64_t head, int64_t slots, int64_t size) {
+  const int64_t start = head * slots * size * (cache.key_scale ? 1 : sizeof(float));
+  return {(const char*)cache.key + start, (const char*)cache.value + start, past(cache.key_scale, head * slots),
+          past(cache.value_scale, head * slots)};
+}
+
+}  // namespace
