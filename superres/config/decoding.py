@@ -44,10 +44,10 @@ LARGEST_BRANCHING = 128
 CRITERION_NAMES = ["exact", "distance", "distance-by-offset", "distance-by-channel", "drift-budget", "top-k"]
 """Acceptance criteria, implemented in `superres.decoding.acceptance.CRITERIA`."""
 
-PROPOSER_NAMES = ["heads", "stale", "jacobi", "draft", "ngram", "lookup", "source", "left", "above", "lookahead"]
+PROPOSER_NAMES = ["heads", "jacobi", "draft", "ngram", "lookup", "source", "left", "above", "lookahead"]
 """Sources of proposals, implemented in `superres.decoding.proposers.PROPOSERS`."""
 
-NOISE_NAMES = ["gumbel", "quantile"]
+NOISE_NAMES = ["gumbel"]
 """Kinds of sampling noise, implemented in `superres.decoding.noise.NOISES`."""
 
 SAMPLINGS = ("coupled", "speculative")

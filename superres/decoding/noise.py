@@ -236,39 +236,5 @@ class GumbelNoise:
         return scores + noise.to(scores.dtype)
 
 
-class QuantileNoise:
-    """One uniform number u per position; the sample is the token at which the cumulative distribution exceeds u.
-
-    It suits ordered tokens such as intensities. If a proposer's distribution is the verifier's shifted by two grey
-    levels, so is its sample. With Gumbel noise, the two samples may be far apart.
-    """
-
-    additive = False
-
-    def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
-        """See `Noise`."""
-        self.random = RandomWords(seed, keys)
-
-    def rekey(self, seed: int, keys: Tensor) -> None:
-        """See `Noise.rekey`."""
-        self.random.rekey(seed, keys)
-
-    def at(self, position: Tensor) -> Tensor:
-        """See `Noise.at`; float64 [B, N, 1]."""
-        return self.random.uniforms(position)[..., :1]
-
-    @staticmethod
-    def adjust(scores: Tensor, noise: Tensor) -> Tensor:
-        """Return minus the distance of u from each token's interval of the cumulative weights; see `Noise.adjust`.
-
-        The score of a token of weight 0 is -inf.
-        """
-        weight = weights(scores)
-        past = weight.cumsum(-1)  # [B, N, V]
-        u = (noise * past[..., -1:].double()).long()  # [B, N, 1]
-        distance = torch.maximum(past - weight - u, u - past + 1).clamp(min=0)
-        return (-distance.double()).masked_fill(weight == 0, float("-inf"))
-
-
-NOISES: Registry[type[Noise]] = Registry(NOISE_NAMES, {"gumbel": GumbelNoise, "quantile": QuantileNoise})
+NOISES: Registry[type[Noise]] = Registry(NOISE_NAMES, {"gumbel": GumbelNoise})
 """Kinds of noise by name."""
