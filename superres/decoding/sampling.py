@@ -284,8 +284,8 @@ class Chooser:
         shape = len(self.keys), width if speculative else 0
         return Sampling(
             "speculative" if speculative else "gumbel", self.options.seed, self.keys,
-            self.sampler.temperatures.float(), self.sampler.top_k, self.sampler.nucleus, self.keys.new_zeros(*shape, self.vocabulary, dtype=torch.int32),
-            self.keys.new_zeros(shape))
+            self.sampler.temperatures.float(), self.sampler.top_k, self.sampler.nucleus,
+            self.keys.new_zeros(*shape, self.vocabulary, dtype=torch.int32), self.keys.new_zeros(shape))
 
     def at(self, position: Tensor) -> Choice:
         """Return the choice at target positions [B, N]."""

@@ -80,8 +80,7 @@ def combined(
     reasons = unused_settings(options, check_options(options, prediction_heads), spell)
     for name, value in given.items():
         if name in reasons:
-            values = value if isinstance(value, tuple) else () if value is True else (value,)
-            raise ConfigError(f"{spell(name, ','.join(map(str, values)))} has no effect {reasons[name]}")
+            raise ConfigError(f"{spell(name, '' if value is True else str(value))} has no effect {reasons[name]}")
     return options
 
 
