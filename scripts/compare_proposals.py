@@ -37,9 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "per-head": {"head_layer": "per-head"},
     "tokens": {"head_layer": "per-head", "head_target": "tokens"},
     "one-random-head": {"head_layer": "per-head", "head_loss": "random-head"},
-    "decay-0.8": {"head_layer": "per-head", "head_decay": 0.8},
     "dense": {"head_layer": "dense"},
-    "adaptive": {"head_layer": "adaptive"},
     "sequential": {"head_layer": "sequential"},
     "sequential-narrow": {"head_layer": "sequential", "hidden": "width"},
     "sequential-wide": {"head_layer": "sequential", "hidden": "filter_size"},
@@ -121,7 +119,7 @@ def table(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row]) -> bytes:
-    """Return a PNG of the survival curves with a panel per criterion; colours show heads, dashes stale proposals."""
+    """Return a PNG of the survival curves with a panel per criterion; dots show proposals without heads."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 5), layout="constrained")
@@ -133,7 +131,7 @@ def plot(rows: list[Row]) -> bytes:
             label = row["proposer"] if free else f"{row['heads']}, {row['proposer']}"
             axes.plot(range(1, len(row["survival"]) + 1), row["survival"], label=label, marker=".", linewidth=1,
                       color=colours[row["proposer"] if free else row["heads"]],
-                      linestyle=":" if free else "--" if row["proposer"] == "stale" else "-")
+                      linestyle=":" if free else "-")
         axes.set(title=criterion, xlabel="i", ylim=(0, 1.02))
     panels[0].set_ylabel("S_i: share of iterations that accept at least i tokens")
     handles, labels = panels[0].get_legend_handles_labels()

@@ -30,14 +30,13 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for sampling.json, sampling.md and sampling.png.")],
     limit: Annotated[int | None, typer.Option(help="Use the first N images only.")] = None,
     temperature: Annotated[str, typer.Option(help="A number, or three comma-separated ones, one per colour.")] = "0.9",
-    noise: Annotated[str, typer.Option(help="gumbel or quantile.")] = "gumbel",
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 16,
     seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Write the scores as JSON and Markdown, and a contact sheet of the first images."""
-    sampling = DecodeConfig(temperature=parse_temperature(temperature), noise=noise, seed=seed)
+    sampling = DecodeConfig(temperature=parse_temperature(temperature), seed=seed)
     prepare_folder(output)
     pairs = read_faces(data, "valid", limit)
     report, pictures = evaluate_coupled_sampling(pairs, load(checkpoint, device), sampling, batch_size)

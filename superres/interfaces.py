@@ -118,8 +118,6 @@ class Session(Protocol):
     """W, the number of tokens per step."""
     shape: tuple[int, ...]
     """Shape of the raster of target positions, the last axis fastest; (T,) for text."""
-    estimate: Tensor | None
-    """Estimate of the target from the source, one value per target position, float [B, T]; None without an estimate."""
     longest: Tensor | None
     """Largest number of tokens of each row's target if it ends with an end token, int64 [B]; None if that is T."""
 
@@ -223,7 +221,7 @@ class Sampling:
     """How a decode samples tokens, as data: see `superres.decoding.sampling`.
 
     Attributes:
-        kind: gumbel, quantile or speculative.
+        kind: gumbel or speculative.
         seed: in [0, 2**63).
         keys: key of each row's noise, int64 [B].
         temperatures: T of each colour channel, float32 [1 or 3].
@@ -249,7 +247,7 @@ class ProposerData:
     """A source of proposals as data, for native iterations: see `superres.decoding.proposers`.
 
     Attributes:
-        kind: heads, stale, jacobi, draft, ngram, lookup or lookahead.
+        kind: heads, jacobi, draft, ngram, lookup or lookahead.
         draft: session of the draft model for the same rows, which reads two tokens per step.
         keys: contexts of n-grams in ascending order, int64 [N].
         known: the next token of each context, int64 [N].

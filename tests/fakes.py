@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from superres.config import DecodeConfig, ModelConfig
+from superres.decoding.acceptance import Exact
 from superres.decoding.batching import Finished
 from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.decode import check_options
@@ -32,16 +33,15 @@ BAD_KEYS = [
 """Keys that two inputs cannot have, and what is said of them."""
 
 
-CRITERION_SETTINGS = {
-    "distance-by-offset": {"epsilon": (0, 2, 1)}, "distance-by-channel": {"epsilon": (1, 0, 2)},
-    "drift-budget": {"epsilon": 2, "budget": 2},
-}
-"""Settings that suit a criterion and small vocabularies, where epsilon 1 and top-k 2 do not."""
-
-
 def criterion_options(name, **more):
-    """Return decoding settings for the registered criterion `name`."""
-    return DecodeConfig(accept=name, **{"epsilon": 1, "top_k": 2, **CRITERION_SETTINGS.get(name, {}), **more})
+    """Return decoding settings for the registered criterion `name`, which suit small vocabularies."""
+    return DecodeConfig(accept=name, **{"epsilon": 1, "top_k": 2, **more})
+
+
+class Unruled(Exact):
+    """A criterion of the user, which has no form as data."""
+
+    rule = None
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,11 @@ class FakeUpscaler:
 
 
 class LossyUpscaler(FakeUpscaler):
-    """Errs by the largest epsilon in every token, unless acceptance is exact, which takes twice the time."""
+    """Errs by epsilon in every token, unless acceptance is exact, which takes twice the time."""
 
     def __call__(self, sources, options, **more):
         result = super().__call__(sources, options, **more)
-        error = 0 if options.accept == "exact" else max(options.epsilons)
+        error = 0 if options.accept == "exact" else options.epsilon
         images = np.where(result.images < 128, result.images + error, result.images - error)
         return replace(result, images=images, seconds=result.seconds * (1 if error else 2))
 
@@ -218,7 +218,6 @@ VARIANTS = {
     "plain without encoder layers": replace(SMALL, **PLAIN, encoder_layers=0),
     "post-norm": replace(SMALL, norm="post"),
     "dense heads": replace(SMALL, head_layer="dense"),
-    "adaptive heads": replace(SMALL, head_layer="adaptive"),
     "sequential heads": replace(SMALL, head_layer="sequential"),
     "sequential heads, own layer for p1": replace(SMALL, head_layer="sequential", identity_p1=False),
     "own layer for p1": replace(SMALL, identity_p1=False),
@@ -319,7 +318,6 @@ class ScriptedSession:
     rows: torch.Tensor
     width: int
     calls: int = 0
-    estimate: torch.Tensor | None = None
     longest: torch.Tensor | None = None
 
     @property

@@ -64,7 +64,7 @@ CONSISTENT = {
     "top-k": {"accept": "top-k", "top_k": 3}, "sampled": {"temperature": 0.9},
     "speculative": {"temperature": 0.9, "sampling": "speculative"},
     "draft": {"proposer": "draft", "temperature": 0.9, "sampling": "speculative"},
-    "quantile": {"temperature": 1.5, "noise": "quantile", "accept": "distance"},
+    "colours": {"temperature": (1.5, 0.9, 0.5), "accept": "distance"},
 }
 
 

@@ -39,8 +39,7 @@ def test_exact_blocks_equal_one_token_at_a_time_for_every_block_size(translator,
         assert result.texts == reference.texts
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, kind in PROPOSERS.items() if not kind.raster and not kind.proposes_tree])
+@pytest.mark.parametrize("name", [name for name, kind in PROPOSERS.items() if not kind.proposes_tree])
 def test_every_proposer_leaves_translations_as_they_are(name, translator, sequential):
     temperature, reference = sequential
     options = superres.DecodeConfig(6, proposer=name, temperature=temperature)

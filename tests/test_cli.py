@@ -64,15 +64,9 @@ def refusal(capsys, *arguments):
     (["--block-size", "many"], "Invalid value for '--block-size'"),
     (["--block-size", "2", "--min-block", "3"], "min-block 3 is larger than the block size 2"),
     (["--epsilon", "-1"], "epsilon must be at least 0, not -1"),
-    (["--epsilon", "2,x"], "--epsilon must be a whole number, or several such as 4,3,2, not '2,x'"),
-    (["--epsilon", "2,-1"], "epsilon must be at least 0, not (2, -1)"),
-    (["--epsilon", "4,3", "--accept", "distance"], "distance takes one epsilon, not 4,3"),
-    (["--epsilon", "4,3", "--accept", "distance-by-channel"], "takes three epsilons (red, green, blue), not 4,3"),
-    (["--budget", "-1"], "budget must be at least 0, not -1"),
-    (["--accept", "always"], "--accept must be one of exact, distance, distance-by-offset, distance-by-channel, "
-                             "drift-budget, top-k, not 'always'"),
+    (["--epsilon", "4,3"], "Invalid value for '--epsilon'"),
+    (["--accept", "always"], "--accept must be one of exact, distance, top-k, not 'always'"),
     (["--proposer", "oracle"], f"--proposer must be one of {', '.join(PROPOSERS)}, not 'oracle'"),
-    (["--noise", "pink"], "--noise must be one of gumbel, quantile, not 'pink'"),
     (["--top-k", "0"], "top-k must be at least 1, not 0"),
     (["--temperature", "nan"],
      "temperature must be 0 (greedy) or at least 1e-09, one number or one per colour, not nan"),
@@ -127,7 +121,7 @@ def test_two_inputs_with_one_output_are_code_2(loaded, data, capsys):
 def test_success_is_code_0_with_a_summary_on_standard_error(loaded, data, capsys):
     manifest = data / "rows" / "manifest.jsonl"
     words = ["upscale", data / "in", "--output", data / "out", "--checkpoint", "other", "--device", "cpu",
-             "--engine", "plain", "--seed", "9", "--block-size", "4", "--proposer", "left",
+             "--engine", "plain", "--seed", "9", "--block-size", "4", "--proposer", "jacobi",
              "--accept", "distance", "--epsilon", "3", "--manifest", manifest]
     assert run(map(str, words)) == 0
     captured = capsys.readouterr()
@@ -137,7 +131,7 @@ def test_success_is_code_0_with_a_summary_on_standard_error(loaded, data, capsys
     assert loaded == [("other", "cpu", "plain")]
     row = json.loads(manifest.read_text())
     names = ("block_size", "accept", "epsilon", "seed", "proposer")
-    assert [row["config"][name] for name in names] == [4, "distance", 3, 9, "left"]
+    assert [row["config"][name] for name in names] == [4, "distance", 3, 9, "jacobi"]
     assert (data / "out" / "a.png").is_file()
 
 

@@ -19,9 +19,8 @@ HEADS = 10
 OF_CRITERIA = dependent_on("accept")
 T = {"temperature": 0.9}
 SETTINGS = {
-    "accept": "top-k", "epsilon": 4, "budget": 6, "top_k": 3, "min_block": 2, "noise": "quantile", "proposer": "left",
-    "adaptive": True, "window": 6, "candidates": 4, "draft": "d", "ngrams": "n", "sampling": "coupled",
-    "sample_top_k": 5, "nucleus": 0.9,
+    "accept": "top-k", "epsilon": 4, "top_k": 3, "min_block": 2, "proposer": "jacobi", "adaptive": True, "window": 6,
+    "candidates": 4, "draft": "d", "ngrams": "n", "sampling": "coupled", "sample_top_k": 5, "nucleus": 0.9,
 }
 """A value of every setting that can be without effect."""
 
@@ -33,17 +32,12 @@ def reads(criterion, name):
     return name in CRITERIA[criterion].settings
 
 
-def by_criterion(criterion):
-    """Return settings with which a criterion works."""
-    return {"accept": criterion, **({"epsilon": (3, 2, 4)} if criterion == "distance-by-channel" else {})}
-
-
 IDLE = [
-    *((name, by_criterion(criterion), f"--accept {next(other for other in CRITERIA if reads(other, name))}")
+    *((name, {"accept": criterion}, f"--accept {next(other for other in CRITERIA if reads(other, name))}")
       for criterion in CRITERIA for name in OF_CRITERIA if not reads(criterion, name)),
     *((name, {"proposer": proposer}, f"--proposer {reader}") for proposer in PROPOSERS
       for name, reader in READERS.items() if proposer != reader),
-    *((name, {}, "--temperature 0.9") for name in ("sampling", "sample_top_k", "nucleus", "noise")),
+    *((name, {}, "--temperature 0.9") for name in ("sampling", "sample_top_k", "nucleus")),
     *((name, {"block_size": 1}, "--block-size K above 1")
       for name in ("accept", *OF_CRITERIA, "adaptive", "proposer", "draft", "ngrams", "window", "candidates")),
     *((name, {"block_size": 4, "min_block": 4}, "a smaller --min-block L")
@@ -53,11 +47,11 @@ IDLE = [
 """Settings that others leave without effect, those others, and a part of the remedy."""
 
 MEANT = [
-    *({name: SETTINGS[name], **by_criterion(criterion)} for criterion in CRITERIA for name in OF_CRITERIA
+    *({name: SETTINGS[name], "accept": criterion} for criterion in CRITERIA for name in OF_CRITERIA
       if reads(criterion, name)),
     {"proposer": "draft", "draft": "d"}, {"proposer": "ngram", "ngrams": "n"},
     {"proposer": "lookahead", "window": 6, "candidates": 4, "block_size": 3},
-    {**T, "sampling": "coupled", "sample_top_k": 5, "nucleus": 0.9, "noise": "quantile"},
+    {**T, "sampling": "coupled", "sample_top_k": 5, "nucleus": 0.9},
     {**T, "sampling": "speculative", "sample_top_k": 5, "nucleus": 0.9, "proposer": "draft"},
     {"accept": "distance", "min_block": 3, "block_size": 4, "adaptive": True},
     {"block_size": 1, "seed": 7, "temperature": 0.0},
@@ -97,9 +91,8 @@ def test_settings_that_go_together_are_taken(given):
 
 @pytest.mark.parametrize(("default", "given"), [
     (DecodeConfig(accept="distance", epsilon=2, min_block=2), {"sampling": "speculative", **T}),
-    (DecodeConfig(noise="quantile", temperature=0.9), {"sampling": "speculative"}),
     (DecodeConfig(sampling="speculative", temperature=0.9), {"temperature": 0.0}),
-    (DecodeConfig(adaptive=True), {"proposer": "stale"}),
+    (DecodeConfig(adaptive=True), {"proposer": "jacobi"}),
     (DecodeConfig(accept="distance", epsilon=3), {"block_size": 1}),
 ])
 def test_a_default_that_contradicts_what_is_given_gives_way(default, given):
@@ -119,26 +112,25 @@ def test_a_checkpoint_of_one_head_makes_blocks_of_one_token():
 
 
 def test_settings_are_spelled_as_they_were_given():
-    with pytest.raises(ConfigError, match=r"^epsilon=4,3 has no effect with accept=exact; .* accept=distance or "):
-        combined(DecodeConfig(), {"epsilon": (4, 3)}, HEADS, as_setting)
+    with pytest.raises(ConfigError, match=r"^epsilon=4 has no effect with accept=exact; .* accept=distance$"):
+        combined(DecodeConfig(), {"epsilon": 4}, HEADS, as_setting)
 
 
 @pytest.mark.parametrize("words", [["upscale"], ["evaluate", "images"]])
 @pytest.mark.parametrize(("options", "message"), [
     (["--epsilon", "4"], "--epsilon 4 has no effect with --accept exact; leave it out, or give --accept distance"),
     (["--epsilon", "2"], "--epsilon 2 has no effect with --accept exact"),
-    (["--accept", "distance", "--budget", "8"], "--budget 8 has no effect with --accept distance; leave it out, or "
-                                                "give --accept drift-budget"),
+    (["--accept", "distance", "--top-k", "2"], "--top-k 2 has no effect with --accept distance; leave it out, or give "
+                                               "--accept top-k"),
     (["--top-k", "3", "--accept", "exact"], "--top-k 3 has no effect with --accept exact"),
     (["--block-size", "4", "--min-block", "5"], "min-block 5 is larger than the block size 4"),
     (["--min-block", "11"], "min-block 11 is larger than the block size 10"),
     (["--temperature", "0", "--nucleus", "0.9"], "--nucleus 0.9 has no effect without sampling"),
     (["--sample-top-k", "5"], "--sample-top-k 5 has no effect without sampling"),
     (["--sampling", "coupled"], "--sampling coupled has no effect without sampling"),
-    (["--noise", "quantile"], "--noise quantile has no effect without sampling"),
     (["--draft", "small"], "--draft small has no effect with --proposer heads; leave it out, or give --proposer draft"),
     (["--ngrams", "file"], "--ngrams file has no effect with --proposer heads"),
-    (["--proposer", "left", "--window", "10"], "--window 10 has no effect with --proposer left"),
+    (["--proposer", "jacobi", "--window", "10"], "--window 10 has no effect with --proposer jacobi"),
     (["--candidates", "4"], "--candidates 4 has no effect with --proposer heads"),
     (["--block-size", "1", "--adaptive"], "--adaptive has no effect in blocks of one token"),
     (["--block-size", "1", "--proposer", "heads"], "--proposer heads has no effect in blocks of one token"),

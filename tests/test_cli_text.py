@@ -16,7 +16,6 @@ from superres.evaluation.text import bleu, chrf
 from superres.pipeline.auto import load
 from superres.tasks.translation import TextPairs
 
-FOR_TEXT = [name for name, proposer in PROPOSERS.items() if not proposer.raster]
 LINES = ["the man sees a dog", "", "a red house", "dog"]
 
 
@@ -115,7 +114,7 @@ def test_lines_that_are_too_long_or_never_end_are_told_of(checkpoint, capsys, op
 
 @pytest.mark.parametrize(("options", "message"), [
     (["--accept", "distance"], "--accept must be one of exact, top-k, not 'distance'"),
-    (["--proposer", "left"], f"--proposer must be one of {', '.join(FOR_TEXT)}, not 'left'"),
+    (["--proposer", "left"], f"--proposer must be one of {', '.join(PROPOSERS)}, not 'left'"),
     (["--block-size", "5"], "block size 5 is more than the 4 prediction heads"),
     (["--block-size", "2", "--min-block", "3"], "min-block 3 is larger than the block size 2"),
     (["--temperature", "0.9,0.7,0.7"], "give one temperature"),
@@ -167,7 +166,7 @@ def test_help_lists_only_what_suits_text(capsys):
     assert run(["translate", "--help"]) == 0
     text = capsys.readouterr().out
     assert "[exact|top-k]" in text
-    assert f"[{'|'.join(FOR_TEXT)}]" in "".join(text.split())
+    assert f"[{'|'.join(PROPOSERS)}]" in "".join(text.split())
     assert "distance" not in text
 
 

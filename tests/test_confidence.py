@@ -9,13 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import NATIVE, SMALL, VARIANTS, random_model, random_tokens
+from fakes import NATIVE, SMALL, VARIANTS, Unruled, random_model, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
 from superres.checkpoint import CONFIDENCE, CONFIG, read_confidence, save_checkpoint
 from superres.config import Confidence, DecodeConfig
 from superres.decoding import cost
+from superres.decoding.acceptance import CRITERIA
 from superres.decoding.batching import ListFeed, RefilledDecoder
 from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.confidence import ConfidentBlockSize, Judged, best_width, passing, reach
@@ -40,7 +41,7 @@ from superres.tasks.translation import END
 compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
 ORDINAL = {name: replace(VARIANTS[name], free_scores=False, **NATIVE) for name in (
-    "sequential heads", "adaptive heads", "base aids", "no remainder")}
+    "sequential heads", "base aids", "no remainder")}
 TEXT = {"recurrent heads": replace(VARIANTS["recurrent heads"], **NATIVE)}
 HEADS = SMALL.prediction_heads
 
@@ -135,7 +136,7 @@ def test_no_token_counts_after_the_end_token():
     assert chooser.choose(sure, block, room, chooser.widths(2, (30,))) == HEADS
 
 
-@pytest.mark.parametrize("variant", ["sequential heads", "adaptive heads", *TEXT])
+@pytest.mark.parametrize("variant", ["sequential heads", "base aids", *TEXT])
 def test_sure_proposals_are_verified_and_unsure_ones_are_not(variant):
     for model in engines(variant):
         source = random_tokens(TEXT.get(variant, SMALL), 2)[0]
@@ -248,11 +249,12 @@ def test_coefficients_are_read_from_a_checkpoint(tmp_path):
 
 @pytest.mark.parametrize(("options", "kind"), [
     (WAYS["exact"], ConfidentBlockSize), (WAYS["distance"], ConfidentBlockSize), (WAYS["top-k"], ConfidentBlockSize),
-    (DecodeConfig(accept="drift-budget", epsilon=1), AdaptiveBlockSize),
-    (DecodeConfig(temperature=1.0), AdaptiveBlockSize),
+    ("unruled", AdaptiveBlockSize), (DecodeConfig(temperature=1.0), AdaptiveBlockSize),
 ])
 def test_other_criteria_and_samples_have_the_block_size_that_learns(options, kind, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(CRITERIA, "unruled", Unruled)
+    options = DecodeConfig(accept=options) if isinstance(options, str) else options
     model = StepModel(random_model(ORDINAL["base aids"], dtype=torch.float32))
     sizes = BlockSizes(model, "0", "plain", torch.device("cpu"), lambda *_: (COSTS["rising"], True))
     source, options = random_tokens(SMALL, 1)[0], replace(options, adaptive=True)

@@ -54,7 +54,7 @@ def test_criterion_judges_a_token_by_its_own_row_and_the_block_before_it(name, j
 @pytest.mark.parametrize("name", CRITERIA)
 def test_criterion_reads_the_settings_that_it_names_and_no_other(name, judged):
     options = criterion_options(name)
-    others = {"epsilon": 3, "top_k": 7, "budget": 1}
+    others = {"epsilon": 3, "top_k": 7}
     assert set(CRITERIA[name].settings) <= set(others)
     changed = {setting: value for setting, value in others.items() if setting not in CRITERIA[name].settings}
     verdicts = CRITERIA[name](replace(options, **changed)).accept(*judged)

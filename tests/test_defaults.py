@@ -128,7 +128,7 @@ def test_command_api_web_and_batch_decode_alike(upscaler, tmp_path):
 
 @pytest.mark.parametrize(("given", "expected"), [
     ({}, FASTEST),
-    ({"temperature": 0.9, "noise": "quantile"}, replace(FASTEST, temperature=0.9, noise="quantile")),
+    ({"temperature": 0.9, "nucleus": 0.8}, replace(FASTEST, temperature=0.9, nucleus=0.8)),
     ({"accept": "exact", "proposer": "heads", "seed": 3}, replace(FASTEST, seed=3)),
     ({"block_size": 4}, DecodeConfig(block_size=4)),
     ({"block_size": 4, "adaptive": True}, replace(FASTEST, block_size=4)),

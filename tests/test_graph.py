@@ -48,7 +48,7 @@ WAYS = {
     **{name: criterion_options(name) for name in CRITERIA},
     "minimum block": DecodeConfig(min_block=2),
     "sampled": DecodeConfig(temperature=0.8, seed=3),
-    "sampled by quantiles": DecodeConfig(temperature=(0.9, 0.5, 0.7), noise="quantile", accept="distance", epsilon=1),
+    "sampled by colour": DecodeConfig(temperature=(0.9, 0.5, 0.7), accept="distance", epsilon=1),
     "speculative": DecodeConfig(temperature=0.8, sampling="speculative", nucleus=0.9, seed=3),
     "speculative, certain proposals": DecodeConfig(temperature=0.8, sampling="speculative", proposer="jacobi"),
     **{name: DecodeConfig(proposer=name) for name, kind in PROPOSERS.items() if kind.stateless},
@@ -160,7 +160,7 @@ def addresses(thing, path="loop", seen=None):
 
 
 @pytest.mark.parametrize("limited", [False, True])
-@pytest.mark.parametrize("way", ["greedy", "exact", "sampled", "sampled by quantiles", "speculative"])
+@pytest.mark.parametrize("way", ["greedy", "exact", "sampled", "sampled by colour", "speculative"])
 @torch.inference_mode()
 def test_nothing_moves_from_one_iteration_to_the_next(way, limited):
     _, graph = pair()

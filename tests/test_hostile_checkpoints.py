@@ -157,7 +157,7 @@ def test_names_of_tensors_do_not_reach_the_terminal(folder):
 TEXTUAL = replace(SMALL, **PLAIN, source_shape=(7,), target_shape=(12,))
 SAMPLED = {"temperature": 0.9}
 WAYS = [DecodeConfig(block_size=1), DecodeConfig(block_size=5), DecodeConfig(accept="top-k"),
-        DecodeConfig(block_size=1, **SAMPLED), DecodeConfig(noise="quantile", **SAMPLED),
+        DecodeConfig(block_size=1, **SAMPLED), DecodeConfig(**SAMPLED),
         DecodeConfig(sampling="speculative", **SAMPLED), DecodeConfig(nucleus=0.5, sample_top_k=2, **SAMPLED),
         DecodeConfig(proposer="lookahead", block_size=3, window=3, candidates=2),
         DecodeConfig(proposer="lookahead", block_size=3, window=3, candidates=2, sampling="speculative", **SAMPLED)]

@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from fakes import NATIVE, SMALL, VARIANTS, Restless, random_model, random_tokens, small_source
+from fakes import NATIVE, SMALL, VARIANTS, Restless, Unruled, random_model, random_tokens, small_source
 from stepping import check_steps
 
 from superres.config import DecodeConfig
+from superres.decoding.acceptance import CRITERIA
 from superres.decoding.decode import decode, iterations
+from superres.decoding.proposers.base import Proposer
+from superres.decoding.proposers.jacobi import JacobiProposer
 from superres.decoding.sampling import GREEDY
 from superres.errors import ScoresError
 from superres.interfaces import LoopState
@@ -28,7 +31,7 @@ KNOWN = {
     name: replace(config, **NATIVE) for name, config in VARIANTS.items() if config.identity_p1
 }
 BLOCKS = replace(KNOWN["sequential heads"], attention_block_length=20, target_shape=(8, 8, 3), source_shape=(4, 4, 3))
-WAYS = {"greedy": {}, "Gumbel": {"temperature": 0.8}, "quantile": {"temperature": (0.9, 0.5, 0.7), "noise": "quantile"}}
+WAYS = {"greedy": {}, "Gumbel": {"temperature": 0.8}, "colours": {"temperature": (0.9, 0.5, 0.7)}}
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
@@ -126,7 +129,7 @@ def test_scores_do_not_depend_on_width_or_threads_by_a_single_bit(variant, rows,
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("variant", ["base aids", "adaptive heads", "sequential heads", "no free scores", "text",
+@pytest.mark.parametrize("variant", ["base aids", "sequential heads", "no free scores", "text",
                                      "recurrent heads"])
 def test_exact_blocks_are_greedy_tokens_bit_for_bit_at_any_width(variant, rows, way):
     config = KNOWN[variant]
@@ -145,13 +148,11 @@ def exact_heads(monkeypatch):
 
 @pytest.mark.usefixtures("exact_heads")
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("variant", ["base aids", "adaptive heads", "sequential heads", "no free scores",
-                                     "recurrent heads"])
+@pytest.mark.parametrize("variant", ["base aids", "sequential heads", "no free scores", "recurrent heads"])
 def test_the_same_is_proposed_as_by_the_plain_step(variant, way):
     config = KNOWN[variant]
     source = random_tokens(config, 3)[0]
-    one = {} if config.channels == 3 or way != "quantile" else {"temperature": 0.8}
-    options = DecodeConfig(accept="distance", epsilon=1, **{**WAYS[way], **one})
+    options = DecodeConfig(accept="distance", epsilon=1, **WAYS[way])
     plain, compiled = (decode(kind(random_model(config, dtype=torch.float32)), source, options)
                        for kind in (StepModel, NativeModel))
     assert torch.equal(plain.tokens, compiled.tokens)
@@ -164,9 +165,8 @@ WHOLE = {
     "Gumbel, alone": DecodeConfig(1, temperature=0.8), "Gumbel": DecodeConfig(temperature=0.8, seed=2**62 + 1),
     "Gumbel, filters": DecodeConfig(temperature=0.8, sample_top_k=5, nucleus=0.8, accept="distance", epsilon=1),
     "Gumbel, top-k": DecodeConfig(temperature=0.8, accept="top-k", top_k=3, sample_top_k=4),
-    "quantile": DecodeConfig(temperature=0.8, noise="quantile"),
-    "quantile, filters": DecodeConfig(temperature=0.8, noise="quantile", nucleus=0.8, accept="distance", epsilon=2),
-    "quantile, top-k": DecodeConfig(temperature=0.8, noise="quantile", accept="top-k", top_k=2, sample_top_k=9),
+    "Gumbel, nucleus": DecodeConfig(temperature=0.8, nucleus=0.8, accept="distance", epsilon=2),
+    "colours, top-k": DecodeConfig(temperature=(0.9, 0.5, 0.7), accept="top-k", top_k=2, sample_top_k=9),
     "speculative": DecodeConfig(temperature=0.8, sampling="speculative"),
     "speculative, alone": DecodeConfig(1, temperature=0.8, sampling="speculative"),
     "speculative, filters": DecodeConfig(temperature=0.8, sampling="speculative", sample_top_k=6, nucleus=0.9),
@@ -227,7 +227,7 @@ def test_whole_iterations_change_the_block_size_as_the_loop_does(variant, end_to
 
 @pytest.mark.usefixtures("exact_heads")
 @torch.inference_mode()
-@pytest.mark.parametrize("way", ["Gumbel", "quantile", "speculative", "speculative, filters"])
+@pytest.mark.parametrize("way", ["Gumbel", "Gumbel, filters", "speculative", "speculative, filters"])
 def test_sampled_iterations_keep_their_distributions_when_block_sizes_and_rows_change(way):
     model, source = model_of(KNOWN["sequential heads"]), random_tokens(KNOWN["sequential heads"], 4)[0]
     decodes = []
@@ -270,13 +270,18 @@ def test_the_best_of_many_words_is_found_however_close_the_next(variant, apart, 
         assert len(whole.tokens.unique()) > 5
 
 
-@pytest.mark.parametrize("options", [
-    DecodeConfig(proposer="left", temperature=0.5), DecodeConfig(proposer="left"),
-    DecodeConfig(accept="drift-budget", epsilon=1), DecodeConfig(accept="distance-by-offset", epsilon=(1, 2)),
-])
-def test_iterations_that_the_code_does_not_know_are_left_to_the_loop(options):
+class Undescribed(JacobiProposer):
+    """A proposer of the user, which has no form as data."""
+
+    as_data = Proposer.as_data
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+@pytest.mark.parametrize(("accept", "proposer"), [("unruled", None), ("exact", Undescribed())])
+def test_iterations_that_the_code_does_not_know_are_left_to_the_loop(accept, proposer, temperature, monkeypatch):
+    monkeypatch.setitem(CRITERIA, "unruled", Unruled)
     model, source = model_of(KNOWN["sequential heads"]), random_tokens(KNOWN["sequential heads"], 1)[0]
-    decode(model, source, replace(options, block_size=3))
+    decode(model, source, DecodeConfig(3, accept, temperature=temperature), proposer=proposer)
     assert not model.sessions.asked
     decode(model, source, DecodeConfig(block_size=3))
     assert model.sessions.asked

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superres.config import DecodeConfig
-from superres.decoding.decode import check_options
-from superres.decoding.noise import NOISES, GumbelNoise, RandomWords, gumbel, logarithm, philox, round_keys, weights
+from superres.decoding.noise import GumbelNoise, RandomWords, gumbel, logarithm, philox, round_keys, weights
 from superres.decoding.sampling import Chooser
-from superres.errors import ConfigError
 
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -125,43 +123,12 @@ SCORES = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, 1.5], dtype=torch.float64)
 LIMIT = 20.5  # of chi-square with 5 degrees of freedom: exceeded one time in a thousand
 
 
-@pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_choice_samples_the_softmax(temperature, noise):
-    chooser = Chooser(DecodeConfig(temperature=temperature, seed=1, noise=noise), torch.arange(20), 6)
+def test_choice_samples_the_softmax(temperature):
+    chooser = Chooser(DecodeConfig(temperature=temperature, seed=1), torch.arange(20), 6)
     place = torch.arange(500).expand(20, -1)
     tokens = chooser.at(place)(SCORES.expand(20, 500, -1))
     assert chi_square(tokens, (SCORES / temperature).softmax(-1)) < LIMIT
-
-
-def intensities(centre):
-    """Scores of a Laplace distribution over 256 intensities, for each of 20 x 500 positions."""
-    return (-(torch.arange(256.0) - centre).abs() / 6).expand(20, 500, -1)
-
-
-def test_quantile_noise_keeps_samples_as_close_as_the_distributions_are_and_gumbel_noise_does_not():
-    place, moved = torch.arange(500).expand(20, -1), {}
-    for noise in NOISES:
-        chooser = Chooser(DecodeConfig(temperature=1.0, noise=noise), torch.arange(20), 256)
-        here, there = (chooser.at(place)(intensities(centre)) for centre in (100.0, 102.0))
-        moved[noise] = (there - here).abs()
-    assert int((moved["quantile"] - 2).abs().max()) <= 1  # where the distribution is continuous, exactly 2
-    assert int(moved["gumbel"].max()) > 20
-
-
-def test_quantile_scores_fall_with_the_distance_from_the_sample():
-    chooser = Chooser(DecodeConfig(temperature=1.0, noise="quantile"), torch.arange(20), 256)
-    place = torch.arange(500).expand(20, -1)
-    adjusted = chooser.at(place).adjust(intensities(128.0))
-    best = adjusted.argmax(-1, keepdim=True)
-    assert float(adjusted.max()) == 0.0
-    near, far = (adjusted.gather(-1, (best + step).clamp(max=255)) for step in (1, 9))
-    assert bool((near >= far).all())
-
-
-def test_unknown_noise_is_refused_with_the_choices():
-    with pytest.raises(ConfigError, match="noise must be one of gumbel, quantile, not 'pink'"):
-        check_options(DecodeConfig(noise="pink"), 4)
 
 
 def test_noise_is_added_after_the_division_by_the_temperature():

@@ -70,7 +70,7 @@ def refusal(capsys, *words):
 # Decoding text with every proposer
 
 
-@pytest.mark.parametrize("name", [name for name, kind in PROPOSERS.items() if not kind.raster])
+@pytest.mark.parametrize("name", PROPOSERS)
 def test_every_proposer_leaves_exact_translation_as_it_is(name, folder):
     translator = load(folder, "cpu")
     width = None if PROPOSERS[name].proposes_tree else 4
@@ -143,7 +143,7 @@ def test_the_command_line_names_draft_counts_and_sampling(folder, capsys, tmp_pa
 @pytest.mark.parametrize(("words", "message"), [
     (["--proposer", "draft", "--draft", "nowhere"], "no checkpoint 'nowhere'"),
     (["--proposer", "ngram", "--ngrams", "nowhere"], "no n-grams at nowhere; count them with 'superres train ngrams'"),
-    (["--proposer", "source"], "--proposer must be one of heads, stale, jacobi, draft, ngram, lookup"),
+    (["--proposer", "source"], "--proposer must be one of heads, jacobi, draft, ngram, lookup, lookahead, not"),
     (["--temperature", "1", "--nucleus", "0"], "nucleus must be above 0 and at most 1, not 0"),
     (["--sampling", "speculative"], "needs a temperature above 0"),
     (["--sampling", "wild", "--temperature", "1"], "--sampling must be one of coupled, speculative, not 'wild'"),
@@ -338,8 +338,8 @@ def check_rows(report, names):
 
 def test_every_proposer_of_text_is_measured_beside_its_prediction(folder, tmp_path):
     translator = load(folder, "cpu")
-    names = parse_proposers("all", translator)
-    assert names == [name for name, kind in PROPOSERS.items() if not kind.raster]
+    names = parse_proposers("all")
+    assert names == list(PROPOSERS)
     report = compare_proposers(text_workload(translator, LINES), names, batch=2, count=2, most=5)
     check_rows(report, names)
     assert report["missing"] == {}
@@ -371,8 +371,8 @@ def test_proposers_of_images_are_measured():
     model = random_model(TINY, dtype=torch.float32)
     upscaler = Upscaler(model, "tiny", "0123", "cpu")
     sources = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 3)).astype(np.uint8)
-    report = compare_proposers(image_workload(upscaler, sources), ["left", "draft"], count=1, most=2)
-    check_rows(report, ["left"])
+    report = compare_proposers(image_workload(upscaler, sources), ["lookup", "draft"], count=1, most=2)
+    check_rows(report, ["lookup"])
     assert "name its checkpoint with --draft" in report["missing"]["draft"]
     assert "draft: not measured" in proposers_markdown(report)
     assert "| draft | not measured |" in summary_markdown(report)
@@ -389,7 +389,7 @@ def test_the_command_compares_proposers_and_prints_json(folder, capsys, tmp_path
     assert json.loads((tmp_path / "out" / "proposers.json").read_text()) == report
     assert len(report["rows"]) >= 6
     line = refusal(capsys, *words[:6], "--proposers", "heads,left", "--busy")
-    assert "--proposers takes all, or names from heads, stale" in line
+    assert "--proposers takes all, or names from heads, jacobi" in line
     assert "not 'left'" in line
     line = refusal(capsys, *words[:6], "--proposers", "all", "--busy", "--batches", "1,2")
     assert "--proposers compares at one batch size" in line

@@ -118,11 +118,11 @@ def test_several_samples_of_greedy_decoding_are_refused(pairs):
 def test_every_epsilon_is_compared_with_sequential_sampling_of_the_same_noise(pairs):
     upscaler = FakeUpscaler()
     report, pictures = evaluate_coupled_sampling(
-        pairs, upscaler, DecodeConfig(temperature=(0.9, 0.7, 0.7), noise="quantile", seed=5), batch_size=3)
+        pairs, upscaler, DecodeConfig(temperature=(0.9, 0.7, 0.7), seed=5), batch_size=3)
     assert json.loads(json.dumps(report, allow_nan=False)) == {**report, "temperature": [0.9, 0.7, 0.7]}
     assert list(report["ways"]) == ["sequential", *(f"epsilon {epsilon}" for epsilon in EPSILONS)]
     sampled = [options for options in upscaler.called if options.is_sampling]
-    assert {(o.seed, o.noise, o.temperature) for o in sampled} == {(5, "quantile", (0.9, 0.7, 0.7))}
+    assert {(o.seed, o.temperature) for o in sampled} == {(5, (0.9, 0.7, 0.7))}
     assert {(o.block_size, o.epsilon) for o in sampled if o.accept == "distance"} == {(10, e) for e in EPSILONS}
     fast = report["ways"]["epsilon 8"]
     assert fast["speed_up"] == pytest.approx(10)
@@ -132,7 +132,7 @@ def test_every_epsilon_is_compared_with_sequential_sampling_of_the_same_noise(pa
     assert contact_sheet(pictures).shape == (16 + 3 * 128, 6 * 128, 3)
     markdown = coupled_sampling_markdown(report)
     assert "| epsilon 8 | 9.97 | 309.0 |" in markdown
-    assert "temperature (0.9, 0.7, 0.7), noise quantile, seed 5, 3 images" in markdown
+    assert "temperature (0.9, 0.7, 0.7), seed 5, 3 images" in markdown
 
 
 def test_a_sample_that_differs_is_noticed(pairs):

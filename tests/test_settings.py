@@ -16,14 +16,13 @@ from superres.cli.main import run
 from superres.cli.options import DecodingCommand, decode_config
 from superres.config import FACES, TRANSLATION, Control, DecodeConfig, Registry, setting, settings_of
 from superres.decoding.acceptance import CRITERIA, Exact
-from superres.decoding.noise import NOISES
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.heads import HeadProposer
 from superres.errors import ConfigError
 from superres.pipeline.options import combined, dependent_on
 
 ROOT = Path(__file__).parent.parent
-REGISTRIES = {"accept": CRITERIA, "proposer": PROPOSERS, "noise": NOISES}
+REGISTRIES = {"accept": CRITERIA, "proposer": PROPOSERS}
 
 TOY = '''
 from __future__ import annotations
@@ -143,7 +142,7 @@ def test_a_switch_is_written_as_true_or_false(text, value):
 
 
 @pytest.mark.parametrize("value", ["dist", "", None, 5, ["exact"], {}], ids=repr)
-@pytest.mark.parametrize("name", ["accept", "proposer", "noise", "sampling"])
+@pytest.mark.parametrize("name", ["accept", "proposer", "sampling"])
 def test_an_unknown_name_is_refused_where_it_is_given_with_the_choices(name, value):
     with pytest.raises(ConfigError) as refused:
         DecodeConfig(**{name: value})
@@ -154,7 +153,7 @@ def test_an_unknown_name_is_refused_where_it_is_given_with_the_choices(name, val
 @pytest.mark.parametrize("name", REGISTRIES)
 def test_a_registered_name_is_known_until_it_is_removed(name, capsys):
     registry = REGISTRIES[name]
-    registry["toy"] = {"accept": Exact, "proposer": HeadProposer, "noise": NOISES["gumbel"]}[name]
+    registry["toy"] = {"accept": Exact, "proposer": HeadProposer}[name]
     try:
         options = {name: "toy", "temperature": 0.9}
         assert getattr(combined(DecodeConfig(), options, 10), name) == "toy"

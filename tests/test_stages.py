@@ -251,7 +251,7 @@ def base(request, data, tmp_path_factory):
 
 
 @pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "fine-tuned"])
-@pytest.mark.parametrize("kind", ["per-head", "dense", "adaptive", "sequential"])
+@pytest.mark.parametrize("kind", ["per-head", "dense", "sequential"])
 def test_a_head_layer_is_inserted_after_the_base_is_trained(kind, frozen, base, data, tmp_path):
     name, start = base
     before = load_checkpoint(start)

@@ -316,12 +316,12 @@ def test_a_plan_is_printed(capsys):
 
 @pytest.mark.parametrize(("text", "name"), [("bicubic", "bicubic"), ("camera", "camera"), ("ours", "ours"),
                                             ("name=mine,folder=ours", "mine"), ("folder=ours", "ours"),
-                                            ("name=k,epsilon=4:3:2,accept=distance-by-offset", "k")])
+                                            ("name=k,temperature=0.9:0.7:0.7,seed=3", "k")])
 def test_specs(here, text, name):
     spec = parse_spec(text)
     assert spec.name == name
     if name == "k":
-        assert spec.settings == {"epsilon": (4, 3, 2), "accept": "distance-by-offset"}
+        assert spec.settings == {"temperature": (0.9, 0.7, 0.7), "seed": 3}
         assert spec.checkpoint == "celeba-8to32"
 
 

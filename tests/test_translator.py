@@ -243,7 +243,7 @@ class Script:
         from superres.interfaces import StepOutput
 
         session = Script(self.tokens.tolist())
-        session.width, session.shape, session.estimate, session.longest = width, (20,), None, None
+        session.width, session.shape, session.longest = width, (20,), None
         session.step = lambda tokens, position: StepOutput(
             self._scores(position.unsqueeze(1) + torch.arange(width)), position)
         session.propose = lambda output, index, first, offsets, choose: choose(
@@ -281,7 +281,6 @@ def test_a_checkpoint_without_its_vocabulary_or_with_another_is_refused(folder):
 @pytest.mark.parametrize(("options", "message"), [
     (DecodeConfig(accept="distance"), "distance compares grey levels, .*; choose one of exact, top-k"),
     (DecodeConfig(temperature=(0.9, 0.7, 0.7)), "text has no colour channels"),
-    (DecodeConfig(temperature=0.9, noise="quantile"), "noise gumbel"),
     (DecodeConfig(block_size=5), "block size 5 is more than the 4 prediction heads"),
 ])
 def test_options_for_pictures_are_refused(toy, options, message):

@@ -89,10 +89,10 @@ def test_variants_cover_the_block_sizes_up_to_the_heads_and_a_minimum_block():
 def test_the_search_ends_with_the_largest_block_that_keeps_the_bound_on_all_images(bound, largest, data):
     report, table, fastest = search(read_faces(data), LossyUpscaler(), bound, batch_size=3)
     assert fastest.block_size == 10
-    assert fastest.accept == "exact" if largest == 0 else max(fastest.epsilons) <= largest
+    assert fastest.accept == "exact" if largest == 0 else fastest.epsilon <= largest
     kept = [DecodeConfig.from_dict(row["config"]) for row in report["settings"] if row["within_bound"]]
     assert kept[0] == fastest
-    assert all(options.accept == "exact" or max(options.epsilons) <= largest for options in kept)
+    assert all(options.accept == "exact" or options.epsilon <= largest for options in kept)
     assert GREEDY in kept
     assert "fastest" in next(line for line in table.splitlines() if label(fastest) in line)
     assert json.loads(json.dumps(report, allow_nan=False))["bound"] == bound.to_dict()
@@ -177,8 +177,8 @@ def test_defaults_are_kept_apart_by_kind_of_device(folder):
     assert load(folder, "cpu").default == GREEDY
 
 
-def test_a_list_of_epsilons_survives_as_a_default(folder):
-    options = DecodeConfig(accept="distance-by-offset", epsilon=(4, 3, 2))
+def test_a_list_of_temperatures_survives_as_a_default(folder):
+    options = DecodeConfig(temperature=(0.9, 0.7, 0.7))
     save_default(folder, "cpu", options)
     assert load(folder, "cpu").default == options
 
@@ -232,10 +232,10 @@ def test_bad_usage_is_one_line_and_code_2(bound, message, folder, data, capsys):
 
 
 def test_given_settings_replace_the_defaults_and_what_belonged_to_them():
-    default = DecodeConfig(10, "distance-by-offset", (4, 3, 2), min_block=3)
+    default = DecodeConfig(10, "distance", 4, min_block=3)
     assert default.changed({}) == default
-    assert default.changed({"epsilon": (5, 1)}) == replace(default, epsilon=(5, 1))
-    assert default.changed({"accept": "distance"}) == replace(default, accept="distance", epsilon=2)
+    assert default.changed({"epsilon": 5}) == replace(default, epsilon=5)
+    assert default.changed({"accept": "top-k"}) == replace(default, accept="top-k", epsilon=2)
     assert default.changed({"block_size": 2}) == replace(default, block_size=2, min_block=2)
     with pytest.raises(ConfigError, match="min-block 4 is larger than the block size 2"):
         default.changed({"block_size": 2, "min_block": 4})

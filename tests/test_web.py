@@ -233,28 +233,29 @@ def test_names_are_text_and_not_html(photo):
 
 
 def test_the_settings_come_back_from_their_controls():
-    values = {"block_size": 10.0, "accept": "distance", "epsilon": "2", "top_k": 2, "budget": 8,
+    values = {"block_size": 10.0, "accept": "distance", "epsilon": 2, "top_k": 2,
               "consistent": True, "temperature": 0, "seed": 0}
     wanted = DecodeConfig(block_size=10, accept="distance", consistent=True)
     assert options_of(DecodeConfig(), values.values()) == wanted
-    assert options_of(DecodeConfig(), {**values, "epsilon": "4,3,2", "temperature": 0.5}.values()).epsilon == (4, 3, 2)
+    assert options_of(DecodeConfig(), {**values, "epsilon": 4.0, "temperature": 0.5}.values()) == replace(
+        wanted, epsilon=4, temperature=0.5)
 
 
 def test_settings_without_a_control_are_the_checkpoint_s_own():
-    tuned = DecodeConfig(min_block=3, proposer="stale", accept="top-k")
-    values = {"block_size": 2, "accept": "top-k", "epsilon": "2", "top_k": 2, "budget": 8, "consistent": False,
+    tuned = DecodeConfig(min_block=3, proposer="jacobi", accept="top-k")
+    values = {"block_size": 2, "accept": "top-k", "epsilon": 2, "top_k": 2, "consistent": False,
               "temperature": 0, "seed": 0}
     assert options_of(tuned, values.values()) == replace(tuned, block_size=2, min_block=2)
 
 
 @pytest.mark.parametrize("wrong", [
     {"block_size": 1.5}, {"block_size": None}, {"block_size": -1}, {"accept": ["exact"]}, {"accept": None},
-    {"epsilon": "x"}, {"epsilon": {}}, {"top_k": "3"}, {"top_k": 0}, {"budget": -1}, {"temperature": -1},
-    {"temperature": None}, {"consistent": 1}, {"seed": float("inf")},
+    {"epsilon": "x"}, {"epsilon": {}}, {"top_k": "3"}, {"top_k": 0}, {"epsilon": "2"}, {"epsilon": -1},
+    {"temperature": -1}, {"temperature": None}, {"consistent": 1}, {"seed": float("inf")},
     {"seed": float("nan")}, {"seed": -1}, {"seed": 2**70},
 ], ids=str)
 def test_whatever_a_visitor_sends_instead_is_refused_with_a_message(wrong):
-    values = {"block_size": 10, "accept": "exact", "epsilon": "2", "top_k": 2, "budget": 8, "consistent": False,
+    values = {"block_size": 10, "accept": "exact", "epsilon": 2, "top_k": 2, "consistent": False,
               "temperature": 0, "seed": 0}
     with pytest.raises(ConfigError):
         options_of(DecodeConfig(), {**values, **wrong}.values())

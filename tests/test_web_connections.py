@@ -106,7 +106,7 @@ def test_a_slow_upload_that_goes_on_arrives(upscaler):
 def test_an_answer_may_take_its_time(upscaler):
     blocked = Blocked(upscaler)
     with running(blocked, connection=Impatient) as demo:
-        demo.join("patient", block_size=8, accept="distance", epsilon="255")
+        demo.join("patient", block_size=8, accept="distance", epsilon=255)
         messages = events(demo.url, "patient")
         assert next(messages)["msg"] == "estimation"
         demo.wait(lambda: demo.decoder.is_busy)

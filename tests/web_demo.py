@@ -30,7 +30,7 @@ HTTP = httpx.Client(timeout=300)
 
 ROOT = Path(__file__).parents[1]
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
-FAST = {"accept": "distance", "epsilon": "255"}
+FAST = {"accept": "distance", "epsilon": 255}
 """Settings that accept everything: few calls."""
 
 

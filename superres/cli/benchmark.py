@@ -115,7 +115,7 @@ def _measure(context: typer.Context, work: Workload, sizes: tuple[int, ...], cou
     names = []
     if values["proposers"] is not None:
         require(len(sizes) == 1, f"--proposers compares at one batch size; give --batches 1, not {sizes}")
-        names = benchmark_proposers.parse_proposers(values["proposers"], work.pipeline)
+        names = benchmark_proposers.parse_proposers(values["proposers"])
     if not values["busy"]:
         require_idle()
     if names:

@@ -49,11 +49,9 @@ PieceMinutes = Annotated[float | None, Option(metavar="M", help="Save and stop a
 Freeze = Annotated[bool, Option("--freeze-base", help="Train the head layer only. p1 stays the base's p1, except in "
                                 "the preset paper, where p1 passes through the head layer.")]
 HeadLoss = Annotated[str, Option(metavar=opt.choices(HEAD_LOSSES), help="Loss of a minibatch: p1's plus the mean of "
-                                 "all heads at some positions; that of one random head of p1..pk, as in the paper; or "
-                                 "p1's plus that of one random head of p2..pk.")]
+                                 "all heads at some positions; or that of one random head of p1..pk, as in the paper.")]
 HeadTarget = Annotated[str, Option(metavar=opt.choices(HEAD_TARGETS), help="Target of a head: p1's distribution at the "
                                    "head's position, or the true token as in the paper.")]
-HeadDecay = Annotated[float, Option(metavar="D", help="Weight D**(i - 2) of head i in the loss of the heads.")]
 HeadLayer = Annotated[str | None, Option(metavar=opt.choices(HEAD_LAYERS), help="Layer of the prediction heads. "
                                          "[default: as in --start]")]
 Minutes = Annotated[float | None, Option(metavar="M", help="Minutes of training in all, over all resumed runs.")]
@@ -124,8 +122,8 @@ def heads(
     minutes: Minutes = None, steps: Steps = None, batch_size: TrainBatchSize = TRAINING.batch_size,
     learning_rate: Rate = TRAINING.learning_rate, optimizer: Optimizer = TRAINING.optimizer,
     precision: Precision = TRAINING.precision, seed: Seed = 0,
-    limit: Limit = None, gradient_checkpointing: Recompute = False, head_decay: HeadDecay = TRAINING.head_decay,
-    head_layer: HeadLayer = None, head_target: HeadTarget = TRAINING.head_target,
+    limit: Limit = None, gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
+    head_target: HeadTarget = TRAINING.head_target,
     label_smoothing: Smoothing = TRAINING.label_smoothing, warmup_steps: Warmup = TRAINING.warmup_steps,
     head_positions: Positions = TRAINING.head_positions, crops: Crops = None, crop_share: CropShare = None,
 ) -> None:

@@ -7,7 +7,6 @@ from superres.config.decoding import (
     DEFAULT_TRANSLATOR,
     ENGINE_NAMES,
     LEAST_TEMPERATURE,
-    NOISE_NAMES,
     PROPOSER_NAMES,
     BeamConfig,
     Confidence,
@@ -31,7 +30,7 @@ from superres.config.settings import (
 
 __all__ = [
     "CRITERION_NAMES", "DECODING", "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR", "ENGINE_NAMES", "EXPERTS", "FACES",
-    "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LEAST_TEMPERATURE", "LONGEST", "NOISE_NAMES", "PRESETS",
+    "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LEAST_TEMPERATURE", "LONGEST", "PRESETS",
     "PROPOSER_NAMES", "SAMPLING", "SIZES", "TRANSLATION", "BeamConfig", "Confidence", "Config", "Control",
     "DecodeConfig", "ModelConfig", "QualityBound", "Registry", "Setting", "is_number", "is_whole",
     "parse_temperature", "require", "require_choice", "require_whole", "setting", "settings_of",

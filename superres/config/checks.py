@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from superres.errors import ConfigError, plain, shown
 
@@ -64,6 +64,9 @@ def require_choice(name: str, value: object, names: Collection[str]) -> None:
 class Config:
     """Base class of settings; its dictionary form has exactly the fields of the class."""
 
+    retired: ClassVar[dict[str, Any]] = {}
+    """Former settings that older files name, and the value that each of them must have there."""
+
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as a dictionary that JSON can represent."""
         return dataclasses.asdict(self)
@@ -77,6 +80,7 @@ class Config:
         """
         known = {field.name: field for field in dataclasses.fields(cls)}
         require(isinstance(values, dict), f"{cls.__name__} needs an object of settings, not {shown(values)}")
+        values = {name: v for name, v in values.items() if name not in cls.retired or v != cls.retired[name]}
         unknown = sorted(set(values) - set(known))
         require(not unknown, f"unknown setting {', '.join(map(plain, unknown[:3]))} in {cls.__name__}; "
                              f"known: {', '.join(known)}")

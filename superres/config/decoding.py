@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from superres.config.checks import LARGEST, Config, is_number, is_whole, require, require_probability, require_whole
+from superres.config.checks import Config, is_number, require, require_probability, require_whole
 from superres.config.settings import (
     EXPERTS,
     FACES,
@@ -41,30 +41,14 @@ than 1e-7.
 LARGEST_BRANCHING = 128
 """Largest window and number of candidates of lookahead; a step reads (window + candidates) * (k - 1) columns."""
 
-CRITERION_NAMES = ["exact", "distance", "distance-by-offset", "distance-by-channel", "drift-budget", "top-k"]
+CRITERION_NAMES = ["exact", "distance", "top-k"]
 """Acceptance criteria, implemented in `superres.decoding.acceptance.CRITERIA`."""
 
-PROPOSER_NAMES = ["heads", "stale", "jacobi", "draft", "ngram", "lookup", "source", "left", "above", "lookahead"]
+PROPOSER_NAMES = ["heads", "jacobi", "draft", "ngram", "lookup", "lookahead"]
 """Sources of proposals, implemented in `superres.decoding.proposers.PROPOSERS`."""
-
-NOISE_NAMES = ["gumbel", "quantile"]
-"""Kinds of sampling noise, implemented in `superres.decoding.noise.NOISES`."""
 
 SAMPLINGS = ("coupled", "speculative")
 """Methods of sampling in blocks."""
-
-
-def parse_epsilon(text: str) -> int | tuple[int, ...]:
-    """Return the value of epsilon in text such as "2" or "4,3,2"; `DecodeConfig` checks the range.
-
-    Raises:
-        ConfigError: a part is not a whole number.
-    """
-    try:
-        values = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"--epsilon must be a whole number, or several such as 4,3,2, not {shown(text)}") from None
-    return values if len(values) > 1 else values[0]
 
 
 def parse_temperature(text: str) -> float | tuple[float, ...]:
@@ -90,22 +74,20 @@ class DecodeConfig(Config):
     the code that uses it, and a check below if its range alone does not define the valid values.
     """
 
+    retired: ClassVar[dict[str, Any]] = {"budget": 8, "noise": "gumbel"}
+
     block_size: int | None = setting(
         None, "Tokens proposed per step; 1 decodes greedily.", "K", unset="all prediction heads", least=1,
         control=Control("Block size", tasks=(FACES, TRANSLATION)))
     accept: str = setting(
         "exact", "Criterion that accepts proposals: exact gives the greedy result; the others trade quality for speed.",
         choices=CRITERION_NAMES, control=Control("Acceptance", tasks=(FACES, TRANSLATION)))
-    epsilon: int | tuple[int, ...] = setting(
-        2, "Largest accepted difference between a proposal and the verifier's token, in grey levels, 0 or more; "
-        "several such as 4,3,2 for distance-by-offset (the last repeats) or distance-by-channel (red, green, blue).",
-        "E[,E...]", parse=parse_epsilon, depends_on="accept", tasks=(FACES,), control=Control("Epsilon, grey levels"))
+    epsilon: int = setting(
+        2, "Largest accepted difference between a proposal and the verifier's token, in grey levels, 0 or more.", "E",
+        least=0, depends_on="accept", tasks=(FACES,), control=Control("Epsilon, grey levels"))
     top_k: int = setting(
         2, "Rank within which top-k accepts a proposal, 1 or more.", "N", least=1, depends_on="accept",
         control=Control("Top k", 16, tasks=(FACES, TRANSLATION)))
-    budget: int = setting(
-        8, "Largest sum of differences along a block that drift-budget accepts, in grey levels, 0 or more.", "N",
-        least=0, depends_on="accept", tasks=(FACES,), control=Control("Budget, grey levels", 64))
     min_block: int = setting(
         1, "Tokens accepted per step regardless of the criterion, up to the block size; 1 is off.", "L", least=1)
     consistent: bool = setting(
@@ -118,9 +100,6 @@ class DecodeConfig(Config):
     seed: int = setting(
         0, "Seed of the sampling noise, 0 to 2**63 - 1.", "S", panel=SAMPLING, least=0, most=2**63 - 1,
         control=Control("Seed"))
-    noise: str = setting(
-        "gumbel", "Sampling noise: gumbel suits all tokens; quantile keeps proposals close to the verifier's samples.",
-        panel=SAMPLING, choices=NOISE_NAMES, depends_on="temperature", tasks=(FACES,))
     proposer: str = setting("heads", "Source of proposals.", panel=EXPERTS, choices=PROPOSER_NAMES)
     adaptive: bool = setting(
         False, "Choose the fastest block size while decoding, up to --block-size. With exact acceptance, the tokens "
@@ -152,7 +131,6 @@ class DecodeConfig(Config):
     def __post_init__(self) -> None:
         for name, about in settings_of(type(self)).items():
             about.check(name, getattr(self, name))
-        self._check_epsilon()
         require(self.block_size is None or self.min_block <= self.block_size,
                 f"min-block {self.min_block} is larger than the block size {self.block_size}")
         require(all(map(is_number, self.temperatures)) and (self.temperature == 0 or (
@@ -161,24 +139,13 @@ class DecodeConfig(Config):
                 f"not {shown(self.temperature)}")
         self._check_sampling()
 
-    def _check_epsilon(self) -> None:
-        valid = isinstance(self.epsilons, tuple) and all(is_whole(e) and e >= 0 for e in self.epsilons)
-        require(valid and bool(self.epsilons), f"epsilon must be at least 0, not {shown(self.epsilon)}; "
-                                               "give a whole number or a tuple of them")
-        require(max(self.epsilons) <= LARGEST, f"epsilon must be at most {LARGEST}, not {shown(self.epsilon)}")
-
     def _check_sampling(self) -> None:
         require_probability("nucleus", self.nucleus)
         if self.sampling == "speculative":
             require(self.is_sampling, "speculative sampling needs a temperature above 0; give one such as 0.9")
-            require(self.accept == "exact" and self.min_block == 1 and self.noise == "gumbel",
-                    f"speculative sampling has its own acceptance rule and its own noise; leave out accept "
-                    f"{self.accept}, min-block {self.min_block} and noise {self.noise}, or sample coupled")
-
-    @property
-    def epsilons(self) -> tuple[int, ...]:
-        """`epsilon` as a tuple."""
-        return self.epsilon if isinstance(self.epsilon, tuple) else (self.epsilon,)
+            require(self.accept == "exact" and self.min_block == 1,
+                    f"speculative sampling has its own acceptance rule; leave out accept {self.accept} and min-block "
+                    f"{self.min_block}, or sample coupled")
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -217,7 +184,7 @@ class DecodeConfig(Config):
             changes.update({name: getattr(plain, name) for name, about in settings_of(type(self)).items()
                             if about.depends_on == "accept"})
         if given.get("sampling") == "speculative":
-            changes.update(accept=plain.accept, min_block=plain.min_block, noise=plain.noise)
+            changes.update(accept=plain.accept, min_block=plain.min_block)
         if given.get("temperature") == 0:
             changes.update(sampling=plain.sampling)
         is_fixed = "block_size" in given or "min_block" in given

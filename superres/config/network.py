@@ -44,7 +44,7 @@ MOST_SOURCE, MOST_TARGET, MOST_CHANNELS = 2**14, 256 * 256 * 3, 4
 MOST_TABLE = 2**26
 """Largest number of entries in a table with one row per position; 256 MiB in float32."""
 
-HEAD_LAYERS = ("per-head", "dense", "adaptive", "sequential", "recurrent")
+HEAD_LAYERS = ("per-head", "dense", "sequential", "recurrent")
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class ModelConfig(Config):
         norm: "pre" (normalise before a sub-layer) or "post" (after the residual sum, as in the paper).
         dropout: probability of dropping a sub-layer's output while training.
         prediction_heads: K, the number of heads p1..pk; 1 is an autoregressive model.
-        head_layer: "per-head" (block-diagonal), "dense" (fully connected across heads, as in the paper), "adaptive"
-            (per-head, and its state weights the neighbour features), "sequential" (adaptive, and a head reads the
-            tokens proposed before its own) or "recurrent" (each head is a step of one layer, which reads the token
-            proposed before its own and the memory). "adaptive" and "sequential" need `numeric_neighbourhood` and
-            `ordinal_output`; "recurrent" needs text, `cross_attention` and `identity_p1`.
+        head_layer: "per-head" (block-diagonal), "dense" (fully connected across heads, as in the paper), "sequential"
+            (per-head, and its state weights the neighbour features and the tokens proposed before its own) or
+            "recurrent" (each head is a step of one layer, which reads the token proposed before its own and the
+            memory). "sequential" needs `numeric_neighbourhood` and `ordinal_output`; "recurrent" needs text,
+            `cross_attention` and `identity_p1`.
         head_filter_size: hidden size of one prediction head's layer.
         identity_p1: head 1 is the base model's own output. False passes it through the head layer, as in the paper, so
             inserting the layer changes p1 even if the base is frozen.
@@ -110,7 +110,7 @@ class ModelConfig(Config):
     norm: Literal["pre", "post"] = "pre"
     dropout: float = 0.0
     prediction_heads: int = 1
-    head_layer: Literal["per-head", "dense", "adaptive", "sequential", "recurrent"] = "per-head"
+    head_layer: Literal["per-head", "dense", "sequential", "recurrent"] = "per-head"
     head_filter_size: int = 64
     identity_p1: bool = True
     one_head_layer: bool = True
@@ -167,8 +167,8 @@ class ModelConfig(Config):
         require(self.head_layer in HEAD_LAYERS,
                 f"head_layer must be one of {', '.join(HEAD_LAYERS)}, not {shown(self.head_layer)}")
         numeric = self.numeric_neighbourhood and self.ordinal_output
-        require(self.head_layer not in ("adaptive", "sequential") or numeric,
-                f"head_layer {self.head_layer} needs numeric_neighbourhood and ordinal_output")
+        require(self.head_layer != "sequential" or numeric,
+                "head_layer sequential needs numeric_neighbourhood and ordinal_output")
         is_text = len(self.target_shape) == 1
         require(self.head_layer != "recurrent" or (is_text and self.cross_attention and self.identity_p1),
                 "head_layer recurrent needs a target_shape of one number, cross_attention and identity_p1")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from superres.config import CRITERION_NAMES, DecodeConfig, Registry, require
+from superres.config import CRITERION_NAMES, DecodeConfig, Registry
 
 if TYPE_CHECKING:  # the command line lists the criteria in its help, which must not wait for torch
     from torch import Tensor
@@ -58,22 +58,6 @@ def possible(proposed: Tensor, scores: Tensor) -> Tensor:
     return ~scores.gather(-1, proposed.unsqueeze(-1)).squeeze(-1).isneginf()
 
 
-def one_epsilon(options: DecodeConfig, name: str) -> int:
-    """Return the single epsilon of the criterion `name`.
-
-    Raises:
-        ConfigError: `options` give several values.
-    """
-    values = options.epsilons
-    require(len(values) == 1, f"{name} takes one epsilon, not {_listed(values)}; give one, or accept by "
-                              "distance-by-offset or distance-by-channel")
-    return values[0]
-
-
-def _listed(values: tuple[int, ...]) -> str:
-    return ",".join(map(str, values))
-
-
 class Exact:
     """Accept a token that equals the verifier's choice (section 3)."""
 
@@ -95,69 +79,12 @@ class Distance:
 
     def __init__(self, options: DecodeConfig) -> None:
         """See `Criterion`."""
-        self.epsilon = one_epsilon(options, "distance")
+        self.epsilon = options.epsilon
         self.rule: Rule | None = ("distance", self.epsilon)
 
     def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
         """See `Criterion.accept`."""
         return (difference(proposed, scores) <= self.epsilon) & possible(proposed, scores)
-
-
-class DistanceByOffset:
-    """Distance with one epsilon per offset, from proposal 2 on; the last epsilon applies to all further proposals."""
-
-    settings: ClassVar[tuple[str, ...]] = ("epsilon",)
-    rule: Rule | None = None
-
-    def __init__(self, options: DecodeConfig) -> None:
-        """See `Criterion`."""
-        self.epsilons = options.epsilons
-
-    def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
-        """See `Criterion.accept`."""
-        # Filled on the device; a tensor made from a list would be copied to the device in every iteration.
-        limit = proposed.new_full(proposed.shape, self.epsilons[-1])  # [B, N]
-        for column, epsilon in enumerate(self.epsilons[: proposed.shape[1]]):
-            limit[:, column].fill_(epsilon)
-        return (difference(proposed, scores) <= limit) & possible(proposed, scores)
-
-
-class DistanceByChannel:
-    """Distance with one epsilon per colour channel: red, green, blue."""
-
-    settings: ClassVar[tuple[str, ...]] = ("epsilon",)
-    rule: Rule | None = None
-
-    def __init__(self, options: DecodeConfig) -> None:
-        """See `Criterion`."""
-        self.epsilons = options.epsilons
-        require(len(self.epsilons) == 3, f"distance-by-channel takes three epsilons (red, green, blue), not "
-                                         f"{_listed(self.epsilons)}; give three such as 3,2,4")
-
-    def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
-        """See `Criterion.accept`."""
-        channel = position % len(self.epsilons)  # [B, N]
-        limit = channel
-        for number, epsilon in enumerate(self.epsilons):
-            limit = limit.masked_fill(channel == number, epsilon)
-        return (difference(proposed, scores) <= limit) & possible(proposed, scores)
-
-
-class DriftBudget:
-    """Distance, and in addition the differences of the block up to the token must sum to at most the budget."""
-
-    settings: ClassVar[tuple[str, ...]] = ("epsilon", "budget")
-    rule: Rule | None = None
-
-    def __init__(self, options: DecodeConfig) -> None:
-        """See `Criterion`."""
-        self.epsilon, self.budget = one_epsilon(options, "drift-budget"), options.budget
-
-    def accept(self, proposed: Tensor, scores: Tensor, position: Tensor) -> Tensor:
-        """See `Criterion.accept`."""
-        differences = difference(proposed, scores)  # [B, N]
-        within = (differences <= self.epsilon) & (differences.cumsum(1) <= self.budget)
-        return within & possible(proposed, scores)
 
 
 class TopK:
@@ -178,8 +105,5 @@ class TopK:
         return (own >= worst).squeeze(-1) & possible(proposed, scores)
 
 
-CRITERIA: Registry[type[Criterion]] = Registry(CRITERION_NAMES, {
-    "exact": Exact, "distance": Distance, "distance-by-offset": DistanceByOffset,
-    "distance-by-channel": DistanceByChannel, "drift-budget": DriftBudget, "top-k": TopK,
-})
+CRITERIA: Registry[type[Criterion]] = Registry(CRITERION_NAMES, {"exact": Exact, "distance": Distance, "top-k": TopK})
 """Acceptance criteria by name."""

@@ -145,7 +145,7 @@ class LimitedSession:
         """Limit an empty `session` of B rows with `bounds` [B, 2, T + 1]."""
         self.session, self.limits, self.bounds = session, limits, bounds
         self.width, self.shape = session.width, session.shape
-        self.estimate, self.longest = session.estimate, session.longest
+        self.longest = session.longest
         self.length = bounds.shape[2] - 1
         self.earlier = torch.where(limits.earlier < 0, 0, limits.earlier + 2)  # [T + 1, E]: columns of `record`
         self.columns = torch.arange(session.width, device=bounds.device)

@@ -1,20 +1,18 @@
 """Counter-based noise: sampling becomes a deterministic function of seed, key and position.
 
 Verifier and proposers use the same noise, so blockwise acceptance works as in greedy decoding. A sample does not depend
-on the block size, the batch or the order of images. All kinds of noise sample softmax(scores) exactly. They differ in
-how often proposals agree with the verifier if a proposer's scores are only close to the verifier's.
+on the block size, the batch or the order of images.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Protocol, SupportsIndex
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
 
-from superres.config import NOISE_NAMES, Registry
 from superres.errors import InvalidInputError
 
 WORD = 0xFFFFFFFF
@@ -99,39 +97,6 @@ def part_keys(keys: Tensor, parts: Tensor) -> Tensor:
     return keys.where(parts == 0, (high << 32 | low) & (2**63 - 1))
 
 
-class Noise(Protocol):
-    """Noise for a batch of sequences."""
-
-    additive: bool
-    """Whether `adjust` returns the sum of scores and noise."""
-
-    def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
-        """Key the noise.
-
-        Args:
-            seed: in [0, 2**63).
-            keys: one key per sequence, int64 [B], for example a hash of the image.
-            vocabulary: V.
-        """
-        ...
-
-    def rekey(self, seed: int, keys: Tensor) -> None:
-        """Change seed and keys in place; `keys` has the same shape as before."""
-        ...
-
-    def at(self, position: Tensor) -> Tensor:
-        """Return the noise of target positions [B, N]: [B, N, V], or [B, N, 1] for one number per position."""
-        ...
-
-    @staticmethod
-    def adjust(scores: Tensor, noise: Tensor) -> Tensor:
-        """Return scores [B, N, V] whose argmax is a sample of softmax(`scores`), given the noise of the positions.
-
-        A score of -inf stays -inf.
-        """
-        ...
-
-
 class RandomWords:
     """Random words of 32 bits as a function of seed, key, position and block; cpp/noise.h computes the same."""
 
@@ -141,7 +106,7 @@ class RandomWords:
         self.rekey(seed, keys)
 
     def rekey(self, seed: int, keys: Tensor) -> None:
-        """See `Noise.rekey`."""
+        """Change seed and keys in place; `keys` has the same shape as before."""
         self.keys.copy_(words(keys).view_as(self.keys))
         self.seeds.copy_(round_keys(words(keys.new_full((1, 1, 1), seed))))
 
@@ -211,64 +176,25 @@ EXP_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.166579589
 
 
 class GumbelNoise:
-    """Standard Gumbel noise on every score (the Gumbel-max trick), for tokens without an order."""
-
-    additive = True
+    """Standard Gumbel noise: the argmax of scores + noise is a sample of softmax(scores) (the Gumbel-max trick)."""
 
     def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
-        """See `Noise`."""
+        """Key the noise.
+
+        Args:
+            seed: in [0, 2**63).
+            keys: one key per sequence, int64 [B], for example a hash of the image.
+            vocabulary: V.
+        """
         self.random, self.vocabulary = RandomWords(seed, keys), vocabulary
         self.blocks = torch.arange(-(-vocabulary // GROUP) * LANES, device=keys.device)
 
     def rekey(self, seed: int, keys: Tensor) -> None:
-        """See `Noise.rekey`."""
+        """See `RandomWords.rekey`."""
         self.random.rekey(seed, keys)
 
     def at(self, position: Tensor) -> Tensor:
-        """See `Noise.at`; float32 [B, N, V]."""
+        """Return the noise of target positions [B, N], float32 [B, N, V]."""
         # Token v has word v // LANES % 4 of block v // GROUP * LANES + v % LANES.
         bits = self.random.at(position, self.blocks).view(4, *position.shape, -1, LANES)
         return gumbel(bits.movedim(0, -2).flatten(-3)[..., : self.vocabulary])
-
-    @staticmethod
-    def adjust(scores: Tensor, noise: Tensor) -> Tensor:
-        """See `Noise.adjust`."""
-        return scores + noise.to(scores.dtype)
-
-
-class QuantileNoise:
-    """One uniform number u per position; the sample is the token at which the cumulative distribution exceeds u.
-
-    It suits ordered tokens such as intensities. If a proposer's distribution is the verifier's shifted by two grey
-    levels, so is its sample. With Gumbel noise, the two samples may be far apart.
-    """
-
-    additive = False
-
-    def __init__(self, seed: int, keys: Tensor, vocabulary: int) -> None:
-        """See `Noise`."""
-        self.random = RandomWords(seed, keys)
-
-    def rekey(self, seed: int, keys: Tensor) -> None:
-        """See `Noise.rekey`."""
-        self.random.rekey(seed, keys)
-
-    def at(self, position: Tensor) -> Tensor:
-        """See `Noise.at`; float64 [B, N, 1]."""
-        return self.random.uniforms(position)[..., :1]
-
-    @staticmethod
-    def adjust(scores: Tensor, noise: Tensor) -> Tensor:
-        """Return minus the distance of u from each token's interval of the cumulative weights; see `Noise.adjust`.
-
-        The score of a token of weight 0 is -inf.
-        """
-        weight = weights(scores)
-        past = weight.cumsum(-1)  # [B, N, V]
-        u = (noise * past[..., -1:].double()).long()  # [B, N, 1]
-        distance = torch.maximum(past - weight - u, u - past + 1).clamp(min=0)
-        return (-distance.double()).masked_fill(weight == 0, float("-inf"))
-
-
-NOISES: Registry[type[Noise]] = Registry(NOISE_NAMES, {"gumbel": GumbelNoise, "quantile": QuantileNoise})
-"""Kinds of noise by name."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
-from superres.decoding.noise import NOISES, Noise, RandomWords, weights
+from superres.decoding.noise import GumbelNoise, RandomWords, weights
 from superres.interfaces import Sampling
 
 if TYPE_CHECKING:
@@ -88,13 +88,13 @@ class Choice:
     It is a `superres.interfaces.Choose`; offsets count from the first of the positions.
 
     Attributes:
-        noise_type: kind of noise of seed-coupled sampling, else None.
-        noise: noise of the positions, [B, N, ...].
+        coupled: whether the tokens are seed-coupled samples.
+        noise: noise of the positions, [B, N, V] if `coupled`.
         temperature: temperature of the positions, [B, N, 1].
         sampler: computes the distribution to sample from.
     """
 
-    noise_type: type[Noise] | None
+    coupled: bool
     noise: Tensor
     temperature: Tensor
     sampler: Sampler
@@ -111,16 +111,16 @@ class Choice:
 
     def adjust(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
         """Return the scores [B, N, V] whose argmax is the choice at `offsets`."""
-        if self.noise_type is None:
+        if not self.coupled:
             return scores
-        return self.noise_type.adjust(self.sampler(scores, self.temperature[:, offsets]), self.noise[:, offsets])
+        scaled = self.sampler(scores, self.temperature[:, offsets])
+        return scaled + self.noise[:, offsets].to(scaled.dtype)
 
     def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
         """See `Choose.additive`."""
-        if self.noise_type is None:
+        if not self.coupled:
             return None, None
-        plain = self.noise_type.additive and not self.sampler.filters
-        return (self.temperature[:, offsets], self.noise[:, offsets]) if plain else None
+        return None if self.sampler.filters else (self.temperature[:, offsets], self.noise[:, offsets])
 
     def first(self, scores: Tensor, before: Choice, index: Tensor) -> Tensor:
         """Return the first token [B, 1] of a block.
@@ -147,7 +147,7 @@ class Choice:
         """Copy the data of the proposals in rows `kept` [R] of `before`, a choice at the same positions."""
 
 
-GREEDY = Choice(None, torch.empty(0), torch.empty(0), Sampler(torch.empty(0)))
+GREEDY = Choice(False, torch.empty(0), torch.empty(0), Sampler(torch.empty(0)))
 """Greedy choice: the argmax of the scores."""
 
 
@@ -261,12 +261,12 @@ class Chooser:
         temperatures = torch.tensor(options.temperatures, dtype=torch.float64, device=keys.device)
         self.sampler = Sampler(temperatures, options.sample_top_k, options.nucleus)
         self.vocabulary = vocabulary
-        self.noise: Noise | None = None
+        self.noise: GumbelNoise | None = None
         self.uniforms: RandomWords | None = None
         if options.is_sampling and options.sampling == "speculative":
             self.uniforms = RandomWords(options.seed, keys)
         elif options.is_sampling:
-            self.noise = NOISES[options.noise](options.seed, keys, vocabulary)
+            self.noise = GumbelNoise(options.seed, keys, vocabulary)
         self.options, self.keys = options, keys
         self.buffer = None if buffer_width is None else self._make(keys.new_zeros(len(keys), buffer_width))
 
@@ -281,12 +281,11 @@ class Chooser:
         if not self.options.is_sampling:
             return None
         speculative = self.options.sampling == "speculative"
-        kind = "speculative" if speculative else self.options.noise
         shape = len(self.keys), width if speculative else 0
         return Sampling(
-            kind, self.options.seed, self.keys, self.sampler.temperatures.float(), self.sampler.top_k,
-            self.sampler.nucleus, self.keys.new_zeros(*shape, self.vocabulary, dtype=torch.int32),
-            self.keys.new_zeros(shape))
+            "speculative" if speculative else "gumbel", self.options.seed, self.keys,
+            self.sampler.temperatures.float(), self.sampler.top_k, self.sampler.nucleus,
+            self.keys.new_zeros(*shape, self.vocabulary, dtype=torch.int32), self.keys.new_zeros(shape))
 
     def at(self, position: Tensor) -> Choice:
         """Return the choice at target positions [B, N]."""
@@ -298,10 +297,10 @@ class Chooser:
             return GREEDY
         temperature = self.sampler.temperature(position)  # [B, N, 1]
         if self.noise is not None:
-            return Choice(type(self.noise), self.noise.at(position), temperature, self.sampler)
+            return Choice(True, self.noise.at(position), temperature, self.sampler)
         shape = *position.shape, self.vocabulary
         q = torch.zeros(shape, dtype=torch.float64, device=position.device)  # [B, N, V]
-        return SpeculativeChoice(None, self.uniform(position), temperature, self.sampler, q)
+        return SpeculativeChoice(False, self.uniform(position), temperature, self.sampler, q)
 
     def uniform(self, position: Tensor) -> Tensor:
         """Return uniform numbers in (0, 1) for target positions [B, N], one per purpose, float64 [B, N, 3].

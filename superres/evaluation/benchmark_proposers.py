@@ -50,19 +50,17 @@ MAX_BLOCK_SIZE = 16
 """Largest block size that the cost model may choose for a proposer without heads."""
 
 
-def parse_proposers(text: str, pipeline: Pipeline) -> list[str]:
-    """Return the names in a list such as "heads,draft"; "all" means all proposers for the task of `pipeline`.
+def parse_proposers(text: str) -> list[str]:
+    """Return the names in a list such as "heads,draft"; "all" means all proposers.
 
     Raises:
-        ConfigError: a name is unknown, or a proposer supports only images.
+        ConfigError: a name is unknown.
     """
-    supported = [name for name, kind in PROPOSERS.items()
-                 if not (kind.raster and len(pipeline.model_config.target_shape) == 1)]
     if text == "all":
-        return supported
+        return list(PROPOSERS)
     names = [name.strip() for name in text.split(",")]
     for name in names:
-        require(name in supported, f"--proposers takes all, or names from {', '.join(supported)}, not {name!r}")
+        require(name in PROPOSERS, f"--proposers takes all, or names from {', '.join(PROPOSERS)}, not {name!r}")
     return names
 
 

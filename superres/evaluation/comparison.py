@@ -20,14 +20,6 @@ GREEDY = DecodeConfig(block_size=1)
 ACCEPTANCE: tuple[DecodeConfig, ...] = (
     DecodeConfig(),  # equivalent to epsilon 0
     *(DecodeConfig(accept="distance", epsilon=epsilon) for epsilon in (1, 2, 3, 4, 6, 8)),
-    # Decreasing, since later proposals are less certain. Increasing, since more tokens depend on earlier proposals.
-    *(DecodeConfig(accept="distance-by-offset", epsilon=epsilons)
-      for epsilons in ((3, 2, 1), (4, 3, 2), (6, 4, 2), (8, 6, 4, 2), (1, 2, 3), (2, 3, 4), (2, 4, 6, 8))),
-    # Smallest for green and largest for blue, to which human vision is least sensitive; the last one is a control.
-    *(DecodeConfig(accept="distance-by-channel", epsilon=epsilons)
-      for epsilons in ((2, 1, 2), (2, 1, 3), (3, 2, 3), (3, 2, 4), (4, 3, 6), (2, 4, 2))),
-    *(DecodeConfig(accept="drift-budget", epsilon=epsilon, budget=budget)
-      for epsilon, budget in ((2, 4), (3, 6), (4, 4), (4, 8), (4, 12), (8, 4), (8, 8), (8, 16))),
 )
 """Settings of acceptance to compare, without block sizes."""
 
@@ -38,8 +30,7 @@ def label(options: DecodeConfig) -> str:
     parts += ["adaptive"] * options.adaptive + ["consistent"] * options.consistent
     parts.append(options.accept)
     for setting in CRITERIA[options.accept].settings:
-        value = getattr(options, setting)
-        parts.append(f"{setting} {','.join(map(str, value)) if isinstance(value, tuple) else value}")
+        parts.append(f"{setting} {getattr(options, setting)}")
     return ", ".join(parts + [f"min-block {options.min_block}"] * (options.min_block > 1))
 
 
@@ -84,14 +75,6 @@ def psnr_to_greedy(scores: Scores) -> float:
     """Return the PSNR to the greedy images in dB; infinite if all images are identical."""
     value = scores["psnr_to_greedy"]
     return math.inf if value is None else value
-
-
-def pareto_front(points: dict[DecodeConfig, tuple[float, float]]) -> set[DecodeConfig]:
-    """Return the settings on the Pareto front of two coordinates, both to be maximised."""
-    return {
-        settings for settings, (x, y) in points.items()
-        if not any(a >= x and b >= y and (a, b) != (x, y) for a, b in points.values())
-    }
 
 
 COLUMNS = {

@@ -203,7 +203,7 @@ def evaluate_coupled_sampling(
     report = {
         "images": len(pairs), "checkpoint": f"{upscaler.name}@{upscaler.revision}", "device": str(upscaler.device),
         "batch_size": min(batch_size, len(pairs)), "block_size": block_size,
-        "temperature": sampling.temperature, "noise": sampling.noise, "seed": sampling.seed, "ways": rows,
+        "temperature": sampling.temperature, "seed": sampling.seed, "ways": rows,
     }
     shown = pairs.lr[:SHEET_ROWS]
     pictures = {"input": enlarge(shown, "nearest"), "greedy": _greedy(shown, upscaler, batch_size)}
@@ -225,7 +225,7 @@ def coupled_sampling_markdown(report: dict[str, Any]) -> str:
         for variant, scores in report["ways"].items()
     ]
     heading = (f"Blockwise sampling with k = {report['block_size']}, and sequential sampling with the same noise: "
-               f"temperature {report['temperature']}, noise {report['noise']}, seed {report['seed']}, "
+               f"temperature {report['temperature']}, seed {report['seed']}, "
                f"{report['images']} images, batches of {report['batch_size']}, {report['device']}, "
                f"{report['checkpoint']}.")
     return f"# Coupled sampling\n\n{heading}\n\n{markdown_table(['', *columns], rows)}\n"

@@ -9,7 +9,7 @@ One argument of the command line, SPEC, describes a method:
     name=k6,accept=distance,epsilon=2,block_size=6    pictures of the bundled checkpoint, with decoding settings
     name=both,checkpoint=DIR,block_size=6             pictures of another checkpoint
 
-Colons join several numbers of a setting: epsilon=4:3:2.
+Colons join several numbers of a setting: temperature=0.9:0.7:0.7.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ class PredictionHeads(nn.Module):
 
     - "dense" is the paper's layer: hidden size K * filter, fully connected to all K outputs.
     - "per-head" is block-diagonal: each head has its own hidden layer.
-    - "adaptive" is per-head; a head's linear weights on the neighbour features of p1's target depend on its state.
-    - "sequential" is adaptive and adds a linear term over the tokens from p1's target up to the head's own target, as
-      deviations from their estimates. Training uses the true tokens, decoding the tokens just proposed. The proposals
-      of a block are then consistent, and only this linear term is computed head by head.
+    - "sequential" is per-head; a head's linear weights on the neighbour features of p1's target depend on its state,
+      and so do those of a linear term over the tokens from p1's target up to the head's own target, as deviations from
+      their estimates. Training uses the true tokens, decoding the tokens just proposed. The proposals of a block are
+      then consistent, and only this linear term is computed head by head.
 
     With identity p1, head 1 has no layer, so a frozen base model keeps its scores. With aligned conditioning, a head
     also reads the conditioning vector of its own target, which is known before decoding starts.
@@ -51,8 +51,8 @@ class PredictionHeads(nn.Module):
         features = feature_count(config)
         if config.numeric_neighbourhood:
             self.direct = nn.Parameter(torch.zeros(config.channels, self.count, features))
-        if config.head_layer in ("adaptive", "sequential"):
-            earlier = config.prediction_heads - 1 if config.head_layer == "sequential" else 0
+        if config.head_layer == "sequential":
+            earlier = config.prediction_heads - 1
             self.adapt = nn.Linear(width, features + earlier)
             nn.init.zeros_(self.adapt.weight)
             nn.init.zeros_(self.adapt.bias)
@@ -144,4 +144,4 @@ class PredictionHeads(nn.Module):
         count = features.shape[-1]
         # An elementwise product and a sum, since autocast would run a matrix product in half precision.
         deviation = deviation + (weights[..., :count] * features.unsqueeze(-2)).sum(-1)
-        return deviation, weights[..., count:] * self.visible[heads] if self.visible.shape[1] else None
+        return deviation, weights[..., count:] * self.visible[heads]

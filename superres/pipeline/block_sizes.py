@@ -77,7 +77,7 @@ class BlockSizes:
 
     def _costs(self, options: DecodeConfig, source: Tensor, padding: Tensor | None) -> list[float]:
         largest = options.block_size or self.model.prediction_heads
-        chosen = DecodeConfig(temperature=options.temperature, noise=options.noise)
+        chosen = DecodeConfig(temperature=options.temperature)
         settings = {"revision": self.revision, "engine": self.engine, "device": str(self.device),
                     **machine(self.device), "batch": len(source), "largest": largest, "choice": chosen.to_dict()}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from superres.config import FACES, DecodeConfig, require, settings_of
+from superres.config import DecodeConfig, require, settings_of
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
@@ -35,12 +35,9 @@ def dependent_on(name: str) -> tuple[str, ...]:
 
 def choices_for(name: str, task: str) -> list[str]:
     """Return the choices of the setting `name` for a task, "faces" or "translation"."""
-    names = list(SETTINGS[name].choices)
-    if name == "accept":
-        return [one for one in names if all(task in SETTINGS[read].tasks for read in CRITERIA[one].settings)]
-    if name == "proposer":
-        return [one for one in names if task == FACES or not PROPOSERS[one].raster]
-    return names
+    names = SETTINGS[name].choices
+    return [one for one in names if name != "accept" or all(
+        task in SETTINGS[read].tasks for read in CRITERIA[one].settings)]
 
 
 def readers_of(name: str) -> list[str]:
@@ -83,8 +80,7 @@ def combined(
     reasons = unused_settings(options, check_options(options, prediction_heads), spell)
     for name, value in given.items():
         if name in reasons:
-            values = value if isinstance(value, tuple) else () if value is True else (value,)
-            raise ConfigError(f"{spell(name, ','.join(map(str, values)))} has no effect {reasons[name]}")
+            raise ConfigError(f"{spell(name, '' if value is True else str(value))} has no effect {reasons[name]}")
     return options
 
 
@@ -106,8 +102,8 @@ def unused_settings(options: DecodeConfig, block_size: int, spell: Spell = as_op
     if not options.is_sampling:
         add(f"without sampling; leave it out, or give {spell('temperature', '0.9')}", *dependent_on("temperature"))
     elif options.sampling == "speculative":
-        add(f"with {spell('sampling', 'speculative')}, which has its own rule of acceptance and its own noise; leave "
-            f"it out, or give {spell('sampling', 'coupled')}", "accept", *of_criteria, "min_block", "noise")
+        add(f"with {spell('sampling', 'speculative')}, which has its own rule of acceptance; leave it out, or give "
+            f"{spell('sampling', 'coupled')}", "accept", *of_criteria, "min_block")
     for choice, names in (("accept", of_criteria), ("proposer", of_proposers)):
         chosen = getattr(options, choice)
         for name in names:

@@ -293,13 +293,10 @@ class Translator(Pipeline):
         if isinstance(options, BeamConfig):
             return
         self.block_size(options)
-        criteria, proposers = (choices_for(name, translation.name) for name in ("accept", "proposer"))
-        require(options.proposer in proposers,
-                f"the proposer {options.proposer} is for images; choose one of {', '.join(proposers)}")
+        criteria = choices_for("accept", translation.name)
         require(options.accept in criteria, f"{options.accept} compares grey levels, but text has none; "
                 f"choose one of {', '.join(criteria)}")
-        require(len(options.temperatures) == 1 and options.noise == "gumbel",
-                "text has no colour channels and no order of its tokens; give one temperature, and noise gumbel")
+        require(len(options.temperatures) == 1, "text has no colour channels; give one temperature")
 
     def check_lines(self, lines: Sequence[str]) -> None:
         """Check that the model can read all lines.

@@ -76,19 +76,17 @@ class TeacherForcingLoss(nn.Module):
     def drawn_head(self, draw: int) -> int | None:
         """Return the head (0-based) drawn uniformly with the key `draw`; None if all heads are trained.
 
-        Head 0 is only drawn with the loss "random-head" and a p1 that is trained.
+        Head 0 is only drawn if p1 is trained.
         """
         settings, network = self.settings, self.model.config
         if not settings.trains_heads or settings.head_loss == "all-heads":
             return None
-        first = self._first_head
-        if settings.head_loss == "random-head" and (settings.trains_base or not network.identity_p1):
-            first = 0
+        first = 0 if settings.trains_base or not network.identity_p1 else 1
         return int(torch.randint(first, network.prediction_heads, (), generator=torch.Generator().manual_seed(draw)))
 
     def _parts(self, head: int | None) -> tuple[bool, bool]:
         """Return whether the minibatch has p1's loss, and whether it has a loss of other heads, if `head` is drawn."""
-        if self.settings.head_loss == "random-head" and head is not None:
+        if head is not None:
             return head == 0, head > 0
         return self.settings.trains_base, self.settings.trains_heads
 
@@ -123,35 +121,24 @@ class TeacherForcingLoss(nn.Module):
             generator = torch.Generator().manual_seed(draw)
             position = torch.randperm(length, generator=generator)[:count].to(wanted.device)
         position = position.expand(batch, -1)
-        heads = torch.arange(self._first_head, self.model.config.prediction_heads, device=wanted.device)
+        first = 1 if self.model.config.identity_p1 else 0  # p1 may be a head of the layer
+        heads = torch.arange(first, self.model.config.prediction_heads, device=wanted.device)
         target = position.unsqueeze(-1) + heads
         inside = is_inside(target, length, lengths)
         scores = self.model.block_scores(decoded, position, inside)
-        return mean_loss(scores, target, inside, wanted, self._head_weights(wanted.device), self._distance_weight)
+        return mean_loss(scores, target, inside, wanted, self._distance_weight)
 
     def _one_head(self, decoded: Decoded, wanted: Tensor, head: int, lengths: Tensor | None) -> Tensor:
         """Return the loss of one head at all positions; `wanted` as in `mean_loss`."""
         position = torch.arange(wanted.shape[1], device=wanted.device).expand(len(wanted), -1)
-        weight = self._head_weights(wanted.device)[head - self._first_head]
         inside = is_inside(position + head, wanted.shape[1], lengths)
         scores = self.model.head_scores(decoded, position, head)
-        return weight * mean_loss(scores[inside], position + head, inside, wanted, None, self._distance_weight)
-
-    @property
-    def _first_head(self) -> int:
-        """The first head (0-based) of the heads' loss: p1 if it is in the head layer and not drawn on its own."""
-        return 1 if self.model.config.identity_p1 or self.settings.head_loss == "random-head" else 0
+        return mean_loss(scores[inside], position + head, inside, wanted, self._distance_weight)
 
     @property
     def _distance_weight(self) -> float:
         """`TrainConfig.distance_weight`, or 0 for tokens without an order."""
         return self.settings.distance_weight if self.model.config.ordinal_output else 0.0
-
-    def _head_weights(self, device: torch.device) -> Tensor:
-        """Return each head's weight in the mean: decay**(i - 2) for head i, p1 as p2, scaled to a mean of 1."""
-        distance = torch.arange(self._first_head - 1, self.model.config.prediction_heads - 1, device=device)
-        weights = self.settings.head_decay ** distance.clamp(min=0)
-        return weights / weights.mean()
 
 
 def is_inside(position: Tensor, length: int, lengths: Tensor | None = None) -> Tensor:
@@ -160,8 +147,7 @@ def is_inside(position: Tensor, length: int, lengths: Tensor | None = None) -> T
 
 
 def mean_loss(
-    scores: Tensor, position: Tensor, inside: Tensor, wanted: Tensor, weight: Tensor | None = None,
-    distance_weight: float = 0.0,
+    scores: Tensor, position: Tensor, inside: Tensor, wanted: Tensor, distance_weight: float = 0.0,
 ) -> Tensor:
     """Return the mean loss over targets; 0 without any target.
 
@@ -171,7 +157,6 @@ def mean_loss(
         inside: whether a target is scored, bool [B, ...], N of them True.
         wanted: tokens [B, T] for the cross-entropy; or scores [B, T, V] of the distributions to learn, for the
             Kullback-Leibler divergence from them.
-        weight: weight of each target in the mean, broadcastable to `position`; equal weights if None.
         distance_weight: weight of log(1 + |difference of the expected intensities|) beside the divergence.
     """
     row = torch.arange(len(wanted), device=wanted.device).view(-1, *[1] * (position.dim() - 1)).expand_as(position)
@@ -184,5 +169,4 @@ def mean_loss(
         if distance_weight:
             intensity = torch.arange(scores.shape[-1], dtype=scores.dtype, device=scores.device)
             loss = loss + distance_weight * ((given.exp() - known.exp()) * intensity).sum(-1).abs().log1p()
-    counts = torch.ones_like(loss) if weight is None else weight.expand_as(position)[inside].to(loss.dtype)
-    return (loss * counts).sum() / counts.sum().clamp(min=torch.finfo(loss.dtype).tiny)
+    return loss.sum() / max(len(loss), 1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from superres.config import Config, require
 
-HEAD_LOSSES = ("all-heads", "random-head", "p1-and-random-head")
+HEAD_LOSSES = ("all-heads", "random-head")
 HEAD_TARGETS = ("p1", "tokens")
 OPTIMIZERS = ("adamw", "adam", "muon")
 STAGES = ("base", "heads", "distil")
@@ -42,9 +42,8 @@ class TrainConfig(Config):
         freeze_base: stages other than "base": train only the head layer, so that p1 stays exactly the base model.
         head_loss: the loss of a minibatch. "all-heads": p1's loss plus the mean loss of all heads in the layer at a
             random subset of positions. "random-head": the loss of one of p1..pk, drawn uniformly, which is an unbiased
-            estimate of their mean (section 6 of the paper); of p2..pk if p1 is frozen. "p1-and-random-head": p1's loss
-            plus the loss of one drawn head in the layer, so that p1 weighs as much as all other heads together. With a
-            frozen base, p1's loss is left out.
+            estimate of their mean (section 6 of the paper); of p2..pk if p1 is frozen. With a frozen base, p1's loss is
+            left out.
         head_positions: number of positions in the random subset of "all-heads".
         head_target: what heads learn at a position: "p1", the distribution of p1 given all tokens before that position,
             which verification uses; or "tokens", the true token, as in the paper.
@@ -52,8 +51,6 @@ class TrainConfig(Config):
         distance_weight: weight of log(1 + |d|) in the loss of heads that learn from p1, d being the difference of the
             expected intensities of head and p1; not used for text. A head whose proposals are a grey level off fails
             exact acceptance, which the divergence of two wide distributions hardly notices.
-        head_decay: in (0, 1]; head i has the weight head_decay**(i - 2) in the mean of the heads. Later heads weigh
-            less because a proposal only counts if all earlier proposals are accepted. 1 weighs all heads equally.
         precision: "bf16" autocast or "no".
         gradient_checkpointing: recompute decoder layers in the backward pass, which saves memory.
         seed: seed of the weights, the order of examples and every random choice.
@@ -63,6 +60,8 @@ class TrainConfig(Config):
             learns them on the model's own images only: where no token is true, nothing else keeps the heads' loss from
             changing p1.
     """
+
+    retired: ClassVar[dict[str, Any]] = {"head_decay": 1.0}
 
     stage: Literal["base", "heads", "distil"] = "base"
     batch_size: int = 4
@@ -79,12 +78,11 @@ class TrainConfig(Config):
     flip: bool = True
     estimate_weight: float = 0.02
     freeze_base: bool = False
-    head_loss: Literal["all-heads", "random-head", "p1-and-random-head"] = "all-heads"
+    head_loss: Literal["all-heads", "random-head"] = "all-heads"
     head_positions: int = 192
     head_target: Literal["p1", "tokens"] = "p1"
     head_weight: float = 1.0
     distance_weight: float = 1.0
-    head_decay: float = 1.0
     precision: Literal["bf16", "no"] = "bf16"
     gradient_checkpointing: bool = False
     seed: int = 0
@@ -102,7 +100,6 @@ class TrainConfig(Config):
         require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1), not {self.ema_decay!r}")
         require(0 <= self.label_smoothing < 1, f"label_smoothing must be in [0, 1), not {self.label_smoothing!r}")
         require(self.distance_weight >= 0, f"distance_weight must be at least 0, not {self.distance_weight!r}")
-        require(0 < self.head_decay <= 1, f"head_decay must be in (0, 1], not {self.head_decay!r}")
         lengths = [length for length in (self.steps, self.minutes) if length is not None]
         require(len(lengths) == (0 if self.endless else 1),
                 "endless training has no length; leave steps and minutes out" if self.endless else

@@ -46,7 +46,6 @@ WAYS = {
     "minimum block": DecodeConfig(min_block=2),
     "k = 3": DecodeConfig(block_size=3),
     "gumbel": DecodeConfig(temperature=0.8, seed=3),
-    "quantile": DecodeConfig(temperature=(0.9, 0.5, 0.7), noise="quantile", accept="distance", epsilon=1),
     "gumbel, top-k and nucleus": DecodeConfig(temperature=0.8, sample_top_k=4, nucleus=0.8),
     "gumbel, one by one": DecodeConfig(temperature=0.8, block_size=1),
     "speculative": DecodeConfig(temperature=0.8, sampling="speculative", nucleus=0.9, seed=3),
@@ -59,7 +58,6 @@ WAYS = {
 PICTURES = {
     "greedy": DecodeConfig(block_size=1), "exact": DecodeConfig(), "epsilon 2": DecodeConfig(accept="distance"),
     "top-k": DecodeConfig(accept="top-k", block_size=6), "gumbel": DecodeConfig(temperature=0.9, seed=7),
-    "quantile": DecodeConfig(temperature=0.9, noise="quantile", accept="distance"),
     "n-grams": DecodeConfig(proposer="ngram", block_size=4),
     "consistent": DecodeConfig(accept="distance", consistent=True),
 }
@@ -170,7 +168,7 @@ def _cases():
     for name, config in VARIANTS.items():
         yield f"plain, network {name}", functools.partial(small, StepModel(random_model(config)), DecodeConfig())
     for engine, make in ENGINES.items():
-        for way in ("greedy", "exact", "distance", "top-k", "gumbel", "quantile", "speculative", "proposer jacobi",
+        for way in ("greedy", "exact", "distance", "top-k", "gumbel", "speculative", "proposer jacobi",
                     "proposer draft"):
             yield f"{engine}, {way}", functools.partial(made, make, HEADS, WAYS[way])
         yield f"{engine}, refilled", functools.partial(made, make, HEADS, WAYS["exact"], True)

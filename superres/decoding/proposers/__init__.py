@@ -8,16 +8,14 @@ from __future__ import annotations
 from superres.config import PROPOSER_NAMES, Registry
 from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.proposers.heads import HeadProposer, StaleProposer
+from superres.decoding.proposers.heads import HeadProposer
 from superres.decoding.proposers.jacobi import JacobiProposer
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.decoding.proposers.lookup import LookupProposer
 from superres.decoding.proposers.ngrams import NgramProposer
-from superres.decoding.proposers.raster import AboveProposer, LeftProposer, SourceProposer
 
 PROPOSERS: Registry[type[Proposer]] = Registry(PROPOSER_NAMES, {
-    "heads": HeadProposer, "stale": StaleProposer, "jacobi": JacobiProposer, "draft": DraftProposer,
-    "ngram": NgramProposer, "lookup": LookupProposer, "source": SourceProposer, "left": LeftProposer,
-    "above": AboveProposer, "lookahead": LookaheadProposer,
+    "heads": HeadProposer, "jacobi": JacobiProposer, "draft": DraftProposer, "ngram": NgramProposer,
+    "lookup": LookupProposer, "lookahead": LookaheadProposer,
 })
 """Proposers by name. Proposers that use the heads propose at most one token per head."""

@@ -76,8 +76,6 @@ class Proposer:
     stateless: bool = False
     """Whether proposals depend on the context only, and are computed on the device without reading from it. Such work
     can be captured in a CUDA graph, or done by native iterations."""
-    raster: ClassVar[bool] = False
-    """Whether it supports images only."""
     resource: ClassVar[str | None] = None
     """Field of `DecodeConfig` that names a file or checkpoint to load. It becomes the constructor's only argument."""
     settings: ClassVar[tuple[str, ...]] = ()
@@ -168,7 +166,7 @@ class StatefulSession:
         """Join a session and a state of the same rows."""
         self.session, self.state = session, state
         self.width, self.shape = session.width, session.shape
-        self.estimate, self.longest = session.estimate, session.longest
+        self.longest = session.longest
         self.step, self.propose = session.step, session.propose
 
     def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:

@@ -17,8 +17,8 @@ class JacobiProposer(Proposer):
 
     After j of k tokens were accepted, the last step has also scored the k - j tokens after the next one. It read one
     wrong token, but otherwise the input of p1, so its choices are stale rather than independent of the source. Further
-    proposals repeat the last stale choice. The first step of a sequence reads filler, so its stale choices are wrong;
-    that costs accepted tokens in one iteration, but not exactness.
+    proposals repeat the last choice. The first step of a sequence reads filler, so its choices are wrong; that costs
+    accepted tokens in one iteration, but not exactness.
     """
 
     stateless = True
@@ -29,11 +29,6 @@ class JacobiProposer(Proposer):
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
-        return self.stale(context, offsets)[0]
-
-    def stale(self, context: Context, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the last step's choices at `offsets` [B, N], and whether the step has scored them, bool [B, N]."""
-        column, last = context.index.unsqueeze(1) + offsets, len(offsets)  # [B, N]
         scores = context.output.scores
-        index = column.clamp(max=last).unsqueeze(-1).expand(-1, -1, scores.shape[-1])  # [B, N, V]
-        return context.choose(scores.gather(1, index), offsets), column <= last
+        column = (context.index.unsqueeze(1) + offsets).clamp(max=len(offsets))  # [B, N]
+        return context.choose(scores.gather(1, column.unsqueeze(-1).expand(-1, -1, scores.shape[-1])), offsets)

@@ -123,7 +123,7 @@ class CHeads(Structure):
     """`Heads` of cpp/abi.h."""
 
     _fields_ = [
-        *((name, c_int64) for name in ("count", "size", "dense", "adaptive", "earlier", "recurrent")),
+        *((name, c_int64) for name in ("count", "size", "dense", "earlier", "recurrent")),
         ("expand", CLinear), ("adapt", CLinear), ("contract", POINTER(CLinear)),
         *((name, c_void_p) for name in ("bias", "norm_weight", "norm_bias", "conditioning", "direct")),
         ("cross_query", CLinear), ("cross_output", CLinear), ("cross_source", CLinear), ("cross", CCache),

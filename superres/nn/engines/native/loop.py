@@ -10,11 +10,11 @@ from torch import Tensor
 from superres.interfaces import LookaheadData, LoopState, ProposerData, Sampling, SumLimits, Widths
 from superres.nn.engines.native.abi import CLimits, CLookahead, CLoop, CProposer, CSampling, CSession, CWidths
 
-SAMPLING_KINDS = ("gumbel", "quantile", "speculative")
-"""Kinds of sampling in the order of cpp/choice.h."""
+SAMPLING_KINDS = ("gumbel", "speculative")
+"""Kinds of sampling in the order of `Kind` in cpp/abi.h."""
 
-PROPOSER_KINDS = ("heads", "stale", "jacobi", "draft", "ngram", "lookup", "lookahead")
-"""Kinds of proposers in the order of cpp/proposers.h."""
+PROPOSER_KINDS = ("heads", "jacobi", "draft", "ngram", "lookup", "lookahead")
+"""Kinds of proposers in the order of cpp/decode/proposers.h."""
 
 
 def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: CSession | None) -> CLoop:

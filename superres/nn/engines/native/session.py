@@ -189,7 +189,7 @@ class NativeSession(ProposingSession):
         """Return the most tokens of a block, after the checks of `iterations`."""
         width, room = self.width, state.proposals.shape[1]
         most = room
-        if state.proposer.kind in {"heads", "stale"}:
+        if state.proposer.kind == "heads":
             most = 1 if self.heads is None else min(room, 1 + self.heads.count)
         if room < width or state.store.shape[1] < 1 + self.config.target_length + width:
             raise ValueError(f"{room} proposals and {state.store.shape[1]} tokens of memory are too few "

@@ -198,7 +198,7 @@ class PackedWeights:
         if heads.direct is not None:
             result.direct = self.keep(heads.direct)
         if heads.adapt is not None:
-            result.adaptive, result.earlier = 1, heads.visible.shape[1]
+            result.earlier = heads.visible.shape[1]
             result.adapt = self.pack(_transposed(heads.adapt.weight, heads.adapt.bias), self.exact)
         return result
 

@@ -66,7 +66,7 @@ struct Shortlist {
 };
 
 struct Heads {
-  int64_t count, size, dense, adaptive, earlier, recurrent;  // size is a head's share of the hidden layer
+  int64_t count, size, dense, earlier, recurrent;  // size is a head's share of the hidden layer
   Linear expand, adapt;
   const Linear* contract;                    // [count], without bias; dense heads read all hidden units; recurrent heads
                                              // share one, with bias
@@ -78,7 +78,7 @@ struct Heads {
 };
 
 // The kinds of sampling.
-enum Kind : int64_t { GUMBEL, QUANTILE, SPECULATIVE };
+enum Kind : int64_t { GUMBEL, SPECULATIVE };
 
 // How tokens are sampled: see `Sampling` in superres/interfaces.py.
 struct Sampling {

@@ -36,8 +36,8 @@ std::string layout() {
   describe(text, "Tree", sizeof(Tree), {AT(Tree, scored), AT(Tree, longest), AT(Tree, depth), AT(Tree, ancestors)});
   describe(text, "Shortlist", sizeof(Shortlist), {AT(Shortlist, count), AT(Shortlist, tokens), AT(Shortlist, known),
       AT(Shortlist, weight), AT(Shortlist, bias), AT(Shortlist, scale)});
-  describe(text, "Heads", sizeof(Heads), {AT(Heads, count), AT(Heads, size), AT(Heads, dense), AT(Heads, adaptive),
-      AT(Heads, earlier), AT(Heads, recurrent), AT(Heads, expand), AT(Heads, adapt), AT(Heads, contract), AT(Heads, bias),
+  describe(text, "Heads", sizeof(Heads), {AT(Heads, count), AT(Heads, size), AT(Heads, dense), AT(Heads, earlier),
+      AT(Heads, recurrent), AT(Heads, expand), AT(Heads, adapt), AT(Heads, contract), AT(Heads, bias),
       AT(Heads, norm_weight), AT(Heads, norm_bias), AT(Heads, conditioning), AT(Heads, direct),
       AT(Heads, cross_query), AT(Heads, cross_output), AT(Heads, cross_source), AT(Heads, cross), AT(Heads, shortlist)});
   describe(text, "Sampling", sizeof(Sampling), {AT(Sampling, kind), AT(Sampling, seed), AT(Sampling, channels),

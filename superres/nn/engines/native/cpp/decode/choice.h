@@ -16,22 +16,16 @@ constexpr double LEAST_WEIGHT = 0x1p-40;       // unit of the weights that `draw
 // Whether score a is before b in descending order; NaN is last.
 ALWAYS_INLINE bool above(float a, float b) { return a > b || (b != b && a == a); }
 
-// The first token whose cumulative weight exceeds u times the sum; the weights are whole numbers.
-template <typename Weight>
-int64_t at_quantile(const Weight* weight, int64_t count, int64_t total, double u) {
-  const int64_t place = (int64_t)(u * (double)total);
-  int64_t sum = 0, v = 0;
-  while (v < count - 1 && (sum += weight[v]) <= place) v++;
-  return v;
-}
-
-// Draws a token from weights of at most 1.
+// Draws a token from weights of at most 1: the first whose cumulative weight exceeds u times the sum.
 int64_t draw(const double* weights, int64_t count, double u) {
   static thread_local std::vector<int64_t> whole;
   whole.resize(count);
   int64_t total = 0;
   for (int64_t v = 0; v < count; v++) total += whole[v] = (int64_t)(weights[v] / LEAST_WEIGHT);
-  return at_quantile(whole.data(), count, total, u);
+  const int64_t place = (int64_t)(u * (double)total);
+  int64_t sum = 0, token = 0;
+  while (token < count - 1 && (sum += whole[token]) <= place) token++;
+  return token;
 }
 
 // The scores of one position and row, divided by the temperature and filtered; the choices made from them.
@@ -53,24 +47,58 @@ class Choice {
     if (sampling.nucleus < 1) keep_nucleus();
   }
 
-  // The sample of seed-coupled sampling.
-  int64_t token() {
-    if (sampling.kind == GUMBEL) return largest_sum();
-    weigh();
-    return at_quantile(weight, count, total, uniform(stream, position, 0));
+  // The sample of seed-coupled sampling: the argmax of scores + Gumbel noise; of equal sums, the first. Noise is only
+  // computed where it may decide.
+  int64_t token() const {
+    float bar = -INFINITY;
+    for (int64_t v = 0; v < count; v++) bar = scaled[v] > bar ? scaled[v] : bar;
+    bar += LEAST_GUMBEL;
+    vec most = fill(-INFINITY);
+    ivec where{};
+    for (int64_t v = 0; v < count; v += GROUP) {
+      vec group = load(scaled + v);
+      for (int w = 1; w < 4; w++) group = larger(group, load(scaled + v + w * LANES));
+      if (!any(group + MOST_GUMBEL >= bar)) continue;
+      uvec words[4];
+      group_words(stream, position, v, words);
+      for (int w = 0; w < 4; w++) {
+        const vec score = load(scaled + v + w * LANES), u = uniform_of(words[w]);
+        if (!any(score + gumbel_bound(u) >= bar)) continue;
+        const vec sum = score + gumbel(u);
+        const ivec better = sum > most;
+        most = pick(better, sum, most);
+        where = pick(better, numbers() + (int32_t)(v + w * LANES), where);
+        const float top = largest(most);
+        bar = top > bar ? top : bar;
+      }
+    }
+    float tops[LANES];
+    int32_t places[LANES];
+    store(tops, most);
+    store(places, where);
+    int best = 0;
+    for (int i = 1; i < LANES; i++)
+      if (tops[i] > tops[best] || (tops[i] == tops[best] && places[i] < places[best])) best = i;
+    return places[best];
   }
 
   // Whether coupled sampling could choose a token.
-  bool is_possible(int64_t token) {
-    if (sampling.kind == GUMBEL) return scaled[token] > -INFINITY;
-    weigh();
-    return weight[token];
-  }
+  bool is_possible(int64_t token) const { return scaled[token] > -INFINITY; }
 
-  // Whether a token is among the `bound` best ones, by the scores whose argmax is the sample.
+  // Whether a token is among the `bound` best ones, by scores + Gumbel noise.
   bool is_among_best(int64_t token, int64_t bound) {
     if (!is_possible(token)) return false;
-    return (sampling.kind == GUMBEL ? better_sums(token) : nearer(token)) < bound;
+    for (int64_t v = 0; v < count; v += GROUP) {
+      uvec words[4];
+      group_words(stream, position, v, words);
+      for (int w = 0; w < 4; w++) {
+        float* at = scaled + v + w * LANES;
+        store(at, load(at) + gumbel(uniform_of(words[w])));
+      }
+    }
+    int64_t better = 0;
+    for (int64_t v = 0; v < count; v++) better += scaled[v] > scaled[token];
+    return better < bound;
   }
 
   // Draws a proposal, and writes its distribution to q [V], whose sum is returned in `q_total`.
@@ -154,73 +182,6 @@ class Choice {
         most = rest[v] > most ? rest[v] : most;
       }
     return draw(most >= LEAST_WEIGHT ? rest.data() : p.data(), count, uniform(stream, position, purpose));
-  }
-
-  // The argmax of scores + Gumbel noise; of equal sums, the first. Noise is only computed where it may decide.
-  int64_t largest_sum() const {
-    float bar = -INFINITY;
-    for (int64_t v = 0; v < count; v++) bar = scaled[v] > bar ? scaled[v] : bar;
-    bar += LEAST_GUMBEL;
-    vec most = fill(-INFINITY);
-    ivec where{};
-    for (int64_t v = 0; v < count; v += GROUP) {
-      vec group = load(scaled + v);
-      for (int w = 1; w < 4; w++) group = larger(group, load(scaled + v + w * LANES));
-      if (!any(group + MOST_GUMBEL >= bar)) continue;
-      uvec words[4];
-      group_words(stream, position, v, words);
-      for (int w = 0; w < 4; w++) {
-        const vec score = load(scaled + v + w * LANES), u = uniform_of(words[w]);
-        if (!any(score + gumbel_bound(u) >= bar)) continue;
-        const vec sum = score + gumbel(u);
-        const ivec better = sum > most;
-        most = pick(better, sum, most);
-        where = pick(better, numbers() + (int32_t)(v + w * LANES), where);
-        const float top = largest(most);
-        bar = top > bar ? top : bar;
-      }
-    }
-    float tops[LANES];
-    int32_t places[LANES];
-    store(tops, most);
-    store(places, where);
-    int best = 0;
-    for (int i = 1; i < LANES; i++)
-      if (tops[i] > tops[best] || (tops[i] == tops[best] && places[i] < places[best])) best = i;
-    return places[best];
-  }
-
-  // The number of tokens whose score + Gumbel noise exceeds that of `token`.
-  int64_t better_sums(int64_t token) {
-    for (int64_t v = 0; v < count; v += GROUP) {
-      uvec words[4];
-      group_words(stream, position, v, words);
-      for (int w = 0; w < 4; w++) {
-        float* at = scaled + v + w * LANES;
-        store(at, load(at) + gumbel(uniform_of(words[w])));
-      }
-    }
-    int64_t better = 0;
-    for (int64_t v = 0; v < count; v++) better += scaled[v] > scaled[token];
-    return better;
-  }
-
-  // The number of tokens whose interval of the cumulative weights is nearer to the uniform number than that of `token`.
-  int64_t nearer(int64_t token) const {
-    const int64_t u = (int64_t)(uniform(stream, position, 0) * (double)total);
-    const auto distance = [=](int64_t v, int64_t past) {
-      const int64_t before = past - weight[v] - u, after = u - past + 1;
-      return std::max<int64_t>(0, before > after ? before : after);
-    };
-    int64_t past = 0, own = 0, better = 0;
-    for (int64_t v = 0; v <= token; v++) past += weight[v];
-    own = distance(token, past);
-    past = 0;
-    for (int64_t v = 0; v < count; v++) {
-      past += weight[v];
-      better += weight[v] && distance(v, past) < own;
-    }
-    return better;
   }
 };
 

@@ -9,7 +9,7 @@
 
 namespace {
 
-enum { HEADS, STALE, JACOBI, DRAFT, NGRAM, LOOKUP };  // `Proposer::kind`
+enum { HEADS, JACOBI, DRAFT, NGRAM, LOOKUP };  // `Proposer::kind`
 constexpr int64_t READ = 2;           // tokens that the draft reads per step
 constexpr int64_t LONGEST_MATCH = 3;  // largest number of latest tokens that `LOOKUP` matches
 
@@ -18,10 +18,10 @@ ALWAYS_INLINE bool is_speculative(const Loop& l) { return l.sampling && l.sampli
 // Whether proposals are drawn from a distribution that speculative sampling has to know.
 ALWAYS_INLINE bool draws(const Loop& l) { return l.proposer.kind == HEADS || l.proposer.kind == DRAFT; }
 
-// Whether an iteration needs only the choice of each column, not the scores. Stale choices of samples need the scores.
+// Whether an iteration needs only the choice of each column, not the scores. Jacobi proposals of samples need the scores.
 ALWAYS_INLINE bool uses_int8(const Session& s, const Loop& l) {
   if (!s.int8_filter.product.weight || l.best || is_limited(l)) return false;
-  return !l.sampling || (is_gumbel(s, *l.sampling) && l.proposer.kind != JACOBI && l.proposer.kind != STALE);
+  return !l.sampling || (is_gumbel(s, *l.sampling) && l.proposer.kind != JACOBI);
 }
 
 // p1's scores of row b at a column, and its choice if that is an argmax.
@@ -79,32 +79,13 @@ struct ProposalChoice {
   }
 };
 
-// The verifier's choice from the latest step, `column` being one of its columns.
-ALWAYS_INLINE int64_t stale(const ProposalChoice& choose, int64_t b, int64_t h, int64_t column) {
-  return choose.greedy ? best_at(choose.s, choose.l, b, column) : choose(b, h, scores_at(choose.s, choose.l, b, column));
-}
-
-// Choices of the heads where the latest step of `count` + 1 columns has scored no token.
-struct StaleChoice {
-  const ProposalChoice choose;
-  const int64_t count;
-  static constexpr bool screens = false;
-
-  void limit(int64_t b, int64_t h, const int64_t* proposals, float* scores) const { choose.limit(b, h, proposals, scores); }
-
-  GumbelAt gumbel_at(int64_t, int64_t) const { return GumbelAt(nullptr, 0, 0); }
-
-  int64_t operator()(int64_t b, int64_t h, const float* scores) const {
-    const int64_t column = choose.l.index[b] + h + 1;
-    return column <= count ? stale(choose, b, h, column) : choose(b, h, scores);
-  }
-};
-
-// The latest step's choices; further ones repeat its last column.
-void propose_stale(const ProposalChoice& choose, int64_t b, int64_t count, int64_t* tokens) {
+// The verifier's choices from the latest step of `count` + 1 columns; further ones repeat its last column.
+void propose_jacobi(const ProposalChoice& choose, int64_t b, int64_t count, int64_t* tokens) {
+  const Session& s = choose.s;
+  const Loop& l = choose.l;
   for (int64_t h = 0; h < count; h++) {
-    const int64_t column = choose.l.index[b] + h + 1;
-    tokens[h] = stale(choose, b, h, column < count ? column : count);
+    const int64_t next = l.index[b] + h + 1, column = next < count ? next : count;
+    tokens[h] = choose.greedy ? best_at(s, l, b, column) : choose(b, h, scores_at(s, l, b, column));
   }
 }
 
@@ -185,14 +166,10 @@ int64_t propose_next(const Session& s, const Loop& l, Team& team, int64_t begin,
   const int64_t kind = l.proposer.kind;
   if (kind == HEADS)
     return propose(s, team, begin, end, l.place, l.index, l.first, count, l.hidden, choose, l.scratch, tokens, size);
-  if (kind == STALE) {
-    const StaleChoice own{choose, count};
-    propose(s, team, begin, end, l.place, l.index, l.first, count, l.hidden, own, l.scratch, tokens);
-  }
   if (kind == DRAFT) propose_draft(choose, team, begin, end, count, tokens);
   for (int64_t b = begin; b < end; b++) {
     int64_t* own = tokens + b * count;
-    if (kind == JACOBI) propose_stale(choose, b, count, own);
+    if (kind == JACOBI) propose_jacobi(choose, b, count, own);
     if (kind == NGRAM) propose_ngrams(s, l, b, count, own);
     if (kind == LOOKUP) propose_lookup(l, b, count, own);
     if (draws(l) || !is_speculative(l)) continue;

@@ -111,7 +111,7 @@ int64_t propose(const Session& s, Team& team, int64_t begin, int64_t end, const 
     for (int64_t part = 0; part < parts; part++) {
       const int64_t r = part * count + from;
       project(s, team, states + r * D, states_each, projected + r * s.stride);
-      if (heads.adaptive) apply(heads.adapt, alone, states + r * D, D, states_each, linear + r * adapted, adapted, STORE);
+      if (heads.earlier) apply(heads.adapt, alone, states + r * D, D, states_each, linear + r * adapted, adapted, STORE);
     }
     for (int64_t h = from; h < to; h++) {
       for (int64_t b = begin; b < end; b++) {

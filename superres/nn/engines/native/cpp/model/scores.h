@@ -72,7 +72,7 @@ struct Row {
     float mu = estimate[within(s, place + h + 1)] + projected[s.outputs - 2] * s.residual_scale;
     if (s.features) {
       float deviation = dot(features, heads.direct + (place % s.channels * heads.count + h) * s.features, s.features);
-      if (heads.adaptive) deviation += dot(features, linear, s.features);
+      if (heads.earlier) deviation += dot(features, linear, s.features);
       mu += deviation * s.residual_scale;
     }
     for (int64_t e = 0; e <= h && e < heads.earlier; e++)
