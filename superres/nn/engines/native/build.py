@@ -27,7 +27,7 @@ from typing import Any
 
 from superres.errors import ConfigError
 from superres.nn.engines.native.abi import CEncoded, CEncoder, CLoop, CSession, layout
-from superres.nn.engines.native.variants import BY_NAME, FLAGS, SELF_TEST, SUFFIX, Variant, for_machine
+from superres.nn.engines.native.variants import BY_NAME, FLAGS, PROBE_FLAGS, SELF_TEST, SUFFIX, Variant, for_machine
 from superres.system.output import cache_folder
 
 LOG = logging.getLogger(__name__)
@@ -121,12 +121,14 @@ class Library:
         path: its file.
         identity: variant and first digits of the SHA-256 of the file, which measured times belong to.
         code: its functions.
+        refused: why faster libraries that this processor could run are not used, a line for each.
     """
 
     variant: Variant
     path: Path
     identity: str
     code: ctypes.CDLL
+    refused: tuple[str, ...]
 
 
 def library(source: Path = SOURCE) -> ctypes.CDLL:
@@ -144,17 +146,18 @@ def chosen(source: Path = SOURCE) -> Library:
         ConfigError: SUPERRES_NATIVE names no variant, or one that does not run on this processor.
         NativeUnavailable: no variant can be used; the message says why.
     """
-    reason = "there is no variant for this processor"
+    refused: list[str] = []
     for variant in candidates(forced_variant(), processor()):
         for find in (packaged_file, built_file):
             try:
                 path = find(variant.name, source)
                 if path is not None:
-                    return Library(variant, path, f"{variant.name}-{_sha256(path)[:12]}", _load(path))
+                    identity = f"{variant.name}-{_sha256(path)[:12]}"
+                    return Library(variant, path, identity, _load(path), tuple(refused))
             except NativeUnavailable as error:
-                reason = str(error)
-                LOG.warning("the native variant %s is not used: %s", variant.name, reason)
-    raise NativeUnavailable(reason)
+                refused.append(str(error))
+                LOG.warning("the native variant %s is not used: %s", variant.name, error)
+    raise NativeUnavailable(refused[-1] if refused else f"no variant runs on this processor ({platform.machine()})")
 
 
 def forced_variant() -> Variant | None:
@@ -193,7 +196,7 @@ def processor() -> frozenset[str]:
     Raises:
         NativeUnavailable: the probe cannot be built or loaded.
     """
-    path = packaged_file(PROBE.stem) or _built(PROBE, [*FLAGS[:1], "-O1", *FLAGS[-3:]], [PROBE])
+    path = packaged_file(PROBE.stem) or _built(PROBE, list(PROBE_FLAGS), [PROBE])
     code = _open(path)
     code.superres_processor.restype = c_char_p
     return frozenset(code.superres_processor().decode().split())
@@ -224,7 +227,8 @@ def _built(source: Path, flags: list[str], files: list[Path]) -> Path:
     if found is None:
         raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
     # The key includes the machine: several kinds of machines may share a home folder.
-    key = [*(path.read_bytes() for path in files), " ".join(flags).encode(), found.encode(), platform.machine().encode()]
+    words = *flags, found, platform.machine()
+    key = [*(path.read_bytes() for path in files), *(word.encode() for word in words)]
     stem = cache_folder() / f"{source.stem}-{hashlib.sha256(bytes(1).join(key)).hexdigest()[:16]}"
     try:
         return _cached(stem) or _compile(found, flags, source, stem)

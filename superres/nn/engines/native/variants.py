@@ -14,6 +14,9 @@ from dataclasses import dataclass
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 """Compiler flags of every variant."""
 
+PROBE_FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC")
+"""Compiler flags of cpp/probe.cpp, for every processor."""
+
 SUFFIX = ".dll" if sys.platform == "win32" else ".so"
 """Ending of a library's file name."""
 
@@ -27,7 +30,7 @@ class Variant:
 
     Attributes:
         name: the name that SUPERRES_NATIVE takes.
-        machine: "x86_64" or "aarch64"; "" for a variant of any other machine.
+        machine: "x86_64" or "aarch64".
         features: what the processor must have, as cpp/probe.cpp names it.
         flags: compiler flags, in addition to FLAGS.
     """
@@ -59,7 +62,6 @@ VARIANTS = (
     _x86("x86-64-v4-bf16", *_V4, "avx512bf16"),
     Variant("aarch64", "aarch64", (), ("-march=armv8-a",)),
     Variant("aarch64-dotprod", "aarch64", ("dotprod",), ("-march=armv8.2-a+dotprod",)),
-    Variant("portable", ""),
 )
 """All variants; of a machine's, the later ones are faster."""
 
@@ -69,6 +71,6 @@ _MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64
 
 
 def for_machine(machine: str | None = None) -> list[Variant]:
-    """Return the variants of a machine (by default this one), as `platform.machine` names it, the fastest first."""
-    kind = _MACHINES.get((platform.machine() if machine is None else machine).lower(), "")
+    """Return the variants of a machine, as `platform.machine` names it (by default this one), the fastest first."""
+    kind = _MACHINES.get((platform.machine() if machine is None else machine).lower())
     return [variant for variant in reversed(VARIANTS) if variant.machine == kind]

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "kernels/attention.h"
+#include "model/linear.h"
 
 namespace {
 
@@ -59,8 +59,8 @@ void test_attention(Numbers& numbers, Digest& digest) {
   const std::vector<float> query = numbers.floats(rows * size);
   std::vector<float> key = numbers.floats(slots * size), value = numbers.floats(slots * size);
   std::vector<float> weights(rows * slots), out(rows * size), units(slots, 0.0078125f);
-  const auto attend = [&](const Cache& cache) {
-    attend_rows(rows, query.data(), size, {cache, 0, slots, size}, slots, size, from, last, nullptr, weights.data(), slots,
+  const auto attend = [&](const HeadCache& cache) {
+    attend_rows(rows, query.data(), size, cache, slots, size, from, last, nullptr, weights.data(), slots,
                 out.data(), size);
     digest.add(out);
   };
