@@ -7,18 +7,16 @@
 #pragma once
 
 #include <atomic>
-#include <csignal>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <ctime>
 #include <mutex>
-#include <pthread.h>
 #include <system_error>
 #include <thread>
 #include <type_traits>
-#include <unistd.h>
+
+#include "runtime/platform.h"
 
 namespace {
 
@@ -29,20 +27,6 @@ constexpr double STALL = 250e-6;  // seconds of waiting for a helper or a core a
 constexpr double LEAST_REST = 2e-3, MOST_REST = 0.5;  // bounds on a rest period, in seconds
 constexpr double RECENT = 1;      // seconds after a rest period during which the machine still counts as busy
 constexpr double WORTH = 5;       // a team pays off if it worked for this many times the seconds lost in a stall
-
-inline double now(clockid_t clock = CLOCK_MONOTONIC) {
-  timespec t;
-  clock_gettime(clock, &t);
-  return t.tv_sec + 1e-9 * t.tv_nsec;
-}
-
-inline void pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 constexpr size_t BODY = 192 - 24;
 
@@ -116,7 +100,7 @@ struct Lane {
       if (!late && !called) called = time;
       awake.notify_one();
     }
-    if (late) usleep(50);
+    if (late) sleep_briefly();
   }
 };
 
@@ -162,23 +146,19 @@ struct Pool {
     if (helpers < count) count = helpers;
     for (int i = 0; i < count; i++) lanes[i].call();
     for (int i = 0; patient && i < count; i++)
-      for (int tries = 0; tries < 100 && lanes[i].asleep.load(); tries++) usleep(50);
+      for (int tries = 0; tries < 100 && lanes[i].asleep.load(); tries++) sleep_briefly();
     return count;
   }
 
   // Starts a helper thread with all signals blocked; returns whether the system allowed it.
   bool start(Lane& lane) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool started = true;
+    const WithoutSignals blocked;
     try {
       std::thread([this, &lane] { serve(lane); }).detach();
     } catch (const std::system_error&) {
-      started = false;
+      return false;
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return started;
+    return true;
   }
 
   // Starts a rest period after the leader lost `lost` seconds: it waited for a helper that was not running, or had no core
@@ -203,7 +183,7 @@ struct Pool {
 // The pool of this process. A child of fork inherits no helper threads, so it starts with a new pool.
 Pool*& pool() {
   static Pool* current = [] {
-    pthread_atfork(nullptr, nullptr, [] { pool() = new Pool; });
+    in_forked_children([] { pool() = new Pool; });
     return new Pool;
   }();
   return current;
@@ -271,7 +251,7 @@ struct Team {
       if (spins % 64) continue;
       if (!since) since = now();
       // The helper may be waiting for the core that this thread occupies.
-      else if (now() - since > STALL) usleep(50);
+      else if (now() - since > STALL) sleep_briefly();
     }
     return since && now() - since > STALL;
   }
@@ -288,11 +268,11 @@ void with_team(int threads, bool patient, const Body& body) {
   Team team;
   const bool leads = threads > 1 && !here.led.exchange(true);
   if (leads) {
-    const double started = now(), worked = now(CLOCK_THREAD_CPUTIME_ID);
+    const double started = now(), worked = seconds_on_core();
     const bool rests = !patient && started < here.rest_until;
     if (!rests) team = Team{&here, 1 + here.summon(threads - 1, patient), patient};
     body(team);
-    if (!rests) here.judge(team.is_close && !patient, now() - started, now(CLOCK_THREAD_CPUTIME_ID) - worked);
+    if (!rests) here.judge(team.is_close && !patient, now() - started, seconds_on_core() - worked);
     here.led.store(false);
   } else {
     body(team);
