@@ -33,7 +33,7 @@ from superres.evaluation.comparison import (
 from superres.pipeline.options import resolve_options
 from superres.system.idle import training_paused
 from superres.system.output import figure_png, prepare_folder, write_results
-from superres.tasks.faces import read_faces
+from superres.tasks.face_data import read_faces
 
 Points = dict[DecodeConfig, tuple[float, float]]
 
@@ -64,9 +64,9 @@ def main(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Decode greedily and with all settings of the grid; write the scores, a table and a plot."""
-    pairs = read_faces(data, "valid", limit)
     prepare_folder(output)
     upscaler = load(checkpoint, device)
+    pairs = read_faces(data, upscaler.face_task, "valid", limit)
     settings = [resolve_options(options, upscaler) for options in ACCEPTANCE]
     rows = compare(pairs, upscaler, settings, batch_size)
     sizes = {options: scores["mean_accepted_block_size"] or 0.0 for options, scores in rows.items()}

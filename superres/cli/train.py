@@ -153,7 +153,8 @@ def decode(
     from superres.checkpoint import find_checkpoint
     from superres.pipeline.auto import checkpoint_task
     from superres.pipeline.base import fastest_exact
-    from superres.tasks import faces, translation
+    from superres.tasks import translation
+    from superres.tasks.face_data import read_faces
     from superres.training.distillation import decode_own_faces, translate_pairs
 
     if checkpoint_task(find_checkpoint(checkpoint)) == translation.name:
@@ -163,8 +164,8 @@ def decode(
             done = translate_pairs(translator, text, output, search, batch_size, stop,
                                    lambda record: _advance(bar, record["pairs"]))
     else:
-        pairs = faces.read_faces(data, "train", limit)
         upscaler = opt.load_upscaler(checkpoint, device)
+        pairs = read_faces(data, upscaler.face_task, "train", limit)
         # Not the checkpoint's saved default, which need not be exact.
         default = fastest_exact(upscaler.engine, upscaler.model_config)
         options = default.changed(opt.given_options(context, options))
