@@ -228,8 +228,8 @@ def continue_run(
             _show(bar, record)
 
         best = train_continuously(run, 60 * round_minutes, stop, report)
-    found = f"no round has beaten {DEFAULT_CHECKPOINT} yet" if best is None else \
-        f"{best} beats {DEFAULT_CHECKPOINT}, use it with --checkpoint {best}"
+    found = "no round has beaten the reference yet" if best is None else \
+        f"{best} beats the reference, use it with --checkpoint {best}"
     say(f"{output}: stopped and saved; {found}; the same command continues")
 
 

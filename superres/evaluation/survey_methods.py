@@ -252,7 +252,7 @@ class MethodRenderer:
         upscaler = self.upscalers[name]
         if self.images is not None and upscaler.face_task != self.images.task:
             here, there = upscaler.face_task, self.images.task
-            raise ConfigError(f"the method {spec.name!r} enlarges {here.source_size} to {here.target_size}, and another "
+            raise ConfigError(f"the method {spec.name!r} enlarges {here.source_size} to {here.target_size}, another "
                               f"{there.source_size} to {there.target_size}; choose checkpoints of the same sizes")
         try:
             options = upscaler.options(**spec.settings)

@@ -182,7 +182,7 @@ class FaceTask:
     @property
     def large(self) -> int:
         """Smallest side of a picture from which random crops are cut: no crop is smaller than a target."""
-        return next(side for side in range(self.target, 2 * self.target + 1) if smallest_crop(side) >= self.target)
+        return math.ceil(self.target / SMALLEST_CROP)
 
     def encode(self, images: Pixels) -> Int64:
         """Convert inputs, uint8 [N, source, source, 3], to tokens, int64 [N, S]: see `encode`.
@@ -278,14 +278,9 @@ class FaceTask:
             uint8 [target, target, 3] and [source, source, 3], both averaged from the same square.
         """
         whole = len(picture)
-        side = int(rng.integers(smallest_crop(whole), whole, endpoint=True))
+        side = int(rng.integers(math.ceil(SMALLEST_CROP * whole), whole, endpoint=True))
         top, left = rng.integers(0, whole - side, 2, endpoint=True)
         return self.both_sizes(picture[top : top + side, left : left + side])
-
-
-def smallest_crop(side: int) -> int:
-    """Return the side of the smallest random crop from a picture of this side."""
-    return math.ceil(SMALLEST_CROP * side)
 
 
 def image_key(source: Pixels, sample: int) -> int:
