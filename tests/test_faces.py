@@ -577,8 +577,8 @@ def test_a_prepared_file_serves_every_task_of_at_most_its_size(tmp_path, rng, hi
 
 def test_a_prepared_file_smaller_than_the_targets_is_refused_with_the_remedy(tmp_path, rng):
     stored(tmp_path / "faces.npz", rng, 32, 8)
-    with pytest.raises(InvalidInputError, match="hr holds pictures of 32x32, smaller than targets of 64x64; prepare the "
-                                                r"data with scripts/prepare_celeba\.py --source 32 --target 64"):
+    with pytest.raises(InvalidInputError, match="hr holds pictures of 32x32, smaller than targets of 64x64; prepare "
+                                                r"the data with scripts/prepare_celeba\.py --source 32 --target 64"):
         read_faces(tmp_path / "faces.npz", FaceTask(32, 64))
 
 
