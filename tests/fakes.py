@@ -19,7 +19,7 @@ from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline
 from superres.tasks.consistency import cell_limits
-from superres.tasks.faces import encode, enlarge
+from superres.tasks.faces import FaceTask, encode
 
 TOKENS = 32 * 32 * 3
 GREEDY = DecodeConfig(block_size=1)
@@ -144,6 +144,10 @@ class FakeUpscaler:
 
     options = Pipeline.options
 
+    @property
+    def face_task(self):
+        return FaceTask.of(self.model_config)
+
     def fitting_rows(self, options=None):
         return 16
 
@@ -158,7 +162,7 @@ class FakeUpscaler:
         if self.broken & set(sources[:, 0, 0, 0].tolist()):
             raise RuntimeError("the network\nbroke")
         self.keys.extend(keys)
-        images = enlarge(sources, "nearest")
+        images = self.face_task.enlarge(sources, "nearest")
         if options.is_sampling:
             images[:, 0, 0, 0] = [key % 256 for key in keys]
         if progress is not None:
@@ -170,7 +174,7 @@ class FakeUpscaler:
 
     def bits_per_dim(self, sources, targets):
         """Grow with the distance of the enlarged source from the target."""
-        difference = enlarge(sources, "nearest").astype(float) - targets
+        difference = self.face_task.enlarge(sources, "nearest").astype(float) - targets
         return np.abs(difference).reshape(len(sources), -1).mean(axis=1)
 
 
