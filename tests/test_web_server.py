@@ -110,7 +110,7 @@ def test_the_documented_example_runs(demo, tmp_path, monkeypatch, capsys):
     ({"samples": 2}, "add temperature 0.9"),
     ({"crop_size": 0}, "crop size must be a percentage"),
     ({"image": None}, "there is no image yet; upload one"),
-    ({"epsilon": "<b>"}, "&lt;b&gt;"),
+    ({"accept": "<b>"}, "&lt;b&gt;"),
 ])
 def test_bad_arguments_come_back_as_one_clear_message(demo, arguments, message):
     image = demo.upload("face.png", FACES[0].read_bytes())
