@@ -1,7 +1,7 @@
-"""A GPU without a GPU: torch's fake tensors have shapes and a device, but no values, and cost neither memory nor time.
+"""A stand-in for a GPU: torch's fake tensors, which have shapes and a device, but neither values nor memory.
 
-They raise at once if an operation mixes devices or if the host reads a value. `Capture` stands for the capture of a CUDA
-graph: it refuses what a real capture would refuse, and counts kernels.
+They raise at once if an operation mixes devices or if the host reads a value. `Capture` stands for the capture of a
+CUDA graph: it refuses what a real capture would refuse, and counts kernels.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def fused_attention(query, key, value, mask):
 def fake_gpu(*models: StepModel):
     """Within the context, every new tensor is a fake one, and `models` are on the GPU.
 
-    Parameters and buffers move, as by `Module.cuda`; any other tensor of a network stays on the CPU. Operations are seen
-    decomposed, as a GPU runs them, with `no_grad` but not in inference mode.
+    Parameters and buffers move, as by `Module.cuda`; any other tensor of a network stays on the CPU. Under `no_grad`,
+    unlike in inference mode, operations are seen decomposed, as a GPU runs them.
     """
     attention = patch("torch.nn.functional.scaled_dot_product_attention", fused_attention)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), attention:
