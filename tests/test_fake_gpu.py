@@ -140,6 +140,12 @@ def test_every_criterion_proposer_and_way_of_sampling_has_its_number():
     assert KERNELS.keys() == CASES.keys()
 
 
+def test_the_page_on_engines_has_the_numbers_of_the_bundled_faces():
+    text = (bundled_folder().parent / "docs" / "engines.md").read_text()
+    assert f"count its kernels: {KERNELS['celeba-8to32, k = 1']} per iteration" in text
+    assert f"\nand {KERNELS['celeba-8to32, epsilon 2, k = 10']} at k = 10 and epsilon 2" in text
+
+
 @pytest.mark.parametrize("name", ["faces, heads, sampled", "limited, speculative", "text, heads, greedy",
                                   "text, lookahead, speculative"])
 def test_rows_and_block_sizes_change_on_the_gpu(name):
