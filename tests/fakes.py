@@ -15,6 +15,7 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.ngrams import Numbering, count_ngrams
 from superres.interfaces import StepOutput
 from superres.nn.engines.native.build import SIGNATURES
+from superres.nn.engines.native.variants import SELF_TEST
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline
@@ -396,9 +397,9 @@ class ScriptedModel:
         return -(torch.arange(self.vocabulary) - tokens.unsqueeze(-1)).abs().double()
 
 
-def small_source(layout):
-    """Return C++ that compiles in no time and says of its structures what `layout` says."""
+def small_source(layout, self_test=SELF_TEST):
+    """Return C++ that compiles in no time and says of its structures what `layout` says; see `superres_self_test`."""
     text = layout.replace("\n", "\\n")
-    names = SIGNATURES.keys() - {"superres_layout"}
-    functions = " ".join(f"long long {name}() {{ return 0; }}" for name in sorted(names))
+    results = {name: 0 for name in sorted(SIGNATURES.keys() - {"superres_layout"})} | {"superres_self_test": self_test}
+    functions = " ".join(f"long long {name}() {{ return {result}; }}" for name, result in results.items())
     return f'extern "C" {{ const char* superres_layout() {{ return "{text}"; }} {functions} }}'

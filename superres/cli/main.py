@@ -19,6 +19,7 @@ from superres import __version__
 from superres.cli.benchmark import benchmark_app
 from superres.cli.evaluate import evaluate_app, tune
 from superres.cli.export import export_app
+from superres.cli.info import info
 from superres.cli.options import INTERRUPTED, decoding_command
 from superres.cli.survey import survey_app
 from superres.cli.train import train_app
@@ -60,6 +61,7 @@ def superres(version: Version = False) -> None:
 decoding_command(app, FACES)(upscale)
 decoding_command(app, TRANSLATION)(translate)
 app.command()(tune)
+app.command()(info)
 for name, group in (("evaluate", evaluate_app), ("train", train_app), ("benchmark", benchmark_app),
                     ("survey", survey_app), ("manifest", manifest_app), ("export", export_app)):
     app.add_typer(group, name=name)

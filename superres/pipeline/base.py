@@ -133,7 +133,7 @@ class Pipeline:
         self.scoring = step_model(self.model, self.end_token, engine)
         self.engine: str = self.scoring.engine
         self.default = default or fastest_exact(self.engine, model.config)
-        self.block_sizes = BlockSizes(self.scoring, revision, self.engine, self.device)
+        self.block_sizes = BlockSizes(self.scoring, revision, self.scoring.code, self.device)
         self.proposers = Proposers(model.config, self.end_token, self.device, engine, self.limited)
 
     @classmethod

@@ -39,7 +39,10 @@ class BlockSizes:
         self, model: ScoringModel, revision: str, engine: str, device: torch.device,
         measure: Callable[..., tuple[list[float], bool]] = measured_costs,
     ) -> None:
-        """Use `model`; `revision`, `engine`, `device` and the machine identify its measured costs in the cache."""
+        """Use `model`; `revision`, `engine`, `device` and the machine identify its measured costs in the cache.
+
+        `engine` is `StepModel.code`: each variant of the compiled code has costs of its own.
+        """
         self.model, self.revision, self.engine, self.device = model, revision, engine, device
         self.measure = measure
         self._sizes: dict[tuple[int, DecodeConfig], BlockSizeChooser] = {}

@@ -47,6 +47,11 @@ class StepModel:
         self.layers: nn.ModuleList = model.decoder
         self.warned = False
 
+    @property
+    def code(self) -> str:
+        """What computes the steps: the engine, and the compiled library if it has one. Measured times belong to it."""
+        return self.engine
+
     def side_by_side(self, decodes: int) -> list[StepModel]:
         """Return the models with which up to `decodes` decodes run fastest at the same time, each with one of them.
 

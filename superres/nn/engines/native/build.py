@@ -1,7 +1,11 @@
-"""Build the C++ of the folder cpp on first use, cache the library, and declare its functions for ctypes.
+"""Load the compiled code of the folder cpp: choose the variant, build and cache it if needed, declare its functions.
 
 ctypes needs only a C++ compiler, where nanobind and pybind11 also need their own headers and Python's. One shared
-library, built at first use, then serves every version of Python and of torch.
+library then serves every version of Python and of torch. A wheel has the libraries of all variants in the folder lib;
+elsewhere, the first use compiles the chosen variant.
+
+A compiled probe (cpp/probe.cpp) says what the processor can do, since only compiled code can ask it on every system:
+/proc/cpuinfo exists on Linux alone. It is a library of its own, so that a machine compiles one variant, not two.
 """
 
 from __future__ import annotations
@@ -9,29 +13,39 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
-from ctypes import POINTER, c_char_p, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from superres.errors import ConfigError
 from superres.nn.engines.native.abi import CEncoded, CEncoder, CLoop, CSession, layout
+from superres.nn.engines.native.variants import BY_NAME, FLAGS, PROBE_FLAGS, SELF_TEST, SUFFIX, Variant, for_machine
 from superres.system.output import cache_folder
 
+LOG = logging.getLogger(__name__)
+
 SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
+PROBE = SOURCE.with_name("probe.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 
 EXTRA_FLAGS = "SUPERRES_NATIVE_FLAGS"
 """Environment variable with extra compiler flags, separated by spaces, for example sanitizers. The cache holds one
-library per set of flags."""
+library per set of flags; libraries of the package are not used."""
+
+FORCED_VARIANT = "SUPERRES_NATIVE"
+"""Environment variable with the name of the variant to use, for tests and comparisons."""
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "superres_layout": (c_char_p, []),
+    "superres_self_test": (c_uint64, []),
     "superres_busy": (c_int64, []),
     "superres_encode": (None, [POINTER(CEncoder), POINTER(CEncoded), c_int64, c_int64, c_void_p]),
     "superres_remember": (None, [POINTER(CSession), c_void_p]),
@@ -73,7 +87,9 @@ def _compile(command: str, flags: list[str], source: Path, stem: Path) -> Path:
 
 
 def _sync(path: Path) -> None:
-    """Flush a file's content, or a folder's entries, to disk."""
+    """Flush a file's content, or a folder's entries, to disk; Windows cannot."""
+    if sys.platform == "win32":
+        return
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -96,37 +112,151 @@ def compiler() -> str | None:
     return next((path for name in COMPILERS if (path := shutil.which(name))), None)
 
 
-@functools.cache
+@dataclass(frozen=True)
+class Library:
+    """A loaded library of native.cpp.
+
+    Attributes:
+        variant: the variant that it was compiled as.
+        path: its file.
+        identity: variant and first digits of the SHA-256 of the file, which measured times belong to.
+        code: its functions.
+        refused: why faster libraries that this processor could run are not used, a line for each.
+    """
+
+    variant: Variant
+    path: Path
+    identity: str
+    code: ctypes.CDLL
+    refused: tuple[str, ...]
+
+
 def library(source: Path = SOURCE) -> ctypes.CDLL:
-    """Return the compiled library of `source`; build it if the cache has no intact one of this version and machine.
+    """Return the compiled code of `source`; see `chosen`."""
+    return chosen(source).code
+
+
+@functools.cache
+def chosen(source: Path = SOURCE) -> Library:
+    """Load the fastest variant of `source` that runs on this processor, or the one that SUPERRES_NATIVE names.
+
+    A variant that cannot be compiled or loaded, or that fails its self-test, is left out, and a warning says so.
 
     Raises:
-        NativeUnavailable: there is no compiler, it fails, or the library cannot be loaded.
+        ConfigError: SUPERRES_NATIVE names no variant, or one that does not run on this processor.
+        NativeUnavailable: no variant can be used; the message says why.
     """
+    refused: list[str] = []
+    for variant in candidates(forced_variant(), processor()):
+        for find in (packaged_file, built_file):
+            try:
+                path = find(variant.name, source)
+                if path is not None:
+                    identity = f"{variant.name}-{_sha256(path)[:12]}"
+                    return Library(variant, path, identity, _load(path), tuple(refused))
+            except NativeUnavailable as error:
+                refused.append(str(error))
+                LOG.warning("the native variant %s is not used: %s", variant.name, error)
+    raise NativeUnavailable(refused[-1] if refused else f"no variant runs on this processor ({platform.machine()})")
+
+
+def forced_variant() -> Variant | None:
+    """Return the variant that the environment asks for; None if it does not.
+
+    Raises:
+        ConfigError: there is no variant of that name for this machine.
+    """
+    name = os.environ.get(FORCED_VARIANT)
+    known = [variant.name for variant in for_machine()]
+    if name and name not in known:
+        raise ConfigError(f"{FORCED_VARIANT}={name} is no variant of this machine; choose {' or '.join(known)}, or "
+                          "unset it")
+    return BY_NAME[name] if name else None
+
+
+def candidates(forced: Variant | None, features: frozenset[str]) -> list[Variant]:
+    """Return the variants that a processor with these `features` may use, the fastest first; only `forced`, if given.
+
+    Raises:
+        ConfigError: the processor cannot run `forced`.
+    """
+    runnable = [variant for variant in for_machine() if not variant.missing(features)]
+    if forced is None:
+        return runnable
+    if forced not in runnable:
+        raise ConfigError(f"{FORCED_VARIANT}={forced.name} needs {', '.join(forced.missing(features))}, which this "
+                          f"processor lacks; choose {' or '.join(variant.name for variant in runnable)}, or unset it")
+    return [forced]
+
+
+@functools.cache
+def processor() -> frozenset[str]:
+    """Return the features of this processor, as cpp/probe.cpp names them.
+
+    Raises:
+        NativeUnavailable: the probe cannot be built or loaded.
+    """
+    path = packaged_file(PROBE.stem) or _built(PROBE, list(PROBE_FLAGS), [PROBE])
+    code = _open(path)
+    code.superres_processor.restype = c_char_p
+    return frozenset(code.superres_processor().decode().split())
+
+
+def packaged_file(name: str, source: Path = SOURCE) -> Path | None:
+    """Return the library of that name that a wheel has, in the folder `lib` beside that of `source`; None without one.
+
+    Libraries of a wheel are not compiled with the extra flags that the environment may ask for.
+    """
+    path = source.parent.with_name("lib") / f"{name}{SUFFIX}"
+    return path if path.is_file() and not os.environ.get(EXTRA_FLAGS) else None
+
+
+def built_file(name: str, source: Path = SOURCE) -> Path:
+    """Return the library of the variant `name` in the user's cache, after compiling it if it is missing.
+
+    Raises:
+        NativeUnavailable: there is no compiler, or it fails.
+    """
+    flags = [*FLAGS, *BY_NAME[name].flags, *os.environ.get(EXTRA_FLAGS, "").split()]
+    return _built(source, flags, [path for path in sorted(source.parent.rglob("*")) if path.is_file()])
+
+
+def _built(source: Path, flags: list[str], files: list[Path]) -> Path:
+    """Return the cached library of `source`; compile it if the cache has no intact one of these files and flags."""
     found = compiler()
     if found is None:
         raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
-    flags = [*FLAGS, *os.environ.get(EXTRA_FLAGS, "").split()]
-    # The key includes the processor: several kinds of machines may share a home folder.
-    files = [path.read_bytes() for path in sorted(source.parent.rglob("*")) if path.is_file()]
-    key = [*files, " ".join(flags).encode(), found.encode(), _processor().encode()]
-    digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
-    stem = cache_folder() / f"native-{digest}"
+    # The key includes the machine: several kinds of machines may share a home folder.
+    words = *flags, found, platform.machine()
+    key = [*(path.read_bytes() for path in files), *(word.encode() for word in words)]
+    stem = cache_folder() / f"{source.stem}-{hashlib.sha256(bytes(1).join(key)).hexdigest()[:16]}"
     try:
-        code = ctypes.CDLL(str(_cached(stem) or _compile(found, flags, source, stem)))
+        return _cached(stem) or _compile(found, flags, source, stem)
     except OSError as error:
-        raise NativeUnavailable(f"cannot build or load {stem}: {error}") from error
+        raise NativeUnavailable(f"cannot build {stem}: {error}") from error
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeUnavailable(f"cannot load {path}: {error}") from error
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    """Load a library of native.cpp and declare its functions.
+
+    Raises:
+        NativeUnavailable: it cannot be loaded, is of another release, or fails its self-test.
+    """
+    code = _open(path)
     for name, (result, arguments) in SIGNATURES.items():
-        function = getattr(code, name)
+        function = getattr(code, name, None)
+        if function is None:
+            raise NativeUnavailable(f"{path} has no {name}; install this release again")
         function.restype, function.argtypes = result, arguments
     if code.superres_layout().decode() != layout():
-        raise NativeUnavailable(f"{source.name} has other structures than this release; install it again")
+        raise NativeUnavailable(f"{path} has other structures than this release; install it again")
+    if code.superres_self_test() != SELF_TEST:
+        raise NativeUnavailable(f"{path} fails its self-test: it computes other numbers than it should")
     return code
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

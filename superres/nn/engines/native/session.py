@@ -21,7 +21,7 @@ from superres.errors import ScoresError
 from superres.interfaces import Choose, LimitedChoose, LoopState, Sources, StepOutput, Tree, TreeSession
 from superres.nn.cache import slot_count
 from superres.nn.engines.native.abi import LANES, MAX_SIZE, PANEL, CCache, CLayer, CSession, CShortlist, CTree
-from superres.nn.engines.native.build import NativeUnavailable, library
+from superres.nn.engines.native.build import NativeUnavailable, chosen, library
 from superres.nn.engines.native.encoder import NativeEncoder, supports
 from superres.nn.engines.native.loop import address, loop_of
 from superres.nn.engines.native.thread_trials import ThreadTrials
@@ -482,6 +482,11 @@ class NativeModel(StepModel):
         with torch.inference_mode():
             self.packed = PackedWeights(model, precision)
             self.encoder = NativeEncoder(model, precision) if supports(model) else None
+
+    @property
+    def code(self) -> str:
+        """See `StepModel.code`."""
+        return f"{self.engine} {chosen().identity}"
 
     def side_by_side(self, decodes: int) -> list[StepModel]:
         """See `StepModel.side_by_side`: every decode gets a thread or more of its own, and does not wait for others."""

@@ -10,6 +10,7 @@
 #include "model/encoder.h"
 #include "decode/blockwise.h"
 #include "layout.h"
+#include "self_test.h"
 
 namespace {
 
@@ -45,6 +46,9 @@ const char* superres_layout() {
   static const std::string text = layout();
   return text.c_str();
 }
+
+// A digest of what the kernels compute from fixed inputs: the same for every variant, compiler and system.
+uint64_t superres_self_test() { return self_test(); }
 
 // Whether the machine was recently too busy for several threads.
 int64_t superres_busy() { return pool()->is_busy(); }

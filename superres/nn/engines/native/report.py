@@ -1,0 +1,75 @@
+"""What a bug report needs to know: machine, versions, and which native library is used and why."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from typing import Any
+
+import torch
+
+from superres import __version__
+from superres.errors import ConfigError
+from superres.nn.engines.native import build
+from superres.nn.engines.native.variants import for_machine
+from superres.system.machine import cpu_name, usable_cores
+from superres.system.output import cache_folder
+
+
+def report() -> dict[str, Any]:
+    """Describe this installation; the first call may compile the native engine.
+
+    Returns:
+        a JSON object: text and lists of text by name; under "variants", a line for each variant of this machine.
+    """
+    torch_version = f"{torch.__version__}, {torch.get_num_threads()} threads"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return {
+        "superres": __version__,
+        "python": f"{platform.python_version()}, {platform.platform()}",
+        "torch": f"{torch_version}, GPU: {gpu}",
+        "processor": f"{cpu_name()}, {platform.machine()}, {usable_cores()} of {os.cpu_count()} cores usable",
+        **_native(),
+        "compiler": _compiler(),
+        "cache": _cache(),
+    }
+
+
+def _native() -> dict[str, Any]:
+    """Describe the variants, and load the one that is used."""
+    try:
+        features = build.processor()
+    except build.NativeUnavailable as error:
+        return {"native": f"none: {error}"}
+    variants = []
+    for variant in for_machine():
+        missing = variant.missing(features)
+        source = "in the package" if build.packaged_file(variant.name) else "compiled on first use"
+        variants.append(f"{variant.name}: {source}, {'lacks ' + ' '.join(missing) if missing else 'runs here'}")
+    found: dict[str, Any] = {"features": " ".join(sorted(features)), "variants": variants}
+    try:
+        chosen = build.chosen()
+    except ConfigError as error:
+        return {"native": f"none: {error}", **found}
+    forced = build.forced_variant() is not None
+    why = f"{build.FORCED_VARIANT} names it" if forced else "the fastest that runs here"
+    if chosen.refused:
+        found["refused"] = list(chosen.refused)
+        why = "a faster one is refused"
+    return {"native": f"{chosen.variant.name}: {why}", **found, "library": str(chosen.path), "self-test": "passed"}
+
+
+def _compiler() -> str:
+    found = build.compiler()
+    if found is None:
+        return "none"
+    shown = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
+    extra = os.environ.get(build.EXTRA_FLAGS)
+    return f"{found}: {(shown.splitlines() or ['no version'])[0]}{f', {build.EXTRA_FLAGS}={extra}' if extra else ''}"
+
+
+def _cache() -> str:
+    kinds = {"libraries": "native-*", "measured costs": "cost-*.json"}
+    counts = (f"{kind}: {len([*cache_folder().glob(pattern)])}" for kind, pattern in kinds.items())
+    return f"{cache_folder()}, {', '.join(counts)}"

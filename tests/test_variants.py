@@ -1,0 +1,205 @@
+"""The variants of the compiled code: the probe, the choice, the self-test, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fakes import NATIVE, SMALL, random_model, small_source
+
+from superres.cli.main import run
+from superres.errors import ConfigError
+from superres.nn.engines import step_model
+from superres.nn.engines.native import build, variants
+from superres.nn.engines.native.abi import layout
+from superres.nn.engines.native.build import NativeUnavailable
+from superres.nn.engines.native.report import report
+from superres.nn.engines.native.session import NativeModel
+from superres.nn.engines.native.variants import BY_NAME, SUFFIX, VARIANTS, for_machine
+
+pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+
+# What processors report, by kind.
+OLD = frozenset(BY_NAME["x86-64-v2"].features)
+HASWELL = frozenset(BY_NAME["x86-64-v3"].features)
+ALDER_LAKE = HASWELL | {"avxvnni"}
+SKYLAKE_X = HASWELL | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+ICE_LAKE = SKYLAKE_X | {"avx512vnni"}
+ZEN4 = ICE_LAKE | {"avx512bf16"}
+
+
+@pytest.fixture(autouse=True)
+def _choose_anew(monkeypatch):
+    """Each test chooses for itself, and the next file's tests have the library that they had."""
+    monkeypatch.delenv("SUPERRES_NATIVE", raising=False)
+    build.chosen.cache_clear()
+    found = build.processor
+    yield
+    build.chosen.cache_clear()
+    found.cache_clear()
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A file for C++ that compiles in no time; its libraries go to a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "cpp"
+    folder.mkdir()
+    (folder / "native.cpp").write_text(small_source(layout()))
+    return folder / "native.cpp"
+
+
+def packaged(source: Path, name: str, code: str) -> Path:
+    """Compile `code` as the library that a wheel has."""
+    path = source.parent.with_name("lib") / f"{name}{SUFFIX}"
+    path.parent.mkdir(exist_ok=True)
+    written = source.with_name(f"{name}.cpp")
+    written.write_text(code)
+    subprocess.run([build.compiler(), *variants.FLAGS, "-O0", "-o", path, written], check=True)
+    written.unlink()
+    return path
+
+
+@pytest.mark.parametrize(("features", "name"), [
+    (ZEN4, "x86-64-v4-bf16"), (ICE_LAKE, "x86-64-v4"), (ICE_LAKE | {"avxvnni"}, "x86-64-v4"), (SKYLAKE_X, "x86-64-v3"),
+    (ALDER_LAKE, "x86-64-v3-vnni"), (HASWELL, "x86-64-v3"), (HASWELL - {"fma"}, "x86-64-v2"), (OLD, "x86-64-v2"),
+])
+def test_a_processor_gets_the_fastest_variant_that_it_can_run(features, name, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "AMD64")
+    assert build.candidates(None, features)[0].name == name
+
+
+def test_the_variants_of_a_machine_have_its_instructions():
+    assert [variant.name for variant in for_machine("arm64")] == ["aarch64-dotprod", "aarch64"]
+    assert [variant.name for variant in for_machine("x86_64")][-1] == "x86-64-v2"
+    assert for_machine("riscv64") == []
+    assert len(BY_NAME) == len(VARIANTS)
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the system does not list the features")
+def test_the_probe_finds_what_the_system_lists():
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    listed = next(line for line in lines if line.startswith(("flags", "Features"))).split()
+    other = {"sse4.1": "sse4_1", "sse4.2": "sse4_2", "bmi": "bmi1", "lzcnt": "abm", "dotprod": "asimddp",
+             "avxvnni": "avx_vnni", "avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16"}
+    known = {feature for variant in for_machine() for feature in variant.features}
+    assert build.processor() == {feature for feature in known if other.get(feature, feature) in listed}
+
+
+def test_the_probe_runs_on_the_oldest_processor(tmp_path):
+    """It must say what is missing, not end with an illegal instruction."""
+    library = tmp_path / "probe.so"
+    subprocess.run([build.compiler(), *variants.PROBE_FLAGS, "-S", "-o", library, build.PROBE], check=True)
+    assert "ymm" not in library.read_text()
+
+
+def test_a_variant_can_be_named(source, monkeypatch):
+    slowest = for_machine()[-1]
+    monkeypatch.setenv("SUPERRES_NATIVE", slowest.name)
+    assert build.chosen(source).variant == slowest
+    assert build.chosen(source).identity.startswith(f"{slowest.name}-")
+
+
+@pytest.mark.parametrize(("machine", "name", "message"), [
+    ("x86_64", "haswell", "SUPERRES_NATIVE=haswell is no variant of this machine; choose x86-64-v4-bf16 or .*"),
+    ("x86_64", "aarch64", "is no variant of this machine"),
+    ("x86_64", "x86-64-v4", "x86-64-v4 needs avx512f, .*, which this processor lacks; choose x86-64-v3 or x86-64-v2"),
+])
+def test_a_variant_that_cannot_run_is_refused_in_one_line(machine, name, message, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(build, "processor", lambda: HASWELL)
+    monkeypatch.setenv("SUPERRES_NATIVE", name)
+    # No plain step in its place: who names a variant wants that one.
+    with pytest.raises(ConfigError, match=message) as error:
+        step_model(random_model(replace(SMALL, **NATIVE), dtype=torch.float32))
+    assert "\n" not in str(error.value)
+    assert not isinstance(error.value, NativeUnavailable)
+
+
+def test_a_compiler_that_does_not_know_a_processor_gets_the_next_lower_variant(source, monkeypatch, caplog):
+    known = for_machine()[-1]
+    unknown = replace(known, name="newest", flags=("-mno-such-instructions",))
+    monkeypatch.setattr(build, "for_machine", lambda: [unknown, known])
+    monkeypatch.setitem(BY_NAME, "newest", unknown)
+    assert build.chosen(source).variant == known
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "the native variant newest is not used: " in caplog.text
+    assert "cannot compile native.cpp" in caplog.text
+
+
+def test_a_library_of_the_package_is_used_and_needs_no_compiler(source, monkeypatch):
+    name = build.candidates(None, build.processor())[0].name
+    path = packaged(source, name, small_source(layout()))
+    monkeypatch.setenv("PATH", "")
+    assert build.chosen(source).path == path
+    build.chosen.cache_clear()
+    monkeypatch.setenv("SUPERRES_NATIVE_FLAGS", "-fsanitize=address")
+    with pytest.raises(NativeUnavailable, match="no C\\+\\+ compiler"):  # the package has none with these flags
+        build.chosen(source)
+
+
+@pytest.mark.parametrize(("code", "reason"), [
+    (small_source(layout(), self_test=1), "fails its self-test"), (small_source("Linear:48\n"), "other structures"),
+    ("int nothing;", "has no superres_"),
+])
+def test_a_library_of_the_package_that_is_wrong_is_replaced_by_a_compiled_one(source, code, reason, caplog):
+    name = build.candidates(None, build.processor())[0].name
+    path = packaged(source, name, code)
+    chosen = build.chosen(source)
+    assert (chosen.variant.name, chosen.path.parent) == (name, build.cache_folder())
+    assert len(caplog.records) == 1
+    assert reason in caplog.text
+    assert str(path) in chosen.refused[0]
+
+
+def test_a_damaged_library_of_the_package_is_no_library(source, monkeypatch):
+    for variant in for_machine():
+        packaged(source, variant.name, small_source(layout())).write_bytes(b"\x7fELF")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(NativeUnavailable):
+        build.chosen(source)
+
+
+def test_where_every_library_fails_its_self_test_the_plain_step_serves(source, monkeypatch, caplog):
+    source.write_text(small_source(layout(), self_test=variants.SELF_TEST ^ 1))
+    with pytest.raises(NativeUnavailable, match="fails its self-test"):
+        build.chosen(source)
+    assert len(caplog.records) == len(build.candidates(None, build.processor()))
+
+
+def test_the_real_library_passes_its_self_test_and_a_changed_one_would_not():
+    assert build.library().superres_self_test() == variants.SELF_TEST
+    assert build.library().superres_self_test() == variants.SELF_TEST  # it leaves nothing behind
+
+
+def test_measured_times_belong_to_the_variant(monkeypatch):
+    model = NativeModel(random_model(replace(SMALL, **NATIVE), dtype=torch.float32), precision="int8")
+    assert model.code == f"native-int8 {build.chosen().identity}"
+    other = replace(build.chosen(), identity="x86-64-v2-0123")
+    monkeypatch.setattr("superres.nn.engines.native.session.chosen", lambda: other)
+    assert model.code == "native-int8 x86-64-v2-0123"
+
+
+def test_info_says_what_is_used_and_why(capsys):
+    assert run(["info", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["native"].startswith(build.chosen().variant.name)
+    assert found["self-test"] == "passed"
+    assert len(found["variants"]) == len(for_machine())
+    assert run(["info"]) == 0
+    text = capsys.readouterr().out
+    assert all(line in text for line in [found["native"], found["library"], *found["variants"]])
+
+
+def test_info_tells_why_there_is_no_native_engine(monkeypatch):
+    monkeypatch.setenv("SUPERRES_NATIVE", "z80")
+    assert report()["native"].startswith("none: SUPERRES_NATIVE=z80 is no variant")
+    build.processor.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    assert report()["native"] == "none: no C++ compiler (c++, g++, clang++) is installed"
