@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from ctypes import addressof, pointer
+from ctypes import pointer
 
 import torch
 from torch import Tensor
 
 from superres.interfaces import LookaheadData, LoopState, ProposerData, Sampling, SumLimits, Widths
-from superres.nn.engines.native.abi import CLimits, CLookahead, CLoop, CProposer, CSampling, CSession, CWidths
-
-SAMPLING_KINDS = ("gumbel", "speculative")
-"""Kinds of sampling in the order of `Kind` in cpp/abi.h."""
-
-PROPOSER_KINDS = ("heads", "jacobi", "draft", "ngram", "lookup", "lookahead")
-"""Kinds of proposers in the order of cpp/decode/proposers.h."""
+from superres.nn.engines.native.abi import CLimits, CLookahead, CLoop, CProposer, CSampling, CSession, CWidths, value
 
 
 def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: CSession | None) -> CLoop:
@@ -66,19 +60,20 @@ def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: 
 
 def _proposer_of(proposer: ProposerData, batch: int, draft: CSession | None) -> CProposer:
     """Return the form in which native.cpp reads `proposer`; the result keeps its scratch alive."""
-    made = CProposer(kind=PROPOSER_KINDS.index(proposer.kind))
+    made = CProposer(kind=value("ProposerKind", proposer.kind))
     if draft is not None:
-        integers = torch.empty(5, batch, dtype=torch.int64)
-        scratch = integers, torch.empty(batch, 2, draft.size_d), torch.empty(batch, 2, draft.vocabulary)
-        made.draft, made.scratch = addressof(draft), scratch
+        width = draft.width
+        integers = torch.empty(2 * width + 1, batch, dtype=torch.int64)
+        scratch = integers, torch.empty(batch, width, draft.size_d), torch.empty(batch, width, draft.vocabulary)
+        made.draft, made.scratch = pointer(draft), scratch
         made.tokens, made.best_tokens, made.place = (part.data_ptr() for part in (
-            integers[:2], integers[2:4], integers[4]))
+            integers[:width], integers[width:-1], integers[-1]))
         made.hidden, made.scores = (part.data_ptr() for part in scratch[1:])
     if proposer.keys is not None:
         made.entries, made.order, made.channels = len(proposer.keys), proposer.order, proposer.channels
         made.keys, made.known = (address(part, torch.int64, made.entries) for part in (proposer.keys, proposer.known))
     if proposer.source is not None:
-        made.source_length = proposer.source.shape[1]
+        made.source_length, made.longest = proposer.source.shape[1], proposer.longest
         made.source = address(proposer.source, torch.int64, batch, made.source_length)
     return made
 
@@ -87,7 +82,7 @@ def _sampling_of(sampling: Sampling, batch: int, room: int, vocabulary: int) -> 
     """Return the form in which native.cpp reads `sampling`, for blocks of at most `room` tokens."""
     channels, proposals = len(sampling.temperatures), room if sampling.kind == "speculative" else 0
     return CSampling(
-        kind=SAMPLING_KINDS.index(sampling.kind), seed=sampling.seed, channels=channels,
+        kind=value("SamplingKind", sampling.kind), seed=sampling.seed, channels=channels,
         top_k=min(sampling.top_k or vocabulary, vocabulary), nucleus=sampling.nucleus,
         keys=address(sampling.keys, torch.int64, batch),
         temperature=address(sampling.temperatures, torch.float32, channels),

@@ -20,7 +20,18 @@ from superres.config import ModelConfig
 from superres.errors import ScoresError
 from superres.interfaces import Choose, LimitedChoose, LoopState, Sources, StepOutput, Tree, TreeSession
 from superres.nn.cache import slot_count
-from superres.nn.engines.native.abi import LANES, MAX_SIZE, PANEL, CCache, CLayer, CSession, CShortlist, CTree
+from superres.nn.engines.native.abi import (
+    DECLARATIONS,
+    LANES,
+    MAX_HEAD,
+    PANEL,
+    CCache,
+    CLayer,
+    CSession,
+    CShortlist,
+    CTree,
+    value,
+)
 from superres.nn.engines.native.build import NativeUnavailable, chosen, library
 from superres.nn.engines.native.encoder import NativeEncoder, supports
 from superres.nn.engines.native.loop import address, loop_of
@@ -209,14 +220,14 @@ class NativeSession(ProposingSession):
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
         """See `superres.nn.engines.torch_step.StepSession.part_seconds`."""
-        seconds = torch.zeros(len(PARTS), dtype=torch.float64)
+        seconds = torch.zeros(len(DECLARATIONS.enums["Part"]), dtype=torch.float64)
         self.session.seconds = seconds.data_ptr()
         try:
             for _ in range(repeats):
                 self.step(tokens, position)
         finally:
             self.session.seconds = None
-        return dict(zip(PARTS, (seconds / repeats).tolist(), strict=True))
+        return {part: float(seconds[value("Part", part)]) / repeats for part in PARTS}
 
     def resize(self, width: int) -> None:
         """See `superres.interfaces.Session.resize`.
@@ -473,8 +484,8 @@ class NativeModel(StepModel):
             raise NativeUnavailable(f"width and filter sizes must be multiples of {PANEL}")
         if config.width // config.attention_heads % LANES:
             raise NativeUnavailable(f"the width of an attention head must be a multiple of {LANES}")
-        if precision == "int8" and config.width // config.attention_heads > MAX_SIZE:
-            raise NativeUnavailable(f"with int8, the width of an attention head must be at most {MAX_SIZE}, not "
+        if precision == "int8" and config.width // config.attention_heads > MAX_HEAD:
+            raise NativeUnavailable(f"with int8, the width of an attention head must be at most {MAX_HEAD}, not "
                                     f"{config.width // config.attention_heads}; choose native")
         library()
         self.threads = threads

@@ -11,22 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.nn.engines.native.abi import LANES, PANEL, CHeads, CInt8Filter, CLayer, CLinear
+from superres.nn.engines.native.abi import LANES, PANEL, CHeads, CInt8Filter, CLayer, CLinear, value
 from superres.nn.heads import PredictionHeads
 from superres.nn.layers import DecoderLayer, TiedProjection
 from superres.nn.model import EncoderDecoder
 from superres.nn.recurrent import RecurrentHeads
 
-FORMATS = "float32", "bfloat16", "int8"
-"""The formats of weights, numbered as in abi.h."""
-
-INT8 = FORMATS.index("int8")
-
 PROPOSING = "int8"
 """The format of the prediction heads in all engines: proposals are verified, so that rounding costs no exactness."""
 
-GROUPS = 1, 2, 4
-"""Inputs of an output that lie side by side, by format."""
+GROUPS = {"float32": 1, "bfloat16": 2, "int8": 4}
+"""Inputs of an output that lie side by side, by the format of the weights."""
 
 
 @dataclass
@@ -62,23 +57,24 @@ def pack(affine: Affine, precision: str = "float32") -> tuple[CLinear, list[Tens
 
     Args:
         affine: weight [in, out] and bias [out].
-        precision: format of the weight, in FORMATS; float32 unless `in` is a multiple of LANES.
+        precision: format of the weight, in GROUPS; float32 unless `in` is a multiple of LANES.
     """
     inputs, outputs = affine.weight.shape
     panels, padding = -(-outputs // PANEL), (0, -outputs % PANEL)
-    chosen = FORMATS.index(precision if inputs % LANES == 0 else "float32")
+    if inputs % LANES:
+        precision = "float32"
     padded, scale = F.pad(affine.weight.float(), padding), torch.empty(0)
-    if chosen == INT8:
+    if precision == "int8":
         scale = padded.abs().amax(0).div(127).clamp(min=1e-30)
         # The products in native.cpp take unsigned weights, 128 larger.
         padded = ((padded / scale).round() + 128).to(torch.uint8)
-    elif chosen:
+    elif precision == "bfloat16":
         padded = padded.bfloat16()
-    group = GROUPS[chosen]
+    group = GROUPS[precision]
     weight = padded.view(inputs // group, group, panels, PANEL).permute(2, 0, 3, 1).contiguous()
     bias = F.pad(affine.bias.float(), padding).contiguous()
-    return CLinear(inputs, panels, chosen, *(part.data_ptr() or None for part in (weight, bias, scale))), [
-        weight, bias, scale]
+    return CLinear(inputs, panels, value("Format", precision),
+                   *(part.data_ptr() or None for part in (weight, bias, scale))), [weight, bias, scale]
 
 
 def _transposed(weight: Tensor, bias: Tensor) -> Affine:

@@ -9,10 +9,6 @@
 
 namespace {
 
-enum { HEADS, JACOBI, DRAFT, NGRAM, LOOKUP };  // `Proposer::kind`
-constexpr int64_t READ = 2;           // tokens that the draft reads per step
-constexpr int64_t LONGEST_MATCH = 3;  // largest number of latest tokens that `LOOKUP` matches
-
 ALWAYS_INLINE bool is_speculative(const Loop& l) { return l.sampling && l.sampling->kind == SPECULATIVE; }
 
 // Whether proposals are drawn from a distribution that speculative sampling has to know.
@@ -99,9 +95,9 @@ void propose_draft(const ProposalChoice& choose, Team& team, int64_t begin, int6
   for (int64_t h = 0; h < count; h++) {
     if (h < 2) {
       draft = *p.draft;
-      narrow(draft, begin, end, h ? 1 : READ);
+      narrow(draft, begin, end, h ? 1 : p.draft->width);
     }
-    const int64_t width = draft.width, shift = begin * (READ - width);
+    const int64_t width = draft.width, shift = begin * (p.draft->width - width);
     int64_t *read = p.tokens + shift, *best = p.best_tokens + shift;
     float *hidden = p.hidden + shift * draft.size_d, *scores = p.scores + shift * draft.vocabulary;
     for (int64_t b = begin; b < end; b++) {
@@ -149,9 +145,9 @@ void propose_lookup(const Loop& l, int64_t b, int64_t count, int64_t* tokens) {
   const int64_t *source = p.source + b * S, *store = l.store + b * l.stride + 1;
   const auto text = [=](int64_t i) { return i < S ? source[i] : i == last ? l.first[b] : store[i - S]; };
   int64_t longest = 0, found = 0;
-  for (int64_t place = last - 1; place >= 0 && longest < LONGEST_MATCH; place--) {
+  for (int64_t place = last - 1; place >= 0 && longest < p.longest; place--) {
     int64_t length = 0;
-    while (length < LONGEST_MATCH && length <= place && text(place - length) == text(last - length)) length++;
+    while (length < p.longest && length <= place && text(place - length) == text(last - length)) length++;
     if (length > longest) longest = length, found = place;
   }
   // A copy that reaches the latest token continues from its own start.
@@ -163,7 +159,7 @@ void propose_lookup(const Loop& l, int64_t b, int64_t count, int64_t* tokens) {
 int64_t propose_next(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t end, int64_t count, int64_t* tokens,
                      BlockSize* size) {
   const ProposalChoice choose{s, l};
-  const int64_t kind = l.proposer.kind;
+  const ProposerKind kind = l.proposer.kind;
   if (kind == HEADS)
     return propose(s, team, begin, end, l.place, l.index, l.first, count, l.hidden, choose, l.scratch, tokens, size);
   if (kind == DRAFT) propose_draft(choose, team, begin, end, count, tokens);

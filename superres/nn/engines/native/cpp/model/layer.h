@@ -163,7 +163,7 @@ struct Rows {
       std::memcpy((float*)cache.value + start + slot * size, value, size * sizeof(float));
       return;
     }
-    int8_t bytes[MAX_SIZE];
+    int8_t bytes[MAX_HEAD];
     cache.key_scale[head * s.slots + slot] = quantise(key, size, bytes).scale;
     uint32_t* keys = (uint32_t*)cache.key + start / 4 + slot;
     for (int64_t i = 0; i < size / 4; i++) {

@@ -9,10 +9,6 @@
 
 namespace {
 
-static_assert(MAX_HEAD == MAX_SIZE, "one bound on the size of an attention head");
-
-enum Part { INPUT, ATTENTION, FEED_FORWARD, SCORES };
-
 // Adds the time since the last lap to a part of the session's `seconds`. Only the team of the first rows is timed.
 struct Clock {
   double* seconds;
