@@ -52,7 +52,7 @@ class Sessions:
             return iterations(state) if self.whole else None
 
         session.iterations = counted
-        session.session.together = self.together or session.session.together
+        session.session.threads.together = self.together or session.session.threads.together
         return session
 
 
@@ -363,7 +363,7 @@ def test_sessions_of_one_shape_share_their_timings():
     sessions = [model.session(random_tokens(config, 1)[0], 3) for _ in range(2)]
     (trials,) = model.trials.values()
     assert trials.rounds == thread_trials.FIRST_ROUNDS + 1
-    assert {session.session.threads for session in sessions} <= trials.least.keys()
+    assert {session.session.threads.count for session in sessions} <= trials.least.keys()
 
 
 @pytest.mark.parametrize(("change", "message"), [

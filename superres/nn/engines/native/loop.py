@@ -8,10 +8,19 @@ import torch
 from torch import Tensor
 
 from superres.interfaces import LookaheadData, LoopState, ProposerData, Sampling, SumLimits, Widths
-from superres.nn.engines.native.abi import CLimits, CLookahead, CLoop, CProposer, CSampling, CSession, CWidths, value
+from superres.nn.engines.native.abi import (
+    CLimits,
+    CLookahead,
+    CLoopState,
+    CProposer,
+    CSampling,
+    CSession,
+    CWidths,
+    value,
+)
 
 
-def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: CSession | None) -> CLoop:
+def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: CSession | None) -> CLoopState:
     """Return the form in which native.cpp reads `state`; the result keeps all its tensors alive.
 
     Args:
@@ -20,7 +29,8 @@ def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: 
         scratch: memory for the heads' proposals; None without heads.
         draft: session of the draft model; None without one.
     """
-    batch, width, vocabulary = session.batch, session.width, session.vocabulary
+    size = session.size
+    batch, width, vocabulary = size.batch, size.width, size.vocabulary
     room, stride = state.proposals.shape[1], state.store.shape[1]
     kind, bound = state.rule
     integers = torch.empty(2 * width + room + 3, batch, dtype=torch.int64)
@@ -33,12 +43,12 @@ def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: 
     buffers = {
         "tokens": integers[:width], "best_tokens": integers[width : 2 * width], "next": integers[2 * width :],
         "place": integers[-3], "index": integers[-2], "first": integers[-1],
-        "hidden": torch.empty(batch, width, session.size_d),
+        "hidden": torch.empty(batch, width, size.d),
         "scores": torch.empty(batch, width, vocabulary),
         "scratch": scratch,
     }
-    loop = CLoop(
-        block_size=state.block_size, room=room, stride=stride, minimum=state.min_block, best=kind == "rank",
+    loop = CLoopState(
+        block_size=state.block_size, room=room, stride=stride, minimum=state.min_block, rule=value("Rule", kind),
         bound=min(bound, vocabulary) if kind == "rank" else bound,
         end_token=-1 if state.end_token is None else state.end_token,
         **shared, **{name: None if tensor is None else tensor.data_ptr() for name, tensor in buffers.items()},
@@ -48,9 +58,9 @@ def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: 
     if state.sampling is not None:
         loop.sampling = pointer(_sampling_of(state.sampling, batch, room, vocabulary))
     if state.widths is not None:
-        loop.widths = _widths_of(state.widths, batch, session.channels)
+        loop.widths = _widths_of(state.widths, batch, size.channels)
     if state.limits is not None:
-        loop.limits = _limits_of(state.limits, batch, session.length)
+        loop.limits = _limits_of(state.limits, batch, size.length)
     lookahead = None if state.lookahead is None else _lookahead_of(state.lookahead, batch)
     if lookahead is not None:
         loop.lookahead = lookahead
@@ -62,9 +72,9 @@ def _proposer_of(proposer: ProposerData, batch: int, draft: CSession | None) -> 
     """Return the form in which native.cpp reads `proposer`; the result keeps its scratch alive."""
     made = CProposer(kind=value("ProposerKind", proposer.kind))
     if draft is not None:
-        width = draft.width
+        size, width = draft.size, draft.size.width
         integers = torch.empty(2 * width + 1, batch, dtype=torch.int64)
-        scratch = integers, torch.empty(batch, width, draft.size_d), torch.empty(batch, width, draft.vocabulary)
+        scratch = integers, torch.empty(batch, width, size.d), torch.empty(batch, width, size.vocabulary)
         made.draft, made.scratch = pointer(draft), scratch
         made.tokens, made.best_tokens, made.place = (part.data_ptr() for part in (
             integers[:width], integers[width:-1], integers[-1]))

@@ -8,7 +8,7 @@
 // threads share the outputs of each product.
 
 #include "model/encoder.h"
-#include "decode/blockwise.h"
+#include "decode/loop.h"
 #include "self_test.h"
 
 namespace {
@@ -33,7 +33,7 @@ void in_groups(int64_t batch, int64_t threads, bool patient, int64_t together, c
 
 template <typename Body>
 void in_groups(const Session& s, int64_t together, const Body& body) {
-  in_groups(s.batch, s.threads, s.patient, together, body);
+  in_groups(s.size.batch, s.threads.count, s.threads.patient, together, body);
 }
 
 }  // namespace
@@ -52,44 +52,40 @@ void superres_encode(const Encoder* encoder, const Encoded* encoded, int64_t bat
   });
 }
 
-void superres_remember(const Session* session, const float* states) {
-  in_groups(*session, session->batch, [&](Team& team, int64_t begin, int64_t end) {
+void superres_remember(Session* session, const float* states) {
+  in_groups(*session, session->size.batch, [&](Team&, int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; b++) remember(*session, states, b);
   });
 }
 
-void superres_step(const Session* session, const int64_t* tokens, const int64_t* position, float* hidden, float* scores) {
-  in_groups(*session, session->batch, [&](Team& team, int64_t begin, int64_t end) {
-    step(*session, team, begin, end, tokens, position, hidden, scores, nullptr);
+void superres_step(Session* session, const int64_t* tokens, const int64_t* position, float* hidden, float* scores) {
+  in_groups(*session, session->size.batch, [&](Team& team, int64_t begin, int64_t end) {
+    step(*session, team, begin, end, tokens, position, {hidden, scores});
   });
 }
 
-void superres_keep(const Session* session, const int64_t* columns, int64_t count, const int64_t* position) {
-  Team alone;
-  const Rows rows{*session, alone, 0, session->batch, nullptr, position};
-  for (int64_t b = 0; b < session->batch; b++) rows.keep(b, columns + b * count, count);
+void superres_keep(Session* session, const int64_t* columns, int64_t count, const int64_t* position) {
+  for (int64_t b = 0; b < session->size.batch; b++) keep_columns(*session, b, position[b], columns + b * count, count);
 }
 
 int64_t superres_propose_room(const Session* session, int64_t count) { return propose_room(*session, count); }
 
-void superres_propose(const Session* session, const int64_t* position, const int64_t* index, const int64_t* first,
-                      int64_t count, const float* hidden, const float* temperature, const float* noise, float* scratch,
-                      int64_t* tokens) {
-  in_groups(*session, session->batch, [&](Team& team, int64_t begin, int64_t end) {
-    const NoisyChoice choose{*session, count, temperature, noise};
-    propose(*session, team, begin, end, position, index, first, count, hidden, choose, scratch, tokens);
+void superres_propose(Session* session, const int64_t* position, const int64_t* index, const int64_t* first, int64_t count,
+                      const float* hidden, const float* temperature, const float* noise, float* scratch, int64_t* tokens) {
+  in_groups(*session, session->size.batch, [&](Team& team, int64_t begin, int64_t end) {
+    const NoisyChoice choose{session->size.vocabulary, count, temperature, noise};
+    propose(*session, team, begin, end, {position, index, first, count, hidden, scratch, tokens}, choose);
   });
 }
 
-int64_t superres_iterate(const Session* session, const Loop* loop, int64_t count, int64_t following, int64_t* record) {
-  const Session& s = *session;
-  in_groups(s, s.together, [&](Team& team, int64_t begin, int64_t end) {
-    iterate(s, *loop, team, begin, end, count, following, record);
+int64_t superres_iterate(Session* session, LoopState* state, int64_t count, int64_t following, int64_t* record) {
+  in_groups(*session, session->threads.together, [&](Team& team, int64_t begin, int64_t end) {
+    run(*session, *state, team, begin, end, count, following, record);
   });
-  const int64_t size = 2 + loop->room;
+  const int64_t size = 2 + state->room, batch = session->size.batch;
   for (int64_t n = count; n > 0; n--)
-    for (int64_t b = 0; b < s.batch; b++)
-      if (record[((n - 1) * s.batch + b) * size + 1]) return n;  // something was accepted
+    for (int64_t b = 0; b < batch; b++)
+      if (record[((n - 1) * batch + b) * size + 1]) return n;  // something was accepted
   return 0;
 }
 
