@@ -14,7 +14,7 @@ constexpr int LANES = 16;      // floats per vector
 constexpr int PANEL = 32;      // outputs that are adjacent in a packed weight: two vectors
 constexpr int MAX_HEAD = 256;  // largest size of an attention head over bytes
 
-// The finite points of Winograd's convolution besides 0, in eighths and with either sign: see encoder.h.
+// The finite points of Winograd's convolution besides 0, in eighths and with either sign: see kernels/convolution.h.
 constexpr int NEAR_EIGHTHS = 5;
 constexpr int FAR_EIGHTHS = 9;
 
@@ -60,7 +60,7 @@ struct LayerCache {
 struct Sizes {
   int64_t batch, width, length, d, attention_heads, filter, layers, vocabulary, channels, outputs;
   int64_t slots, block_length, cross_slots;  // of the caches
-  int64_t groups;  // of attention heads and of hidden units, which share a sub-layer: see `Rows`
+  int64_t groups;  // of attention heads and of hidden units, which share a sub-layer: see `Layers`
   int64_t stride;  // floats per row of `projected`: 3 * D or the padded outputs, whichever is larger
 };
 

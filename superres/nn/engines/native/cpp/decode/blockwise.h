@@ -10,16 +10,6 @@
 
 namespace {
 
-// Cuts the accepted part of row b's block after its first end token, and ends the row there.
-int64_t stop_at_end_token(LoopState& l, int64_t b, const int64_t* block, int64_t accepted) {
-  for (int64_t i = 0; i < accepted; i++)
-    if (block[i] == l.end_token) {
-      l.limit[b] = l.position[b] + i + 1;
-      return i + 1;
-    }
-  return accepted;
-}
-
 // Blockwise decoding of a team's rows.
 struct BlockwiseDecoding {
   Session& s;
@@ -37,7 +27,7 @@ struct BlockwiseDecoding {
       if (is_limited(l)) limit_step(s, l, b);
       const int64_t* block = l.tokens + b * W;
       int64_t accepted = verify(b);  // the longest prefix that passes
-      accepted = stop_at_end_token(l, b, block, accepted);
+      accepted = stop_at_end_token(b, block, accepted);
       trace(l, b, accepted, record + b * (2 + l.room));
       commit(l, b, block, W, accepted);
       l.index[b] = accepted > 0 ? accepted - 1 : 0;
@@ -54,6 +44,16 @@ struct BlockwiseDecoding {
     // Tokens of probability 0, such as those outside limits, end the minimum block.
     while (minimum < l.minimum && minimum < k && verifier.is_possible(b, minimum)) minimum++;
     return std::min(std::max(accepted, minimum), most);
+  }
+
+  // Cuts the accepted part of row b's block after its first end token, and ends the row there.
+  int64_t stop_at_end_token(int64_t b, const int64_t* block, int64_t accepted) const {
+    for (int64_t i = 0; i < accepted; i++)
+      if (block[i] == l.end_token) {
+        l.limit[b] = l.position[b] + i + 1;
+        return i + 1;
+      }
+    return accepted;
   }
 
   // Makes the next proposals: p1's choice after the accepted tokens, then those of the proposer.

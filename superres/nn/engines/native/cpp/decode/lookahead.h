@@ -89,12 +89,7 @@ struct LookaheadRow {
 };
 
 // Blockwise decoding whose step reads a tree.
-struct LookaheadDecoding {
-  Session& s;
-  LoopState& l;
-  Team& team;
-  const int64_t begin, end;
-
+struct LookaheadDecoding : BlockwiseDecoding {
   // Does one iteration, and writes its trace to record [B, 2 + room].
   void iterate(int64_t* record) const {
     read_pending(s, l, begin, end);
@@ -105,7 +100,7 @@ struct LookaheadDecoding {
       const int64_t longest = row.verify(path), first = row.best(path[longest - 1]);
       int64_t *own = record + b * (2 + l.room), *block = own + 2;
       for (int64_t i = 0; i < size; i++) block[i] = tokens[path[i]];
-      const int64_t accepted = stop_at_end_token(l, b, block, std::min(longest, room(l, b)));
+      const int64_t accepted = stop_at_end_token(b, block, std::min(longest, room(l, b)));
       own[0] = l.position[b], own[1] = accepted;
       commit(l, b, block, size, accepted);
       keep_columns(s, b, l.place[b], path, size);

@@ -24,7 +24,7 @@ void run(Session& s, LoopState& l, Team& team, int64_t begin, int64_t end, int64
     if (complete) {  // rows of other teams may not be complete yet
       for (int64_t b = begin; b < end; b++) trace(l, b, 0, record + b * (2 + l.room));
     } else if (l.lookahead.size) {
-      LookaheadDecoding{s, l, team, begin, end}.iterate(record);
+      LookaheadDecoding{{s, l, team, begin, end}}.iterate(record);
     } else if (l.widths.costs) {
       Session own = s;
       LoopState state = l;
