@@ -14,7 +14,7 @@ from superres.decoding.limits import Limits
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.ngrams import Numbering, count_ngrams
 from superres.interfaces import StepOutput
-from superres.nn.engines.native.build import SIGNATURES
+from superres.nn.engines.native.abi import DECLARATIONS, DIGEST
 from superres.nn.engines.native.variants import SELF_TEST
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
@@ -397,9 +397,9 @@ class ScriptedModel:
         return -(torch.arange(self.vocabulary) - tokens.unsqueeze(-1)).abs().double()
 
 
-def small_source(layout, self_test=SELF_TEST):
-    """Return C++ that compiles in no time and says of its structures what `layout` says; see `superres_self_test`."""
-    text = layout.replace("\n", "\\n")
-    results = {name: 0 for name in sorted(SIGNATURES.keys() - {"superres_layout"})} | {"superres_self_test": self_test}
+def small_source(digest=DIGEST, self_test=SELF_TEST):
+    """Return C++ that compiles in no time and returns these results of `superres_abi` and `superres_self_test`."""
+    names = sorted(DECLARATIONS.functions.keys() - {"superres_abi"})
+    results = dict.fromkeys(names, 0) | {"superres_self_test": self_test}
     functions = " ".join(f"long long {name}() {{ return {result}; }}" for name, result in results.items())
-    return f'extern "C" {{ const char* superres_layout() {{ return "{text}"; }} {functions} }}'
+    return f'extern "C" {{ const char* superres_abi() {{ return "{digest}"; }} {functions} }}'

@@ -7,18 +7,21 @@
 #pragma once
 
 #include <atomic>
-#include <csignal>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <ctime>
 #include <mutex>
-#include <pthread.h>
 #include <system_error>
 #include <thread>
 #include <type_traits>
-#include <unistd.h>
+
+#ifndef _WIN32
+#include <csignal>
+#include <ctime>
+#include <pthread.h>
+#endif
 
 namespace {
 
@@ -30,11 +33,23 @@ constexpr double LEAST_REST = 2e-3, MOST_REST = 0.5;  // bounds on a rest period
 constexpr double RECENT = 1;      // seconds after a rest period during which the machine still counts as busy
 constexpr double WORTH = 5;       // a team pays off if it worked for this many times the seconds lost in a stall
 
-inline double now(clockid_t clock = CLOCK_MONOTONIC) {
+// Seconds from an arbitrary start.
+inline double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Seconds for which the calling thread has run on a core. On Windows, whose clock of threads is too coarse, all seconds count:
+// a call never seems to have stalled for want of a core.
+inline double seconds_on_core() {
+#ifdef _WIN32
+  return now();
+#else
   timespec t;
-  clock_gettime(clock, &t);
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return t.tv_sec + 1e-9 * t.tv_nsec;
+#endif
 }
+
+// Lets other threads have the core briefly.
+inline void nap() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -116,7 +131,7 @@ struct Lane {
       if (!late && !called) called = time;
       awake.notify_one();
     }
-    if (late) usleep(50);
+    if (late) nap();
   }
 };
 
@@ -162,22 +177,26 @@ struct Pool {
     if (helpers < count) count = helpers;
     for (int i = 0; i < count; i++) lanes[i].call();
     for (int i = 0; patient && i < count; i++)
-      for (int tries = 0; tries < 100 && lanes[i].asleep.load(); tries++) usleep(50);
+      for (int tries = 0; tries < 100 && lanes[i].asleep.load(); tries++) nap();
     return count;
   }
 
   // Starts a helper thread with all signals blocked; returns whether the system allowed it.
   bool start(Lane& lane) {
+#ifndef _WIN32
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
+#endif
     bool started = true;
     try {
       std::thread([this, &lane] { serve(lane); }).detach();
     } catch (const std::system_error&) {
       started = false;
     }
+#ifndef _WIN32
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
+#endif
     return started;
   }
 
@@ -203,7 +222,9 @@ struct Pool {
 // The pool of this process. A child of fork inherits no helper threads, so it starts with a new pool.
 Pool*& pool() {
   static Pool* current = [] {
+#ifndef _WIN32
     pthread_atfork(nullptr, nullptr, [] { pool() = new Pool; });
+#endif
     return new Pool;
   }();
   return current;
@@ -271,7 +292,7 @@ struct Team {
       if (spins % 64) continue;
       if (!since) since = now();
       // The helper may be waiting for the core that this thread occupies.
-      else if (now() - since > STALL) usleep(50);
+      else if (now() - since > STALL) nap();
     }
     return since && now() - since > STALL;
   }
@@ -288,11 +309,11 @@ void with_team(int threads, bool patient, const Body& body) {
   Team team;
   const bool leads = threads > 1 && !here.led.exchange(true);
   if (leads) {
-    const double started = now(), worked = now(CLOCK_THREAD_CPUTIME_ID);
+    const double started = now(), worked = seconds_on_core();
     const bool rests = !patient && started < here.rest_until;
     if (!rests) team = Team{&here, 1 + here.summon(threads - 1, patient), patient};
     body(team);
-    if (!rests) here.judge(team.is_close && !patient, now() - started, now(CLOCK_THREAD_CPUTIME_ID) - worked);
+    if (!rests) here.judge(team.is_close && !patient, now() - started, seconds_on_core() - worked);
     here.led.store(false);
   } else {
     body(team);
