@@ -115,7 +115,7 @@ def test_bfloat16_blocks_are_bfloat16_greedy_tokens():
 
 @pytest.mark.parametrize("engine", ["plain", "graph"])
 @pytest.mark.parametrize("way", [
-    "greedy", "exact", "distance", "top-k", "sampled", "sampled by colour", "speculative"])
+    "greedy", "exact", "distance", "top-k", "sampled", "sampled by colour", "speculative", "lookahead"])
 def test_nothing_is_read_or_waited_for_in_the_loop(way, engine):
     plain, graph = pair()
     with torch.inference_mode():
