@@ -69,7 +69,9 @@ def build_app(
 
     folder = workspace.new_folder()  # the page may serve files from the workspace only
     Image.fromarray(data.astronaut()[:210, 140:310]).save(folder / "astronaut.png")  # its centre is framed as in CelebA
-    examples = [folder / "astronaut.png", *(Path(shutil.copy(path, folder)) for path in sorted(FACES.glob("*.png")))]
+    least = decoder.upscaler.face_task.source
+    faces = [path for path in sorted(FACES.glob("*.png")) if min(Image.open(path).size) >= least]
+    examples = [folder / "astronaut.png", *(Path(shutil.copy(path, folder)) for path in faces)]
     return build_page(decoder, workspace, examples, max_queue, with_survey, root_path)
 
 

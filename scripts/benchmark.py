@@ -26,7 +26,7 @@ from superres.pipeline.upscaler import Upscaler
 from superres.system.idle import training_paused
 from superres.system.machine import machine, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
-from superres.tasks.faces import read_faces
+from superres.tasks.face_data import read_faces
 
 
 def peers_markdown(sizes: dict[str, list[dict[str, Any]]]) -> str:
@@ -56,9 +56,9 @@ def main(
     if not busy:
         require_idle()
     prepare_folder(output)
-    sources = read_faces(data, "valid", max(sizes)).lr
     # "auto" is the fastest engine on this machine; the plain engine is always available.
     loaded = [Upscaler.load(checkpoint, device, engine) for engine in ("plain", "auto")]
+    sources = read_faces(data, loaded[0].face_task, "valid", max(sizes)).lr
     upscalers = {upscaler.engine: upscaler for upscaler in loaded}
     for engine, upscaler in upscalers.items():
         report = run_benchmark(image_workload(upscaler, sources), sizes, repeats)

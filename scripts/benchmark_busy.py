@@ -54,7 +54,7 @@ SENTENCES = ["A dog runs through the snow.", "Two men in hats talk in front of a
 def workloads() -> dict[str, Callable[[], object]]:
     """Return functions that decode once, by the name of the workload."""
     upscaler, translator = Upscaler.load(), Translator.load()
-    faces = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
+    faces = np.random.default_rng(0).integers(0, 256, (8, *upscaler.face_task.source_shape), dtype=np.uint8)
     one = faces[:1]
     epsilon_2 = DecodeConfig(accept="distance", epsilon=2)
     return {

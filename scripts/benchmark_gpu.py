@@ -33,11 +33,12 @@ from superres.errors import SuperresError
 from superres.nn.engines import step_model
 from superres.nn.engines.cuda_graph import GraphModel
 from superres.nn.model import EncoderDecoder
+from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler
 from superres.system.idle import training_paused
 from superres.system.machine import machine, peak_bytes, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
-from superres.tasks import faces
+from superres.tasks.face_data import read_faces
 
 READS = ("Memcpy DtoH", "aten::item", "aten::_local_scalar_dense", "aten::nonzero", "cudaStreamSynchronize")
 BLOCK_SIZES = (2, 4, 6, 8, 10)
@@ -125,7 +126,7 @@ def single(upscaler: Upscaler, sources: np.ndarray, greedy: np.ndarray | None, r
 def loop_profile(upscaler: Upscaler, source: np.ndarray, options: DecodeConfig) -> Row:
     """Return the kernels and the device time of an iteration, and the number of reads by the host."""
     cuda = upscaler.device.type == "cuda"
-    tokens = torch.from_numpy(faces.encode(source[None])).to(upscaler.device)
+    tokens = upscaler.source_tokens(source[None])
     with torch.inference_mode():
         loop = next(iterations(upscaler.scoring, tokens, options))
         loop.run(ITERATIONS)
@@ -260,7 +261,7 @@ def main(
     if not busy:
         require_idle()
     prepare_folder(output)
-    sources = faces.read_faces(data, "valid", 512).lr
+    sources = read_faces(data, face_task(checkpoint), "valid", 512).lr
     report: Row = {"engines": {}, "wide": {}}
     greedy: np.ndarray | None = None
     for name, upscaler in engines(checkpoint, device, compiled).items():

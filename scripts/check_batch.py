@@ -34,13 +34,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from superres.config import ModelConfig
+
 RUN = [sys.executable, "-c", "from superres.cli.main import main; main()", "upscale"]
 TESTS = str(Path(__file__).resolve().parent.parent / "tests")
+SHAPE = ModelConfig().source_shape
 BROKEN = ("empty", "text", "cut", "garbage", "header", "small", "huge", "link", "circle", "float")
 
 
 def make_faces(folder: Path, count: int, broken: float = 0.01, seed: int = 0) -> int:
-    """Write faces of 8x8 pixels in a tree, with ten kinds of broken files, and return the number of inputs."""
+    """Write inputs of the network in a tree, with ten kinds of broken files, and return the number of inputs."""
     draw = np.random.default_rng(seed)
     for number in range(count):
         place = folder / f"{number % 97:02d}" / f"ordner ä {number % 7}"
@@ -54,7 +57,7 @@ def make_faces(folder: Path, count: int, broken: float = 0.01, seed: int = 0) ->
             name = name + "ü" * 119 + "x"  # 246 bytes, 250 with the suffix
         elif number % 500 == 2:
             name += "日本語 'quoted' \\"
-        pixels = draw.integers(0, 256, (8, 8, 3), np.uint8) if number % 50 else np.full((8, 8, 3), 90, np.uint8)
+        pixels = draw.integers(0, 256, SHAPE, np.uint8) if number % 50 else np.full(SHAPE, 90, np.uint8)
         path = place / f"{name}.png"
         if draw.random() < broken:
             break_face(path, BROKEN[number % len(BROKEN)], pixels)
@@ -87,7 +90,7 @@ def break_face(path: Path, kind: str, pixels: np.ndarray) -> None:
     elif kind == "small":
         Image.new("RGB", (3, 3)).save(path)
     elif kind == "float":
-        Image.fromarray(np.zeros((8, 8), np.float32)).save(path, "TIFF")
+        Image.fromarray(np.zeros(SHAPE[:2], np.float32)).save(path, "TIFF")
     elif kind == "link":
         path.symlink_to(path.parent / "nowhere.png")
     else:
@@ -99,7 +102,6 @@ def make_checkpoint(folder: Path) -> str:
     import torch
 
     from superres.checkpoint import save_checkpoint
-    from superres.config import ModelConfig
     from superres.nn.model import EncoderDecoder
 
     torch.manual_seed(0)

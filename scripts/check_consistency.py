@@ -23,7 +23,8 @@ from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.pictures import psnr
 from superres.pipeline.upscaler import Upscaler
 from superres.system.idle import training_paused
-from superres.tasks.faces import LOW_SIZE, FacePairs, area_reduce, image_key, read_faces
+from superres.tasks.face_data import FacePairs, read_faces
+from superres.tasks.faces import area_reduce, image_key
 
 WAYS = {
     "exact": DecodeConfig(), "epsilon 2": DecodeConfig(accept="distance", epsilon=2),
@@ -39,7 +40,8 @@ def measure(upscaler: Upscaler, pairs: FacePairs, options: DecodeConfig, batch_s
     results = [upscaler(pairs.lr[batch], options, keys=keys[batch]) for batch in batches]
     seconds = time.process_time() - started
     images, traces = np.concatenate([one.images for one in results]), [row for one in results for row in one.traces]
-    error = np.abs(area_reduce(images, LOW_SIZE, LOW_SIZE, is_reduced=True).astype(int) - pairs.lr)  # [N, 8, 8, 3]
+    side = pairs.task.source
+    error = np.abs(area_reduce(images, side, side, is_reduced=True).astype(int) - pairs.lr)  # [N, side, side, 3]
     return {
         "consistent": options.consistent, "images": len(images), "equal_images": int((error == 0).all((1, 2, 3)).sum()),
         "equal_intensities": round(float((error == 0).mean()), 4), "largest_difference": int(error.max()),
@@ -61,7 +63,8 @@ def main(
     compare: Annotated[bool, typer.Option(help="Also decode without limits.")] = True,
 ) -> None:
     """Print a JSON line per way of decoding; exit 1 if any consistent picture does not reduce to its input."""
-    upscaler, pairs, failed = Upscaler.load(checkpoint, device, engine), read_faces(data, "valid", limit), False
+    upscaler, failed = Upscaler.load(checkpoint, device, engine), False
+    pairs = read_faces(data, upscaler.face_task, "valid", limit)
     for way in ways.split(","):
         if way not in WAYS:
             raise typer.BadParameter(f"unknown way {way!r}; known: {', '.join(WAYS)}")

@@ -28,7 +28,8 @@ from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.pipeline.base import Pipeline
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
-from superres.tasks.faces import image_key, read_faces
+from superres.tasks.face_data import read_faces
+from superres.tasks.faces import image_key
 from superres.tasks.translation import read_pairs
 
 BLOCK_SIZES = (2, 4, 6, 8, 10)
@@ -39,7 +40,7 @@ Decode = Callable[[DecodeConfig], list[RowTrace]]
 
 def faces(upscaler: Upscaler, data: Path, limit: int | None, batch_size: int, width: int) -> Decode:
     """Return a function that decodes the faces in `data`."""
-    sources = read_faces(data, "valid", limit).lr
+    sources = read_faces(data, upscaler.face_task, "valid", limit).lr
     keys = [image_key(source, 1) for source in sources]
 
     def decode(options: DecodeConfig) -> list[RowTrace]:

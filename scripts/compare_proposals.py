@@ -24,10 +24,11 @@ from superres.decoding.trace import survival_curve
 from superres.errors import SuperresError
 from superres.evaluation.pictures import agreement, decode_interleaved
 from superres.nn.model import EncoderDecoder
+from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler
 from superres.system.idle import training_paused
 from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_results
-from superres.tasks.faces import FacePairs, read_faces
+from superres.tasks.face_data import FacePairs, read_faces
 from superres.training.recipes import Stage, train_stage
 from superres.training.settings import TrainConfig
 
@@ -157,7 +158,7 @@ def main(
     for name in names:
         require(name in VARIANTS, f"unknown variant {name!r}; known: {', '.join(VARIANTS)}")
     prepare_folder(output)
-    pairs = read_faces(dev, "valid", limit)
+    pairs = read_faces(dev, face_task(start), "valid", limit)
     base = bare_base(start, output / "base")
     folders = {
         name: train_variant(name, start, data, output / name, heads, minutes, train_batch) for name in names

@@ -32,7 +32,8 @@ from superres.nn.likelihood import bits_per_dim
 from superres.pipeline.upscaler import Upscaler
 from superres.system.idle import times_are_measured, training_paused, training_turn
 from superres.system.output import figure_png, markdown_table, short_digest, write_result, write_results
-from superres.tasks.faces import FacePairs, encode, read_faces
+from superres.tasks.face_data import FacePairs, read_faces
+from superres.tasks.faces import FaceTask, encode
 from superres.training.continuous import run_folder
 from superres.training.data import ImageBatches
 from superres.training.settings import TrainConfig
@@ -244,7 +245,8 @@ def main(
     names = sizes.split(",")
     for name in names:
         require(name in SIZES, f"unknown size {name!r}; known: {', '.join(SIZES)}")
-    pairs, true = read_faces(dev, "valid", limit), read_faces(data)
+    task = FaceTask.of(network(*SIZES[names[0]]))
+    pairs, true = read_faces(dev, task, "valid", limit), read_faces(data, task)
     with run_folder(output):
         check_study(output, {
             "dev": short_digest(pairs.hr.tobytes() + pairs.lr.tobytes()),

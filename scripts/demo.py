@@ -1,6 +1,6 @@
 """Upscale a few freely licensed faces with the bundled checkpoint and print the speed: `make demo`.
 
-The inputs are scikit-image's astronaut, reduced to 8x8, and 8x8 faces in `scripts/faces` that the model sampled.
+The inputs are scikit-image's astronaut, reduced, and the faces in `scripts/faces`, which the bundled model sampled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from superres.evaluation.pictures import contact_sheet
 from superres.pipeline.base import fastest_exact
 from superres.system.idle import training_paused
 from superres.system.output import prepare_folder, write_result
-from superres.tasks.faces import area_reduce, enlarge, image_key, to_source
+from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.pictures import Picture, Pixels, read_image
 
 ASTRONAUT_FACE = np.s_[20:190, 140:310]
@@ -60,11 +60,11 @@ class Variant:
         return statistics.median(self.rounds)
 
 
-def read_inputs() -> dict[str, np.ndarray]:
-    """Return the 8x8 inputs by name, each uint8 [8, 8, 3]."""
+def read_inputs(task: FaceTask) -> dict[str, np.ndarray]:
+    """Return the inputs by name, each uint8 [source, source, 3]."""
     folder = Path(__file__).parent / "faces"
-    inputs = {path.stem: to_source(read_image(path), "lowres") for path in sorted(folder.glob("*.png"))}
-    return {"astronaut": area_reduce(data.astronaut()[ASTRONAUT_FACE], 8, 8), **inputs}
+    inputs = {path.stem: task.to_source(read_image(path), "lowres") for path in sorted(folder.glob("*.png"))}
+    return {"astronaut": task.source_of(data.astronaut()[ASTRONAUT_FACE]), **inputs}
 
 
 def load_variants(checkpoint: str, device: str) -> dict[str, Variant]:
@@ -131,15 +131,17 @@ def main(
     """Upscale with several variants of decoding, one image at a time; write the pictures and print the speed."""
     prepare_folder(output)
     print(f"Loading {checkpoint}; with a new processor or version, its decoding step is compiled first ...", flush=True)
-    inputs, variants = read_inputs(), load_variants(checkpoint, device)
+    variants = load_variants(checkpoint, device)
+    upscaler = variants["greedy"].upscaler
+    inputs = read_inputs(upscaler.face_task)
     sources = np.stack(list(inputs.values()))
     decode(variants, sources, rounds)
     for name in ("epsilon 2", "sample"):
         for face, image in zip(inputs, variants[name].images, strict=True):
             record = variants[name].options.to_dict()
             write_result(output / f"{face}-{name.replace(' ', '-')}.png", encode_png(Picture(image), record))
-    upscaler = variants["greedy"].upscaler
-    columns = {"input": enlarge(sources, "nearest"), "bicubic": enlarge(sources, "bicubic"),
+    enlarged = {method: upscaler.face_task.enlarge(sources, method) for method in ("nearest", "bicubic")}
+    columns = {"input": enlarged["nearest"], "bicubic": enlarged["bicubic"],
                **{name: np.stack(variants[name].images) for name in ("greedy", "epsilon 2", "sample")}}
     write_result(output / "sheet.png", encode_png(Picture(contact_sheet(columns)), {"checkpoint": upscaler.name}))
     print(f"\nOne image at a time, {upscaler.name}@{upscaler.revision}, {upscaler.device}, engine {upscaler.engine}:")

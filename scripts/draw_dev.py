@@ -16,7 +16,7 @@ import typer
 
 from demo import read_inputs
 from superres import DecodeConfig, SuperresError, Upscaler
-from superres.tasks.faces import FacePairs, area_reduce, write_npz
+from superres.tasks.face_data import FacePairs, write_npz
 
 SAMPLES = 8
 """Number of faces per input."""
@@ -27,10 +27,12 @@ def main(
     checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = "celeba-8to32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Sample the pictures, and write them with their reductions as `superres.tasks.faces.read_faces` reads them."""
-    sources = np.repeat(np.stack(list(read_inputs().values())), SAMPLES, axis=0)
-    pictures = Upscaler.load(checkpoint, device)(sources, DecodeConfig(temperature=0.7)).images
-    reduced = np.stack([area_reduce(picture, 8, 8) for picture in pictures])
+    """Sample the pictures, and write them with their reductions as `superres.tasks.face_data.read_faces` reads them."""
+    upscaler = Upscaler.load(checkpoint, device)
+    task = upscaler.face_task
+    sources = np.repeat(np.stack(list(read_inputs(task).values())), SAMPLES, axis=0)
+    pictures = upscaler(sources, DecodeConfig(temperature=0.7)).images
+    reduced = np.stack([task.source_of(picture) for picture in pictures])
     write_npz(FacePairs(pictures, reduced, np.arange(len(pictures), dtype=np.int32)), output)
     print(f"{output}: {len(pictures)} faces that {checkpoint} has drawn. Scores on them say nothing about real faces.")
 

@@ -1,6 +1,6 @@
-"""Sample the 8x8 faces of the demo: faces of people who do not exist, which the project can publish.
+"""Sample the input faces of the demo: faces of people who do not exist, which the project can publish.
 
-Each face is a blend of two training inputs, upscaled by sampling with the checkpoint and reduced to 8x8 again.
+Each face is a blend of two training inputs, upscaled by sampling with the checkpoint and reduced again.
 
     python scripts/draw_faces.py --data faces.npz --output scripts/faces
 """
@@ -14,8 +14,8 @@ import numpy as np
 import typer
 from PIL import Image
 
-from superres import DecodeConfig, load
-from superres.tasks.faces import area_reduce, read_faces
+from superres import DecodeConfig, Upscaler
+from superres.tasks.face_data import read_faces
 
 
 def main(
@@ -26,12 +26,14 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of the choice of inputs and of sampling.")] = 1,
 ) -> None:
     """Sample `count` faces."""
-    inputs = read_faces(data, "train").lr
+    upscaler = Upscaler.load(checkpoint)
+    task = upscaler.face_task
+    inputs = read_faces(data, task, "train").lr
     pairs = np.random.default_rng(seed).choice(len(inputs), (count, 2), replace=False)
     blends = inputs[pairs].astype(np.uint16).mean(axis=1).astype(np.uint8)
-    drawn = load(checkpoint)(blends, DecodeConfig(temperature=0.7, seed=seed)).images
+    drawn = upscaler(blends, DecodeConfig(temperature=0.7, seed=seed)).images
     output.mkdir(parents=True, exist_ok=True)
-    for number, face in enumerate(area_reduce(drawn, 8, 8), 1):
+    for number, face in enumerate(task.source_of(drawn), 1):
         Image.fromarray(face).save(output / f"face-{number}.png")
 
 

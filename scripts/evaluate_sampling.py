@@ -20,7 +20,7 @@ from superres.evaluation.pictures import contact_sheet
 from superres.evaluation.sampling import coupled_sampling_markdown, evaluate_coupled_sampling
 from superres.system.idle import training_paused
 from superres.system.output import prepare_folder, write_results
-from superres.tasks.faces import read_faces
+from superres.tasks.face_data import read_faces
 from superres.tasks.pictures import Picture
 
 
@@ -38,8 +38,9 @@ def main(
     """Write the scores as JSON and Markdown, and a contact sheet of the first images."""
     sampling = DecodeConfig(temperature=parse_temperature(temperature), seed=seed)
     prepare_folder(output)
-    pairs = read_faces(data, "valid", limit)
-    report, pictures = evaluate_coupled_sampling(pairs, load(checkpoint, device), sampling, batch_size)
+    upscaler = load(checkpoint, device)
+    pairs = read_faces(data, upscaler.face_task, "valid", limit)
+    report, pictures = evaluate_coupled_sampling(pairs, upscaler, sampling, batch_size)
     markdown = coupled_sampling_markdown(report)
     sheet = encode_png(Picture(contact_sheet(pictures)), {"checkpoint": report["checkpoint"]})
     write_results(output, {"sampling.json": report, "sampling.md": markdown, "sampling.png": sheet})

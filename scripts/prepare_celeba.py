@@ -2,10 +2,12 @@
 
     python scripts/prepare_celeba.py img_align_celeba/ train.npz
     python scripts/prepare_celeba.py img_align_celeba/ train64.npz --size 64
+    python scripts/prepare_celeba.py img_align_celeba/ train-face-64.npz --source 32 --target 64
     python scripts/prepare_celeba.py dev64.npz off-centre.npz --random-crops
 
-With --size 64, each picture is stored at 64x64, and training cuts random crops from it (`--crop-share`). With
---random-crops, each picture becomes one random crop of itself, for scores on faces that are off the centre.
+The sides of the network's input and output are --source and --target. With --size 64, each picture is stored at 64x64,
+and training cuts random crops from it (`--crop-share`). With --random-crops, each picture becomes one random crop of
+itself, for scores on faces that are off the centre.
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ from typing import Annotated, Literal
 
 import typer
 
+from superres.config import ModelConfig
 from superres.errors import SuperresError
-from superres.tasks.faces import HIGH_SIZE, random_crops, read_faces, write_npz
+from superres.tasks.face_data import random_crops, read_faces, write_npz
+from superres.tasks.faces import FaceTask
+
+DEFAULT = FaceTask.of(ModelConfig())
 
 
 def main(
-    source: Annotated[
+    data: Annotated[
         Path, typer.Argument(help="Folder of images, a CelebA root (contains celeba/img_align_celeba), or an .npz.")
     ],
     output: Annotated[Path, typer.Argument(help="The .npz to write (keys hr, lr, ids).")],
@@ -29,19 +35,22 @@ def main(
         Literal["train", "valid", "test"], typer.Option(help="Split of CelebA's official partition.")
     ] = "train",
     limit: Annotated[int | None, typer.Option(min=1, help="Read only the first N images.")] = None,
-    size: Annotated[int, typer.Option(metavar="S", help="Side of the stored pictures: 32, or 40 and more for random "
-                                      "crops.")] = HIGH_SIZE,
+    source: Annotated[int, typer.Option(metavar="S", help="Side of the network's input.")] = DEFAULT.source,
+    target: Annotated[int, typer.Option(metavar="T", help="Side of the network's output.")] = DEFAULT.target,
+    size: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Side of the stored pictures, 5/4 T "
+                                             "or more for random crops. [default: T; with --random-crops 2 T]")] = None,
     crops: Annotated[bool, typer.Option("--random-crops", help="Write a random crop of each picture instead, of 80 % "
                                         "to 100 % of its side.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of --random-crops.")] = 0,
 ) -> None:
-    """Crop each image, reduce it to 32x32 and 8x8 by exact averages, and write all images to one .npz."""
+    """Crop each image, reduce it to both sizes by exact averages, and write all images to one .npz."""
     try:
         if output.suffix != ".npz":
             raise typer.BadParameter(f"{output} must end in .npz", param_hint="OUTPUT")
-        if crops and size == HIGH_SIZE and source.suffix != ".npz":
-            size = 64
-        pairs = read_faces(source, split=split, limit=limit, size=size)
+        task = FaceTask(source, target)
+        if crops and size is None:
+            size = 2 * target
+        pairs = read_faces(data, task, split, limit, None if size == target else size)
         pairs = random_crops(pairs, seed) if crops else pairs
         write_npz(pairs, output)
     except SuperresError as error:

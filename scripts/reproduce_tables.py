@@ -25,7 +25,7 @@ from superres.evaluation.table2 import SERIES, Table2, check_ladder
 from superres.pipeline.translator import Translator
 from superres.system.idle import training_paused
 from superres.system.output import write_results
-from superres.tasks.faces import read_faces
+from superres.tasks.face_data import read_faces
 from superres.tasks.translation import read_pairs
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -96,8 +96,9 @@ def table2(
     records = {role: read_training(folder) for role, folder in folders.items()}
     check_ladder(records)
     upscalers = {role: load(str(folder), device) for role, folder in folders.items()}
-    device_name = str(next(iter(upscalers.values())).device)
-    table = Table2(output, read_faces(data, "valid", limit), batch_size, device_name)
+    first = next(iter(upscalers.values()))
+    pairs = read_faces(data, first.face_task, "valid", limit)
+    table = Table2(output, pairs, batch_size, str(first.device))
     for name, series in SERIES.items():
         if series.checkpoint in upscalers:
             table.add(name, upscalers[series.checkpoint])

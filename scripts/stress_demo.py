@@ -168,7 +168,9 @@ def try_image(url: str, name: str, content: bytes, settings: dict[str, Any]) -> 
         return error
     files, report = outputs
     picture = Image.open(io.BytesIO(httpx.get(files[0]["url"], timeout=TIMEOUT).content))
-    return "" if report["complete"] and picture.size == (32, 32) else f"unexpected result {report} {picture.size}"
+    pixels = report["samples"][0]["tokens"] / 3
+    is_whole = report["complete"] and picture.width * picture.height == pixels
+    return "" if is_whole else f"unexpected result {report} {picture.size}"
 
 
 def try_zip(url: str, content: bytes, settings: dict[str, Any]) -> tuple[list[int], str]:

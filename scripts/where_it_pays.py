@@ -25,11 +25,13 @@ from superres.cli.benchmark import parse_batches
 from superres.config import DEFAULT_CHECKPOINT
 from superres.errors import InvalidInputError, SuperresError
 from superres.evaluation.where_it_pays import LAYERS, pays_markdown, pays_plot, run_study
+from superres.pipeline.auto import face_task
 from superres.pipeline.base import pick_device
 from superres.system.idle import training_paused
 from superres.system.machine import require_idle
 from superres.system.output import prepare_folder, write_result, write_results
-from superres.tasks.faces import read_faces, to_source
+from superres.tasks.face_data import read_faces
+from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import read_image
 
 ENGINES = {"cpu": "plain,native,native-bf16,native-int8", "cuda": "plain,graph,graph-bf16"}
@@ -38,11 +40,11 @@ MARK = "<!-- measured -->"
 """Mark of a Markdown page; the tables replace the text below it."""
 
 
-def read_sources(data: Path | None, limit: int) -> np.ndarray:
-    """Return 8x8 inputs, uint8 [N, 8, 8, 3]: those of `data`, or the faces in `scripts/faces`."""
+def read_sources(data: Path | None, limit: int, task: FaceTask) -> np.ndarray:
+    """Return inputs, uint8 [N, source, source, 3]: those of `data`, or the faces in `scripts/faces`."""
     if data is not None:
-        return read_faces(data, "valid", limit).lr
-    return np.stack([to_source(read_image(path), "lowres")
+        return read_faces(data, task, "valid", limit).lr
+    return np.stack([task.to_source(read_image(path), "lowres")
                      for path in sorted((Path(__file__).parent / "faces").glob("*.png"))])
 
 
@@ -87,7 +89,7 @@ def main(
         print(f"{time.perf_counter() - started:4.0f} s  {line}", file=sys.stderr)
 
     sizes, rows = parse_batches(widths), parse_batches(batches)
-    report = run_study(checkpoint, read_sources(data, limit), device, chosen, sizes, rows, say)
+    report = run_study(checkpoint, read_sources(data, limit, face_task(checkpoint)), device, chosen, sizes, rows, say)
     tables = pays_markdown(report)
     chart = pays_plot(report)
     write_results(output, {"pays.json": report, "pays.md": tables, "pays.png": chart})

@@ -1,4 +1,4 @@
-"""Fast autoregressive decoding of images: 8x8 faces become 32x32, several tokens a step (Stern et al. 2018)."""
+"""Fast autoregressive decoding of images: small faces become larger ones, several tokens a step (Stern et al. 2018)."""
 
 from __future__ import annotations
 

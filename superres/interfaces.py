@@ -254,6 +254,7 @@ class ProposerData:
         order: number of tokens of the longest n-gram.
         channels: number of channels that n-grams are counted for.
         source: source tokens, int64 [B, S].
+        longest: largest number of latest tokens that are looked up in the source and the target.
     """
 
     kind: str
@@ -263,6 +264,7 @@ class ProposerData:
     order: int = 0
     channels: int = 0
     source: Tensor | None = None
+    longest: int = 0
 
 
 @dataclass(frozen=True)

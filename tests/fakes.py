@@ -14,13 +14,13 @@ from superres.decoding.limits import Limits
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.ngrams import Numbering, count_ngrams
 from superres.interfaces import StepOutput
-from superres.nn.engines.native.build import SIGNATURES
+from superres.nn.engines.native.abi import DECLARATIONS, DIGEST
 from superres.nn.engines.native.variants import SELF_TEST
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline
 from superres.tasks.consistency import cell_limits
-from superres.tasks.faces import encode, enlarge
+from superres.tasks.faces import FaceTask, encode
 
 TOKENS = 32 * 32 * 3
 GREEDY = DecodeConfig(block_size=1)
@@ -145,6 +145,10 @@ class FakeUpscaler:
 
     options = Pipeline.options
 
+    @property
+    def face_task(self):
+        return FaceTask.of(self.model_config)
+
     def fitting_rows(self, options=None):
         return 16
 
@@ -159,7 +163,7 @@ class FakeUpscaler:
         if self.broken & set(sources[:, 0, 0, 0].tolist()):
             raise RuntimeError("the network\nbroke")
         self.keys.extend(keys)
-        images = enlarge(sources, "nearest")
+        images = self.face_task.enlarge(sources, "nearest")
         if options.is_sampling:
             images[:, 0, 0, 0] = [key % 256 for key in keys]
         if progress is not None:
@@ -171,7 +175,7 @@ class FakeUpscaler:
 
     def bits_per_dim(self, sources, targets):
         """Grow with the distance of the enlarged source from the target."""
-        difference = enlarge(sources, "nearest").astype(float) - targets
+        difference = self.face_task.enlarge(sources, "nearest").astype(float) - targets
         return np.abs(difference).reshape(len(sources), -1).mean(axis=1)
 
 
@@ -393,9 +397,9 @@ class ScriptedModel:
         return -(torch.arange(self.vocabulary) - tokens.unsqueeze(-1)).abs().double()
 
 
-def small_source(layout, self_test=SELF_TEST):
-    """Return C++ that compiles in no time and says of its structures what `layout` says; see `superres_self_test`."""
-    text = layout.replace("\n", "\\n")
-    results = {name: 0 for name in sorted(SIGNATURES.keys() - {"superres_layout"})} | {"superres_self_test": self_test}
+def small_source(digest=DIGEST, self_test=SELF_TEST):
+    """Return C++ that compiles in no time and returns these results of `superres_abi` and `superres_self_test`."""
+    names = sorted(DECLARATIONS.functions.keys() - {"superres_abi"})
+    results = dict.fromkeys(names, 0) | {"superres_self_test": self_test}
     functions = " ".join(f"long long {name}() {{ return {result}; }}" for name, result in results.items())
-    return f'extern "C" {{ const char* superres_layout() {{ return "{text}"; }} {functions} }}'
+    return f'extern "C" {{ const char* superres_abi() {{ return "{digest}"; }} {functions} }}'

@@ -19,6 +19,7 @@ from superres.batch.inputs import open_jobs, read_list
 from superres.batch.plan import BatchOptions, plan
 from superres.batch.work import Failure, Item, Reader
 from superres.errors import InvalidInputError
+from superres.tasks.faces import FaceTask
 
 SOURCES = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), np.uint8)
 
@@ -52,7 +53,7 @@ def sources(found, **options):
     """Read jobs; returns the number of each one's face, or what is wrong with it."""
     wanted = ((number, job, [1]) for number, job in enumerate(found))
     result = []
-    for item in Reader(BatchOptions(Path("out"), **options), 1).read(wanted):
+    for item in Reader(BatchOptions(Path("out"), **options), 1, FaceTask(8, 32)).read(wanted):
         if isinstance(item, Item):
             (number,) = np.flatnonzero((item.source == SOURCES).all(axis=(1, 2, 3)))
         result.append(item.message if isinstance(item, Failure) else int(number))

@@ -24,9 +24,10 @@ from superres.batch.plan import BatchOptions, plan
 from superres.batch.upscaling import upscale_files
 from superres.config import DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError
-from superres.tasks.faces import enlarge
+from superres.tasks.faces import FaceTask
 from superres.tasks.photos import choose_crops
 
+TASK = FaceTask(8, 32)
 ROOT = Path(__file__).parent.parent
 SAMPLED = DecodeConfig(temperature=0.9)
 
@@ -71,13 +72,14 @@ def test_every_face_is_an_output_with_a_row_a_record_and_one_line(photos, tmp_pa
     assert (summary.done, summary.failed) == (6, 0)
     assert sorted(path.name for path in output.glob("*.png")) == outputs(output) == NAMES
     photo = group_photo()[0]
-    crops = choose_crops(photo)
+    crops = choose_crops(photo, TASK)
     for row, crop in zip(rows_of(output)[3:], crops, strict=True):
         assert row["crop"] == {"left": crop.left, "top": crop.top, "size": crop.size, "kind": "face",
                                "face": crop.face, "faces": 3}
         with Image.open(row["output"]) as image:
             assert json.loads(image.text["superres"])["crop"] == row["crop"]
-            np.testing.assert_array_equal(np.asarray(image), enlarge(crop.reduce(photo)[None], "nearest")[0])
+            source = TASK.source_of(crop.take(photo))
+            np.testing.assert_array_equal(np.asarray(image), TASK.enlarge(source[None], "nearest")[0])
     crops = [row["crop"] for row in rows_of(output)[:3]]
     assert crops[0] is None
     assert crops[1] == {"left": 50, "top": 0, "size": 200, "kind": "centre", "face": 0, "faces": 0}
@@ -178,7 +180,7 @@ def test_a_photo_that_could_not_be_read_has_its_faces_rows_later(photos, tmp_pat
 
 
 def test_a_face_that_cannot_be_decoded_costs_its_own_row_and_is_made_later(photos, tmp_path):
-    first = choose_crops(group_photo()[0])[1].reduce(group_photo()[0])[0, 0, 0]
+    first = TASK.source_of(choose_crops(group_photo()[0], TASK)[1].take(group_photo()[0]))[0, 0, 0]
     upscaler = FakeUpscaler(broken=frozenset({int(first)}))
     assert run(photos / "d.png", tmp_path / "out", upscaler, batch_size=1).failed >= 1
     assert outputs(tmp_path / "out") == NAMES[3:]
@@ -228,7 +230,7 @@ def test_transparent_photos_keep_the_transparency_of_their_faces(photos, tmp_pat
     image.save(photos / "c.png")
     run(photos / "c.png", tmp_path / "out", alpha="keep")
     with Image.open(tmp_path / "out" / "c.png") as made:
-        (crop,) = choose_crops(image.convert("RGB"))
+        (crop,) = choose_crops(image.convert("RGB"), TASK)
         alpha = np.asarray(made.getchannel("A"))
     assert alpha[16].mean() == pytest.approx((crop.top + crop.size / 2) / 2, abs=4)
 

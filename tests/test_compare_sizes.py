@@ -15,7 +15,7 @@ from superres.errors import CheckpointError, ConfigError
 from superres.nn.engines import step_model
 from superres.nn.model import EncoderDecoder
 from superres.system import idle
-from superres.tasks.faces import FacePairs, write_npz
+from superres.tasks.face_data import FacePairs, write_npz
 from superres.training import trainer as training
 from superres.training.settings import TrainConfig
 from superres.training.trainer import Trainer

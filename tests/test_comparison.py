@@ -23,7 +23,8 @@ from superres.evaluation.comparison import (
     psnr_to_greedy,
 )
 from superres.pipeline.upscaler import Upscaler
-from superres.tasks.faces import FacePairs, area_reduce
+from superres.tasks.face_data import FacePairs
+from superres.tasks.faces import area_reduce
 
 LOOSE = DecodeConfig(accept="distance", epsilon=255)
 

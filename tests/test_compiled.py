@@ -16,7 +16,6 @@ import pytest
 from fakes import small_source
 
 from superres.nn.engines.native import build
-from superres.nn.engines.native.abi import layout
 from superres.nn.engines.native.build import NativeUnavailable
 
 FORK = multiprocessing.get_context("fork")
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compile
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("cpp") / "native.cpp"
-    path.write_text(small_source(layout()))
+    path.write_text(small_source())
     return path
 
 

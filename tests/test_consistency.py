@@ -37,8 +37,7 @@ from superres.decoding.reference import separate_reference, sequential_reference
 from superres.nn.engines.cuda_graph import GraphModel
 from superres.nn.engines.torch_model import StepModel
 from superres.tasks.consistency import cell_limits
-from superres.tasks.faces import area_reduce, encode
-from superres.tasks.faces import decode as to_pictures
+from superres.tasks.faces import FaceTask, area_reduce, encode
 
 FACES = cell_limits((8, 8, 3), (32, 32, 3))
 HEADS = replace(VARIANTS["sequential heads"], free_scores=False)
@@ -105,7 +104,7 @@ def test_a_picture_of_any_choices_within_the_bounds_reduces_to_its_source(seed, 
         known = sum(tokens[other] for other in FACES.earlier[place] if other >= 0)
         least, most = max(low[place] - known, 0), min(high[place] - known, 255)
         tokens[place] = least + round((most - least) * np.clip(2 * drawn[place] - 0.5, 0, 1))  # often an extreme one
-    picture = to_pictures(tokens[None])
+    picture = FaceTask(8, 32).decode(tokens[None])
     assert (area_reduce(picture, 8, 8, is_reduced=True) == source).all()
     assert (np.asarray(Image.fromarray(picture[0]).reduce(4)) == source).all()
 

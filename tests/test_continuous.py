@@ -23,7 +23,8 @@ from superres.config import DEFAULT_CHECKPOINT
 from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
 from superres.system import idle
-from superres.tasks.faces import FacePairs, area_reduce, write_npz
+from superres.tasks.face_data import FacePairs, write_npz
+from superres.tasks.faces import area_reduce
 from superres.training import continuous
 from superres.training.continuous import SCORES, Rounds
 from superres.training.trainer import Progress, learning_rate_factor

@@ -10,7 +10,7 @@ import torch
 from fakes import CHAINS, NATIVE, SMALL, VARIANTS, criterion_options, proposer_for, random_model, random_tokens
 from textual import vocabulary
 
-from superres.config import DecodeConfig
+from superres.config import PRESETS, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
@@ -131,7 +131,7 @@ def test_proposer_leaves_float32_decoding_of_the_same_width_as_it_is_bit_for_bit
 def test_task_is_registered_by_its_own_name_and_encodes_to_tokens(name, tmp_path):
     for file in TASK_FILES[name]:
         (tmp_path / file).write_bytes(vocabulary())
-    task = TASKS[name](tmp_path)
+    task = TASKS[name](PRESETS["tiny" if name == "faces" else "text"], tmp_path)
     assert task.name == name
     inputs, length, targets = {
         "faces": (np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8), 192, (2, 3072)),

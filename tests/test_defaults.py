@@ -24,6 +24,7 @@ from superres.decoding.cost import measured_costs
 from superres.errors import ConfigError
 from superres.pipeline.base import fastest_exact
 from superres.pipeline.options import combined, resolve_options
+from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import read_image
 
 FACE = Path(__file__).parents[1] / "scripts" / "faces" / "face-1.png"
@@ -188,9 +189,9 @@ def test_costs_are_measured_outside_the_decoding_time(monkeypatch):
 def test_a_run_of_an_older_default_resumes(now, differs, tmp_path):
     """The tokens are the same, so only settings that change them count as other settings."""
     options = BatchOptions(tmp_path)
-    older = RunSettings("c@1", DecodeConfig(block_size=10), options)
+    older = RunSettings("c@1", DecodeConfig(block_size=10), options, FaceTask(8, 32))
     row = Row("a.png", "a.png", "ok", None, **older.row_fields)
-    assert RunSettings("c@1", replace(now, block_size=10), options).differences(row) == differs
+    assert RunSettings("c@1", replace(now, block_size=10), options, FaceTask(8, 32)).differences(row) == differs
 
 
 def test_the_demo_compares_every_variant_with_one_token_per_step_of_its_kind(upscaler, capsys):

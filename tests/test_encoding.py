@@ -14,6 +14,7 @@ from superres.batch.image_files import FORMATS
 from superres.batch.inputs import Job
 from superres.batch.plan import BatchOptions
 from superres.batch.work import Item, Reader, encode, unblend
+from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import Picture, read_picture
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
@@ -65,7 +66,8 @@ def photo(tmp_path):
 
 
 def item_of(path, **options):
-    *_, item = Reader(BatchOptions(Path("out"), **options), 1).read([(0, Job(str(path), "photo"), [1])])
+    reader = Reader(BatchOptions(Path("out"), **options), 1, FaceTask(8, 32))
+    *_, item = reader.read([(0, Job(str(path), "photo"), [1])])
     assert isinstance(item, Item), item
     return item
 

@@ -23,7 +23,8 @@ from superres.evaluation.pictures import (
     report_table,
     ssim,
 )
-from superres.tasks.faces import FacePairs, area_reduce, enlarge
+from superres.tasks.face_data import FacePairs
+from superres.tasks.faces import area_reduce, enlarge
 
 
 def constant(value, count=2):
@@ -82,7 +83,7 @@ def test_ssim_equals_the_published_definition(pairs):
 
 
 def test_consistency_is_zero_for_an_exact_enlargement_and_the_shift_in_grey_levels_otherwise(pairs):
-    np.testing.assert_array_equal(consistency(enlarge(pairs.lr, "nearest"), pairs.lr), 0)
+    np.testing.assert_array_equal(consistency(enlarge(pairs.lr, "nearest", 32), pairs.lr), 0)
     sources = np.full((2, 8, 8, 3), 50, np.uint8)
     sources[1, :, :4] = 53
     np.testing.assert_allclose(consistency(constant(50), sources), [0, np.sqrt(4.5)])
@@ -131,7 +132,7 @@ def test_batches_are_decoded_both_ways_in_turn_and_only_whole_ones_timed(pairs):
     assert upscaler.batches == [2, 2, 2, 2, 2, 2, 1, 1]
     assert upscaler.keys[:4] == upscaler.keys[4:8]
     assert (decoded["greedy"].seconds_per_image, decoded["blockwise"].seconds_per_image) == (0.5, 0.125)
-    np.testing.assert_array_equal(decoded["blockwise"].images, enlarge(pairs.lr, "nearest"))
+    np.testing.assert_array_equal(decoded["blockwise"].images, enlarge(pairs.lr, "nearest", 32))
 
 
 def test_report_holds_every_score_and_is_strict_json(pairs):

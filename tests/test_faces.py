@@ -16,11 +16,14 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image, PngImagePlugin
 from skimage import data
 
-from superres.errors import InvalidInputError, OutputError
-from superres.tasks import faces
-from superres.tasks.faces import area_reduce, read_faces, to_source
+from superres.config import ModelConfig
+from superres.errors import ConfigError, InvalidInputError, OutputError
+from superres.tasks import face_data, faces
+from superres.tasks.face_data import read_faces
+from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.pictures import read_image
 
+TASK = FaceTask(8, 32)
 PICTURES = hnp.arrays(np.uint8, st.tuples(st.integers(8, 40), st.integers(8, 40), st.just(3)))
 
 
@@ -91,7 +94,7 @@ def test_celeba_crop_takes_rows_40_to_177_and_columns_20_to_157():
 
 @given(hnp.arrays(np.uint8, (8, 8, 3)), st.sampled_from(faces.SOURCES))
 def test_an_8x8_image_is_its_own_source(image, source):
-    np.testing.assert_array_equal(to_source(image, source), image)
+    np.testing.assert_array_equal(TASK.to_source(image, source), image)
 
 
 @given(PICTURES)
@@ -99,13 +102,13 @@ def test_a_photo_is_reduced_from_its_centre_square(image):
     side = min(image.shape[:2])
     top, left = (image.shape[0] - side) // 2, (image.shape[1] - side) // 2
     expected = area_reduce(image[top : top + side, left : left + side], 8, 8)
-    np.testing.assert_array_equal(to_source(image, "photo"), expected)
-    np.testing.assert_array_equal(to_source(image, "auto"), expected)
+    np.testing.assert_array_equal(TASK.to_source(image, "photo"), expected)
+    np.testing.assert_array_equal(TASK.to_source(image, "auto"), expected)
 
 
 def test_an_aligned_celeba_picture_gets_the_recipe_s_crop(rng):
     image = rng.integers(0, 256, (218, 178, 3), np.uint8)
-    np.testing.assert_array_equal(to_source(image, "auto"), area_reduce(image[40:178, 20:158], 8, 8))
+    np.testing.assert_array_equal(TASK.to_source(image, "auto"), area_reduce(image[40:178, 20:158], 8, 8))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +117,7 @@ def test_an_aligned_celeba_picture_gets_the_recipe_s_crop(rng):
 )
 def test_a_source_that_does_not_fit_is_refused_with_its_value(size, source, says):
     with pytest.raises(InvalidInputError, match=says):
-        to_source(np.zeros((*size, 3), np.uint8), source)
+        TASK.to_source(np.zeros((*size, 3), np.uint8), source)
 
 
 @given(hnp.arrays(np.uint8, st.tuples(st.integers(0, 3), st.just(32), st.just(32), st.just(3))))
@@ -122,7 +125,7 @@ def test_decode_reverses_encode(images):
     tokens = faces.encode(images)
     assert tokens.dtype == np.int64
     assert tokens.shape == (len(images), 3072)
-    np.testing.assert_array_equal(faces.decode(tokens), images)
+    np.testing.assert_array_equal(TASK.decode(tokens), images)
 
 
 def test_tokens_are_in_raster_order_red_green_blue():
@@ -142,7 +145,7 @@ def test_tokens_are_in_raster_order_red_green_blue():
 )
 def test_decode_refuses_what_is_no_picture(tokens):
     with pytest.raises(InvalidInputError):
-        faces.decode(tokens)
+        TASK.decode(tokens)
 
 
 def test_encode_refuses_other_types_and_shapes():
@@ -154,19 +157,19 @@ def test_encode_refuses_other_types_and_shapes():
 @pytest.mark.parametrize("method", faces.ENLARGEMENTS)
 @given(hnp.arrays(np.uint8, (2, 8, 8, 3)))
 def test_enlargement_has_the_size_asked_for_and_treats_images_alone(method, images):
-    enlarged = faces.enlarge(images, method)
+    enlarged = TASK.enlarge(images, method)
     assert enlarged.shape == (2, 32, 32, 3)
-    np.testing.assert_array_equal(enlarged[1:], faces.enlarge(images[1:], method))
+    np.testing.assert_array_equal(enlarged[1:], TASK.enlarge(images[1:], method))
 
 
 @given(hnp.arrays(np.uint8, (1, 8, 8, 3)))
 def test_nearest_enlargement_reduces_back_to_its_input(images):
-    np.testing.assert_array_equal(area_reduce(faces.enlarge(images, "nearest"), 8, 8), images)
+    np.testing.assert_array_equal(area_reduce(TASK.enlarge(images, "nearest"), 8, 8), images)
 
 
 def test_an_unknown_enlargement_is_refused_with_the_known_ones():
     with pytest.raises(InvalidInputError, match="nearest, bicubic"):
-        faces.enlarge(np.zeros((1, 8, 8, 3), np.uint8), "lanczos")
+        TASK.enlarge(np.zeros((1, 8, 8, 3), np.uint8), "lanczos")
 
 
 @given(PICTURES)
@@ -295,7 +298,7 @@ def test_a_bad_file_gives_one_line_with_its_name_value_and_remedy(tmp_path, file
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(InvalidInputError, match=says) as caught:
-            read_image(tmp_path / file)
+            read_image(tmp_path / file, least=8)
     message = str(caught.value)
     assert str(tmp_path / file) in message
     assert "\n" not in message
@@ -309,16 +312,16 @@ def test_the_pixel_limit_can_be_chosen(tmp_path):
         read_image(tmp_path / "a.png", max_pixels=199)
 
 
-def pairs_of(count: int, rng: np.random.Generator) -> faces.FacePairs:
+def pairs_of(count: int, rng: np.random.Generator) -> face_data.FacePairs:
     hr = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
-    return faces.FacePairs(hr, area_reduce(hr, 8, 8), np.arange(count, dtype=np.int32))
+    return face_data.FacePairs(hr, area_reduce(hr, 8, 8), np.arange(count, dtype=np.int32))
 
 
 def test_a_written_data_set_reads_back_equal(tmp_path, rng):
     pairs = pairs_of(5, rng)
-    faces.write_npz(pairs, tmp_path / "faces.npz")
+    face_data.write_npz(pairs, tmp_path / "faces.npz")
     for limit in (None, 3, 99):
-        read = read_faces(tmp_path / "faces.npz", limit=limit)
+        read = read_faces(tmp_path / "faces.npz", TASK, limit=limit)
         assert len(read) == min(limit or 5, 5)
         for key in ("hr", "lr", "ids"):
             np.testing.assert_array_equal(getattr(read, key), getattr(pairs, key)[:limit])
@@ -328,9 +331,9 @@ def test_a_written_data_set_reads_back_equal(tmp_path, rng):
 def test_a_data_set_that_cannot_be_written_leaves_nothing(tmp_path, rng):
     (tmp_path / "taken.npz").mkdir()
     with pytest.raises(OutputError, match=r"taken\.npz"):
-        faces.write_npz(pairs_of(1, rng), tmp_path / "taken.npz")
+        face_data.write_npz(pairs_of(1, rng), tmp_path / "taken.npz")
     with pytest.raises(OutputError, match="absent"):
-        faces.write_npz(pairs_of(1, rng), tmp_path / "absent" / "faces.npz")
+        face_data.write_npz(pairs_of(1, rng), tmp_path / "absent" / "faces.npz")
     assert [path.name for path in tmp_path.iterdir()] == ["taken.npz"]
 
 
@@ -359,7 +362,7 @@ def test_an_npz_with_other_content_is_refused(tmp_path, rng, change, says):
     arrays = {"hr": pairs.hr, "lr": pairs.lr, "ids": pairs.ids} | change
     np.savez(tmp_path / "faces.npz", **{key: value for key, value in arrays.items() if value is not None})
     with pytest.raises(InvalidInputError, match=says) as caught:
-        read_faces(tmp_path / "faces.npz")
+        read_faces(tmp_path / "faces.npz", TASK)
     assert str(tmp_path / "faces.npz") in str(caught.value)
 
 
@@ -367,19 +370,19 @@ def test_what_is_no_data_set_is_refused(tmp_path, rng):
     (tmp_path / "text.npz").write_text("hello")
     np.save(tmp_path / "array.npz", np.zeros(3))
     (tmp_path / "array.npz.npy").rename(tmp_path / "array.npz")
-    faces.write_npz(pairs_of(2, rng), tmp_path / "short.npz")
+    face_data.write_npz(pairs_of(2, rng), tmp_path / "short.npz")
     (tmp_path / "short.npz").write_bytes((tmp_path / "short.npz").read_bytes()[:3000])
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.txt").write_text("no pictures here")
     for entry in ("text.npz", "array.npz", "short.npz", "absent.npz", "folder"):
         with pytest.raises(InvalidInputError, match=entry):
-            read_faces(tmp_path / entry)
+            read_faces(tmp_path / entry, TASK)
 
 
 @pytest.mark.parametrize("arguments", [{"limit": 0}, {"split": "dev"}])
 def test_read_faces_refuses_arguments_out_of_range(tmp_path, arguments):
     with pytest.raises(InvalidInputError, match=str(next(iter(arguments.values())))):
-        read_faces(tmp_path, **arguments)
+        read_faces(tmp_path, TASK, **arguments)
 
 
 def test_a_folder_gives_both_sizes_of_the_same_crop(tmp_path, rng):
@@ -387,21 +390,21 @@ def test_a_folder_gives_both_sizes_of_the_same_crop(tmp_path, rng):
     Image.fromarray(aligned).save(tmp_path / "000007.png")
     Image.fromarray(photo).save(tmp_path / "000003.PNG")
     (tmp_path / "notes.txt").write_text("ignored")
-    pairs = read_faces(tmp_path)
+    pairs = read_faces(tmp_path, TASK)
     assert pairs.ids.tolist() == [3, 7]
     for pair, square in enumerate((photo[:, 5:95], aligned[40:178, 20:158])):
         np.testing.assert_array_equal(pairs.hr[pair], area_reduce(square, 32, 32))
         np.testing.assert_array_equal(pairs.lr[pair], area_reduce(square, 8, 8))
-    assert read_faces(tmp_path, limit=1).ids.tolist() == [3]
+    assert read_faces(tmp_path, TASK, limit=1).ids.tolist() == [3]
 
 
 def test_a_folder_s_unnumbered_files_are_counted_and_small_ones_refused(tmp_path):
     for stem in ("anna", "bert"):
         Image.fromarray(data.astronaut()[:40, :40]).save(tmp_path / f"{stem}.png")
-    assert read_faces(tmp_path).ids.tolist() == [0, 1]
+    assert read_faces(tmp_path, TASK).ids.tolist() == [0, 1]
     Image.new("RGB", (31, 50)).save(tmp_path / "zoe.png")
     with pytest.raises(InvalidInputError, match=r"zoe\.png is too small: 31"):
-        read_faces(tmp_path)
+        read_faces(tmp_path, TASK)
 
 
 def celeba_root(root: Path) -> list[str]:
@@ -425,11 +428,11 @@ def test_a_celeba_root_is_read_by_the_official_split(tmp_path, monkeypatch):
 
     celeba_root(tmp_path)
     with pytest.raises(InvalidInputError, match="annotation files"):
-        read_faces(tmp_path)
+        read_faces(tmp_path, TASK)
     # The real annotation files' checksums are known to torchvision; these are made up.
     monkeypatch.setattr(CelebA, "_check_integrity", lambda self: True)
-    assert [read_faces(tmp_path, split).ids.tolist() for split in faces.SPLITS] == [[1, 2], [3, 4], [5, 6]]
-    assert read_faces(tmp_path, "test", limit=1).ids.tolist() == [5]
+    assert [read_faces(tmp_path, TASK, split).ids.tolist() for split in face_data.SPLITS] == [[1, 2], [3, 4], [5, 6]]
+    assert read_faces(tmp_path, TASK, "test", limit=1).ids.tolist() == [5]
 
 
 @pytest.mark.parametrize("error", [ImportError, RuntimeError])
@@ -444,7 +447,7 @@ def test_a_celeba_root_without_a_working_torchvision_names_the_remedy(tmp_path, 
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
     celeba_root(tmp_path)
     with pytest.raises(InvalidInputError, match=r"operator does not exist.*img_align_celeba"):
-        read_faces(tmp_path)
+        read_faces(tmp_path, TASK)
 
 
 def run_prepare(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -458,7 +461,7 @@ def test_prepare_celeba_writes_what_read_faces_reads(tmp_path):
         Image.fromarray(data.astronaut()[number : number + 60, :60]).save(tmp_path / f"{number}.png")
     done = run_prepare(tmp_path, tmp_path / "faces.npz")
     assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(read_faces(tmp_path / "faces.npz").lr, read_faces(tmp_path).lr)
+    np.testing.assert_array_equal(read_faces(tmp_path / "faces.npz", TASK).lr, read_faces(tmp_path, TASK).lr)
 
 
 def test_prepare_celeba_reports_a_bad_folder_in_one_line(tmp_path):
@@ -479,7 +482,7 @@ def photos(tmp_path):
 def test_prepare_celeba_keeps_larger_pictures_for_random_crops(photos):
     done = run_prepare(photos, photos / "faces.npz", "--size", "64")
     assert done.returncode == 0, done.stderr
-    read, exact = read_faces(photos / "faces.npz"), read_faces(photos, size=64)
+    read, exact = read_faces(photos / "faces.npz", TASK), read_faces(photos, TASK, size=64)
     np.testing.assert_array_equal(read.large, exact.large)
     assert read.large.shape == (2, 64, 64, 3)
     for here, there in ((read.hr, exact.hr), (read.lr, exact.lr)):
@@ -488,8 +491,8 @@ def test_prepare_celeba_keeps_larger_pictures_for_random_crops(photos):
         assert abs(difference.mean()) < 0.2
     done = run_prepare(photos / "faces.npz", photos / "crops.npz", "--random-crops", "--seed", "3")
     assert done.returncode == 0, done.stderr
-    crops = read_faces(photos / "crops.npz")
-    np.testing.assert_array_equal(crops.hr, faces.random_crops(read, 3).hr)
+    crops = read_faces(photos / "crops.npz", TASK)
+    np.testing.assert_array_equal(crops.hr, face_data.random_crops(read, 3).hr)
     assert np.abs(area_reduce(crops.hr, 8, 8).astype(int) - crops.lr).max() <= 1
     assert not np.array_equal(crops.hr, read.hr)
 
@@ -498,7 +501,7 @@ def test_random_crops_lie_inside_around_the_centre():
     gradient = np.arange(64, dtype=np.uint8) * 3
     picture = np.stack(np.broadcast_arrays(gradient[:, None], gradient[None], np.uint8(7)), -1)
     rng = np.random.default_rng(0)
-    crops = np.stack([faces.random_crop(picture, rng)[0] for _ in range(400)]).astype(float)
+    crops = np.stack([TASK.random_crop(picture, rng)[0] for _ in range(400)]).astype(float)
     for colour, axis in ((0, 1), (1, 2)):
         lines = crops[..., colour].mean(3 - axis)
         first, last = lines[:, 0] / 3, lines[:, -1] / 3
@@ -511,9 +514,86 @@ def test_random_crops_lie_inside_around_the_centre():
 
 
 def test_random_crops_need_larger_pictures(photos, rng):
-    with pytest.raises(InvalidInputError, match="with the size 64"):
-        faces.random_crops(pairs_of(2, rng), 0)
-    with pytest.raises(InvalidInputError, match="size must be 32 or at least 40, not 33"):
-        read_faces(photos, size=33)
+    with pytest.raises(InvalidInputError, match=r"at least 40x40; prepare them .* --size 64"):
+        face_data.random_crops(pairs_of(2, rng), 0)
+    with pytest.raises(InvalidInputError, match="size must be at least 40 for random crops of 32x32, not 33; 64"):
+        read_faces(photos, TASK, size=33)
     with pytest.raises(InvalidInputError, match="at least 200x200"):
-        read_faces(photos, size=200)
+        read_faces(photos, TASK, size=200)
+
+
+@pytest.mark.parametrize(("source", "target", "says"), [
+    (0, 8, "not 8 for 0"), (8, 12, "not 12 for 8"), (8, 4, "not 4 for 8"), (True, 8, "not 8 for True"),
+    (2.0, 8, r"not 8 for 2\.0"),
+])
+def test_a_target_is_a_whole_multiple_of_its_source(source, target, says):
+    with pytest.raises(ConfigError, match=says):
+        FaceTask(source, target)
+
+
+@pytest.mark.parametrize("shapes", [((2, 4, 3), (4, 8, 3)), ((4, 4, 1), (8, 8, 1)), ((7,), (12,))])
+def test_a_network_for_other_shapes_is_no_face_task(shapes):
+    plain = {"aligned_conditioning": False, "numeric_neighbourhood": False, "ordinal_output": False}
+    network = ModelConfig(source_shape=shapes[0], target_shape=shapes[1], **plain)
+    with pytest.raises(ConfigError, match="faces are square RGB pictures"):
+        FaceTask.of(network)
+
+
+@pytest.mark.parametrize(("source", "target"), [(8, 32), (32, 64), (6, 18), (1, 1)])
+def test_no_random_crop_is_smaller_than_a_target(source, target):
+    task = FaceTask(source, target)
+    assert faces.SMALLEST_CROP * (task.large - 1) < target <= faces.SMALLEST_CROP * task.large
+    picture = np.zeros((task.large, task.large, 3), np.uint8)
+    for seed in range(20):  # a smaller crop would be refused
+        high, low = task.random_crop(picture, np.random.default_rng(seed))
+        assert (high.shape, low.shape) == (task.target_shape, task.source_shape)
+
+
+def stored(path: Path, rng: np.random.Generator, high: int, low: int) -> tuple[np.ndarray, np.ndarray]:
+    """Write three pictures as a prepared file, and return its arrays."""
+    hr, lr = (rng.integers(0, 256, (3, side, side, 3), np.uint8) for side in (high, low))
+    np.savez(path, hr=hr, lr=lr, ids=np.arange(3, dtype=np.int32))
+    return hr, lr
+
+
+@pytest.mark.parametrize(("high", "low", "source", "target"), [
+    (64, 32, 32, 64), (64, 32, 8, 64), (64, 32, 8, 32), (32, 8, 8, 32), (32, 8, 16, 32), (20, 4, 6, 18), (18, 6, 6, 18),
+    (40, 8, 6, 18),
+])
+def test_a_prepared_file_serves_every_task_of_at_most_its_size(tmp_path, rng, high, low, source, target):
+    hr, lr = stored(tmp_path / "faces.npz", rng, high, low)
+    task = FaceTask(source, target)
+    for limit in (None, 2):
+        pairs = read_faces(tmp_path / "faces.npz", task, limit=limit)
+        assert pairs.task == task
+        np.testing.assert_array_equal(pairs.hr, area_reduce(hr, target, target, is_reduced=True)[:limit])
+        given = high == target and low == source
+        expected = lr if given else area_reduce(hr, source, source, is_reduced=True)
+        np.testing.assert_array_equal(pairs.lr, expected[:limit])
+        assert (pairs.large is not None) == (high >= task.large)
+        if pairs.large is not None:
+            np.testing.assert_array_equal(pairs.large, hr[:limit])
+
+
+def test_a_prepared_file_smaller_than_the_targets_is_refused_with_the_remedy(tmp_path, rng):
+    stored(tmp_path / "faces.npz", rng, 32, 8)
+    with pytest.raises(InvalidInputError, match="hr holds pictures of 32x32, smaller than targets of 64x64; prepare "
+                                                r"the data with scripts/prepare_celeba\.py --source 32 --target 64"):
+        read_faces(tmp_path / "faces.npz", FaceTask(32, 64))
+
+
+def test_prepare_celeba_writes_pairs_of_any_sizes(photos):
+    done = run_prepare(photos, photos / "faces.npz", "--source", "32", "--target", "64")
+    assert done.returncode == 0, done.stderr
+    task = FaceTask(32, 64)
+    read, exact = read_faces(photos / "faces.npz", task), read_faces(photos, task)
+    with np.load(photos / "faces.npz") as written:
+        assert (written["hr"].shape, written["lr"].shape) == ((2, 64, 64, 3), (2, 32, 32, 3))
+    for key in ("hr", "lr", "ids"):
+        np.testing.assert_array_equal(getattr(read, key), getattr(exact, key))
+    done = run_prepare(photos, photos / "crops.npz", "--source", "6", "--target", "18", "--random-crops")
+    assert done.returncode == 0, done.stderr
+    assert read_faces(photos / "crops.npz", FaceTask(6, 18)).hr.shape == (2, 18, 18, 3)
+    done = run_prepare(photos, photos / "wrong.npz", "--source", "7", "--target", "18")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "not 18 for 7" in done.stderr

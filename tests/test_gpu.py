@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import VARIANTS, Waiting, random_model, random_tokens, stacked
+from fakes import VARIANTS, Waiting, proposer_for, random_model, random_tokens, stacked
 from test_graph import CONFIG, ROWS, WAYS, assert_same
 from test_refill import ScriptedFeed
 from torch.profiler import ProfilerActivity, profile
@@ -15,6 +15,7 @@ from superres.config import DecodeConfig
 from superres.decoding.batching import RefilledDecoder
 from superres.decoding.decode import decode, iterations
 from superres.decoding.limits import LimitedModel, Limits
+from superres.decoding.proposers import PROPOSERS
 from superres.nn.engines import step_model
 from superres.tasks.consistency import cell_limits
 
@@ -78,6 +79,20 @@ def test_rows_end_at_their_end_tokens():
         assert_same(decode(graph, source, DecodeConfig(), padding=padding), expected)
 
 
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}, {"temperature": 0.8, "sampling": "speculative"}])
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_text_with_every_proposer(proposer, sampling):
+    plain, graph = pair(VARIANTS["text"], end_token=3)
+    options = DecodeConfig(block_size=4, proposer=proposer, window=5, candidates=3, **sampling)
+    made = proposer_for(proposer, plain)
+    if proposer == "draft":
+        made.draft.model.cuda()
+    source = tokens(VARIANTS["text"], ROWS)
+    assert_same(decode(graph, source, options, proposer=made), decode(plain, source, options, proposer=made))
+    assert len(captured(graph)) == PROPOSERS[proposer].stateless
+    assert None not in captured(graph)
+
+
 @pytest.mark.parametrize("way", ["exact", "sampled", "speculative"])
 def test_rows_are_refilled_in_place(way):
     plain, graph = pair()
@@ -100,7 +115,7 @@ def test_bfloat16_blocks_are_bfloat16_greedy_tokens():
 
 @pytest.mark.parametrize("engine", ["plain", "graph"])
 @pytest.mark.parametrize("way", [
-    "greedy", "exact", "distance", "top-k", "sampled", "sampled by colour", "speculative"])
+    "greedy", "exact", "distance", "top-k", "sampled", "sampled by colour", "speculative", "lookahead"])
 def test_nothing_is_read_or_waited_for_in_the_loop(way, engine):
     plain, graph = pair()
     with torch.inference_mode():

@@ -21,7 +21,7 @@ from superres.errors import ScoresError
 from superres.interfaces import LoopState
 from superres.nn.engines import step_model
 from superres.nn.engines.native import build, thread_trials, weights
-from superres.nn.engines.native.abi import layout
+from superres.nn.engines.native.abi import DECLARATIONS
 from superres.nn.engines.native.build import NativeUnavailable
 from superres.nn.engines.native.session import NativeModel
 from superres.nn.engines.native.thread_trials import ThreadTrials
@@ -52,7 +52,7 @@ class Sessions:
             return iterations(state) if self.whole else None
 
         session.iterations = counted
-        session.session.together = self.together or session.session.together
+        session.session.threads.together = self.together or session.session.threads.together
         return session
 
 
@@ -363,7 +363,7 @@ def test_sessions_of_one_shape_share_their_timings():
     sessions = [model.session(random_tokens(config, 1)[0], 3) for _ in range(2)]
     (trials,) = model.trials.values()
     assert trials.rounds == thread_trials.FIRST_ROUNDS + 1
-    assert {session.session.threads for session in sessions} <= trials.least.keys()
+    assert {session.session.threads.count for session in sessions} <= trials.least.keys()
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -415,7 +415,7 @@ def test_code_is_compiled_once_and_a_failure_leaves_nothing_behind(source):
     with pytest.raises(NativeUnavailable, match=r"cannot compile native\.cpp"):
         build.library(source)
     assert cached_files() == []
-    source.write_text(small_source(layout()))
+    source.write_text(small_source())
     build.library(source)
     built = cached_files()
     assert [path.suffix for path in built] == [".so"]
@@ -434,12 +434,6 @@ def test_a_large_vocabulary_is_projected_alike_by_several_threads(rows):
     assert torch.equal(alone.tokens, together.tokens)
     assert torch.equal(alone.tokens, plain.tokens)
     assert [trace.accepted for trace in alone.traces] == [trace.accepted for trace in together.traces]
-
-
-def test_structures_that_the_compiler_lays_out_otherwise_are_refused(source):
-    source.write_text(small_source("Linear:48\n"))
-    with pytest.raises(NativeUnavailable, match="other structures"):
-        build.library(source)
 
 
 @pytest.mark.parametrize("change", [
@@ -513,9 +507,9 @@ def test_more_proposals_than_heads_are_refused():
         session.propose(output, zeros, zeros, offsets, GREEDY)
 
 
-@pytest.mark.parametrize("name", [name for name, (_, arguments) in build.SIGNATURES.items() if arguments])
+@pytest.mark.parametrize("name", [name for name, (_, arguments) in DECLARATIONS.functions.items() if arguments])
 def test_the_compiled_functions_refuse_other_arguments(name):
-    arguments = build.SIGNATURES[name][1]
+    arguments = DECLARATIONS.functions[name][1]
     with pytest.raises(TypeError, match="arguments"):
         getattr(build.library(), name)(*[None] * (len(arguments) - 1))
     with pytest.raises(ctypes.ArgumentError):

@@ -26,6 +26,8 @@ NETWORKS = {
     "many channels": replace(PICTURES, source_shape=(2, 2, 4), target_shape=(8, 8, 4), conditioning_width=64),
     "no blocks": replace(PICTURES, conditioning_blocks=0),
     "no layers": replace(PICTURES, encoder_layers=0),
+    "no layers, many pixels": replace(PICTURES, encoder_layers=0, source_shape=(17, 18, 3), target_shape=(34, 36, 3),
+                                      cross_attention=False),
     "three layers": replace(PICTURES, encoder_layers=3, source_shape=(6, 6, 3), target_shape=(12, 12, 3)),
     "post-norm": replace(PICTURES, norm="post"),
     "one head": replace(PICTURES, prediction_heads=1),

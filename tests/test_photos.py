@@ -10,9 +10,10 @@ from skimage import data
 from superres.errors import ConfigError, InvalidInputError
 from superres.tasks import face_finder
 from superres.tasks.face_finder import LONGEST, find_faces
-from superres.tasks.faces import area_reduce, to_source
+from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.photos import Crop, choose_crops, crop_note, is_photo, parse_crop, read_sources
 
+TASK = FaceTask(8, 32)
 EYES = 224, 108
 """Midpoint of the eyes in scikit-image's astronaut; it is the centre of CelebA's crop."""
 FACELESS = ("coffee", "chelsea", "rocket", "brick", "grass", "gravel", "moon", "page")
@@ -36,7 +37,7 @@ def test_the_face_of_a_photo_of_any_size_is_cropped_as_celeba_crops_it(width, he
     side = min(width, height)
     photo = Image.new("RGB", (width, height), "gray")
     photo.paste(astronaut(side), (width - side, 0))
-    (crop,) = choose_crops(np.asarray(photo))
+    (crop,) = choose_crops(np.asarray(photo), TASK)
     scale = side / 512
     eyes = width - side + EYES[0] * scale, EYES[1] * scale
     assert (crop.kind, crop.face, crop.faces) == ("face", 0, 1)
@@ -46,11 +47,11 @@ def test_the_face_of_a_photo_of_any_size_is_cropped_as_celeba_crops_it(width, he
 
 def test_several_faces_are_several_crops_from_left_to_right():
     photo, eyes = group_photo()
-    crops = choose_crops(photo)
+    crops = choose_crops(photo, TASK)
     assert [(crop.kind, crop.face, crop.faces) for crop in crops] == [("face", number, 3) for number in (1, 2, 3)]
     for crop, (x, y) in zip(crops, eyes, strict=True):
         assert np.hypot(crop.left + crop.size / 2 - x, crop.top + crop.size / 2 - y) < 30
-    assert choose_crops(photo) == crops
+    assert choose_crops(photo, TASK) == crops
 
 
 @pytest.mark.parametrize("name", FACELESS)
@@ -58,25 +59,25 @@ def test_a_photo_without_a_face_falls_back_to_the_centre(name):
     photo = np.asarray(Image.fromarray(getattr(data, name)()).convert("RGB"))
     height, width = photo.shape[:2]
     side = min(height, width)
-    assert choose_crops(photo) == [Crop((width - side) // 2, (height - side) // 2, side, "centre", faces=0)]
+    assert choose_crops(photo, TASK) == [Crop((width - side) // 2, (height - side) // 2, side, "centre", faces=0)]
 
 
 @pytest.mark.parametrize("size", [(8, 8), (32, 32), (30, 200), (33, 33), (40, 64), (64, 64)])
 def test_tiny_pictures_and_noise_give_no_false_alarm(rng, size):
     for _ in range(10):
-        (crop,) = choose_crops(rng.integers(0, 256, (*size, 3), np.uint8))
+        (crop,) = choose_crops(rng.integers(0, 256, (*size, 3), np.uint8), TASK)
         assert crop.kind == "centre"
-    assert choose_crops(np.zeros((*size, 3), np.uint8))[0].kind == "centre"
+    assert choose_crops(np.zeros((*size, 3), np.uint8), TASK)[0].kind == "centre"
 
 
 @pytest.mark.parametrize("size", [(8, 8), (32, 32), (24, 100), (178, 218)])
 def test_small_and_aligned_pictures_are_no_photos_and_are_reduced_as_before(size, monkeypatch):
     monkeypatch.setattr("superres.tasks.photos.find_faces", lambda image: pytest.fail("a picture was searched"))
     picture = np.asarray(astronaut().crop((124, 8, 324, 208)).resize(size))
-    assert not is_photo(picture)
-    (crop,) = choose_crops(picture)
-    np.testing.assert_array_equal(crop.reduce(picture), to_source(picture))
-    assert read_sources(picture).notes == []
+    assert not is_photo(picture, TASK)
+    (crop,) = choose_crops(picture, TASK)
+    np.testing.assert_array_equal(TASK.source_of(crop.take(picture)), TASK.to_source(picture))
+    assert read_sources(picture, TASK).notes == []
 
 
 def test_the_work_on_a_huge_photo_is_bounded(monkeypatch):
@@ -89,17 +90,17 @@ def test_the_work_on_a_huge_photo_is_bounded(monkeypatch):
 
 def test_a_crop_lies_inside_the_photo_even_if_the_face_is_at_its_edge():
     photo = np.asarray(astronaut())[60:170, 150:300]
-    (crop,) = choose_crops(photo)
+    (crop,) = choose_crops(photo, TASK)
     assert crop.kind == "face"
     assert crop.take(photo).shape == (crop.size, crop.size, 3)
 
 
 def test_the_centre_and_a_given_square_are_used_as_asked():
     photo = np.asarray(astronaut())[:, :400]
-    assert choose_crops(photo, "centre") == [Crop(0, 56, 400, "centre")]
-    (crop,) = choose_crops(photo, "120,30, 150")
+    assert choose_crops(photo, TASK, "centre") == [Crop(0, 56, 400, "centre")]
+    (crop,) = choose_crops(photo, TASK, "120,30, 150")
     assert crop == Crop(120, 30, 150, "given")
-    np.testing.assert_array_equal(crop.reduce(photo), area_reduce(photo[30:180, 120:270], 8, 8))
+    np.testing.assert_array_equal(TASK.source_of(crop.take(photo)), area_reduce(photo[30:180, 120:270], 8, 8))
 
 
 @pytest.mark.parametrize(("setting", "message"), [
@@ -112,14 +113,14 @@ def test_the_centre_and_a_given_square_are_used_as_asked():
 ])
 def test_bad_crops_are_refused_in_one_line(setting, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        parse_crop(setting)
+        parse_crop(setting, 8)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("setting", ["413,0,100", "0,413,100", "0,0,513"])
 def test_a_square_that_leaves_the_picture_is_refused(setting):
     with pytest.raises(InvalidInputError, match=f"crop {setting} does not lie inside the picture of 512x512; give X"):
-        choose_crops(data.astronaut(), setting)
+        choose_crops(data.astronaut(), TASK, setting)
 
 
 def test_the_line_names_the_crop_the_pixels_and_what_the_model_sees():
@@ -133,12 +134,12 @@ def test_the_line_names_the_crop_the_pixels_and_what_the_model_sees():
         "a.jpg (4000x3000): crop as given; 100x100 pixels at (1, 2) are used, and the model sees only 8x8":
             [Crop(1, 2, 100, "given")],
         "a.jpg (4000x3000): crop centre, no face found; 3000x3000 pixels at (500, 0) are used, and the model sees only "
-        "8x8": choose_crops(photo),
+        "8x8": choose_crops(photo, TASK),
         "a.jpg (4000x3000): crop centre; 3000x3000 pixels at (500, 0) are used, and the model sees only 8x8":
-            choose_crops(photo, "centre"),
+            choose_crops(photo, TASK, "centre"),
     }
     for line, crops in lines.items():
-        assert crop_note("a.jpg", photo, crops) == line
+        assert crop_note("a.jpg", photo, crops, TASK) == line
 
 
 def modes():
@@ -152,7 +153,7 @@ def modes():
 @pytest.mark.parametrize("mode", modes())
 def test_pillow_images_of_any_mode_are_upright_photos(mode):
     image = modes()[mode]
-    (crop,) = choose_crops(image)
+    (crop,) = choose_crops(image, TASK)
     assert crop.kind == "face"
     assert np.hypot(crop.left + crop.size / 2 - EYES[0], crop.top + crop.size / 2 - EYES[1]) < 14
     assert image.mode == modes()[mode].mode
@@ -163,16 +164,16 @@ def test_pictures_of_any_kind_become_sources_in_order(tmp_path):
     astronaut().save(path, quality=95)
     photo, _ = group_photo()
     small = np.asarray(astronaut(8))
-    sources = read_sources([str(path), small, photo, astronaut(), path])
+    sources = read_sources([str(path), small, photo, astronaut(), path], TASK)
     assert sources.images.shape == (7, 8, 8, 3)
     assert sources.inputs == [0, 1, 2, 2, 2, 3, 4]
     np.testing.assert_array_equal(sources.images[1], small)
     np.testing.assert_array_equal(sources.images[0], sources.images[6])
     assert [note.partition(" (")[0] for note in sources.notes] == [str(path), "picture 3", "picture 4", str(path)]
-    assert len(read_sources([]).images) == 0
+    assert len(read_sources([], TASK).images) == 0
     for one in (str(path), path):
-        np.testing.assert_array_equal(read_sources(one).images, sources.images[:1])
-    np.testing.assert_array_equal(read_sources(np.stack([photo, photo])).inputs, [0, 0, 0, 1, 1, 1])
+        np.testing.assert_array_equal(read_sources(one, TASK).images, sources.images[:1])
+    np.testing.assert_array_equal(read_sources(np.stack([photo, photo]), TASK).inputs, [0, 0, 0, 1, 1, 1])
 
 
 @pytest.mark.parametrize(("pictures", "message"), [
@@ -185,5 +186,5 @@ def test_pictures_of_any_kind_become_sources_in_order(tmp_path):
 ])
 def test_what_is_no_picture_is_refused_in_one_line(pictures, message):
     with pytest.raises(InvalidInputError, match=message) as caught:
-        read_sources(pictures)
+        read_sources(pictures, TASK)
     assert "\n" not in str(caught.value)

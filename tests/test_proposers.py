@@ -35,7 +35,8 @@ from superres.nn.engines.native import build
 from superres.nn.engines.torch_model import StepModel
 from superres.pipeline.auto import load
 from superres.pipeline.upscaler import Upscaler
-from superres.tasks.faces import FacePairs, write_npz
+from superres.tasks.face_data import FacePairs, write_npz
+from superres.tasks.faces import FaceTask
 from superres.tasks.translation import END, VOCABULARY_FILE, train_vocabulary
 from superres.training.settings import TrainConfig
 from superres.training.trainer import REPORT_STEPS
@@ -398,7 +399,7 @@ def test_the_command_compares_proposers_and_prints_json(folder, capsys, tmp_path
 def test_examples_serve_where_no_data_is_given():
     from superres.evaluation.examples import SENTENCES, example_sources
 
-    sources = example_sources(4)
+    sources = example_sources(4, FaceTask(8, 32))
     assert sources.shape == (4, 8, 8, 3)
     assert len(np.unique(sources.reshape(4, -1), axis=0)) == 4
     assert len(set(SENTENCES)) == len(SENTENCES)

@@ -53,8 +53,8 @@ def test_a_picture_of_any_kind_gives_the_same_result(upscaler, tmp_path, kind):
     given = {"path": path, "text": str(path), "pillow": photo, "array": pixels, "list": [path], "arrays": pixels[None]}
     result = upscaler(given[kind], WIDE_STEPS)
     (crop,) = result.crops
-    assert crop == choose_crops(pixels)[0]
-    np.testing.assert_array_equal(result.sources, crop.reduce(pixels)[None])
+    assert crop == choose_crops(pixels, upscaler.face_task)[0]
+    np.testing.assert_array_equal(result.sources, upscaler.face_task.source_of(crop.take(pixels))[None])
     np.testing.assert_array_equal(result.images, upscaler(result.sources, WIDE_STEPS).images)
     assert result.inputs == [0]
     name = str(path) if kind in ("path", "text", "list") else "picture 1"

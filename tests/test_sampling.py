@@ -26,7 +26,8 @@ from superres.evaluation.sampling import (
     sample_scores,
     samples_table,
 )
-from superres.tasks.faces import FacePairs, area_reduce, enlarge, image_key
+from superres.tasks.face_data import FacePairs
+from superres.tasks.faces import area_reduce, enlarge, image_key
 
 ROOT = Path(__file__).parent.parent
 SAMPLED = DecodeConfig(block_size=4, temperature=0.9)
@@ -54,12 +55,12 @@ def test_local_diversity_is_what_choosing_a_sample_for_each_cell_gains():
     samples = truth[:, None].repeat(2, axis=1)
     samples[0, 0, :, :16] = samples[0, 1, :, 16:] = 110  # of each sample, another half is right
     samples[1, 0], samples[1, 1] = 120, 110  # one sample is better everywhere
-    assert local_diversity(samples[:1], truth[:1]) == pytest.approx(100)
-    assert local_diversity(samples[1:], truth[1:]) == 0
-    assert local_diversity(samples, truth) == pytest.approx(50)
+    assert local_diversity(samples[:1], truth[:1], 4) == pytest.approx(100)
+    assert local_diversity(samples[1:], truth[1:], 4) == 0
+    assert local_diversity(samples, truth, 4) == pytest.approx(50)
     samples[0, :, :, 8:24] = 110  # both are wrong in the middle
-    assert local_diversity(samples[:1], truth[:1]) == pytest.approx(100 * (0.75 - 0.5) / 0.75)
-    assert local_diversity(truth[:, None].repeat(2, axis=1), truth) == 0
+    assert local_diversity(samples[:1], truth[:1], 4) == pytest.approx(100 * (0.75 - 0.5) / 0.75)
+    assert local_diversity(truth[:, None].repeat(2, axis=1), truth, 4) == 0
 
 
 def test_each_input_takes_its_own_best_sample_and_each_measure_its_own(pairs, rng):
@@ -94,7 +95,7 @@ def test_samples_are_keyed_by_their_number_whatever_the_batches(pairs):
     assert upscaler.batches == [4, 2]
     expected = [[image_key(source, number) % 256 for number in (2, 3)] for source in pairs.lr]
     assert samples[:, :, 0, 0, 0].tolist() == expected
-    np.testing.assert_array_equal(samples[:, 1, 1:], enlarge(pairs.lr, "nearest")[:, 1:])
+    np.testing.assert_array_equal(samples[:, 1, 1:], enlarge(pairs.lr, "nearest", 32)[:, 1:])
 
 
 def test_samples_are_scored_next_to_greedy_and_the_first_is_not_drawn_again(pairs):

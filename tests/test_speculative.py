@@ -283,7 +283,7 @@ def test_what_a_filter_leaves_out_is_never_accepted(name):
     ({"nucleus": float("nan")}, "not nan"), ({"sample_top_k": 0}, "sample-top-k must be at least 1, not 0"),
     ({"sampling": "wild"}, "sampling must be one of coupled, speculative, not 'wild'"),
     ({"temperature": 0}, "speculative sampling needs a temperature above 0"),
-    ({"accept": "top-k"}, "its own acceptance rule"), ({"min_block": 2}, "leave out accept exact, min-block 2"),
+    ({"accept": "top-k"}, "its own acceptance rule"), ({"min_block": 2}, "leave out accept exact and min-block 2"),
 ])
 def test_settings_that_contradict_themselves_are_refused_in_one_line(settings, message):
     with pytest.raises(ConfigError, match=message) as caught:

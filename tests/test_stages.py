@@ -17,7 +17,8 @@ from superres.evaluation.table2 import CHECKPOINTS, check_ladder
 from superres.nn.engines.native import build
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
-from superres.tasks.faces import FacePairs, read_faces, write_npz
+from superres.tasks.face_data import FacePairs, read_faces, write_npz
+from superres.tasks.faces import FaceTask
 from superres.training.recipes import Recipe, Stage, decode_own_faces, train_recipe, train_stage
 from superres.training.settings import TrainConfig
 from superres.training.trainer import build_model
@@ -71,7 +72,7 @@ def test_own_pictures_are_what_the_model_decodes_greedily_and_are_not_decoded_tw
             assert (tmp_path / "part-00000000.npz").stat().st_mtime_ns == first
 
     assert decode_own_faces(upscaler, pairs, tmp_path, GREEDY, 2, lambda: next(stopped), report)
-    own = read_faces(tmp_path / "faces.npz")
+    own = read_faces(tmp_path / "faces.npz", FaceTask(8, 32))
     assert done == [2, 3]
     assert np.array_equal(own.lr, pairs.lr)
     assert np.array_equal(own.hr, np.concatenate([upscaler(pairs.lr[:2], GREEDY).images,
@@ -222,7 +223,7 @@ def test_data_that_cannot_be_trained_on_is_one_line(kind, checkpoint, tmp_path, 
         hr = pairs.hr[:, :16] if kind == "shape" else pairs.hr.astype(np.float32)
         np.savez(path, hr=hr, lr=pairs.lr, ids=pairs.ids)
     with pytest.raises(InvalidInputError):
-        read_faces(path)
+        read_faces(path, FaceTask(8, 32))
     assert run(["train", "base", "--data", str(path), "--output", str(tmp_path / "run"), "--steps", "1"]) == 2
     error = capsys.readouterr().err
     assert str(path) in error
@@ -281,7 +282,8 @@ def test_the_commands_decode_and_distil_work_together(checkpoint, data, tmp_path
     words = ["train", "decode", "--data", str(data), "--checkpoint", str(checkpoint), "--limit", "2", "--device", "cpu"]
     assert run([*words, "--output", str(own), "--block-size", "1"]) == 0
     assert run([*words, "--output", str(tmp_path / "fastest")]) == 0
-    assert np.array_equal(*(read_faces(folder / "faces.npz").hr for folder in (own, tmp_path / "fastest")))
+    images = [read_faces(folder / "faces.npz", FaceTask(8, 32)).hr for folder in (own, tmp_path / "fastest")]
+    assert np.array_equal(*images)
     settings = json.loads((tmp_path / "fastest" / "settings.json").read_text())["decode"]
     assert settings["adaptive"] == (build.compiler() is not None)
     words = ["train", "distil", "--data", str(data), "--own", str(own / "faces.npz"), "--start", str(checkpoint)]

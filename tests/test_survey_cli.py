@@ -22,7 +22,7 @@ from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
 from superres.survey.credentials import link_key
 from superres.survey.store import Store
 from superres.system.asgi import how_to_leave, local_address
-from superres.tasks.faces import area_reduce
+from superres.tasks.faces import FaceTask, area_reduce
 
 ROOT = Path(__file__).parent.parent
 
@@ -136,7 +136,7 @@ def test_images_of_8x8_are_decoded_and_are_no_photographs(here, decoding, capsys
     for path in sorted((here / "photos").iterdir()):
         with Image.open(path) as picture:
             Image.fromarray(area_reduce(np.asarray(picture), 8, 8)).save(here / "small" / path.name)
-    images = read_images(Path("small"))
+    images = read_images(Path("small"), FaceTask(8, 32))
     assert len(images.sources) == 5
     assert images.photographs == {}
     line = refusal(capsys, "create", "study", "--images", "small", "--method-a", "bicubic", "--method-b", "camera")

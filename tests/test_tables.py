@@ -19,7 +19,8 @@ from superres.config import ModelConfig
 from superres.errors import ConfigError, OutputError
 from superres.evaluation.table2 import BLOCK_SIZES, CHECKPOINTS, PLOTS, SERIES, Table2, check_ladder, table2_markdown
 from superres.pipeline.upscaler import Upscaler
-from superres.tasks.faces import FacePairs, area_reduce
+from superres.tasks.face_data import FacePairs
+from superres.tasks.faces import area_reduce
 
 ROOT = Path(__file__).parent.parent
 

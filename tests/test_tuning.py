@@ -21,7 +21,8 @@ from superres.evaluation import tuning
 from superres.evaluation.comparison import GREEDY, label
 from superres.evaluation.tuning import block_variants, save_default, shortlist, within
 from superres.evaluation.tuning import tune_faces as search
-from superres.tasks.faces import FacePairs, area_reduce, read_faces
+from superres.tasks.face_data import FacePairs, read_faces
+from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.pictures import read_image
 
 EXACT = DecodeConfig(block_size=8)
@@ -87,7 +88,7 @@ def test_variants_cover_the_block_sizes_up_to_the_heads_and_a_minimum_block():
     (QualityBound(min_psnr_to_greedy=38.5), 3), (QualityBound(min_psnr_to_greedy=60), 0),
 ])
 def test_the_search_ends_with_the_largest_block_that_keeps_the_bound_on_all_images(bound, largest, data):
-    report, table, fastest = search(read_faces(data), LossyUpscaler(), bound, batch_size=3)
+    report, table, fastest = search(read_faces(data, FaceTask(8, 32)), LossyUpscaler(), bound, batch_size=3)
     assert fastest.block_size == 10
     assert fastest.accept == "exact" if largest == 0 else fastest.epsilon <= largest
     kept = [DecodeConfig.from_dict(row["config"]) for row in report["settings"] if row["within_bound"]]
@@ -100,7 +101,7 @@ def test_the_search_ends_with_the_largest_block_that_keeps_the_bound_on_all_imag
 
 def test_a_checkpoint_that_is_consistent_stays_so(data):
     consistent = replace(GREEDY, consistent=True)
-    report, _, fastest = search(read_faces(data), LossyUpscaler(default=consistent), BOUND)
+    report, _, fastest = search(read_faces(data, FaceTask(8, 32)), LossyUpscaler(default=consistent), BOUND)
     assert fastest.consistent
     assert all(row["config"]["consistent"] for row in report["settings"])
 

@@ -26,7 +26,7 @@ from superres.decoding.decode import check_options
 from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError, InvalidInputError
 from superres.pipeline.upscaler import Upscaled
-from superres.tasks.faces import area_reduce, image_key, to_source
+from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.tasks.photos import choose_crops
 from superres.web import batches, drawing, files
 from superres.web.batches import Limits, upscale_batch
@@ -35,6 +35,7 @@ from superres.web.decoding import Decoder, StoppedError, take_turns
 from superres.web.files import Workspace
 from superres.web.photos import CropShare, default_crop, file_name, reduce_upload, shrink, take
 
+TASK = FaceTask(8, 32)
 EXACT = DecodeConfig(block_size=10)
 TOKENS = 3072
 
@@ -44,7 +45,7 @@ class FakeStream:
 
     def __init__(self, fail_at=None):
         self.name, self.revision, self.asked, self.fail_at = "fake", "0", [], fail_at
-        self.default = DecodeConfig()
+        self.default, self.face_task = DecodeConfig(), TASK
         self.model_config = type("C", (), {"prediction_heads": 10, "source_shape": (8, 8, 3), "target_length": TOKENS})
 
     def block_size(self, options):
@@ -86,7 +87,7 @@ def saved(image, path):
 
 def test_an_8x8_picture_is_the_source_and_has_no_truth(rng):
     image = rng.integers(0, 256, (8, 8, 3), np.uint8)
-    subject = take(image, CropShare(10, 10, 10).of(image))
+    subject = take(image, TASK, CropShare(10, 10, 10).of(image, TASK))
     np.testing.assert_array_equal(subject.source, image)
     assert subject.truth is None
 
@@ -94,34 +95,34 @@ def test_an_8x8_picture_is_the_source_and_has_no_truth(rng):
 @pytest.mark.parametrize("shape", [(60, 90), (90, 60), (218, 178), (32, 32), (9, 8)])
 def test_the_first_crop_is_that_of_the_command_line(rng, shape):
     image = rng.integers(0, 256, (*shape, 3), np.uint8)
-    np.testing.assert_array_equal(take(image, default_crop(image)).source, to_source(image))
-    np.testing.assert_array_equal(take(image).source, to_source(image))
+    np.testing.assert_array_equal(take(image, TASK, default_crop(image, TASK)).source, TASK.to_source(image))
+    np.testing.assert_array_equal(take(image, TASK).source, TASK.to_source(image))
 
 
 def test_the_first_crop_is_the_face_of_the_command_line():
     image = data.astronaut()
-    (crop,) = choose_crops(image)
+    (crop,) = choose_crops(image, TASK)
     assert crop.kind == "face"
-    assert default_crop(image) == crop
-    np.testing.assert_array_equal(take(image).source, crop.reduce(image))
+    assert default_crop(image, TASK) == crop
+    np.testing.assert_array_equal(take(image, TASK).source, TASK.source_of(crop.take(image)))
     smaller = np.pad(area_reduce(image, 300, 300), ((0, 212), (0, 0), (0, 0)), mode="edge")
-    largest = max(choose_crops(np.hstack([smaller, image])), key=lambda crop: crop.size)
-    assert default_crop(np.hstack([smaller, image])) == largest
+    largest = max(choose_crops(np.hstack([smaller, image]), TASK), key=lambda crop: crop.size)
+    assert default_crop(np.hstack([smaller, image]), TASK) == largest
     assert largest.left > 300
 
 
 def test_source_and_truth_are_reduced_from_the_same_square(photo):
-    subject = take(photo, CropShare(x=25, y=100, size=60).of(photo))
+    subject = take(photo, TASK, CropShare(x=25, y=100, size=60).of(photo, TASK))
     square = photo[24:60, 4:40]
     np.testing.assert_array_equal(subject.source, area_reduce(square, 8, 8))
     np.testing.assert_array_equal(subject.truth, area_reduce(square, 32, 32))
-    assert take(photo, CropShare(size=50).of(photo)).truth is None  # 30 pixels wide: there is no truth of 32
+    assert take(photo, TASK, CropShare(size=50).of(photo, TASK)).truth is None  # 30 pixels wide, under the truth's 32
 
 
 @pytest.mark.parametrize("share", [(0, 0, 1), (100, 100, 1), (0, 100, 100), (33.3, 66.6, 40)])
 @pytest.mark.parametrize("size", [(8, 8), (9, 500), (640, 480)])
 def test_every_crop_lies_inside_and_is_large_enough(share, size):
-    crop = CropShare(*share).of(np.zeros((size[1], size[0], 3), np.uint8))
+    crop = CropShare(*share).of(np.zeros((size[1], size[0], 3), np.uint8), TASK)
     left, top, side = crop.left, crop.top, crop.size
     assert left >= 0
     assert top >= 0
@@ -140,17 +141,17 @@ def test_messages_name_the_upload_and_not_the_server_s_path(tmp_path):
     path = tmp_path / "secret.png"
     path.write_text("no picture")
     with pytest.raises(InvalidInputError, match=r"^mine\.png is not an image") as caught:
-        reduce_upload(path, np.array, "mine.png")
+        reduce_upload(path, np.array, 8, "mine.png")
     assert str(tmp_path) not in str(caught.value)
     path.unlink()
     with pytest.raises(InvalidInputError, match="upload it again"):
-        reduce_upload(path, np.array)
+        reduce_upload(path, np.array, 8)
 
 
 def test_using_an_upload_keeps_it_from_the_sweep(photo, workspace):
     path = saved(photo, workspace.new_folder() / "a.png")
     os.utime(path, (0, 0))
-    reduce_upload(path, np.array)
+    reduce_upload(path, np.array, 8)
     assert workspace.sweep() == 0
 
 
@@ -185,15 +186,15 @@ def test_a_frame_shows_whole_pixels_only(rng):
 
 
 def test_the_marked_block_is_the_last_one():
-    assert drawing.block_overlay(trace(1000)).count("v1h-1z") == 4  # tokens 992 to 999 lie in pixels 330 to 333
-    assert "M10 10h1" in drawing.block_overlay(trace(1000))
-    assert drawing.block_overlay(RowTrace([], [], np.zeros((0, 8)))) == ""
+    assert drawing.block_overlay(trace(1000), 32).count("v1h-1z") == 4  # tokens 992 to 999 lie in pixels 330 to 333
+    assert "M10 10h1" in drawing.block_overlay(trace(1000), 32)
+    assert drawing.block_overlay(RowTrace([], [], np.zeros((0, 8))), 32) == ""
 
 
 def test_accepted_sizes_are_those_of_each_pixel_s_block():
     sizes = [1, 2, 3, 10, *[8] * 382]
     assert sum(sizes) == TOKENS
-    found = drawing.accepted_sizes(FakeTrace(sizes)).ravel()
+    found = drawing.accepted_sizes(FakeTrace(sizes), 32).ravel()
     assert found[:6].tolist() == [5 / 3, 3, 10, 10, 10, pytest.approx((10 + 8 + 8) / 3)]
     assert found[-1] == 8
 
@@ -436,7 +437,7 @@ def test_a_picture_is_in_memory_at_its_full_size_only_once(photo, workspace, tmp
         inside.pop()
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: reduce_upload(path, reduce), range(16)))
+        list(pool.map(lambda _: reduce_upload(path, reduce, 8), range(16)))
     assert set(most) == {1}
 
 

@@ -20,10 +20,11 @@ import app
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.survey.store import Store
-from superres.tasks.faces import image_key
+from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.pictures import read_image
 from superres.web.photos import CropShare, take
 
+TASK = FaceTask(8, 32)
 ROOT = Path(__file__).parents[1]
 SLOW = {"block_size": 1}
 
@@ -72,7 +73,7 @@ def test_a_photo_is_cropped_as_asked_and_scored_against_its_truth(client, rng, t
     Image.fromarray(photo).save(tmp_path / "photo.png")
     _, report = client.predict(handle_file(tmp_path / "photo.png"), crop_x=30, crop_y=70, crop_size=50, **FAST,
                                api_name="/upscale")
-    assert report["samples"][0]["key"] == image_key(take(photo, CropShare(30, 70, 50).of(photo)).source, 1)
+    assert report["samples"][0]["key"] == image_key(take(photo, TASK, CropShare(30, 70, 50).of(photo, TASK)).source, 1)
     assert report["samples"][0]["psnr"] > 0
     assert -1 <= report["samples"][0]["ssim"] <= 1
 
@@ -109,7 +110,7 @@ def test_the_documented_example_runs(demo, tmp_path, monkeypatch, capsys):
     ({"samples": 2}, "add temperature 0.9"),
     ({"crop_size": 0}, "crop size must be a percentage"),
     ({"image": None}, "there is no image yet; upload one"),
-    ({"epsilon": "<b>"}, "&lt;b&gt;"),
+    ({"accept": "<b>"}, "&lt;b&gt;"),
 ])
 def test_bad_arguments_come_back_as_one_clear_message(demo, arguments, message):
     image = demo.upload("face.png", FACES[0].read_bytes())

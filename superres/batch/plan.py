@@ -39,7 +39,7 @@ class BatchOptions:
         output: folder of the outputs; created if it is missing.
         batch_size: images decoded together; None chooses as many as are useful and fit into memory.
         samples: images drawn from each input.
-        source: how an input becomes 8x8, a name in `superres.tasks.faces.SOURCES`.
+        source: how an input becomes the network's input, a name in `superres.tasks.faces.SOURCES`.
         recursive: descend into the sub-folders of an input folder.
         on_existing: a name in `ON_EXISTING`.
         shard: (I, N), 0 <= I < N: take every N-th input, starting with number I.
@@ -71,10 +71,7 @@ class BatchOptions:
         require_whole("--batch-size", 1 if self.batch_size is None else self.batch_size)
         require_whole("--samples", self.samples, 1, MOST_SAMPLES)
         require_choice("--source", self.source, SOURCES)
-        try:
-            parse_crop(self.crop)
-        except ConfigError as error:
-            raise ConfigError(f"--{error}") from None
+        self.check_crop()
         require_choice("--on-existing", self.on_existing, ON_EXISTING)
         require_choice("--format", self.format, list(FORMATS))
         require_choice("--metadata", self.metadata, METADATA)
@@ -88,6 +85,13 @@ class BatchOptions:
         index, count = self.shard
         require(0 <= index < count, f"--shard must be I/N with I from 0 to N - 1, such as 0/4, not {index}/{count}")
         require_whole("--shard I/N: N", count)
+
+    def check_crop(self, least: int = 1) -> None:
+        """Raise ConfigError if the crop is unknown, or its side has fewer than `least` pixels."""
+        try:
+            parse_crop(self.crop, least)
+        except ConfigError as error:
+            raise ConfigError(f"--{error}") from None
 
     @property
     def manifest_path(self) -> Path:

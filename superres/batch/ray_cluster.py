@@ -112,7 +112,8 @@ class Worker:
         collector = Collector(self.settings)
         count = sum(len(samples) for _, _, samples in wanted)
         rows = min(self.rows, count)
-        with read_ahead(iter(wanted), Reader(self.settings.options, self.count), collector, rows) as feed:
+        reader = Reader(self.settings.options, self.count, self.settings.task)
+        with read_ahead(iter(wanted), reader, collector, rows) as feed:
             Decoding(collector, self.upscaler, feed, self.settings.decode, rows).run_all()
         return {"made": np.array([pickle.dumps(collector.made)], dtype=object)}
 
@@ -141,7 +142,7 @@ def upscale_on_cluster(
     decode = resolve_options(decode, upscaler, options.samples)
     # An actor may run in another folder.
     options = replace(options, output=Path(os.path.abspath(options.output)))
-    settings = RunSettings(f"{upscaler.name}@{upscaler.revision}", decode, options)
+    settings = RunSettings(f"{upscaler.name}@{upscaler.revision}", decode, options, upscaler.face_task)
     with BatchRun(jobs, options, settings) as run:
         wanted = [pickle.dumps(part) for part in _blocks(run.wanted(), block)]
         if wanted:

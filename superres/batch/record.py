@@ -11,7 +11,7 @@ from superres.batch.manifest import Row
 from superres.batch.plan import BatchOptions
 from superres.batch.work import Item, encode
 from superres.config import DecodeConfig
-from superres.tasks import faces
+from superres.tasks.faces import FaceTask
 from superres.tasks.photos import CENTRE
 
 if TYPE_CHECKING:
@@ -88,13 +88,25 @@ Output: TypeAlias = tuple[int, Row, bytes]
 
 @dataclass
 class RunSettings:
-    """The settings that determine an output besides its input; manifest rows and outputs record them."""
+    """The settings that determine an output besides its input; manifest rows and outputs record them.
+
+    Attributes:
+        checkpoint: name@revision.
+        decode: decoding settings.
+        options: options of the run.
+        task: the sizes of the network's input and output, which the checkpoint determines.
+
+    Raises:
+        ConfigError: the crop of the options is smaller than the network's input.
+    """
 
     checkpoint: str
     decode: DecodeConfig
     options: BatchOptions
+    task: FaceTask
 
     def __post_init__(self) -> None:
+        self.options.check_crop(self.task.source)
         self.config, self.content_options = self.decode.to_dict(), self.options.content_options()
         # In the form of parsed JSON, which has lists instead of tuples.
         self.comparable = _as_json({"checkpoint": self.checkpoint, **self.config, **self.content_options})
@@ -123,7 +135,7 @@ class RunSettings:
         record: dict[str, Any] = {"checkpoint": self.checkpoint, "config": self.config}
         if item.crop is not None:
             record["crop"] = item.crop
-        data = encode(item, faces.decode(finished.tokens[None].numpy())[0], record, self.options)
+        data = encode(item, self.task.decode(finished.tokens[None].numpy())[0], record, self.options)
         row = Row(item.input, item.output, "ok", None, trace.tokens, trace.iterations, trace.model_calls,
                   trace.tokens / max(trace.iterations, 1), finished.seconds, **self.row_fields,
                   sha256=hashlib.sha256(data).hexdigest(), crop=item.crop)

@@ -106,11 +106,11 @@ def upscale_files(
             made with other settings.
     """
     decode = resolve_options(decode, upscaler, options.samples)
-    settings = RunSettings(f"{upscaler.name}@{upscaler.revision}", decode, options)
+    settings = RunSettings(f"{upscaler.name}@{upscaler.revision}", decode, options, upscaler.face_task)
     with BatchRun(jobs, options, settings, group) as run:
         most = max(run.total, 1)
         rows = min(options.batch_size or upscaler.fitting_rows(decode), most)
-        with read_ahead(run.wanted(), Reader(options, run.count), run, rows) as feed:
+        with read_ahead(run.wanted(), Reader(options, run.count, settings.task), run, rows) as feed:
             Decoding(run, upscaler, feed, decode, rows).run_all()
         run.summary.reading = feed.seconds
     return run.summary

@@ -12,7 +12,7 @@ from superres.batch.image_files import FORMATS
 from superres.batch.inputs import Job, open_jobs
 from superres.batch.plan import KEEP_ALPHA, BatchOptions
 from superres.errors import InvalidInputError, SuperresError
-from superres.tasks.faces import Source, enlarge, image_key, to_source
+from superres.tasks.faces import FaceTask, Source, image_key
 from superres.tasks.photos import Crop, choose_crops, crop_note
 from superres.tasks.pictures import Picture, Pixels, read_picture
 
@@ -39,7 +39,7 @@ class Item:
 
     @property
     def source(self) -> Pixels:
-        """The input of the network, uint8 [8, 8, 3]."""
+        """The input of the network, uint8 [source, source, 3]."""
         return self.picture.rgb
 
     @property
@@ -69,7 +69,7 @@ class Loaded:
     """An input that was read.
 
     Attributes:
-        pictures: its crops, reduced to 8x8; `Item` describes the contents.
+        pictures: its crops, reduced to the network's input; `Item` describes the contents.
         crops: the squares; one of the whole picture if it is small.
         line: the line about a photo; None for other pictures.
     """
@@ -84,12 +84,14 @@ class Reader:
     """Reads inputs.
 
     Attributes:
-        options: determine the crops, the reduction to 8x8 and the metadata that is kept.
+        options: determine the crops, the reduction and the metadata that is kept.
         count: number of the outputs in the run's plan. The output n of face f has the number n + f * count.
+        task: the sizes of the network's input and output.
     """
 
     options: BatchOptions
     count: int
+    task: FaceTask
 
     def read(self, wanted: Iterable[tuple[int, Job, list[int]]]) -> Iterator[Item | Photo | Failure]:
         """Yield the samples of each of an input's crops, or a failure per sample if an input cannot be read.
@@ -123,7 +125,7 @@ class Reader:
                     yield Item(number, sample, job.input, outputs[sample - 1], picture, record)
 
     def _load(self, job: Job, content: Any) -> Loaded | str:  # noqa: ANN401 -- Content of superres.batch.inputs, or an error
-        """Return the crops reduced to 8x8, or an error message; the transparency has the output's size."""
+        """Return the reduced crops, or an error message; the transparency has the output's size."""
         try:
             if isinstance(content, InvalidInputError):
                 raise content
@@ -131,21 +133,23 @@ class Reader:
             if isinstance(content, np.ndarray):
                 picture = Picture(content)
             else:
-                picture = read_picture(content, job.input, background="white" if keeps else self.options.alpha)
+                picture = read_picture(content, job.input, background="white" if keeps else self.options.alpha,
+                                       least=self.task.source)
             if self.options.source == "lowres":
-                to_source(picture.rgb, cast(Source, self.options.source))  # refuses other sizes
-            crops = choose_crops(picture.rgb, self.options.crop)
+                self.task.to_source(picture.rgb, cast(Source, self.options.source))  # refuses other sizes
+            crops = choose_crops(picture.rgb, self.task, self.options.crop)
             pictures = [self._reduced(picture, crop, keeps) for crop in crops]
         except (SuperresError, OSError, ValueError, MemoryError) as error:
             message = " ".join(str(error).split()) or type(error).__name__
             return message if job.input in message else f"{job.input}: {message}"
-        return Loaded(pictures, crops, crop_note(job.input, picture.rgb, crops))
+        return Loaded(pictures, crops, crop_note(job.input, picture.rgb, crops, self.task))
 
     def _reduced(self, picture: Picture, crop: Crop, keeps_alpha: bool) -> Picture:
-        source, alpha = crop.reduce(picture.rgb), None
+        source, alpha = self.task.source_of(crop.take(picture.rgb)), None
         if keeps_alpha and picture.alpha is not None:
-            low = crop.reduce(picture.alpha[:, :, None])
-            source, alpha = unblend(source, low), enlarge(np.repeat(low[None], 3, axis=3), "bicubic")[0, :, :, 0]
+            low = self.task.source_of(crop.take(picture.alpha[:, :, None]))
+            large = self.task.enlarge(np.repeat(low[None], 3, axis=3), "bicubic")
+            source, alpha = unblend(source, low), large[0, :, :, 0]
         if self.options.metadata == "strip":
             return Picture(source, alpha)
         return replace(picture, rgb=source, alpha=alpha)
@@ -159,5 +163,5 @@ def unblend(pixels: Pixels, alpha: Pixels) -> Pixels:
 
 
 def encode(item: Item, image: Pixels, record: dict[str, Any], options: BatchOptions) -> bytes:
-    """Return the bytes of the file of a finished image, uint8 [32, 32, 3]."""
+    """Return the bytes of the file of a finished image, uint8 [target, target, 3]."""
     return FORMATS[options.format].encode(replace(item.picture, rgb=image), {**record, "sample": item.sample})

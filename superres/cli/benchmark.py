@@ -54,12 +54,13 @@ def images(
 
     from superres.evaluation.benchmark import image_workload
     from superres.evaluation.examples import example_sources
-    from superres.tasks.faces import read_faces
+    from superres.tasks.face_data import read_faces
 
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     count = max(sizes) * (repeats if proposers else 1)
-    work = image_workload(upscaler, example_sources(count) if data is None else read_faces(data, "valid", count).lr)
-    _measure(context, work, sizes, repeats)
+    task = upscaler.face_task
+    sources = example_sources(count, task) if data is None else read_faces(data, task, "valid", count).lr
+    _measure(context, image_workload(upscaler, sources), sizes, repeats)
 
 
 @opt.decoding_command(benchmark_app, TRANSLATION, *COMPARISON_SETTINGS)

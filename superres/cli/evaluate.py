@@ -25,8 +25,8 @@ from superres.pipeline.options import SETTINGS, combined
 from superres.system.idle import training_paused
 from superres.system.progress import say
 from superres.system.terminal import echo, echo_json
-from superres.tasks.faces import SPLITS, is_celeba
-from superres.tasks.faces import Split as SplitName
+from superres.tasks.face_data import SPLITS, is_celeba
+from superres.tasks.face_data import Split as SplitName
 
 if TYPE_CHECKING:
     from superres.pipeline.base import Pipeline
@@ -79,12 +79,12 @@ def images(
     from superres.evaluation.sampling import evaluate_samples, samples_table
     from superres.pipeline.options import check_samples
     from superres.system.output import prepare_folder, write_result
-    from superres.tasks.faces import read_faces
+    from superres.tasks.face_data import read_faces
     from superres.tasks.pictures import Picture
 
     check_samples(decode, samples)
-    pairs = read_faces(data, cast(SplitName, split), limit)
     upscaler = opt.load_upscaler(checkpoint, device, engine)
+    pairs = read_faces(data, upscaler.face_task, cast(SplitName, split), limit)
     decode = combined(opt.DEFAULTS, opt.given_options(context, decode), upscaler.model_config.prediction_heads)
     if sheet is not None:
         prepare_folder(sheet.parent, "--sheet")
@@ -112,14 +112,14 @@ def report_likelihood(context: typer.Context) -> None:
         CheckpointError: the checkpoint is missing, damaged or for another task.
     """
     from superres.evaluation.pictures import evaluate_likelihood, likelihood_text
-    from superres.tasks.faces import read_faces
+    from superres.tasks.face_data import read_faces
 
     given = context.params
     opt.refuse_ineffective(context, "with --likelihood-only, which decodes nothing; leave it out",
                            "samples", "greedy", "sheet", "engine", *(name for name in SETTINGS if name in given))
-    pairs = read_faces(given["data"], given["split"], given["limit"])
     # The engine computes decoding steps only, and `plain` needs no compiler.
     upscaler = opt.load_upscaler(given["checkpoint"], given["device"], "plain")
+    pairs = read_faces(given["data"], upscaler.face_task, given["split"], given["limit"])
     report = {**evaluate_likelihood(pairs, upscaler, given["batch_size"]), "device": given["device"]}
     if given["as_json"]:
         echo_json(report)
@@ -182,7 +182,7 @@ def tune(
     from superres.evaluation.calibration import calibrate_faces, calibrate_text
     from superres.evaluation.tuning import save_default, tune_faces, tune_text
     from superres.system.output import prepare_folder
-    from superres.tasks.faces import read_faces
+    from superres.tasks.face_data import read_faces
     from superres.tasks.translation import read_pairs
 
     folder = find_checkpoint(checkpoint)
@@ -196,7 +196,7 @@ def tune(
         report, table, fastest = tune_text(text_pairs, translator, batch_size)
     else:
         pipeline = upscaler = opt.load_upscaler(checkpoint, device, engine)
-        pairs = read_faces(data, cast(SplitName, split), limit)
+        pairs = read_faces(data, upscaler.face_task, cast(SplitName, split), limit)
         confidence, calibration = calibrate_faces(upscaler, pairs)
         report, table, fastest = tune_faces(pairs, upscaler, bound, batch_size)
     if save:

@@ -55,7 +55,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 @app.callback()
 def superres(version: Version = False) -> None:
-    """Upscale 8x8 faces to 32x32, and translate, by blockwise parallel decoding."""
+    """Upscale faces of a few pixels, and translate, by blockwise parallel decoding."""
 
 
 decoding_command(app, FACES)(upscale)

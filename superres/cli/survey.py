@@ -146,13 +146,14 @@ def create(
     settings = _settings(context)
     require_choice("--device", device, opt.DEVICES)
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
-    from superres.evaluation.survey_methods import MethodRenderer, make_comparisons, parse_spec, read_images
+    from superres.evaluation.survey_methods import MethodRenderer, make_comparisons, parse_spec, read_images, task_of
     from superres.survey.pairs import make_pairs
 
     specs_a, specs_b = ([parse_spec(text) for text in texts] for texts in (method_a, method_b))
     opened = _open(store, create=True)
     require(study not in opened.studies(), f"the study {study!r} exists in {store} already; choose another name")
-    renderer = MethodRenderer(read_images(images) if images is not None else None, batch_size, device)
+    read = read_images(images, task_of([*specs_a, *specs_b])) if images is not None else None
+    renderer = MethodRenderer(read, batch_size, device)
     compared = make_comparisons(specs_a, specs_b, renderer, pairs, seed)
     made = make_pairs(compared, settings)
     methods = {method.name: method.record for _, a, b in compared for method in (a, b)}

@@ -151,7 +151,8 @@ def decode(
     from superres.checkpoint import find_checkpoint
     from superres.pipeline.auto import checkpoint_task
     from superres.pipeline.base import fastest_exact
-    from superres.tasks import faces, translation
+    from superres.tasks import translation
+    from superres.tasks.face_data import read_faces
     from superres.training.distillation import decode_own_faces, translate_pairs
 
     if checkpoint_task(find_checkpoint(checkpoint)) == translation.name:
@@ -161,8 +162,8 @@ def decode(
             done = translate_pairs(translator, text, output, search, batch_size, stop,
                                    lambda record: _advance(bar, record["pairs"]))
     else:
-        pairs = faces.read_faces(data, "train", limit)
         upscaler = opt.load_upscaler(checkpoint, device)
+        pairs = read_faces(data, upscaler.face_task, "train", limit)
         # Not the checkpoint's saved default, which need not be exact.
         default = fastest_exact(upscaler.engine, upscaler.model_config)
         options = default.changed(opt.given_options(context, options))
@@ -225,8 +226,8 @@ def continue_run(
             _show(bar, record)
 
         best = train_continuously(run, 60 * round_minutes, stop, report)
-    found = f"no round has beaten {DEFAULT_CHECKPOINT} yet" if best is None else \
-        f"{best} beats {DEFAULT_CHECKPOINT}, use it with --checkpoint {best}"
+    found = "no round has beaten the reference yet" if best is None else \
+        f"{best} beats the reference, use it with --checkpoint {best}"
     say(f"{output}: stopped and saved; {found}; the same command continues")
 
 

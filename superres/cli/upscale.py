@@ -42,11 +42,11 @@ Samples = Annotated[int, Option(metavar="N", help="Pictures per input, named <na
                                 "above 1 needs a temperature above 0.")]
 Recursive = Annotated[bool, Option("--recursive", rich_help_panel=opt.FILES, help="Include the sub-folders of input "
                                    "folders.")]
-Source = Annotated[str, Option(metavar=opt.choices(SOURCES), help="lowres uses inputs as 8x8 images; photo crops and "
-                               "reduces them; auto decides by their size.")]
+Source = Annotated[str, Option(metavar=opt.choices(SOURCES), help="lowres uses inputs that have the size of the "
+                               "model's input; photo crops and reduces them; auto decides by their size.")]
 Crop = Annotated[str, Option(metavar=f"[{CROPS}]", help="Square of a photo to use: face makes one output per face that "
                              "is found, and takes the centre if there is none; X,Y,SIZE are pixels from the top left "
-                             "corner. The model sees only 8x8 pixels of it.")]
+                             "corner. The model sees it reduced to its input's few pixels.")]
 OnExisting = Annotated[str, Option(metavar=opt.choices(ON_EXISTING), rich_help_panel=opt.FILES, help="What to do with "
                                    "an output that exists.")]
 Shard = Annotated[str, Option(metavar="I/N", rich_help_panel=opt.FILES, help="Decode only part I of N equal parts of "
@@ -68,7 +68,7 @@ def upscale(
     on_existing: OnExisting = "skip", manifest: Manifest = None, batch_size: Images = "auto", shard: Shard = "0/1",
     ray: RayAddress = None, workers: Workers = None, engine: opt.Engine = "auto",
 ) -> None:
-    """Upscale images to 32x32 pixels: one PNG file per input, or <name>-face1.png and so on if it shows several faces.
+    """Upscale images of faces: one PNG file per input, or <name>-face1.png and so on if it shows several faces.
 
     If `superres tune` has saved default decoding settings for the checkpoint, decoding options that you do not give
     use them. The same command continues an interrupted run: outputs that the manifest records as complete are kept.
@@ -86,8 +86,8 @@ def upscale(
         opt.refuse_ineffective(context, "without --ray, since one process decodes alone; leave it out, or give --ray",
                                "workers")
     if source == "lowres":
-        opt.refuse_ineffective(context, "with --source lowres, which takes 8x8 images only; leave it out, or give "
-                               "--source auto", "crop")
+        opt.refuse_ineffective(context, "with --source lowres, which takes images of the model's input size only; "
+                               "leave it out, or give --source auto", "crop")
     if format_name == "npz" and metadata == "keep":
         opt.refuse_ineffective(context, "with --format npz, which holds none; leave it out, or give --format png",
                                "metadata")

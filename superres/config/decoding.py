@@ -91,7 +91,7 @@ class DecodeConfig(Config):
     min_block: int = setting(
         1, "Tokens accepted per step regardless of the criterion, up to the block size; 1 is off.", "L", least=1)
     consistent: bool = setting(
-        False, "Decode only pictures that reduce to exactly their 8x8 input (consistency with the low-resolution "
+        False, "Decode only pictures that reduce to exactly their input (consistency with the low-resolution "
         "input).", tasks=(FACES,), control=Control("Consistent with the input"))
     temperature: float | tuple[float, ...] = setting(
         0.0, "0 decodes greedily, for smooth pictures; above 0, tokens are sampled (try 0.9). The smallest value above "

@@ -41,6 +41,14 @@ more memory than a machine has.
 MOST_SOURCE, MOST_TARGET, MOST_CHANNELS = 2**14, 256 * 256 * 3, 4
 """Largest number of source and of target positions, and of colour channels."""
 
+MOST_ATTENDED = 16 * 16 * 3
+"""Largest number of positions of an image that encoder layers attend to.
+
+Attention among S positions takes 2 S D multiplications per position and layer, and the rest of the layer 12 D^2 (with a
+feed-forward layer of 4 D). From this number on, at the width D of 128 of `base`, attention takes more than the rest,
+and the cost is no longer linear in the pixels. Larger images use convolution blocks alone.
+"""
+
 MOST_TABLE = 2**26
 """Largest number of entries in a table with one row per position; 256 MiB in float32."""
 
@@ -60,7 +68,7 @@ class ModelConfig(Config):
         width: D, the size of a state vector.
         filter_size: hidden size of each feed-forward layer.
         attention_heads: H; must divide `width`.
-        encoder_layers: number of encoder layers.
+        encoder_layers: number of encoder layers; 0 for an image of over MOST_ATTENDED source positions.
         decoder_layers: number of decoder layers.
         attention: decoder self-attention: "causal", or "local_1d" (causal within the attention block, and all of the
             previous block).
@@ -162,6 +170,10 @@ class ModelConfig(Config):
                     f"{name} must have at most {most} positions, not {shown(shape)}")
             require(math.prod(shape) * self.width <= MOST_TABLE, f"positions of {name} times width must be at most "
                     f"{MOST_TABLE}, not {math.prod(shape)} * {self.width}")
+        require(len(self.source_shape) == 1 or not self.encoder_layers or self.source_length <= MOST_ATTENDED,
+                f"encoder_layers must be 0 for a source image of {self.source_length} positions, not "
+                f"{self.encoder_layers}: attention takes time quadratic in the positions, and at most {MOST_ATTENDED} "
+                "are allowed; use conditioning_blocks")
 
     def _check_heads(self) -> None:
         require(self.head_layer in HEAD_LAYERS,
@@ -248,6 +260,12 @@ PRESETS: dict[str, ModelConfig] = {
         dropout=0.3, head_layer="recurrent", head_filter_size=512, aligned_conditioning=False, conditioning_blocks=0,
         numeric_neighbourhood=False, ordinal_output=False, tied_embeddings=True,
     ),
+    "face-64": ModelConfig(
+        source_shape=(32, 32, 3), target_shape=(64, 64, 3), width=96, filter_size=384, attention_heads=3,
+        encoder_layers=0, decoder_layers=3, cross_attention=False, head_layer="sequential", head_filter_size=192,
+        conditioning_blocks=4, conditioning_width=64, cell_remainder=True, ordinal_shape="hyperbolic",
+        free_scores=False, consistent=True, nucleus=0.9,
+    ),
     "draft": ModelConfig(
         width=64, filter_size=128, decoder_layers=1, cross_attention=False, conditioning_blocks=4,
         conditioning_width=64, cell_remainder=True, ordinal_shape="hyperbolic", free_scores=False,
@@ -262,5 +280,6 @@ PRESETS: dict[str, ModelConfig] = {
 """Named networks.
 
 `tiny` is for tests, `base` is the bundled network, and `paper` is the network of the paper (img2img_transformer_b3).
+`face-64` enlarges pictures of 32x32 to 64x64.
 `text` is a small Transformer for translation. `draft` and `text-draft` are draft models for `base` and `text`.
 """

@@ -98,7 +98,7 @@ def part_keys(keys: Tensor, parts: Tensor) -> Tensor:
 
 
 class RandomWords:
-    """Random words of 32 bits as a function of seed, key, position and block; cpp/noise.h computes the same."""
+    """Random words of 32 bits as a function of seed, key, position and block; cpp/kernels/noise.h computes the same."""
 
     def __init__(self, seed: int, keys: Tensor) -> None:
         """Use `seed` in [0, 2**63) and `keys`, int64 [B]."""

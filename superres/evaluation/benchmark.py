@@ -24,7 +24,7 @@ from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
 from superres.system.machine import Timer, bandwidth, machine, matrix_rate, peak_bytes
 from superres.system.output import figure_png, markdown_table, number_text, write_results
-from superres.tasks import faces, translation
+from superres.tasks import translation
 
 if TYPE_CHECKING:
     from superres.pipeline.base import Pipeline
@@ -91,7 +91,7 @@ def image_workload(upscaler: Upscaler, sources: np.ndarray) -> Workload:
 
     Args:
         upscaler: the loaded checkpoint.
-        sources: uint8 [N, 8, 8, 3], repeated for batches of more than N images.
+        sources: uint8 [N, source, source, 3], repeated for batches of more than N images.
     """
     sizes = block_sizes(upscaler.model_config.prediction_heads)[1:]
     variants: dict[str, Variant] = {
@@ -109,7 +109,7 @@ def image_workload(upscaler: Upscaler, sources: np.ndarray) -> Workload:
         return Run(made.seconds, tokens, calls, made.traces)
 
     return Workload(upscaler, "image", variants, decode,
-                    lambda batch: torch.from_numpy(faces.encode(chosen(batch))).to(upscaler.device),
+                    lambda batch: upscaler.source_tokens(chosen(batch)),
                     upscaler.model_config.target_length // 2)
 
 

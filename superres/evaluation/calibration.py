@@ -18,7 +18,7 @@ from superres.nn.recurrent import RecurrentHeads
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks import translation
-from superres.tasks.faces import FacePairs
+from superres.tasks.face_data import FacePairs
 from superres.tasks.translation import TextPairs
 
 EXACT_REACH = 0.5

@@ -11,7 +11,7 @@ from superres.decoding.acceptance import CRITERIA
 from superres.evaluation.pictures import agreement, decode_interleaved, mean_bits_per_dim
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import markdown_table, number_text
-from superres.tasks.faces import FacePairs
+from superres.tasks.face_data import FacePairs
 
 Scores = dict[str, float | None]
 

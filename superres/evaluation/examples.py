@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from superres.tasks.faces import area_reduce
+from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import Pixels
 
 SENTENCES = (
@@ -28,10 +28,10 @@ SENTENCES = (
 """English descriptions of everyday scenes."""
 
 
-def example_sources(count: int) -> Pixels:
-    """Return 8x8 inputs, uint8 [count, 8, 8, 3]: crops around the astronaut's face at 16 vertical offsets."""
+def example_sources(count: int, task: FaceTask) -> Pixels:
+    """Return inputs, uint8 [count, source, source, 3]: crops around the astronaut's face at 16 vertical offsets."""
     from skimage.data import astronaut  # slow to import
 
     picture: Pixels = astronaut()  # type: ignore[no-untyped-call]
     crops = [picture[16 + 2 * number % 32 : 186 + 2 * number % 32, 140:310] for number in range(count)]
-    return np.stack([area_reduce(crop, 8, 8) for crop in crops])
+    return np.stack([task.source_of(crop) for crop in crops])

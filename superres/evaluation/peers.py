@@ -15,7 +15,6 @@ from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import Timer
-from superres.tasks import faces
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
@@ -89,11 +88,11 @@ def uncached_cost(upscaler: Upscaler, source: np.ndarray, iterations: int) -> Ro
 
     Args:
         upscaler: the network.
-        source: uint8 [1, 8, 8, 3].
+        source: uint8 [1, source, source, 3].
         iterations: model calls per image, of which `UNCACHED_CALLS` are timed.
     """
     scoring, timer = upscaler.scoring, Timer(upscaler.device, UNCACHED_CALLS, 1)
-    tokens = torch.from_numpy(faces.encode(source)).to(upscaler.device)
+    tokens = upscaler.source_tokens(source)
     target = torch.zeros(1, scoring.length, dtype=torch.int64, device=upscaler.device)
     middle = torch.tensor([scoring.length // 2], device=upscaler.device)
     seconds = timer.median(lambda: scoring.uncached_scores(tokens, target, middle))
@@ -118,7 +117,7 @@ def compare_with_peers(
 
     Args:
         upscalers: upscalers of the same network, by the name of their engine.
-        source: uint8 [1, 8, 8, 3].
+        source: uint8 [1, source, source, 3].
         blockwise: settings of blockwise decoding.
         repeats: number of timings of our variants; the peers, which take seconds to minutes, are timed once.
         report: called with the name of the next measurement.

@@ -19,7 +19,8 @@ from superres.config import DecodeConfig, require
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.pipeline.options import resolve_options
 from superres.system.output import number_text
-from superres.tasks.faces import FacePairs, area_reduce, enlarge, image_key
+from superres.tasks.face_data import FacePairs
+from superres.tasks.faces import area_reduce, image_key
 from superres.tasks.pictures import Pixels
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def agreement(images: Pixels, greedy: Pixels, truth: Pixels) -> dict[str, float 
 
 
 def picture_scores(images: Pixels, pairs: FacePairs) -> dict[str, float | None]:
-    """Return the mean PSNR and SSIM of `images` (uint8 [N,32,32,3]), None if not finite, and `consistency_scores`."""
+    """Return the mean PSNR and SSIM of `images` (uint8 [N,H,W,3]), None if not finite, and `consistency_scores`."""
     return {
         "psnr": _finite(psnr(images, pairs.hr).mean()),
         "ssim": _finite(ssim(images, pairs.hr).mean()),
@@ -165,7 +166,7 @@ class Decoded:
     """The results of one variant of decoding on a data set.
 
     Attributes:
-        images: uint8 [N,32,32,3].
+        images: uint8 [N,H,W,3].
         traces: acceptance trace of each image.
         seconds_per_image: wall-clock time of the timed batches / number of their images.
     """
@@ -192,7 +193,7 @@ def decode_interleaved(
     timed unless it is the only batch.
 
     Args:
-        sources: uint8 [N,8,8,3].
+        sources: uint8 [N,h,w,3].
         upscaler: the loaded checkpoint.
         variants: decoding settings by name.
         batch_size: images per batch.
@@ -217,7 +218,7 @@ def decode_interleaved(
 
 
 def bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batch_size: int) -> Scores:
-    """Return the bits/dim of `targets` (uint8 [N,32,32,3]) given `sources` (uint8 [N,8,8,3]), float64 [N]."""
+    """Return the bits/dim of `targets` (uint8 [N,H,W,3]) given `sources` (uint8 [N,h,w,3]), float64 [N]."""
     starts = tqdm(range(0, len(sources), batch_size), "bits/dim", unit="batch", disable=None)
     return np.concatenate([upscaler.bits_per_dim(sources[i:i + batch_size], targets[i:i + batch_size]) for i in starts])
 
@@ -282,7 +283,7 @@ def evaluate_images(
         greedy: whether to decode with block size 1 as well, for agreement and speed-up.
 
     Returns:
-        The report, serialisable as JSON; and the pictures by method, each uint8 [N,32,32,3].
+        The report, serialisable as JSON; and the pictures by method, each uint8 [N,H,W,3].
 
     Raises:
         ConfigError: `decode` does not match the checkpoint, or the batch size is not positive.
@@ -296,7 +297,7 @@ def evaluate_images(
         report["bits_per_dim_wrong_input"] = mean_bits_per_dim(wrong, pairs.hr, upscaler, batch_size)
     variants = {"greedy": decode.sequential()} if greedy else {}
     decoded = decode_interleaved(pairs.lr, upscaler, {**variants, "blockwise": decode}, batch_size)
-    pictures = {method: enlarge(pairs.lr, method) for method in ("nearest", "bicubic")}
+    pictures = {method: pairs.task.enlarge(pairs.lr, method) for method in ("nearest", "bicubic")}
     pictures.update({variant: result.images for variant, result in decoded.items()})
     report["methods"] = {method: picture_scores(images, pairs) for method, images in pictures.items()}
     for variant, result in decoded.items():

@@ -24,7 +24,8 @@ from superres.evaluation.pictures import (
 )
 from superres.pipeline.options import resolve_options
 from superres.system.output import markdown_table, number_text
-from superres.tasks.faces import FacePairs, enlarge, image_key
+from superres.tasks.face_data import FacePairs
+from superres.tasks.faces import image_key
 from superres.tasks.pictures import Pixels
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def diversity(samples: Pixels) -> float:
     return float(np.mean([np.sqrt(mean_squared_error(samples[:, i], samples[:, j])) for i, j in pairs]))
 
 
-def local_diversity(samples: Pixels, truth: Pixels, cell: int = 4) -> float:
+def local_diversity(samples: Pixels, truth: Pixels, cell: int) -> float:
     """Return how much better the best samples of each place are than the best whole sample, in per cent.
 
     This is the diversity score of Lugmayr et al. 2021, "NTIRE 2021 Learning the Super-Resolution Space Challenge":
@@ -77,7 +78,7 @@ def sample_scores(samples: Pixels, pairs: FacePairs) -> dict[str, dict[str, floa
     "mean of M" scores the rounded mean picture of each input's samples.
 
     Args:
-        samples: uint8 [N,M,32,32,3], M samples of each of N inputs.
+        samples: uint8 [N,M,H,W,3], M samples of each of N inputs.
         pairs: the N inputs and true images.
     """
     count = samples.shape[1]
@@ -101,14 +102,14 @@ def draw_samples(
     """Draw samples of each input.
 
     Args:
-        sources: uint8 [N,8,8,3].
+        sources: uint8 [N,h,w,3].
         upscaler: the loaded checkpoint.
         decode: decoding settings.
         numbers: numbers of the samples, from 1, which key their noise.
         batch_size: pictures per batch.
 
     Returns:
-        uint8 [N,M,32,32,3], M samples of each input.
+        uint8 [N,M,H,W,3], M samples of each input.
     """
     keys = [image_key(source, number) for source in sources for number in numbers]
     repeated = sources.repeat(len(numbers), axis=0)
@@ -118,7 +119,7 @@ def draw_samples(
 
 
 def _greedy(sources: Pixels, upscaler: Upscaler, batch_size: int) -> Pixels:
-    """Return the greedily decoded pictures, uint8 [N,32,32,3]."""
+    """Return the greedily decoded pictures, uint8 [N,H,W,3]."""
     return draw_samples(sources, upscaler, DecodeConfig(block_size=1), [1], batch_size)[:, 0]
 
 
@@ -133,7 +134,7 @@ def evaluate_samples(
         decode: settings of sampling.
         samples: M, number of samples per input, at least 2.
         batch_size: pictures per batch.
-        first: sample 1 of each input, uint8 [N,32,32,3].
+        first: sample 1 of each input, uint8 [N,H,W,3].
 
     Returns:
         The number of samples, their `diversity` and `local_diversity`, and the scores by method, serialisable as JSON.
@@ -148,15 +149,17 @@ def evaluate_samples(
         "greedy": picture_scores(_greedy(pairs.lr, upscaler, batch_size), pairs),
         **sample_scores(drawn, pairs),
     }
-    return {"samples": samples, "diversity_rmse": diversity(drawn),
-            "local_diversity": local_diversity(drawn, pairs.hr), "methods": methods}
+    cell = pairs.task.target // pairs.task.source
+    return {"samples": samples, "diversity_rmse": diversity(drawn), "cell": cell,
+            "local_diversity": local_diversity(drawn, pairs.hr, cell), "methods": methods}
 
 
 def samples_table(report: dict[str, Any]) -> str:
     """Return the report of `evaluate_samples` as text."""
     heading = (f"{report['samples']} samples per input, and greedy decoding; two samples of an input differ by "
-               f"{report['diversity_rmse']:.2f} grey levels (RMSE); the best sample of each 4x4 cell has "
-               f"{report['local_diversity']:.1f} % less squared error than the best whole sample")
+               f"{report['diversity_rmse']:.2f} grey levels (RMSE); the best sample of each "
+               f"{report['cell']}x{report['cell']} cell has {report['local_diversity']:.1f} % less squared error than "
+               "the best whole sample")
     return "\n".join([heading, *method_lines(report["methods"])])
 
 
@@ -206,7 +209,7 @@ def evaluate_coupled_sampling(
         "temperature": sampling.temperature, "seed": sampling.seed, "ways": rows,
     }
     shown = pairs.lr[:SHEET_ROWS]
-    pictures = {"input": enlarge(shown, "nearest"), "greedy": _greedy(shown, upscaler, batch_size)}
+    pictures = {"input": pairs.task.enlarge(shown, "nearest"), "greedy": _greedy(shown, upscaler, batch_size)}
     # Epsilon 0 has the same samples as sequential sampling.
     pictures.update({name: result.images[:SHEET_ROWS] for name, result in decoded.items() if name != "epsilon 0"})
     return report, pictures

@@ -3,7 +3,7 @@
 One argument of the command line, SPEC, describes a method:
 
     camera                                            the photographs of --images
-    nearest | bicubic                                 enlargements of the 8x8 inputs
+    nearest | bicubic                                 enlargements of the inputs
     FOLDER                                            finished pictures; the folder's name is the name of the method
     name=ours,folder=FOLDER                           finished pictures under another name
     name=k6,accept=distance,epsilon=2,block_size=6    pictures of the bundled checkpoint, with decoding settings
@@ -23,24 +23,15 @@ import numpy as np
 from tqdm import tqdm
 
 from superres.batch.inputs import list_inputs
-from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require
+from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, ModelConfig, require
 from superres.errors import ConfigError, InvalidInputError
 from superres.pipeline.options import SETTINGS, resolve_options
 from superres.survey.pairs import ComparedMethods, Method, check_sizes, choose_images, compare_methods
 from superres.survey.study import CAMERA
 from superres.system.progress import say
 from superres.system.terminal import printable
-from superres.tasks.faces import (
-    ENLARGEMENTS,
-    HIGH_SIZE,
-    area_reduce,
-    crop_square,
-    enlarge,
-    image_key,
-    is_celeba,
-    read_faces,
-    to_source,
-)
+from superres.tasks.face_data import is_celeba, read_faces
+from superres.tasks.faces import ENLARGEMENTS, FaceTask, crop_square, image_key
 from superres.tasks.pictures import Pixels, read_image
 
 if TYPE_CHECKING:
@@ -104,35 +95,51 @@ class Images:
     """Images on which methods are compared.
 
     Attributes:
-        sources: inputs uint8 [8, 8, 3] by the image's name.
-        photographs: uint8 [32, 32, 3] by the image's name, for images of at least 32x32.
+        sources: inputs uint8 [source, source, 3] by the image's name.
+        photographs: uint8 [target, target, 3] by the image's name, for images of at least this size.
+        task: the sizes.
     """
 
     sources: dict[str, Pixels]
     photographs: dict[str, Pixels]
+    task: FaceTask
 
 
-def read_images(path: Path) -> Images:
-    """Read a prepared `.npz`, a CelebA root, or a folder of pictures, 8x8 or larger.
+def task_of(specs: Sequence[Spec]) -> FaceTask:
+    """Return the sizes of the first checkpoint in `specs`; those of a network by default if there is none.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+    """
+    for spec in specs:
+        if spec.checkpoint is not None:
+            from superres.pipeline.auto import face_task
+
+            return face_task(spec.checkpoint)
+    return FaceTask.of(ModelConfig())
+
+
+def read_images(path: Path, task: FaceTask) -> Images:
+    """Read a prepared `.npz`, a CelebA root, or a folder of pictures that are at least as large as an input.
 
     Raises:
         InvalidInputError: the path holds no pictures that can be read, or two pictures have the same name.
     """
     if not path.is_dir() or is_celeba(path):
-        pairs = read_faces(path, "valid")
+        pairs = read_faces(path, task, "valid")
         names = [f"{number:06d}" for number in pairs.ids]
         if len(set(names)) < len(names):
             names = [f"{index:06d}" for index in range(len(pairs))]
-        return Images(dict(zip(names, pairs.lr, strict=True)), dict(zip(names, pairs.hr, strict=True)))
-    pictures = read_folder(path)
-    squares = {name: crop_square(picture) for name, picture in pictures.items()}
-    photographs = {name: area_reduce(square, HIGH_SIZE, HIGH_SIZE) for name, square in squares.items()
-                   if len(square) >= HIGH_SIZE}
-    return Images({name: to_source(picture) for name, picture in pictures.items()}, photographs)
+        return Images(dict(zip(names, pairs.lr, strict=True)), dict(zip(names, pairs.hr, strict=True)), task)
+    squares = {name: crop_square(picture) for name, picture in read_folder(path, task.source).items()}
+    photographs = {name: task.target_of(square) for name, square in squares.items() if len(square) >= task.target}
+    return Images({name: task.source_of(square) for name, square in squares.items()}, photographs, task)
 
 
-def read_folder(folder: Path) -> dict[str, Pixels]:
-    """Return the pictures of a folder, uint8 [H, W, 3], by file name without suffix; name and skip unreadable files.
+def read_folder(folder: Path, least: int = 1) -> dict[str, Pixels]:
+    """Return the pictures of a folder, uint8 [H, W, 3], by file name without suffix.
+
+    Files that cannot be read, and pictures with a side under `least` pixels, are named and skipped.
 
     Raises:
         InvalidInputError: the folder has no picture that can be read, or two names differ only in the suffix.
@@ -147,7 +154,7 @@ def read_folder(folder: Path) -> dict[str, Pixels]:
     found: dict[str, Pixels] = {}
     for name, file in bar:
         try:
-            found[name] = read_image(file)
+            found[name] = read_image(file, least=least)
         except InvalidInputError as error:
             say(f"skipped: {error}")
     if not found:
@@ -225,7 +232,7 @@ class MethodRenderer:
             return Method(CAMERA, _photographs(self.images, names), {"photographs": True})
         sources = np.stack([self.images.sources[name] for name in names])
         if spec.enlargement is not None:
-            made, record = enlarge(sources, spec.enlargement), {"enlargement": spec.enlargement}
+            made, record = self.images.task.enlarge(sources, spec.enlargement), {"enlargement": spec.enlargement}
         else:
             made, record = self._decode(spec, sources)
         return Method(spec.name, dict(zip(names, made, strict=True)), record)
@@ -243,6 +250,10 @@ class MethodRenderer:
         if name not in self.upscalers:
             self.upscalers[name] = Upscaler.load(name, self.device)
         upscaler = self.upscalers[name]
+        if self.images is not None and upscaler.face_task != self.images.task:
+            here, there = upscaler.face_task, self.images.task
+            raise ConfigError(f"the method {spec.name!r} enlarges {here.source_size} to {here.target_size}, another "
+                              f"{there.source_size} to {there.target_size}; choose checkpoints of the same sizes")
         try:
             options = upscaler.options(**spec.settings)
         except ConfigError as error:
@@ -250,7 +261,7 @@ class MethodRenderer:
         return upscaler, resolve_options(options, upscaler)
 
     def _decode(self, spec: Spec, sources: Pixels) -> tuple[Pixels, dict[str, Any]]:
-        """Decode `sources`, uint8 [N, 8, 8, 3]; return the pictures and their record."""
+        """Decode `sources`, uint8 [N, source, source, 3]; return the pictures and their record."""
         from superres.decoding.trace import mean_accepted_block_size
 
         upscaler, options = self.decoder(spec)
@@ -267,7 +278,7 @@ class MethodRenderer:
 def _photographs(images: Images, names: Sequence[str]) -> dict[str, Pixels]:
     small = [name for name in names if name not in images.photographs]
     if small:
-        raise InvalidInputError(f"{len(small)} of the images (such as {small[0]}) are under {HIGH_SIZE}x{HIGH_SIZE}, "
+        raise InvalidInputError(f"{len(small)} of the images (such as {small[0]}) are under {images.task.target_size}, "
                                 f"too small to stand for photographs; give larger ones, or leave out {CAMERA}")
     return {name: images.photographs[name] for name in names}
 

@@ -22,7 +22,7 @@ from superres.system.output import (
     write_results,
 )
 from superres.system.progress import say
-from superres.tasks.faces import FacePairs
+from superres.tasks.face_data import FacePairs
 from superres.tasks.pictures import Pixels
 
 if TYPE_CHECKING:

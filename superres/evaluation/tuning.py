@@ -24,7 +24,7 @@ from superres.evaluation.text import Variant, decode_text
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import markdown_table, number_text, write_atomically
-from superres.tasks.faces import FacePairs
+from superres.tasks.face_data import FacePairs
 from superres.tasks.translation import TextPairs
 
 BLOCK_SIZES = (2, 4, 6, 8)

@@ -76,7 +76,7 @@ def network_of(config: ModelConfig, width: int) -> ModelConfig:
 
 
 def survival_curves(upscaler: Upscaler, sources: np.ndarray) -> dict[str, list[float]]:
-    """Return S_1..S_K by criterion, measured on uint8 sources [N, 8, 8, 3]."""
+    """Return S_1..S_K by criterion, measured on uint8 sources [N, source, source, 3]."""
     heads = upscaler.model_config.prediction_heads
     return {name: survival_curve(upscaler(sources, options).traces, heads) for name, options in CRITERIA.items()}
 
@@ -89,7 +89,7 @@ def iteration_costs(
 
     Args:
         upscaler: the checkpoint, which is measured itself at its own width.
-        sources: uint8 [N, 8, 8, 3], repeated for batches of more than N images.
+        sources: uint8 [N, source, source, 3], repeated for batches of more than N images.
         engines: names of engines.
         widths: widths of the networks.
         batches: batch sizes.
@@ -134,7 +134,7 @@ def whole_decodes(
 
     Args:
         upscaler: the checkpoint.
-        sources: uint8 [N, 8, 8, 3], repeated for batches of more than N images.
+        sources: uint8 [N, source, source, 3], repeated for batches of more than N images.
         predicted: rows of `predictions`.
         survival: result of `survival_curves`.
         report: called with the name of the next measurement.

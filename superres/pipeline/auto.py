@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from superres.checkpoint import find_checkpoint, read_config
+from superres.checkpoint import find_checkpoint, read_config, read_network
 from superres.config import DEFAULT_CHECKPOINT
-from superres.errors import CheckpointError
+from superres.errors import CheckpointError, ConfigError
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
-from superres.tasks import faces
+from superres.tasks.faces import FaceTask
 
 PIPELINES: dict[str, type[Upscaler] | type[Translator]] = {Upscaler.task: Upscaler, Translator.task: Translator}
 """Pipelines by task."""
@@ -22,11 +22,24 @@ def checkpoint_task(folder: Path) -> str:
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or its task is unknown.
     """
-    task = read_config(folder)["model"].get("task", faces.name)
+    task = read_config(folder)["model"].get("task", FaceTask.name)
     if task not in PIPELINES:
         raise CheckpointError(f"{folder} is for the task {task!r}, which this release does not support "
                               f"({', '.join(PIPELINES)}); update superres")
     return str(task)
+
+
+def face_task(name_or_dir: str | Path) -> FaceTask:
+    """Return the sizes of a checkpoint for faces, without reading its weights.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, damaged or for another task.
+    """
+    folder = find_checkpoint(name_or_dir)
+    try:
+        return FaceTask.of(read_network(folder))
+    except ConfigError as error:
+        raise CheckpointError(f"checkpoint {folder}: {error}") from error
 
 
 @overload

@@ -22,15 +22,14 @@ from superres.decoding.noise import noise_keys
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
-from superres.errors import CheckpointError, InvalidInputError
+from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.interfaces import ScoringModel
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.base import Pipeline, at_intervals
 from superres.pipeline.display import counted, images_html, images_png
 from superres.system.machine import free_bytes
-from superres.tasks import faces
-from superres.tasks.consistency import cell_limits
+from superres.tasks.faces import INTENSITIES, FaceTask, encode
 from superres.tasks.photos import DEFAULT_CROP, Crop, PictureLike, Sources, read_sources
 
 USEFUL_ROWS = {"cpu": 16, "cuda": 512}
@@ -42,11 +41,11 @@ class Upscaled:
     """Result of upscaling a batch, possibly of an unfinished decode; a notebook shows the images.
 
     Attributes:
-        images: uint8 [N, 32, 32, 3], RGB; 0 where no token is decoded yet.
+        images: uint8 [N, target, target, 3], RGB; 0 where no token is decoded yet.
         traces: acceptance trace of each image.
         seconds: wall-clock seconds of the whole batch.
-        sources: the 8x8 pictures that the model saw, uint8 [N, 8, 8, 3].
-        crops: the square of its picture that each source is reduced from; empty if 8x8 arrays were given.
+        sources: the pictures that the model saw, uint8 [N, source, source, 3].
+        crops: the square of its picture that each source is reduced from; empty if an array of inputs was given.
         inputs: number of each image's picture, from 0; a photo with several faces gives several images.
         notes: one line per photo: which squares are used, and how little the model sees of them.
     """
@@ -61,10 +60,10 @@ class Upscaled:
 
     @property
     def filled(self) -> np.ndarray:
-        """Whether each token is decoded, bool [N, 32, 32, 3]."""
+        """Whether each token is decoded, bool [N, target, target, 3]."""
         tokens = np.array([trace.tokens for trace in self.traces], np.int64)
         size = int(np.prod(self.images.shape[1:]))
-        filled: np.ndarray = (np.arange(size) < tokens[:, None]).reshape(self.images.shape)  # [N, 32, 32, 3]
+        filled: np.ndarray = (np.arange(size) < tokens[:, None]).reshape(self.images.shape)
         return filled
 
     @property
@@ -93,7 +92,7 @@ class Face(Item, Protocol):
 
     @property
     def source(self) -> np.ndarray:
-        """The pixels, uint8 [8, 8, 3]."""
+        """The pixels, uint8 [source, source, 3]."""
 
 
 FaceT = TypeVar("FaceT", bound=Face)
@@ -104,24 +103,31 @@ Pictures: TypeAlias = PictureLike | Iterable[PictureLike]
 
 
 class Upscaler(Pipeline):
-    """Upscales 8x8 faces to 32x32 with a checkpoint."""
+    """Upscales faces with a checkpoint, whose network has the sides `face_task.source` and `face_task.target`."""
 
-    task = faces.name
+    task = FaceTask.name
     bundled = DEFAULT_CHECKPOINT
 
     @classmethod
     def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
-        if model.config.vocabulary < faces.INTENSITIES:
+        if model.config.vocabulary < INTENSITIES:
             raise CheckpointError(f"checkpoint {folder} has {model.config.vocabulary} intensities, but pictures have "
-                                  f"{faces.INTENSITIES}; choose another")
+                                  f"{INTENSITIES}; choose another")
+        try:
+            FaceTask.of(model.config)
+        except ConfigError as error:
+            raise CheckpointError(f"checkpoint {folder}: {error}") from error
         return {}
+
+    @cached_property
+    def face_task(self) -> FaceTask:
+        """The sizes of the network's input and output."""
+        return FaceTask.of(self.model_config)
 
     @cached_property
     def limits(self) -> Limits:
         """Limits on intensities under which a picture reduces to exactly its source."""
-        config = self.model_config
-        source, target = (tuple(shape) for shape in (config.source_shape, config.target_shape))
-        return Limits.of(cell_limits(source, target, config.vocabulary), self.device)
+        return Limits.of(self.face_task.limits(self.model_config.vocabulary), self.device)
 
     def limited(self, model: ScoringModel) -> ScoringModel:
         """See `Pipeline.limited`."""
@@ -134,11 +140,11 @@ class Upscaler(Pipeline):
     ) -> Upscaled:
         """Upscale a picture or a batch.
 
-        A picture of 8x8 pixels is upscaled as it is. A larger one is cropped and reduced to 8x8 first.
+        A picture of the size of the model's input is upscaled as it is. A larger one is cropped and reduced first.
 
         Args:
             sources: a path, a Pillow image, uint8 [H, W, 3], several of them, or an array uint8 [N, H, W, 3]; RGB, at
-                least 8x8 pixels.
+                least as large as the model's input.
             options: block size, acceptance and sampling. If None, the checkpoint's default for the kind of device,
                 which `superres tune` saves, or else `superres.pipeline.base.fastest_exact`.
             crop: the squares of a photo that are upscaled: "face" for every face that is found, or the centre if there
@@ -163,7 +169,7 @@ class Upscaler(Pipeline):
             return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0, given.images)
         decoded = decode(self.scoring_for(options), tokens, options, keys=keyed, width=width, progress=progress,
                          proposer=self.proposers.get(options), adaptive=adaptive)
-        return _upscaled(decoded, time.perf_counter() - started, given)
+        return self._upscaled(decoded, time.perf_counter() - started, given)
 
     def stream(
         self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
@@ -193,7 +199,7 @@ class Upscaler(Pipeline):
         loops = iterations(self.scoring_for(options), tokens, options, keys=keyed,
                            proposer=self.proposers.get(options), adaptive=self.block_sizes.get(options, tokens))
         for loop, seconds in at_intervals(loops, interval):
-            yield _upscaled(loop.result(), seconds, given)
+            yield self._upscaled(loop.result(), seconds, given)
 
     def refilled(self, feed: Feed[FaceT], options: DecodeConfig | None, rows: int) -> RefilledDecoder[FaceT]:
         """Upscale a stream of images, `rows` at a time; the next image takes the place of a complete one in the batch.
@@ -206,7 +212,7 @@ class Upscaler(Pipeline):
             rows: largest number of images decoded together.
 
         Returns:
-            A decoder; `superres.tasks.faces.decode` converts its tokens to images.
+            A decoder; `face_task.decode` converts its tokens to images.
 
         Raises:
             ConfigError: the checkpoint does not support `options`.
@@ -241,42 +247,38 @@ class Upscaler(Pipeline):
     def _prepare(
         self, sources: Pictures, crop: str, options: DecodeConfig, keys: Sequence[int] | None,
     ) -> tuple[Sources, torch.Tensor, torch.Tensor]:
-        """Check the arguments of a call; return the inputs, and their tokens [N, 192] and keys [N] on the device."""
+        """Check the arguments of a call; return the inputs, and their tokens [N, S] and keys [N] on the device."""
         self.block_size(options)
         shape = self.model_config.source_shape
         if isinstance(sources, np.ndarray) and sources.ndim == 4 and sources.shape[1:] == shape:
             given = Sources(sources, [], list(range(len(sources))), [])  # checked by `source_tokens`
         else:
-            given = read_sources(sources, crop)
+            given = read_sources(sources, self.face_task, crop)
         return given, self.source_tokens(given.images), noise_keys(keys, len(given.images), self.device)
 
     def source_tokens(self, sources: np.ndarray) -> torch.Tensor:
-        """Return the tokens [N, 192] of uint8 images [N, 8, 8, 3], on the device.
+        """Return the tokens [N, S] of uint8 images [N, source, source, 3], on the device.
 
         Raises:
             InvalidInputError: `sources` has another shape or type.
         """
-        expected = self.model_config.source_shape
-        if sources.dtype != np.uint8 or sources.shape[1:] != expected:
-            raise InvalidInputError(f"sources are {sources.dtype} {sources.shape}; give uint8 (N, *{expected})")
-        return torch.from_numpy(faces.encode(sources)).to(self.device)
+        return torch.from_numpy(self.face_task.encode(sources)).to(self.device)
 
     def bits_per_dim(self, sources: np.ndarray, targets: np.ndarray, batch_size: int = 8) -> np.ndarray:
         """Return the bits per token that p1 needs for each target image.
 
         Args:
-            sources: uint8 [N, 8, 8, 3].
-            targets: uint8 [N, 32, 32, 3].
+            sources: uint8 [N, source, source, 3].
+            targets: uint8 [N, target, target, 3].
             batch_size: number of images scored together on a GPU.
 
         Returns:
             float64 [N].
         """
-        source, target = (torch.from_numpy(faces.encode(images)) for images in (sources, targets))
+        source, target = (torch.from_numpy(encode(images)) for images in (sources, targets))
         values: np.ndarray = bits_per_dim(self.model, source, target, batch_size).numpy()
         return values
 
-
-def _upscaled(decoded: Decoded, seconds: float, given: Sources) -> Upscaled:
-    images = faces.decode(decoded.tokens.cpu().numpy())
-    return Upscaled(images, decoded.traces, seconds, given.images, given.crops, given.inputs, given.notes)
+    def _upscaled(self, decoded: Decoded, seconds: float, given: Sources) -> Upscaled:
+        images = self.face_task.decode(decoded.tokens.cpu().numpy())
+        return Upscaled(images, decoded.traces, seconds, given.images, given.crops, given.inputs, given.notes)

@@ -1,4 +1,4 @@
-"""The meaning of tokens: one module per task, which provides a `Task`."""
+"""The meaning of tokens: one module per task, which provides a `Task`; and the registry of the tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from superres.tasks import faces, translation
+from superres.config import ModelConfig
+from superres.tasks import translation
+from superres.tasks.faces import FaceTask
 
 Inputs = TypeVar("Inputs", contravariant=True)
 Outputs = TypeVar("Outputs", covariant=True)
@@ -18,7 +20,7 @@ Outputs = TypeVar("Outputs", covariant=True)
 class Task(Protocol[Inputs, Outputs]):
     """Converts a batch of inputs to source tokens, and target tokens to a batch of outputs.
 
-    The module `superres.tasks.faces` is a task, and so is an object of `superres.tasks.translation.Codec`.
+    Objects of `superres.tasks.faces.FaceTask` and `superres.tasks.translation.Codec` are tasks.
     """
 
     @property
@@ -40,10 +42,11 @@ class Task(Protocol[Inputs, Outputs]):
         """
 
 
-TASKS: dict[str, Callable[[Path], Task[Any, Any]]] = {
-    faces.name: lambda _: faces, translation.name: translation.Codec.read,
+TASKS: dict[str, Callable[[ModelConfig, Path], Task[Any, Any]]] = {
+    FaceTask.name: lambda network, _: FaceTask.of(network),
+    translation.name: lambda network, folder: translation.Codec.read(folder, network.source_length),
 }
-"""Constructors of the tasks, which take a checkpoint's folder, by name."""
+"""Functions that return the task of a network and its checkpoint's folder, by name."""
 
-TASK_FILES: dict[str, tuple[str, ...]] = {faces.name: (), translation.name: (translation.VOCABULARY_FILE,)}
+TASK_FILES: dict[str, tuple[str, ...]] = {FaceTask.name: (), translation.name: (translation.VOCABULARY_FILE,)}
 """Names of the task's files in a checkpoint's folder, by task."""

@@ -1,4 +1,4 @@
-"""Faces: conversion between pictures and tokens, reduction of photographs to 8x8, and readers of data sets.
+"""Faces: the sizes of a network's input and output, conversion between pictures and tokens, reduction of photographs.
 
 A token is one intensity in 0..255. A picture is the sequence of its intensities in raster order; the red, green and
 blue of a pixel are consecutive. Photographs are reduced as in Tensor2Tensor's Img2imgCeleba: crop, then exact area
@@ -9,35 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from tqdm import tqdm
 
-from superres.errors import InvalidInputError, OutputError
-from superres.system.output import scratch_file
-from superres.tasks.pictures import IMAGE_SUFFIXES, Pixels
+from superres.config import FACES, ModelConfig, is_whole, require
+from superres.errors import InvalidInputError
+from superres.tasks.consistency import CellLimits, cell_limits
+from superres.tasks.pictures import Pixels
 from superres.tasks.pictures import read_image as read_image  # for users
 
 Int64 = npt.NDArray[np.int64]
 Source = Literal["auto", "lowres", "photo"]
-Split = Literal["train", "valid", "test"]
 
-name = "faces"
-LOW_SIZE = 8
-HIGH_SIZE = 32
-LARGE_SIZE = 40
-"""Smallest side of a picture from which random crops are cut."""
+CHANNELS = 3
 INTENSITIES = 256
 SOURCES: tuple[str, ...] = get_args(Source)
-SPLITS: tuple[str, ...] = get_args(Split)
 ENLARGEMENTS = {"nearest": Image.Resampling.NEAREST, "bicubic": Image.Resampling.BICUBIC}
 SMALLEST_CROP = 0.8
 """Smallest side of a random crop, over the side of the picture."""
@@ -111,267 +101,186 @@ def crop_square(image: Pixels) -> Pixels:
     return image[top : top + side, left : left + side]
 
 
-def random_crop(picture: Pixels, rng: np.random.Generator) -> tuple[Pixels, Pixels]:
-    """Cut a random square from a reduced picture and reduce it to both sizes.
-
-    The side is uniform between SMALLEST_CROP and 1 of the picture's side. The place is uniform inside the picture, so
-    the mean centre is the picture's centre.
-
-    Args:
-        picture: uint8 [S, S, 3], a truncated average of a crop; S is at least 40.
-        rng: random numbers.
-
-    Returns:
-        uint8 [32, 32, 3] and [8, 8, 3], both averaged from the same square.
-    """
-    whole = len(picture)
-    side = int(rng.integers(math.ceil(SMALLEST_CROP * whole), whole, endpoint=True))
-    top, left = rng.integers(0, whole - side, 2, endpoint=True)
-    square = picture[top : top + side, left : left + side]
-    return _both_sizes(square)
-
-
-def _both_sizes(reduced: Pixels) -> tuple[Pixels, Pixels]:
-    """Return reduced pictures, uint8 [..., S, S, 3], at 32x32 and 8x8."""
-    high, low = (area_reduce(reduced, size, size, is_reduced=True) for size in (HIGH_SIZE, LOW_SIZE))
-    return high, low
-
-
-def to_source(image: Pixels, source: Source = "auto") -> Pixels:
-    """Make the network's 8x8 input from a picture.
-
-    Args:
-        image: uint8 [H, W, 3], at least 8x8.
-        source: "auto" leaves 8x8 unchanged and reduces larger pictures; "lowres" requires 8x8; "photo" crops and
-            reduces.
-
-    Returns:
-        uint8 [8, 8, 3].
-
-    Raises:
-        InvalidInputError: `source` is unknown, the picture is too small, or `source` is "lowres" and it is not 8x8.
-    """
-    if source not in SOURCES:
-        raise InvalidInputError(f"unknown source {source!r}; known: {', '.join(SOURCES)}")
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise InvalidInputError(f"an image must be uint8 [H, W, 3], not {_describe(image)}; convert it to RGB")
-    height, width = image.shape[:2]
-    if source == "lowres" and (height, width) != (LOW_SIZE, LOW_SIZE):
-        raise InvalidInputError(f"source 'lowres' needs an 8x8 image, not {width}x{height}; use 'auto' or 'photo'")
-    if min(height, width) < LOW_SIZE:
-        raise InvalidInputError(f"an image must be at least 8x8, not {width}x{height}; use a larger one")
-    return area_reduce(crop_square(image), LOW_SIZE, LOW_SIZE)
-
-
 def encode(images: Pixels) -> Int64:
     """Convert uint8 [N, h, w, 3] to tokens, int64 [N, h * w * 3] in 0..255, in raster order, R G B.
 
     Raises:
         InvalidInputError: `images` has another type or shape.
     """
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != CHANNELS:
         raise InvalidInputError(f"images must be uint8 [N, h, w, 3], not {_describe(images)}; convert to RGB")
     return images.reshape(len(images), int(np.prod(images.shape[1:]))).astype(np.int64)
 
 
-def decode(tokens: npt.ArrayLike) -> Pixels:
-    """Convert tokens, whole numbers [N, 3072] in 0..255, to uint8 [N, 32, 32, 3].
-
-    Raises:
-        InvalidInputError: `tokens` has another type or shape, or a token is out of range.
-    """
-    array = np.asarray(tokens)
-    length = HIGH_SIZE * HIGH_SIZE * 3
-    if not np.issubdtype(array.dtype, np.integer) or array.ndim != 2 or array.shape[1] != length:
-        raise InvalidInputError(f"tokens must be whole numbers [N, {length}], not {_describe(array)}; pass one row per "
-                                "face")
-    low, high = (array.min(), array.max()) if array.size else (0, 0)
-    if low < 0 or high > 255:
-        raise InvalidInputError(f"tokens must be in 0..255, not {low}..{high}; decode them with their own task")
-    return array.astype(np.uint8).reshape(-1, HIGH_SIZE, HIGH_SIZE, 3)
-
-
-def enlarge(images: Pixels, method: str, size: int = HIGH_SIZE) -> Pixels:
-    """Enlarge uint8 [N, h, w, 3] to [N, size, size, 3] with Pillow's "nearest" or "bicubic", for comparison.
+def enlarge(images: Pixels, method: str, side: int) -> Pixels:
+    """Enlarge uint8 [N, h, w, 3] to [N, side, side, 3] with Pillow's "nearest" or "bicubic", for comparison.
 
     Raises:
         InvalidInputError: the method is unknown.
     """
     if method not in ENLARGEMENTS:
         raise InvalidInputError(f"unknown enlargement {method!r}; known: {', '.join(ENLARGEMENTS)}")
-    enlarged = [np.asarray(Image.fromarray(image).resize((size, size), ENLARGEMENTS[method])) for image in images]
-    return np.array(enlarged, np.uint8).reshape(-1, size, size, 3)
+    enlarged = [np.asarray(Image.fromarray(image).resize((side, side), ENLARGEMENTS[method])) for image in images]
+    return np.array(enlarged, np.uint8).reshape(-1, side, side, CHANNELS)
 
 
-@dataclass(frozen=True, eq=False)
-class FacePairs:
-    """Pictures at both sizes.
+@dataclass(frozen=True)
+class FaceTask:
+    """Square faces at two sizes: those of a network's input and output.
 
     Attributes:
-        hr: uint8 [N, 32, 32, 3], RGB.
-        lr: uint8 [N, 8, 8, 3], RGB, reduced from the same crop as `hr` (not from `hr`).
-        ids: int32 [N], number of each picture.
-        large: uint8 [N, S, S, 3], the same crop with S of at least 40, for random crops; or None.
+        source: side of the input in pixels.
+        target: side of the output in pixels, a whole multiple of `source`.
 
     Raises:
-        InvalidInputError: an array has the wrong type or shape, or the arrays' lengths differ.
+        ConfigError: a side is not a positive whole number, or `target` is not a multiple of `source`.
     """
 
-    hr: Pixels
-    lr: Pixels
-    ids: npt.NDArray[np.int32]
-    large: Pixels | None = None
+    source: int
+    target: int
+    name: ClassVar[str] = FACES
 
     def __post_init__(self) -> None:
-        count = len(self.ids) if self.ids.ndim else 0
-        expected = {
-            "hr": ("uint8", (count, HIGH_SIZE, HIGH_SIZE, 3)),
-            "lr": ("uint8", (count, LOW_SIZE, LOW_SIZE, 3)),
-            "ids": ("int32", (count,)),
-        }
-        if self.large is not None:
-            side = max(self.large.shape[1] if self.large.ndim > 1 else 0, LARGE_SIZE)
-            expected["large"] = ("uint8", (count, side, side, 3))
-        for key, (dtype, shape) in expected.items():
-            array = getattr(self, key)
-            if array.dtype != dtype or array.shape != shape:
-                raise InvalidInputError(f"{key} must be {dtype} {list(shape)}, not {_describe(array)}; "
-                                        "prepare the data again with scripts/prepare_celeba.py")
+        sides = is_whole(self.source) and is_whole(self.target) and 1 <= self.source <= self.target
+        require(sides and self.target % self.source == 0,
+                f"faces need a target side that is a whole multiple of the source side, not {self.target} for "
+                f"{self.source}")
 
-    def __len__(self) -> int:
-        """Return the number of pictures N."""
-        return len(self.ids)
+    @classmethod
+    def of(cls, network: ModelConfig) -> FaceTask:
+        """Return the task of a network.
 
+        Raises:
+            ConfigError: the network's shapes are not those of square RGB pictures.
+        """
+        shapes = network.source_shape, network.target_shape
+        require(all(len(shape) == 3 and shape[0] == shape[1] and shape[2] == CHANNELS for shape in shapes),
+                f"faces are square RGB pictures, but the network has source_shape {list(shapes[0])} and target_shape "
+                f"{list(shapes[1])}; give [side, side, {CHANNELS}]")
+        return cls(network.source_shape[0], network.target_shape[0])
 
-def random_crops(pairs: FacePairs, seed: int) -> FacePairs:
-    """Return one `random_crop` of each picture, determined by the seed and the picture's place.
+    @property
+    def source_shape(self) -> tuple[int, int, int]:
+        """Shape of an input."""
+        return self.source, self.source, CHANNELS
 
-    Raises:
-        InvalidInputError: `pairs` has no larger pictures.
-    """
-    if pairs.large is None:
-        raise InvalidInputError(f"random crops need pictures of at least {LARGE_SIZE}x{LARGE_SIZE}; prepare them with "
-                                "scripts/prepare_celeba.py, with the size 64")
-    crops = [random_crop(picture, np.random.default_rng((seed, place))) for place, picture in enumerate(pairs.large)]
-    high, low = (np.stack(images) for images in zip(*crops, strict=True))
-    return FacePairs(high, low, pairs.ids)
+    @property
+    def target_shape(self) -> tuple[int, int, int]:
+        """Shape of an output."""
+        return self.target, self.target, CHANNELS
 
+    @property
+    def source_size(self) -> str:
+        """The input's size as words write it, such as "6x6"."""
+        return f"{self.source}x{self.source}"
 
-def is_celeba(path: Path) -> bool:
-    """Return whether a folder is a CelebA root in torchvision's layout; only such a root has splits."""
-    return (path / "celeba" / "img_align_celeba").is_dir()
+    @property
+    def target_size(self) -> str:
+        """The output's size as words write it, such as "18x18"."""
+        return f"{self.target}x{self.target}"
 
+    @property
+    def large(self) -> int:
+        """Smallest side of a picture from which random crops are cut: no crop is smaller than a target."""
+        return math.ceil(self.target / SMALLEST_CROP)
 
-def read_faces(
-    path: str | os.PathLike[str], split: Split = "train", limit: int | None = None, size: int = HIGH_SIZE,
-) -> FacePairs:
-    """Read a data set of faces.
+    def encode(self, images: Pixels) -> Int64:
+        """Convert inputs, uint8 [N, source, source, 3], to tokens, int64 [N, S]: see `encode`.
 
-    Args:
-        path: a prepared `.npz` (keys `hr`, `lr`, `ids`), a folder of pictures, or a torchvision CelebA root (a folder
-            that contains `celeba/img_align_celeba`). If `hr` in the `.npz` is 40x40 or larger, it becomes `large`, and
-            both sizes are reduced from it.
-        split: "train", "valid" or "test", CelebA's official partition; ignored for a file or a folder of pictures.
-        limit: largest number of pictures to read, from the start; None reads all.
-        size: for a folder or a root: keep `large` pictures of this size, at least 40; 32 keeps none.
+        Raises:
+            InvalidInputError: `images` has another type or shape.
+        """
+        if images.dtype != np.uint8 or images.shape[1:] != self.source_shape:
+            raise InvalidInputError(f"sources are {images.dtype} {images.shape}; give uint8 (N, *{self.source_shape})")
+        return encode(images)
 
-    Raises:
-        InvalidInputError: the path or an argument is invalid, a picture is unreadable, or there are no pictures.
-    """
-    path = Path(path)
-    if split not in SPLITS:
-        raise InvalidInputError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
-    if limit is not None and limit < 1:
-        raise InvalidInputError(f"limit must be at least 1, not {limit}; leave it out to read all")
-    if size != HIGH_SIZE and size < LARGE_SIZE:
-        raise InvalidInputError(f"size must be {HIGH_SIZE} or at least {LARGE_SIZE}, not {size}; 64 is a good choice")
-    if is_celeba(path):
-        return _read_pictures(_celeba_files(path, split)[:limit], size)
-    if path.is_dir():
-        files = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in IMAGE_SUFFIXES and entry.is_file())
-        if not files:
-            raise InvalidInputError(f"{path} has no images ({' '.join(sorted(IMAGE_SUFFIXES))}); choose another folder")
-        return _read_pictures(files[:limit], size)
-    return _read_npz(path, limit)
+    def decode(self, tokens: npt.ArrayLike) -> Pixels:
+        """Convert tokens, whole numbers [N, T] in 0..255, to outputs, uint8 [N, target, target, 3].
 
+        Raises:
+            InvalidInputError: `tokens` has another type or shape, or a token is out of range.
+        """
+        array = np.asarray(tokens)
+        length = math.prod(self.target_shape)
+        if not np.issubdtype(array.dtype, np.integer) or array.ndim != 2 or array.shape[1] != length:
+            raise InvalidInputError(f"tokens must be whole numbers [N, {length}], not {_describe(array)}; pass one row "
+                                    "per face")
+        low, high = (array.min(), array.max()) if array.size else (0, 0)
+        if low < 0 or high >= INTENSITIES:
+            raise InvalidInputError(f"tokens must be in 0..{INTENSITIES - 1}, not {low}..{high}; decode them with "
+                                    "their own task")
+        return array.astype(np.uint8).reshape(-1, *self.target_shape)
 
-def _read_npz(path: Path, limit: int | None) -> FacePairs:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [key for key in ("hr", "lr", "ids") if key not in archive]
-            if missing:
-                raise InvalidInputError(f"{path} lacks {', '.join(missing)}; prepare it with scripts/prepare_celeba.py")
-            hr, lr, ids = (np.asarray(archive[key]) for key in ("hr", "lr", "ids"))
-            is_large = hr.ndim == 4 and hr.shape[1] >= LARGE_SIZE
-            pairs = _large_pairs(hr[:limit], ids.reshape(-1)[:limit]) if is_large else FacePairs(hr, lr, ids)
-    except FileNotFoundError as error:
-        raise InvalidInputError(f"{path} does not exist; give an .npz, a folder of images or a CelebA root") from error
-    except InvalidInputError as error:
-        raise InvalidInputError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
-    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        raise InvalidInputError(f"{path} is not a readable .npz; prepare it with scripts/prepare_celeba.py") from error
-    if not len(pairs):
-        raise InvalidInputError(f"{path} holds no pictures; prepare it with scripts/prepare_celeba.py")
-    return pairs if is_large else FacePairs(pairs.hr[:limit], pairs.lr[:limit], pairs.ids[:limit])
+    def limits(self, intensities: int = INTENSITIES) -> CellLimits:
+        """Return the limits under which an output reduces to exactly its input."""
+        return cell_limits(self.source_shape, self.target_shape, intensities)
 
+    def to_source(self, image: Pixels, source: Source = "auto") -> Pixels:
+        """Make the network's input from a picture.
 
-def _large_pairs(large: Pixels, ids: npt.NDArray[np.int32]) -> FacePairs:
-    """Return pictures, uint8 [N, S, S, 3], with their reductions to both sizes."""
-    if large.shape[1] != large.shape[2]:
-        raise InvalidInputError(f"hr must hold squares, not {_describe(large)}; prepare the data again with "
-                                "scripts/prepare_celeba.py")
-    parts = [_both_sizes(large[start : start + 1024]) for start in range(0, len(large), 1024)] or [_both_sizes(large)]
-    high, low = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return FacePairs(high, low, ids, large)
+        Args:
+            image: uint8 [H, W, 3], at least as large as the input.
+            source: "auto" leaves a picture of the input's size unchanged and reduces larger ones; "lowres" requires the
+                input's size; "photo" crops and reduces.
 
+        Returns:
+            uint8 [source, source, 3].
 
-def _celeba_files(root: Path, split: Split) -> list[Path]:
-    """Return a split's files in torchvision's order; torchvision also verifies the annotation files' checksums."""
-    images = root / "celeba" / "img_align_celeba"
-    try:
-        from torchvision.datasets import CelebA
-    except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: torchvision was built for another torch
-        remedy = f"install the torchvision of torch's release, or read the folder {images}"
-        raise InvalidInputError(f"torchvision cannot be imported ({' '.join(str(error).split())}); {remedy}") from error
-    try:
-        dataset = CelebA(str(root), split=split, target_type=[], download=False)
-    except RuntimeError as error:
-        raise InvalidInputError(f"{root} lacks CelebA's annotation files or has damaged ones; complete them, or read "
-                                f"the folder {images}") from error
-    return [images / file for file in dataset.filename]
+        Raises:
+            InvalidInputError: `source` is unknown, the picture is too small, or `source` is "lowres" and the picture
+                has another size.
+        """
+        if source not in SOURCES:
+            raise InvalidInputError(f"unknown source {source!r}; known: {', '.join(SOURCES)}")
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != CHANNELS:
+            raise InvalidInputError(f"an image must be uint8 [H, W, 3], not {_describe(image)}; convert it to RGB")
+        height, width = image.shape[:2]
+        if source == "lowres" and not self.is_source(image):
+            raise InvalidInputError(f"source 'lowres' needs images of {self.source_size}, not {width}x{height}; use "
+                                    "'auto' or 'photo'")
+        if min(height, width) < self.source:
+            raise InvalidInputError(f"an image must be at least {self.source_size}, not {width}x{height}; use a larger "
+                                    "one")
+        return self.source_of(crop_square(image))
 
+    def is_source(self, image: Pixels) -> bool:
+        """Return whether a picture [H, W, C] has the input's size, and so is an input as it is."""
+        return image.shape[:2] == self.source_shape[:2]
 
-def _read_pictures(files: Sequence[Path], size: int) -> FacePairs:
-    """Crop each picture and reduce the crop to both sizes; ids are the numbers in the file names, or 0, 1, 2, ..."""
-    hr = np.empty((len(files), HIGH_SIZE, HIGH_SIZE, 3), np.uint8)
-    lr = np.empty((len(files), LOW_SIZE, LOW_SIZE, 3), np.uint8)
-    large = None if size == HIGH_SIZE else np.empty((len(files), size, size, 3), np.uint8)
-    for index, file in enumerate(tqdm(files, "reading images", disable=None)):
-        square = crop_square(read_image(file))
-        if len(square) < size:
-            raise InvalidInputError(f"{file} is too small: {len(square)} pixels wide; pairs need at least "
-                                    f"{size}x{size}")
-        hr[index] = area_reduce(square, HIGH_SIZE, HIGH_SIZE)
-        lr[index] = area_reduce(square, LOW_SIZE, LOW_SIZE)
-        if large is not None:
-            large[index] = area_reduce(square, size, size)
-    numbered = all(file.stem.isdecimal() and len(file.stem) <= 9 for file in files)
-    ids = np.array([int(f.stem) if numbered else i for i, f in enumerate(files)], np.int32)
-    return FacePairs(hr, lr, ids, large)
+    def source_of(self, square: Pixels) -> Pixels:
+        """Return a square, uint8 [side, side, C], reduced to the input's size."""
+        return area_reduce(square, self.source, self.source)
 
+    def target_of(self, square: Pixels) -> Pixels:
+        """Return a square, uint8 [side, side, C], reduced to the output's size."""
+        return area_reduce(square, self.target, self.target)
 
-def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:
-    """Write `pairs` atomically as an `.npz` that `read_faces` reads. Large pictures take the place of `hr`.
+    def both_sizes(self, reduced: Pixels) -> tuple[Pixels, Pixels]:
+        """Return truncated averages, uint8 [..., side, side, 3], reduced to the output's and to the input's size."""
+        high, low = (area_reduce(reduced, side, side, is_reduced=True) for side in (self.target, self.source))
+        return high, low
 
-    Raises:
-        OutputError: the file cannot be written.
-    """
-    path = Path(path)
-    try:
-        with scratch_file(path.parent, path) as file:
-            np.savez_compressed(file, hr=pairs.hr if pairs.large is None else pairs.large, lr=pairs.lr, ids=pairs.ids)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose a writable folder with space") from error
+    def enlarge(self, images: Pixels, method: str) -> Pixels:
+        """Enlarge pictures, uint8 [N, h, w, 3], to the output's size: see `enlarge`."""
+        return enlarge(images, method, self.target)
+
+    def random_crop(self, picture: Pixels, rng: np.random.Generator) -> tuple[Pixels, Pixels]:
+        """Cut a random square from a reduced picture and reduce it to both sizes.
+
+        The side is uniform between SMALLEST_CROP and 1 of the picture's side. The place is uniform inside the picture,
+        so the mean centre is the picture's centre.
+
+        Args:
+            picture: uint8 [side, side, 3], a truncated average of a crop, with a side of at least `large`.
+            rng: random numbers.
+
+        Returns:
+            uint8 [target, target, 3] and [source, source, 3], both averaged from the same square.
+        """
+        whole = len(picture)
+        side = int(rng.integers(math.ceil(SMALLEST_CROP * whole), whole, endpoint=True))
+        top, left = rng.integers(0, whole - side, 2, endpoint=True)
+        return self.both_sizes(picture[top : top + side, left : left + side])
 
 
 def image_key(source: Pixels, sample: int) -> int:
@@ -381,7 +290,7 @@ def image_key(source: Pixels, sample: int) -> int:
     the order of the inputs, the batch or the shard.
 
     Args:
-        source: uint8 [8, 8, 3].
+        source: uint8 [source, source, 3].
         sample: number of the sample, from 1.
     """
     digest = hashlib.sha256(np.ascontiguousarray(source).tobytes() + sample.to_bytes(8, "big")).digest()

@@ -1,7 +1,7 @@
 """Photos: choose the squares that are reduced to the model's input, and read pictures of any kind.
 
-A photo is a picture whose shorter side has more than 32 pixels, the size of the model's output, unless it has the size
-of CelebA's aligned pictures, 178x218, whose crop is known. A smaller picture is used as it is, or its central square.
+A photo is a picture whose shorter side has more pixels than the model's output, unless it has the size of CelebA's
+aligned pictures, 178x218, whose crop is known. A smaller picture is used as it is, or its central square.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from PIL import Image
 
 from superres.errors import ConfigError, InvalidInputError, shown
 from superres.tasks.face_finder import find_faces
-from superres.tasks.faces import CELEBA_ALIGNED, HIGH_SIZE, LOW_SIZE, area_reduce
+from superres.tasks.faces import CELEBA_ALIGNED, FaceTask
 from superres.tasks.pictures import Pixels, picture_of, read_image
 
 FACE, CENTRE = "face", "centre"
@@ -34,7 +34,7 @@ class Crop:
     Attributes:
         left: distance from the picture's left edge.
         top: distance from the picture's top edge.
-        size: side of the square, at least 8.
+        size: side of the square.
         kind: "face" around a face that was found, "centre", "aligned" for CelebA's crop of its aligned pictures, or
             "given" by the user.
         face: number of the face from left to right, from 1, if the picture has several faces; otherwise 0.
@@ -58,21 +58,21 @@ class Crop:
         left, top, right, bottom = self.box
         return image[top:bottom, left:right]
 
-    def reduce(self, image: Pixels) -> Pixels:
-        """Return the square reduced to the model's input, uint8 [8, 8, C]."""
-        return area_reduce(self.take(image), LOW_SIZE, LOW_SIZE)
 
-
-def is_photo(image: Pixels) -> bool:
+def is_photo(image: Pixels, task: FaceTask) -> bool:
     """Return whether a picture [H, W, 3] is a photo, in which faces are searched for; see the module."""
-    return min(image.shape[:2]) > HIGH_SIZE and image.shape[:2] != CELEBA_ALIGNED
+    return min(image.shape[:2]) > task.target and image.shape[:2] != CELEBA_ALIGNED
 
 
-def parse_crop(setting: str) -> Crop | None:
+def parse_crop(setting: str, least: int = 1) -> Crop | None:
     """Return the square of a crop setting "X,Y,SIZE"; None for "face" and "centre".
 
+    Args:
+        setting: the setting.
+        least: smallest SIZE, the side of the model's input.
+
     Raises:
-        ConfigError: the setting is none of these.
+        ConfigError: the setting is none of these, or SIZE is too small.
     """
     if setting in (FACE, CENTRE):
         return None
@@ -81,16 +81,17 @@ def parse_crop(setting: str) -> Crop | None:
     if len(words) != 3 or len(numbers) != 3:
         raise ConfigError(f"crop must be face, centre or X,Y,SIZE in pixels from the top left corner, such as "
                           f"400,250,800, not {shown(setting)}")
-    if numbers[2] < LOW_SIZE:
-        raise ConfigError(f"crop {setting} has a SIZE of {numbers[2]}; the model needs at least {LOW_SIZE} pixels")
+    if numbers[2] < least:
+        raise ConfigError(f"crop {setting} has a SIZE of {numbers[2]}; the model needs at least {least} pixels")
     return Crop(numbers[0], numbers[1], numbers[2], "given")
 
 
-def choose_crops(image: Pixels | Image.Image, setting: str = DEFAULT_CROP) -> list[Crop]:
+def choose_crops(image: Pixels | Image.Image, task: FaceTask, setting: str = DEFAULT_CROP) -> list[Crop]:
     """Return the squares of a picture that become the model's inputs: at least one, and one per face that is found.
 
     Args:
-        image: uint8 [H, W, 3] or a Pillow image, at least 8x8.
+        image: uint8 [H, W, 3] or a Pillow image, at least as large as the model's input.
+        task: the sizes of the model's input and output.
         setting: "face" finds the faces of a photo, and takes the centre if it finds none; "centre" takes the largest
             square in the centre (CelebA's crop of a picture of 178x218); "X,Y,SIZE" takes the square with this left
             edge, top edge and side, in pixels.
@@ -99,14 +100,14 @@ def choose_crops(image: Pixels | Image.Image, setting: str = DEFAULT_CROP) -> li
         ConfigError: the setting is unknown.
         InvalidInputError: the picture is too small or cannot be used, or a given square does not lie inside it.
     """
-    given, image = parse_crop(setting), to_pixels(image)
+    given, image = parse_crop(setting, task.source), to_pixels(image, task.source)
     height, width = image.shape[:2]
     if given is not None:
         if given.left + given.size > width or given.top + given.size > height:
             raise InvalidInputError(f"the crop {setting} does not lie inside the picture of {width}x{height}; give "
                                     f"X + SIZE up to {width}, and Y + SIZE up to {height}")
         return [given]
-    searched = setting == FACE and is_photo(image)
+    searched = setting == FACE and is_photo(image, task)
     found = find_faces(image) if searched else np.empty((0, 3))
     faces = [_inside(x, y, side, width, height) for x, y, side in found.tolist()]
     if faces:
@@ -125,7 +126,7 @@ def _inside(x: float, y: float, side: float, width: int, height: int) -> Crop:
     return Crop(min(max(left, 0), width - size), min(max(top, 0), height - size), size, FACE)
 
 
-def crop_note(name: str, image: Pixels, crops: Sequence[Crop]) -> str | None:
+def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -> str | None:
     """Return one line that says which squares of a photo are used, and how little the model sees of them.
 
     The result is None for a picture that is no photo, unless its square is given.
@@ -134,9 +135,10 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop]) -> str | None:
         name: name of the picture.
         image: uint8 [H, W, 3].
         crops: its squares, as `choose_crops` returns them.
+        task: the sizes of the model's input and output.
     """
     (height, width), first = image.shape[:2], crops[0]
-    if not is_photo(image) and first.kind != "given":
+    if not is_photo(image, task) and first.kind != "given":
         return None
     sizes = ", ".join(f"{crop.size}x{crop.size}" for crop in crops)
     places = ", ".join(f"({crop.left}, {crop.top})" for crop in crops)
@@ -147,22 +149,24 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop]) -> str | None:
     }[first.kind]
     each = " of each face" if len(crops) > 1 else ""
     return (f"{name} ({width}x{height}): {which}; {sizes} pixels at {places} are used, and the model sees only "
-            f"{LOW_SIZE}x{LOW_SIZE}{each}")
+            f"{task.source_size}{each}")
 
 
-def to_pixels(image: Pixels | Image.Image) -> Pixels:
+def to_pixels(image: Pixels | Image.Image, least: int) -> Pixels:
     """Return the pixels of a Pillow image of any mode, or of an array after a check: uint8 [H, W, 3].
 
     Raises:
-        InvalidInputError: an array has another shape or type, or the picture is smaller than 8x8 or damaged.
+        InvalidInputError: an array has another shape or type, a side has fewer than `least` pixels, or the picture is
+            damaged.
     """
     if isinstance(image, Image.Image):
-        return picture_of(image).rgb
+        return picture_of(image, least=least).rgb
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         what = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else f"a {type(image).__name__}"
         raise InvalidInputError(f"a picture must be a path, a Pillow image or uint8 [H, W, 3], not {what}; convert it")
-    if min(image.shape[:2]) < LOW_SIZE:
-        raise InvalidInputError(f"a picture must be at least 8x8, not {image.shape[1]}x{image.shape[0]}")
+    if min(image.shape[:2]) < least:
+        raise InvalidInputError(f"a picture must be at least {least}x{least}, not {image.shape[1]}x{image.shape[0]}; "
+                                "give a larger one")
     return image
 
 
@@ -171,7 +175,7 @@ class Sources:
     """The model's inputs from pictures of any kind.
 
     Attributes:
-        images: uint8 [N, 8, 8, 3].
+        images: uint8 [N, source, source, 3].
         crops: the square of its picture that each image is reduced from.
         inputs: number of each image's picture, from 0.
         notes: one line per photo: which squares are used, and how little the model sees of them.
@@ -183,18 +187,21 @@ class Sources:
     notes: list[str]
 
 
-def read_sources(pictures: PictureLike | Iterable[PictureLike], crop: str = DEFAULT_CROP) -> Sources:
+def read_sources(
+    pictures: PictureLike | Iterable[PictureLike], task: FaceTask, crop: str = DEFAULT_CROP,
+) -> Sources:
     """Read pictures one by one, and reduce their squares to the model's inputs.
 
     Args:
         pictures: one picture, or several.
+        task: the sizes of the model's input and output.
         crop: setting for all pictures; see `choose_crops`.
 
     Raises:
         ConfigError: the crop setting is unknown.
         InvalidInputError: a picture cannot be read or used, or a given square does not lie inside it.
     """
-    parse_crop(crop)
+    parse_crop(crop, task.source)
     is_one = isinstance(pictures, str | os.PathLike | Image.Image)
     if isinstance(pictures, np.ndarray):
         is_one = pictures.ndim == 3
@@ -202,19 +209,20 @@ def read_sources(pictures: PictureLike | Iterable[PictureLike], crop: str = DEFA
             raise InvalidInputError(f"pictures are {pictures.dtype} {list(pictures.shape)}; give uint8 [N, H, W, 3]")
     elif not is_one and not isinstance(pictures, Iterable):
         raise InvalidInputError(f"pictures are a {type(pictures).__name__}; give a path, a Pillow image or an array")
-    result = Sources(np.empty((0, LOW_SIZE, LOW_SIZE, 3), np.uint8), [], [], [])
+    result = Sources(np.empty((0, *task.source_shape), np.uint8), [], [], [])
     images: list[Pixels] = []
     for number, picture in enumerate([pictures] if is_one else pictures):  # type: ignore[arg-type]
         is_path = isinstance(picture, str | os.PathLike)
         name = os.fspath(picture) if is_path else f"picture {number + 1}"  # type: ignore[arg-type]
         try:
-            pixels = read_image(picture) if is_path else to_pixels(picture)  # type: ignore[arg-type]
-            crops = choose_crops(pixels, crop)
+            pixels = (read_image(picture, least=task.source) if is_path  # type: ignore[arg-type]
+                      else to_pixels(picture, task.source))  # type: ignore[arg-type]
+            crops = choose_crops(pixels, task, crop)
         except InvalidInputError as error:
             raise InvalidInputError(str(error) if name in str(error) else f"{name}: {error}") from error
-        note = crop_note(name, pixels, crops)
+        note = crop_note(name, pixels, crops, task)
         result.notes.extend([note] if note is not None else [])
-        images += [one.reduce(pixels) for one in crops]
+        images += [task.source_of(one.take(pixels)) for one in crops]
         result.crops.extend(crops)
         result.inputs.extend([number] * len(crops))
     return replace(result, images=np.stack(images)) if images else result

@@ -23,8 +23,6 @@ Pixels = npt.NDArray[np.uint8]
 HEIF_SUFFIXES = frozenset({".heic", ".heif"})
 IMAGE_SUFFIXES = HEIF_SUFFIXES | {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 MAX_PIXELS = 50_000_000
-MIN_SIZE = 8
-"""Smallest width and height in pixels."""
 # Only formats that Pillow decodes itself; for EPS it would run an external program on an untrusted file.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
@@ -52,14 +50,14 @@ class Picture:
     has_profile: bool = False
 
 
-def read_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Pixels:
+def read_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS, least: int = 1) -> Pixels:
     """Read the pixels of a picture file, uint8 [H, W, 3]; see `read_picture`."""
-    return read_picture(path, max_pixels=max_pixels).rgb
+    return read_picture(path, max_pixels=max_pixels, least=least).rgb
 
 
 def read_picture(
     file: str | os.PathLike[str] | IO[bytes], label: str | None = None, max_pixels: int = MAX_PIXELS,
-    background: str = "white",
+    background: str = "white", least: int = 1,
 ) -> Picture:
     """Read a picture of any mode as upright, opaque sRGB pixels.
 
@@ -72,9 +70,10 @@ def read_picture(
         label: name of the file in messages; the path if None.
         max_pixels: largest number of pixels; it is checked before the picture is decoded.
         background: name of a colour in Pillow.
+        least: smallest width and height in pixels; they are checked before the picture is decoded.
 
     Raises:
-        InvalidInputError: the file is missing, damaged, not a picture, smaller than 8x8, or too large.
+        InvalidInputError: the file is missing, damaged, not a picture, too small or too large.
     """
     label = str(file) if label is None else label
     with warnings.catch_warnings():
@@ -84,7 +83,7 @@ def read_picture(
             if isinstance(file, (str, os.PathLike)):
                 _check_file(file, label)
             with Image.open(file, formats=_formats()) as image:
-                _check_size(label, image.width, image.height, max_pixels)
+                _check_size(label, image.width, image.height, max_pixels, least)
                 return _decode(image, background)
         except InvalidInputError:
             raise
@@ -92,13 +91,15 @@ def read_picture(
             raise InvalidInputError(_explain(file, label, error, max_pixels)) from error
 
 
-def picture_of(image: Image.Image, label: str = "the picture", background: str = "white") -> Picture:
+def picture_of(
+    image: Image.Image, label: str = "the picture", background: str = "white", least: int = 1,
+) -> Picture:
     """Convert a Pillow image of any mode as `read_picture` converts a file; `image` itself is not changed.
 
     Raises:
-        InvalidInputError: the image is smaller than 8x8, too large or damaged.
+        InvalidInputError: the image is too small, too large or damaged.
     """
-    _check_size(label, image.width, image.height, MAX_PIXELS)
+    _check_size(label, image.width, image.height, MAX_PIXELS, least)
     try:
         return _decode(image, background)
     except Exception as error:  # as above: a file that Pillow opened is decoded only now
@@ -125,11 +126,11 @@ def _check_file(path: str | os.PathLike[str], label: str) -> None:
         raise InvalidInputError(f"{label} is empty (0 bytes); provide an image file")
 
 
-def _check_size(label: str, width: int, height: int, max_pixels: int) -> None:
+def _check_size(label: str, width: int, height: int, max_pixels: int, least: int) -> None:
     if width * height > max_pixels:
         raise InvalidInputError(f"{label} is too large: {width}x{height}, over {max_pixels:,} pixels; reduce it first")
-    if min(width, height) < MIN_SIZE:
-        raise InvalidInputError(f"{label} is too small: {width}x{height}; provide an image of at least 8x8")
+    if min(width, height) < least:
+        raise InvalidInputError(f"{label} is too small: {width}x{height}; provide an image of at least {least}x{least}")
 
 
 def _explain(file: str | os.PathLike[str] | IO[bytes], label: str, error: Exception, max_pixels: int) -> str:

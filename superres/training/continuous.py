@@ -19,11 +19,13 @@ from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
 from superres.evaluation.pictures import psnr, ssim
+from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler
 from superres.system.idle import times_are_measured, training_turn
 from superres.system.output import lock_file, prepare_folder, short_digest, write_result
 from superres.system.progress import say
-from superres.tasks.faces import FacePairs, read_faces
+from superres.tasks.face_data import FacePairs, read_faces
+from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import Pixels
 from superres.training.corpora import Stage
 from superres.training.distillation import Report, Stop
@@ -50,8 +52,9 @@ def train_continuously(stage: Stage, round_seconds: float, stop: Stop, report: R
     """Train until `stop()` is true; the same call continues the run.
 
     The folder `stage.output` gets `report.jsonl`, `checkpoint` (averaged weights of the last round) and `best` (the
-    round with the fewest bits/dim among those that are better than the bundled checkpoint in every score). Training
-    pauses while `superres.system.idle.training_paused` is in use.
+    round with the fewest bits/dim among those that are better than the reference in every score). The reference is the
+    bundled checkpoint, or `stage.start` if its pictures have other sizes. Training pauses while
+    `superres.system.idle.training_paused` is in use.
 
     Args:
         stage: endless settings, data, folder, development data, and the checkpoint to start from.
@@ -69,7 +72,10 @@ def train_continuously(stage: Stage, round_seconds: float, stop: Stop, report: R
     require(PartialState().num_processes == 1,
             "train continue uses one process; start it without accelerate and torchrun")
     with run_folder(stage.output):
-        rounds = Rounds(stage.output, read_faces(stage.dev or "", "valid", SCORED))
+        task = FaceTask.of(stage.network())
+        same = stage.start is None or face_task(DEFAULT_CHECKPOINT) == task
+        rounds = Rounds(stage.output, read_faces(stage.dev or "", task, "valid", SCORED),
+                        DEFAULT_CHECKPOINT if same else str(stage.start))
         trainer = build_trainer(dataclasses.replace(stage, dev=None))
 
         def must_yield() -> bool:
@@ -109,21 +115,22 @@ def _end_round(trainer: Trainer, rounds: Rounds, must_yield: Stop, report: Repor
 
 
 class Rounds:
-    """The scores of a run's rounds beside those of the bundled checkpoint, in the run's `report.jsonl`.
+    """The scores of a run's rounds beside those of a reference, in the run's `report.jsonl`.
 
     Attributes:
         pairs: the pictures to score.
+        reference: name or folder of the checkpoint to beat.
         rows: the rows of the report.
         best: folder of the best checkpoint.
     """
 
-    def __init__(self, folder: Path, pairs: FacePairs) -> None:
+    def __init__(self, folder: Path, pairs: FacePairs, reference: str = DEFAULT_CHECKPOINT) -> None:
         """Read the report in `folder`, whose scores must be those on `pairs`.
 
         Raises:
             ConfigError: the report has scores on other pictures, or is damaged.
         """
-        self.path, self.best, self.pairs = folder / REPORT, folder / "best", pairs
+        self.path, self.best, self.pairs, self.reference = folder / REPORT, folder / "best", pairs, reference
         recover_folder(self.best)
         self._data = short_digest(pairs.hr.tobytes() + pairs.lr.tobytes())
         try:
@@ -137,11 +144,11 @@ class Rounds:
                                      "new --output")
 
     def start(self, must_yield: Stop) -> None:
-        """Start the report with the scores of the bundled checkpoint, unless `must_yield()` becomes true."""
-        scores = self.score(find_checkpoint(DEFAULT_CHECKPOINT), must_yield)
+        """Start the report with the scores of the reference, unless `must_yield()` becomes true."""
+        scores = self.score(find_checkpoint(self.reference), must_yield)
         if scores is not None:
-            self._write({"round": 0, "checkpoint": DEFAULT_CHECKPOINT, "dev": self._data, "seconds": 0.0, **scores})
-            say(f"{DEFAULT_CHECKPOINT}: {_text(scores)}")
+            self._write({"round": 0, "checkpoint": self.reference, "dev": self._data, "seconds": 0.0, **scores})
+            say(f"{self.reference}: {_text(scores)}")
 
     def score(self, folder: Path, must_yield: Stop) -> dict[str, float] | None:
         """Return the scores of a checkpoint, or None once `must_yield()` is true, which is called after each batch."""
@@ -167,12 +174,12 @@ class Rounds:
         return dict(zip(SCORES, map(float, values), strict=True))
 
     def is_best(self, scores: dict[str, float]) -> bool:
-        """Return whether `scores` are better than the bundled checkpoint's and have the fewest bits/dim so far."""
+        """Return whether `scores` are better than the reference's and have the fewest bits/dim so far."""
         earlier = [row["bits_per_dim"] for row in self.rows if row.get("beats_bundled")]
         return not self.worse(scores) and scores["bits_per_dim"] < min(earlier, default=np.inf)
 
     def worse(self, scores: dict[str, float]) -> list[str]:
-        """Return the names of the scores in which the bundled checkpoint is better; equal bits/dim count, too."""
+        """Return the names of the scores in which the reference is better; equal bits/dim count, too."""
         bundled = self.rows[0]
         return [name for name in SCORES if
                 (scores[name] >= bundled[name] if name == "bits_per_dim" else scores[name] < bundled[name])]
@@ -182,8 +189,8 @@ class Rounds:
         worse, number = self.worse(scores), self.rows[-1]["round"] + 1
         best = self.is_best(scores)
         self._write({"round": number, **record, "beats_bundled": not worse, "worse": worse})
-        verdict = f"not yet better than {DEFAULT_CHECKPOINT} in {', '.join(SCORES[name] for name in worse)}" if worse \
-            else f"BETTER than {DEFAULT_CHECKPOINT}" + (f"; kept as {self.best}" if best else
+        verdict = f"not yet better than {self.reference} in {', '.join(SCORES[name] for name in worse)}" if worse \
+            else f"BETTER than {self.reference}" + (f"; kept as {self.best}" if best else
                                                         f", but {self.best} has fewer bits/dim")
         say(f"round {number}, step {record['step']}: {_text(scores)}; {verdict}")
 

@@ -20,7 +20,9 @@ from superres.nn.model import EncoderDecoder
 from superres.pipeline.translator import Translator
 from superres.system.output import prepare_folder, write_result
 from superres.system.progress import say
-from superres.tasks import faces, translation
+from superres.tasks import translation
+from superres.tasks.face_data import PREPARE, read_faces
+from superres.tasks.faces import FaceTask, encode
 from superres.tasks.translation import VOCABULARY_FILE, Codec, TextPairs
 from superres.training.data import Batches, DistilBatches, ImageBatches, TextBatches
 from superres.training.settings import TrainConfig
@@ -46,7 +48,7 @@ class Stage:
 
     Attributes:
         settings: how to train.
-        data: training data; faces for `superres.tasks.faces.read_faces`, text for
+        data: training data; faces for `superres.tasks.face_data.read_faces`, text for
             `superres.tasks.translation.read_pairs`.
         output: folder of the run; an earlier run there is resumed.
         dev: development data for scores during training, or None.
@@ -162,31 +164,32 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     require((settings.stage == "distil") == (stage.own is not None), "the stage distil, and no other, needs the "
             "model's own pictures (--own); make them with 'superres train decode'")
     require(not stage.more, f"faces do not use further text; leave out --more {', '.join(map(str, stage.more))}")
-    evaluate = None if stage.dev is None else face_score(stage.dev)
-    pairs = faces.read_faces(stage.data, "train", stage.limit)
-    large = pairs.large if stage.crops is None else faces.read_faces(stage.crops, "train").large
+    task = FaceTask.of(network)
+    evaluate = None if stage.dev is None else face_score(stage.dev, task)
+    pairs = read_faces(stage.data, task, "train", stage.limit)
+    large = pairs.large if stage.crops is None else read_faces(stage.crops, task, "train").large
     share = settings.crop_share
     if share is None:
         share = 0.0 if large is None and stage.crops is None else CROP_SHARE
     require(not share or large is not None, f"--crop-share {share} needs larger pictures than "
-            f"{stage.crops or stage.data} has; prepare them with scripts/prepare_celeba.py, with the size 64, and name "
-            "them with --crops")
+            f"{stage.crops or stage.data} has; prepare them with {PREPARE} and --size {2 * task.target}, and name them "
+            "with --crops")
     size = settings.batch_size if stage.own is None else settings.batch_size // 2
     true = ImageBatches(pairs.lr, pairs.hr, size, settings.seed, settings.flip, large, share)
     if stage.own is None:
         return Corpus(network, true, evaluate)
-    own = faces.read_faces(stage.own)
+    own = read_faces(stage.own, task)
     return Corpus(network, DistilBatches(true, ImageBatches(own.lr, own.hr, size, settings.seed)), evaluate)
 
 
-def face_score(path: Path) -> Score:
+def face_score(path: Path, task: FaceTask) -> Score:
     """Return a function that scores a network on the first DEV_IMAGES faces of `path`.
 
     Raises:
         InvalidInputError: there are no such faces.
     """
-    pairs = faces.read_faces(path, "valid", DEV_IMAGES)
-    source, target = (torch.from_numpy(faces.encode(images)) for images in (pairs.lr, pairs.hr))
+    pairs = read_faces(path, task, "valid", DEV_IMAGES)
+    source, target = (torch.from_numpy(encode(images)) for images in (pairs.lr, pairs.hr))
 
     def score(model: EncoderDecoder) -> dict[str, float]:
         return {"bits_per_dim": float(bits_per_dim(model, source, target).mean()), "dev_images": len(pairs)}
@@ -263,6 +266,6 @@ def text_score(pairs: TextPairs, codec: Codec) -> Score:
 
 
 CORPORA: dict[str, Callable[[Stage, ModelConfig], Corpus]] = {
-    faces.name: face_corpus, translation.name: text_corpus,
+    FaceTask.name: face_corpus, translation.name: text_corpus,
 }
 """Function that reads the data of a stage, by task."""

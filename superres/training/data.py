@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from superres.config import require
-from superres.tasks.faces import random_crop
+from superres.tasks.faces import FaceTask
 
 
 class TokenBatch(NamedTuple):
@@ -68,7 +68,7 @@ class ImageBatches:
         seed: key of order and mirroring.
         flip: mirror half of the images.
         large: uint8 [M, S, S, 3], pictures for random crops, such as those of `high`; or None.
-        crop_share: share of random crops (`superres.tasks.faces.random_crop`), in [0, 1]; 0 without `large`.
+        crop_share: share of random crops (`FaceTask.random_crop`), in [0, 1]; 0 without `large`.
     """
 
     low: np.ndarray
@@ -107,7 +107,7 @@ class ImageBatches:
         rng = np.random.default_rng((self.seed, epoch, place))
         mirrored = self.flip and rng.random() < 0.5
         if self.large is not None and rng.random() < self.crop_share:
-            high, low = random_crop(self.large[index % len(self.large)], rng)
+            high, low = FaceTask(len(low), len(high)).random_crop(self.large[index % len(self.large)], rng)
         return (low[:, ::-1], high[:, ::-1]) if mirrored else (low, high)
 
 

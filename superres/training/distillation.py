@@ -13,8 +13,8 @@ from superres.config import BeamConfig, DecodeConfig, require
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import prepare_folder, short_digest, write_result
-from superres.tasks import faces
-from superres.tasks.faces import FacePairs, image_key
+from superres.tasks.face_data import FacePairs, read_faces, write_npz
+from superres.tasks.faces import image_key
 from superres.tasks.translation import TextPairs, read_lines
 
 Stop = Callable[[], bool]
@@ -55,13 +55,13 @@ def decode_own_faces(
     def write(rows: slice, part: Path) -> None:
         sources, ids = pairs.lr[rows], pairs.ids[rows]
         keys = [image_key(source, 1) for source in sources]
-        faces.write_npz(FacePairs(upscaler(sources, decode, keys=keys).images, sources, ids), part)
+        write_npz(FacePairs(upscaler(sources, decode, keys=keys).images, sources, ids), part)
 
     parts = [output / f"part-{start:08d}.npz" for start in range(0, len(pairs), batch_size)]
     if not _write_parts(parts, len(pairs), batch_size, write, stop, lambda done: report({"images": done})):
         return False
-    decoded = [faces.read_faces(part).hr for part in parts]
-    faces.write_npz(FacePairs(np.concatenate(decoded), pairs.lr, pairs.ids), output / "faces.npz")
+    decoded = [read_faces(part, upscaler.face_task).hr for part in parts]
+    write_npz(FacePairs(np.concatenate(decoded), pairs.lr, pairs.ids), output / "faces.npz")
     for part in parts:
         part.unlink()
     return True

@@ -10,7 +10,9 @@ from superres.checkpoint import find_checkpoint, read_network
 from superres.config import require_whole
 from superres.decoding.proposers.ngrams import NgramTable, Numbering, count_ngrams
 from superres.errors import InvalidInputError
-from superres.tasks import faces, translation
+from superres.tasks import translation
+from superres.tasks.face_data import read_faces
+from superres.tasks.faces import FaceTask, encode
 
 
 def count_targets(
@@ -41,7 +43,7 @@ def count_targets(
         codec = translation.Codec.read(folder)
         rows = [np.array(row) for row in codec.split(translation.read_pairs(data, languages, limit).target)]
     else:
-        rows = list(faces.encode(faces.read_faces(data, "train", limit).hr))
+        rows = list(encode(read_faces(data, FaceTask.of(network), "train", limit).hr))
     if not rows:
         raise InvalidInputError(f"{data} holds no examples to count; use other data")
     return count_ngrams(rows, numbering, least, most)

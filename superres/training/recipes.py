@@ -21,7 +21,8 @@ from superres.pipeline.base import fastest_exact
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import write_result
-from superres.tasks import faces, translation
+from superres.tasks import translation
+from superres.tasks.face_data import read_faces
 from superres.training.corpora import CORPORA, Corpus, Stage
 from superres.training.distillation import Report, Stop, decode_own_faces, translate_pairs
 from superres.training.settings import TrainConfig
@@ -264,9 +265,9 @@ def _with_decoded(
         `stage` with the decoded data; None if `stop()` returned true.
     """
     if entry.own_images and stage.start is not None:
-        pairs = faces.read_faces(stage.data, "train", entry.own_images)
         own = stage.output / "own"
         upscaler = Upscaler.load(stage.start)
+        pairs = read_faces(stage.data, upscaler.face_task, "train", entry.own_images)
         exact = fastest_exact(upscaler.engine, upscaler.model_config)
         done = decode_own_faces(upscaler, pairs, own, exact, batch_size, stop, report)
         return dataclasses.replace(stage, own=own / "faces.npz") if done else None

@@ -18,9 +18,10 @@ from superres.web.photos import MAX_PIXELS
 from superres.web.uploads import MAX_FILE_BYTES
 
 ZIP_NAME = "superres-batch.zip"
-INTRODUCTION = f"""Many photos or 8x8 pictures become 32x32 faces. A request may have {MAX_FILES} files, zip files
-unpacked, of {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels each. **The detail is invented**: never
-use it to identify anyone."""
+INTRODUCTION = f"""Many photos, or pictures of {{source}} pixels, become faces of {{target}}. A request may have
+{MAX_FILES} files, zip files unpacked, of {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels each. **The
+detail is invented**: never use it to identify anyone."""
+"""Text above the tab, with places for the sizes of input and output."""
 
 
 def batch_tab(decoder: Decoder, workspace: Workspace, queue: dict[str, Any]) -> None:
@@ -32,7 +33,8 @@ def batch_tab(decoder: Decoder, workspace: Workspace, queue: dict[str, Any]) -> 
         queue: options of events that decode.
     """
     heads = decoder.upscaler.model_config.prediction_heads
-    gr.Markdown(INTRODUCTION, elem_classes="sr-introduction")
+    task = decoder.upscaler.face_task
+    gr.Markdown(INTRODUCTION.format(source=task.source_size, target=task.target_size), elem_classes="sr-introduction")
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
             files = gr.File(file_count="multiple", type="filepath", elem_id="files", height=180,

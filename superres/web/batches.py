@@ -16,6 +16,7 @@ from superres.batch.manifest import Row
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
 from superres.pipeline.options import resolve_options
+from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import Pixels
 from superres.web.decoding import Decoder, StoppedError
 from superres.web.files import NamedPicture, Workspace
@@ -71,7 +72,7 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)
 class _Item:
-    """A file that is ready to decode: its name, the name of its output, and its source, uint8 [8, 8, 3]."""
+    """A file that is ready to decode: its name, the name of its output, and its source, uint8 [source, source, 3]."""
 
     name: str
     output: str
@@ -111,7 +112,7 @@ def upscale_batch(
                 raise
             progress.rows += [_failed(late.name, str(error), taken) for late in files[number:]]
             break
-        read = _read(file, workspace, budget, taken)
+        read = _read(file, workspace, budget, taken, decoder.upscaler.face_task)
         if isinstance(read, Row):
             progress.rows.append(read)
         else:
@@ -216,7 +217,7 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
     return [info for info in found if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
 
 
-def _read(file: _File, workspace: Workspace, budget: _Budget, taken: set[str]) -> _Item | Row:
+def _read(file: _File, workspace: Workspace, budget: _Budget, taken: set[str], task: FaceTask) -> _Item | Row:
     """Read and reduce a file; return a row with the error if this fails."""
     if min(budget.pixels, budget.member_bytes) < 0:
         limits = budget.limits
@@ -226,7 +227,7 @@ def _read(file: _File, workspace: Workspace, budget: _Budget, taken: set[str]) -
     folder = workspace.new_folder()
     try:
         path = file.upload if file.member is None else _unpack(file, file.member, folder, budget)
-        source = reduce_upload(path, lambda image: _reduced(image, budget), file.name)
+        source = reduce_upload(path, lambda image: _reduced(image, budget, task), task.source, file.name)
     except InvalidInputError as error:
         return _failed(file.name, str(error), taken)
     finally:
@@ -234,9 +235,9 @@ def _read(file: _File, workspace: Workspace, budget: _Budget, taken: set[str]) -
     return _Item(file.name, _output_name(file.name, taken), source)
 
 
-def _reduced(image: Pixels, budget: _Budget) -> Pixels:
+def _reduced(image: Pixels, budget: _Budget, task: FaceTask) -> Pixels:
     budget.pixels -= image.shape[0] * image.shape[1]
-    return take(image).source
+    return take(image, task).source
 
 
 def _failed(name: str, reason: str, taken: set[str]) -> Row:

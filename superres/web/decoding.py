@@ -92,7 +92,7 @@ class Decoder:
 
         Args:
             purpose: reason for the decoding, for the log.
-            sources: uint8 [N, 8, 8, 3].
+            sources: uint8 [N, source, source, 3].
             variants: decoding settings by name.
             samples: samples per source, which are neighbours in the frames.
             deadline: time, as of `time.monotonic()`, at which the request must end; by default `deadline()`.

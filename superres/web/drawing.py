@@ -15,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from superres.batch.image_files import encode_png
-from superres.tasks.faces import HIGH_SIZE
+from superres.tasks.faces import CHANNELS
 from superres.tasks.pictures import Picture, Pixels
 
 if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace
     from superres.pipeline.upscaler import Upscaled
 
-CHANNELS = 3
 _EMPTY = np.array([[150, 170], [170, 150]], np.uint8)
 # Five colours of Matplotlib's viridis: brightness grows evenly, and colour-blind people can distinguish the colours.
 _VIRIDIS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], np.float64)
@@ -64,27 +63,27 @@ def message(text: str) -> str:
 
 
 def unfinished(result: Upscaled, row: int) -> Pixels:
-    """Return a partly decoded picture, uint8 [32, 32, 3]; pixels without all their colours have a grey pattern."""
+    """Return a partly decoded picture, uint8 [H, W, 3]; pixels without all their colours have a grey pattern."""
     done = result.filled[row].all(axis=2, keepdims=True)
-    repeats = (HIGH_SIZE // 2, HIGH_SIZE // 2)
-    shown: Pixels = np.where(done, result.images[row], np.tile(_EMPTY, repeats)[:, :, None]).astype(np.uint8)
+    pattern = _EMPTY[tuple(np.indices(done.shape[:2]) % len(_EMPTY))][:, :, None]
+    shown: Pixels = np.where(done, result.images[row], pattern).astype(np.uint8)
     return shown
 
 
-def block_overlay(trace: RowTrace) -> str:
-    """Return the pixels of the last accepted block as an SVG shape."""
+def block_overlay(trace: RowTrace, width: int) -> str:
+    """Return the pixels of the last accepted block as an SVG shape; `width` is that of the picture in pixels."""
     if not trace.accepted:
         return ""
     first = trace.positions[-1] // CHANNELS
     last = (trace.positions[-1] + trace.accepted[-1] - 1) // CHANNELS
-    squares = (f"M{pixel % HIGH_SIZE} {pixel // HIGH_SIZE}h1v1h-1z" for pixel in range(first, last + 1))
+    squares = (f"M{pixel % width} {pixel // width}h1v1h-1z" for pixel in range(first, last + 1))
     return f'<path class="sr-block" d="{"".join(squares)}"/>'
 
 
-def accepted_sizes(trace: RowTrace) -> npt.NDArray[np.float64]:
-    """Return the accepted block size of each pixel, the mean over its colours: float64 [32, 32]."""
+def accepted_sizes(trace: RowTrace, width: int) -> npt.NDArray[np.float64]:
+    """Return the accepted block size of each pixel of a picture, the mean over its colours: float64 [H, width]."""
     sizes = np.repeat(trace.accepted, trace.accepted).astype(np.float64)
-    mean: npt.NDArray[np.float64] = sizes.reshape(HIGH_SIZE, HIGH_SIZE, CHANNELS).mean(axis=2)
+    mean: npt.NDArray[np.float64] = sizes.reshape(-1, width, CHANNELS).mean(axis=2)
     return mean
 
 
@@ -96,9 +95,9 @@ def colours(values: npt.NDArray[np.float64], lowest: float, highest: float) -> n
 
 
 def heat_map(image: Pixels, trace: RowTrace, block_size: int) -> Pixels:
-    """Return a face, uint8 [32, 32, 3], tinted by the accepted block size of each pixel."""
+    """Return a face, uint8 [H, W, 3], tinted by the accepted block size of each pixel."""
     grey = image.mean(axis=2, keepdims=True)
-    mixed: Pixels = (0.3 * grey + 0.7 * colours(accepted_sizes(trace), 1, block_size)).astype(np.uint8)
+    mixed: Pixels = (0.3 * grey + 0.7 * colours(accepted_sizes(trace, image.shape[1]), 1, block_size)).astype(np.uint8)
     return mixed
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import gradio as gr
 
 from superres.errors import InvalidInputError
+from superres.tasks.faces import FaceTask
 from superres.web.batch_tab import batch_tab
 from superres.web.controls import RAW, shown_to_visitor
 from superres.web.decoding import Decoder
@@ -35,6 +36,14 @@ STATIC = Path(__file__).with_name("static")
 """Folder of the page's scripts and styles, all of which it loads."""
 SURVEY_PATH = "/survey"
 """Path of the survey's voting page."""
+FACE_WIDTHS = (64, 96, 128, 256, 320, 512)
+"""Largest widths of faces on the page, in pixels of the screen."""
+
+
+def face_widths(task: FaceTask) -> str:
+    """Return the style with the page's widths of faces, whole multiples of a face's side: --face-96 is up to 96 px."""
+    widths = "".join(f" --face-{most}: {max(most // task.target, 1) * task.target}px;" for most in FACE_WIDTHS)
+    return f"<style>:root {{ --face: {task.target}px;{widths} }}</style>"
 
 
 class Page(gr.Blocks):

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from superres.config import require
 from superres.errors import InvalidInputError
-from superres.tasks.faces import HIGH_SIZE, LOW_SIZE, area_reduce
+from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.photos import Crop, choose_crops
 from superres.tasks.pictures import Pixels, read_image
 from superres.web.files import NOT_UPLOADED
@@ -45,10 +45,10 @@ class CropShare:
             require(isinstance(value, (int, float)) and low <= value <= 100,
                     f"crop {name} must be a percentage from {low} to 100, not {value!r}")
 
-    def of(self, image: Pixels) -> Crop:
-        """Return the square of a picture [H, W, 3]; it lies inside, and has at least 8 pixels per side."""
+    def of(self, image: Pixels, task: FaceTask) -> Crop:
+        """Return the square of a picture [H, W, 3]; it lies inside, and is at least as large as the network's input."""
         height, width = image.shape[:2]
-        side = min(max(round(min(width, height) * self.size / 100), LOW_SIZE), width, height)
+        side = min(max(round(min(width, height) * self.size / 100), task.source), width, height)
         left, top = round(width * self.x / 100 - side / 2), round(height * self.y / 100 - side / 2)
         return Crop(min(max(left, 0), width - side), min(max(top, 0), height - side), side, "given")
 
@@ -58,8 +58,8 @@ class Subject:
     """The input of a decoding, and its ground truth.
 
     Attributes:
-        source: uint8 [8, 8, 3].
-        truth: the crop of the photo reduced to uint8 [32, 32, 3]; None without a photo or if it is too small.
+        source: uint8 [source, source, 3].
+        truth: the crop of the photo reduced to uint8 [target, target, 3]; None without a photo or if it is too small.
         crop: crop of the photo; None without a photo.
     """
 
@@ -68,12 +68,15 @@ class Subject:
     crop: Crop | None = None
 
 
-def reduce_upload(path: str | os.PathLike[str], reduce: Callable[[Pixels], Result], name: str = "the file") -> Result:
+def reduce_upload(
+    path: str | os.PathLike[str], reduce: Callable[[Pixels], Result], least: int, name: str = "the file",
+) -> Result:
     """Read an upload and return `reduce` of the picture; the result must not refer to the picture's memory.
 
     Args:
         path: temporary file of the visitor.
-        reduce: function of the picture, uint8 [H, W, 3], at least 8x8.
+        reduce: function of the picture, uint8 [H, W, 3].
+        least: smallest width and height of the picture, the side of the network's input.
         name: name of the file in messages, which never contain the server's paths.
 
     Raises:
@@ -89,19 +92,14 @@ def reduce_upload(path: str | os.PathLike[str], reduce: Callable[[Pixels], Resul
         raise InvalidInputError(f"{name} {NOT_UPLOADED}")
     try:
         with READING:
-            return reduce(read_image(path, MAX_PIXELS))
+            return reduce(read_image(path, MAX_PIXELS, least))
     except InvalidInputError as error:
         raise InvalidInputError(str(error).replace(str(path), name)) from None
 
 
-def is_photo(image: Pixels) -> bool:
-    """Return whether a picture must be cropped and reduced; an 8x8 picture is an input as it is."""
-    return image.shape[:2] != (LOW_SIZE, LOW_SIZE)
-
-
-def default_crop(image: Pixels) -> Crop:
+def default_crop(image: Pixels, task: FaceTask) -> Crop:
     """Return the crop that `superres upscale` uses for a picture: of several faces, the largest one's."""
-    return largest(choose_crops(image))
+    return largest(choose_crops(image, task))
 
 
 def largest(crops: Sequence[Crop]) -> Crop:
@@ -109,18 +107,19 @@ def largest(crops: Sequence[Crop]) -> Crop:
     return max(crops, key=lambda crop: crop.size)
 
 
-def take(image: Pixels, crop: Crop | None = None) -> Subject:
-    """Crop and reduce a picture, uint8 [H, W, 3]; an 8x8 one is the source itself.
+def take(image: Pixels, task: FaceTask, crop: Crop | None = None) -> Subject:
+    """Crop and reduce a picture, uint8 [H, W, 3]; one of the input's size is the source itself.
 
     Args:
         image: picture.
+        task: the sizes of the network's input and output.
         crop: square of the photo; the crop of `superres upscale` if None.
     """
-    if not is_photo(image):
+    if task.is_source(image):
         return Subject(image)
-    crop = crop or default_crop(image)
-    truth = area_reduce(crop.take(image), HIGH_SIZE, HIGH_SIZE) if crop.size >= HIGH_SIZE else None
-    return Subject(crop.reduce(image), truth, crop)
+    crop = crop or default_crop(image, task)
+    square = crop.take(image)
+    return Subject(task.source_of(square), task.target_of(square) if crop.size >= task.target else None, crop)
 
 
 def shrink(image: Pixels, longest: int) -> Pixels:

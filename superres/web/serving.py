@@ -24,7 +24,7 @@ from superres.web.files import Workspace
 from superres.web.guard import Guard
 from superres.web.login import Login
 from superres.web.logs import log
-from superres.web.page import STATIC, SURVEY_PATH, THEME
+from superres.web.page import STATIC, SURVEY_PATH, THEME, face_widths
 from superres.web.passwords import Passwords
 from superres.web.uploads import MAX_FILE_BYTES, UPLOAD_PATH, receive_uploads
 
@@ -78,7 +78,8 @@ def build_server(
     gr.mount_gradio_app(
         server, page, path="/", auth=Passwords(auth) if auth else None, root_path=root_path or None,
         max_file_size=MAX_FILE_BYTES, theme=THEME, css_paths=sorted(STATIC.glob("*.css")),
-        head="".join(f"<script>{path.read_text(encoding='utf-8')}</script>" for path in sorted(STATIC.glob("*.js"))),
+        head=face_widths(decoder.upscaler.face_task) + "".join(
+            f"<script>{path.read_text(encoding='utf-8')}</script>" for path in sorted(STATIC.glob("*.js"))),
         footer_links=[], run_history=False,
         enable_monitoring=False, ssr_mode=False, pwa=False, mcp_server=False, show_error=True,
     )

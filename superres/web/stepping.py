@@ -26,7 +26,7 @@ def faces_stepper(result: Upscaled) -> str:
     decodes = [{"name": f"Sample {number}", "seconds": result.seconds,
                 "parts": [{"accepted": trace.accepted, "proposed": proposals(trace)}]}
                for number, trace in enumerate(result.traces, 1)]
-    return _element("face", decodes)
+    return _element("face", decodes, side=result.images.shape[2])
 
 
 def text_stepper(translator: Translator, frames: dict[str, Translated]) -> str:
@@ -63,15 +63,16 @@ def _text_part(translator: Translator, trace: RowTrace) -> dict[str, Any]:
             "rejected": rejected}
 
 
-def _element(kind: str, decodes: Sequence[dict[str, Any]], language: str = "") -> str:
+def _element(kind: str, decodes: Sequence[dict[str, Any]], language: str = "", side: int = 0) -> str:
     """Return the element for `stepper.js`.
 
     Args:
         kind: "face" or "text".
         decodes: name, duration in seconds and parts of each decode; a part is one sequence.
         language: tag of the text's language.
+        side: side of the faces in pixels.
     """
-    data = json.dumps({"kind": kind, "decodes": decodes, "language": language},
+    data = json.dumps({"kind": kind, "decodes": decodes, "language": language, "side": side},
                       separators=(",", ":"), ensure_ascii=False)
     return ('<superres-stepper role="group" aria-label="Step through the decode" '
             f'data-view="{escape(data)}"></superres-stepper>')

@@ -11,6 +11,7 @@ import gradio as gr
 
 from superres.config import FACES, DecodeConfig
 from superres.pipeline.options import resolve_options
+from superres.tasks.faces import FaceTask
 from superres.tasks.photos import Crop
 from superres.tasks.pictures import Pixels
 from superres.web import controls, drawing
@@ -21,10 +22,11 @@ from superres.web.photos import MAX_PIXELS, CropShare, Subject, reduce_upload, t
 from superres.web.uploads import MAX_FILE_BYTES
 from superres.web.views import live_html, record_of, report_of, results_html
 
-INTRODUCTION = f"""An 8x8 face becomes a 32x32 face, several tokens per step. **The detail is invented**: a plausible
-face, not a likeness, so never use it to identify anyone. The model was trained on CelebA's faces, mostly light-skinned,
-young and frontal; results for other faces are worse. A photo may have {MAX_FILE_BYTES // 10**6} MB and
-{MAX_PIXELS // 10**6} megapixels."""
+INTRODUCTION = f"""A face of {{source}} pixels becomes one of {{target}}, several tokens per step. **The detail is
+invented**: a plausible face, not a likeness, so never use it to identify anyone. The model was trained on CelebA's
+faces, mostly light-skinned, young and frontal; results for other faces are worse. A photo may have
+{MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."""
+"""Text above the tab, with places for the sizes of input and output."""
 HINT = ('<p class="sr-hint">Choose an example or your own photo. <b>Upscale</b> makes the likeliest face, and <b>Draw '
         "samples</b> a sheet of faces that the input fits as well. They appear here, block by block.</p>")
 SHEET_TEMPERATURE = 0.7
@@ -40,14 +42,15 @@ def upscale_tab(decoder: Decoder, workspace: Workspace, examples: Sequence[Path]
         examples: example pictures inside the workspace; the first one is chosen initially.
         queue: options of events that decode.
     """
-    heads = decoder.upscaler.model_config.prediction_heads
-    gr.Markdown(INTRODUCTION, elem_classes="sr-introduction")
+    heads, task = decoder.upscaler.model_config.prediction_heads, decoder.upscaler.face_task
+    gr.Markdown(INTRODUCTION.format(source=task.source_size, target=task.target_size), elem_classes="sr-introduction")
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
-            upload = gr.Image(str(examples[0]), label="Face: a photo, or an 8x8 picture", type="filepath", format="png",
-                              sources=["upload", "webcam", "clipboard"], height=220, buttons=[], elem_id="photo")
+            upload = gr.Image(str(examples[0]), label=f"Face: a photo, or a picture of {task.source_size} pixels",
+                              type="filepath", format="png", sources=["upload", "webcam", "clipboard"], height=220,
+                              buttons=[], elem_id="photo")
             buttons = example_buttons(examples)
-            square = crop_controls(upload, examples[0])
+            square = crop_controls(upload, examples[0], task)
             with gr.Accordion("Decoding settings", open=False):
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
                 samples = gr.Slider(4, controls.MAX_SAMPLES, 9, step=1, label="Samples on a sheet",
@@ -83,7 +86,7 @@ def upscale_for_page(
     """Upscale, and yield the HTML of the page: the live view, and at the end the results."""
     options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
     variants = {"Greedy": options.sequential(), "Blockwise": options} if race else {"": options}
-    subject = subject_of(upload, lambda image: chosen_crop(image, square))
+    subject = subject_of(decoder, upload, lambda image, task: chosen_crop(image, square, task))
     yield from views_of(decoder, "race" if race else "upscale", subject, variants)
 
 
@@ -96,7 +99,7 @@ def sheet_for_page(
     if not options.is_sampling:
         options = options.changed({"temperature": SHEET_TEMPERATURE})
     variants = {"": resolve_options(options, decoder.upscaler)}
-    subject = subject_of(upload, lambda image: chosen_crop(image, square))
+    subject = subject_of(decoder, upload, lambda image, task: chosen_crop(image, square, task))
     yield from views_of(decoder, "samples", subject, variants, controls.samples_of(samples))
 
 
@@ -114,9 +117,12 @@ def next_seed(seed: controls.Value) -> int:
     return (controls.whole_number("seed", seed) + 1) % 2**63
 
 
-def subject_of(upload: controls.Uploaded | None, choose: Callable[[Pixels], Crop]) -> Subject:
+def subject_of(
+    decoder: Decoder, upload: controls.Uploaded | None, choose: Callable[[Pixels, FaceTask], Crop],
+) -> Subject:
     """Return the input of a decoding for an upload, whose crop `choose` returns."""
-    return reduce_upload(controls.path_of(upload), lambda image: take(image, choose(image)))
+    task = decoder.upscaler.face_task
+    return reduce_upload(controls.path_of(upload), lambda image: take(image, task, choose(image, task)), task.source)
 
 
 def endpoint(
@@ -129,7 +135,7 @@ def endpoint(
         *values: controls.Value,
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
         options = resolve_options(controls.options_of(decoder.upscaler.default, values), decoder.upscaler)
-        subject = subject_of(image, CropShare(crop_x, crop_y, crop_size).of)
+        subject = subject_of(decoder, image, CropShare(crop_x, crop_y, crop_size).of)
         for frames in decoder.upscale("upscale", subject.source[None], {"": options}, controls.samples_of(samples)):
             result = frames[""]
             pictures = [(f"face-{row + 1}.png", drawing.unfinished(result, row),

@@ -14,7 +14,7 @@ from superres.evaluation.pictures import psnr, ssim
 from superres.pipeline.options import as_option, unused_settings
 from superres.pipeline.translator import Translated
 from superres.pipeline.upscaler import Upscaled, Upscaler
-from superres.tasks.faces import enlarge, image_key
+from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.pictures import Pixels
 from superres.web import drawing
 from superres.web.controls import offered
@@ -40,7 +40,7 @@ def frames_html(frames: Mapping[str, Upscaled]) -> str:
     parts = []
     for name, result in frames.items():
         for row, trace in enumerate(result.traces):
-            overlay = "" if result.is_complete else drawing.block_overlay(trace)
+            overlay = "" if result.is_complete else drawing.block_overlay(trace, result.images.shape[2])
             number = f" {row + 1}" if len(result.traces) > 1 else ""
             caption = f"{name or 'Decoding'}{number}: {math.floor(100 * result.filled[row].mean())} %"
             below = "" if number else drawing.statistics(statistics_of(trace, result.seconds))
@@ -108,7 +108,7 @@ def results_html(
     return (f'<div class="sr-result">{race}{viewer_html(upscaler, subject, options, result)}'
             f'<p class="sr-hint" role="status">{summary_of(result)}</p>'
             f"{drawing.fold('Step through it', faces_stepper(result))}"
-            f"{drawing.fold('Side by side, with scores', pictures_html(subject, result))}"
+            f"{drawing.fold('Side by side, with scores', pictures_html(upscaler.face_task, subject, result))}"
             f"{drawing.fold('Where blocks were accepted', blocks_html(upscaler, options, result))}"
             f"{drawing.fold('The same on the command line', command_html(upscaler, subject, options, result))}</div>")
 
@@ -129,7 +129,7 @@ def viewer_html(upscaler: Upscaler, subject: Subject, options: DecodeConfig, res
         kept = f"sample {row} of seed {options.seed}" if options.is_sampling else f"seed {options.seed}"
         faces.append({"name": name_of(row, count), "note": score_text(image, subject.truth), "kept": kept,
                       "file": f"face-{row}.png", "uri": drawing.data_uri(image, record_of(upscaler, options, row))})
-    before = [{"name": name, "uri": drawing.data_uri(image)} for name, image in others(subject)]
+    before = [{"name": name, "uri": drawing.data_uri(image)} for name, image in others(upscaler.face_task, subject)]
     mean = drawing.mean_picture(result.images)
     if count > 1:
         before.append({"name": f"Mean of {count}", "uri": drawing.data_uri(mean)})
@@ -153,16 +153,16 @@ def name_of(row: int, count: int) -> str:
     return "superres" if count == 1 else f"Sample {row}"
 
 
-def others(subject: Subject) -> list[tuple[str, Pixels]]:
+def others(task: FaceTask, subject: Subject) -> list[tuple[str, Pixels]]:
     """Return the pictures to compare a result with, by name."""
-    plain = [(name, enlarge(subject.source[None], method)[0])
-             for name, method in (("Input, 8x8", "nearest"), ("Bicubic", "bicubic"))]
+    plain = [(name, task.enlarge(subject.source[None], method)[0])
+             for name, method in ((f"Input, {task.source_size}", "nearest"), ("Bicubic", "bicubic"))]
     return plain if subject.truth is None else [*plain, ("Truth", subject.truth)]
 
 
-def pictures_html(subject: Subject, result: Upscaled) -> str:
+def pictures_html(task: FaceTask, subject: Subject, result: Upscaled) -> str:
     """Return all pictures side by side, with their scores if there is a ground truth."""
-    pictures = others(subject)
+    pictures = others(task, subject)
     faces = [(name_of(row, len(result.images)), image) for row, image in enumerate(result.images, 1)]
     parts = [drawing.figure(image, caption_of(name, image, None if name == "Truth" else subject.truth), name)
              for name, image in [*pictures[:2], *faces, *pictures[2:]]]

@@ -10,11 +10,12 @@ from browser_tools import check_wcag, picture
 from PIL import Image
 from skimage import data
 
-from superres.tasks.faces import image_key
+from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.photos import Crop, choose_crops
 from superres.tasks.pictures import read_image
 from superres.web.photos import take
 
+TASK = FaceTask(8, 32)
 SHOWN = "document.querySelector('#preview [data-square]')?.dataset.square"
 SQUARE = "document.querySelector('superres-crop').square"
 INPUT = "document.querySelector('#preview [data-square] img').src"
@@ -35,7 +36,7 @@ def preview(page):
 
 
 def reduced(path, chosen):
-    return take(read_image(path), Crop(*chosen)).source
+    return take(read_image(path), TASK, Crop(*chosen)).source
 
 
 def middle(page, selector=".sr-crop"):
@@ -85,7 +86,7 @@ def test_the_crop_follows_the_mouse_and_the_decode_uses_it(visit, demo, astronau
     page = visit()
     open_photo(page, astronaut)
     first = square(page)
-    (found,) = choose_crops(read_image(astronaut))
+    (found,) = choose_crops(read_image(astronaut), TASK)
     assert first == [found.left, found.top, found.size]
     drag(page, middle(page), (60, 45))
     moved = square(page)
@@ -210,7 +211,7 @@ def test_the_server_is_asked_when_the_pointer_rests(visit, two_faces):
 def test_every_found_face_can_be_chosen_and_the_largest_is_first(visit, two_faces, screenshots):
     page = visit()
     open_photo(page, two_faces)
-    left, right = ([crop.left, crop.top, crop.size] for crop in choose_crops(read_image(two_faces)))
+    left, right = ([crop.left, crop.top, crop.size] for crop in choose_crops(read_image(two_faces), TASK))
     assert square(page) == right
     assert "Found face 2 of 2: " in page.inner_text(".sr-where")
     one, two = (page.get_by_role("button", name=f"Found face {number}") for number in (1, 2))

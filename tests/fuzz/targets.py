@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from superres.batch.inputs import find_jobs, open_jobs
 from superres.batch.manifest import Manifest, Row, merge, read_rows
 from superres.errors import CheckpointError, InvalidInputError, ScoresError
-from superres.tasks.pictures import MIN_SIZE, read_picture
+from superres.tasks.pictures import read_picture
 
 if TYPE_CHECKING:
     from superres.nn.model import EncoderDecoder
 
+LEAST = 8
 FOLDER = Path(tempfile.mkdtemp(prefix="superres-fuzz-"))
 
 
@@ -27,15 +28,15 @@ def one_line(error: Exception) -> None:
 
 
 def image(data: bytes) -> None:
-    """A picture is at least 8x8 and RGB, or refused."""
+    """A picture is RGB and at least LEAST pixels wide and high, or refused."""
     try:
-        picture = read_picture(io.BytesIO(data), "input", max_pixels=1_000_000)
+        picture = read_picture(io.BytesIO(data), "input", max_pixels=1_000_000, least=LEAST)
     except InvalidInputError as error:
         one_line(error)
         return
     height, width, channels = picture.rgb.shape
     assert channels == 3
-    assert min(height, width) >= MIN_SIZE
+    assert min(height, width) >= LEAST
     assert picture.alpha is None or picture.alpha.shape == (height, width)
 
 

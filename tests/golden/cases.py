@@ -27,6 +27,7 @@ from superres.decoding.beam import beam_search
 from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.nn.engines.cuda_graph import GraphModel
+from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel
 from superres.nn.engines.torch_model import StepModel
 from superres.pipeline.translator import Translator
@@ -185,14 +186,25 @@ def _cases():
 CASES = dict(_cases())
 """What returns the record of a decode, by name."""
 
+FLOAT32_INPUTS = ", float32 inputs"
+"""Ending of the names on record of `native-bf16` where the processor does not multiply pairs of bfloat16."""
+NAMES = [*CASES, *(name + FLOAT32_INPUTS for name in CASES if "native-bf16" in name)]
+"""Names of all decodes on record."""
+
+
+def name_here(name):
+    """Return the name on record of the case `name` on this processor."""
+    rounds = "native-bf16" not in name or build.chosen().variant.name.endswith("-bf16")
+    return name if rounds else name + FLOAT32_INPUTS
+
 
 def main():
     """Write the record."""
     record = {} if "--all" in sys.argv[1:] or not RECORD.exists() else json.loads(RECORD.read_text())
     for name, case in CASES.items():
-        if name not in record:
-            record[name] = case()
-    lines = [f"  {json.dumps(name)}: {json.dumps(record[name])}" for name in CASES]
+        if name_here(name) not in record:
+            record[name_here(name)] = case()
+    lines = [f"  {json.dumps(name)}: {json.dumps(record[name])}" for name in NAMES if name in record]
     RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 

@@ -47,7 +47,7 @@ class LookupProposer(Proposer):
 
     def as_data(self, session: Session) -> dict[str, Any]:
         """See `Proposer.as_data`."""
-        return {"kind": "lookup", "source": state_of(session).tokens}
+        return {"kind": "lookup", "source": state_of(session).tokens, "longest": LONGEST}
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""

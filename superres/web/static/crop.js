@@ -4,18 +4,18 @@
 "use strict";
 (() => {
   const {make} = superres;
-  const LEAST = 8, CHANNELS = 3;  // side of the model's input
+  const CHANNELS = 3;
   const REST = 250;  // milliseconds after which a pointer rests
   const CORNERS = {"nw": [-1, -1], "ne": [1, -1], "sw": [-1, 1], "se": [1, 1]};
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
   // Return the model's input as RGBA: exact means over fractional boxes, truncated, as area_reduce in
-  // superres/tasks/faces.py computes them. `pixels` are the RGBA pixels of the square.
-  function reduce(pixels, side) {
-    const sums = new Float64Array(LEAST * LEAST * CHANNELS), row = new Float64Array((LEAST + 1) * CHANNELS);
-    const boxes = Array.from({length: side}, (_, at) => {  // a pixel's first box, and its share there in eighths
-      const box = Math.floor(LEAST * at / side);
-      return [box, Math.min(LEAST, (box + 1) * side - LEAST * at)];
+  // superres/tasks/faces.py computes them. `pixels` are the RGBA pixels of the square, `least` is the side of the input.
+  function reduce(pixels, side, least) {
+    const sums = new Float64Array(least * least * CHANNELS), row = new Float64Array((least + 1) * CHANNELS);
+    const boxes = Array.from({length: side}, (_, at) => {  // a pixel's first box, and its share there times `least`
+      const box = Math.floor(least * at / side);
+      return [box, Math.min(least, (box + 1) * side - least * at)];
     });
     for (let y = 0, at = 0; y < side; y++) {
       row.fill(0);
@@ -23,17 +23,17 @@
         const [box, share] = boxes[x];
         for (let channel = 0; channel < CHANNELS; channel++) {
           row[box * CHANNELS + channel] += share * pixels[at + channel];
-          row[(box + 1) * CHANNELS + channel] += (LEAST - share) * pixels[at + channel];
+          row[(box + 1) * CHANNELS + channel] += (least - share) * pixels[at + channel];
         }
       }
-      const [box, share] = boxes[y], width = LEAST * CHANNELS;
+      const [box, share] = boxes[y], width = least * CHANNELS;
       for (let index = 0; index < width; index++) {
         sums[box * width + index] += share * row[index];
-        if (share < LEAST) sums[(box + 1) * width + index] += (LEAST - share) * row[index];
+        if (share < least) sums[(box + 1) * width + index] += (least - share) * row[index];
       }
     }
-    const input = new ImageData(LEAST, LEAST);
-    for (let pixel = 0; pixel < LEAST * LEAST; pixel++) {
+    const input = new ImageData(least, least);
+    for (let pixel = 0; pixel < least * least; pixel++) {
       for (let channel = 0; channel < CHANNELS; channel++) {
         input.data[4 * pixel + channel] = Math.floor(sums[pixel * CHANNELS + channel] / (side * side));
       }
@@ -71,14 +71,14 @@
     }
 
     build() {
-      const {width, height, crops} = this.data;
+      const {width, height, least, crops} = this.data;
       this.most = Math.min(width, height);
       this.photo = this.querySelector("img");
       this.photo.draggable = false;
       this.photo.addEventListener("load", () => this.compare());
       this.shade = make("div", {class: "sr-shade"});
       this.frame = make("div", {class: "sr-crop", role: "slider", tabindex: 0, "aria-label": "Crop of the photo",
-        "aria-valuemin": LEAST, "aria-valuemax": this.most, "aria-describedby": "sr-crop-keys"});
+        "aria-valuemin": least, "aria-valuemax": this.most, "aria-describedby": "sr-crop-keys"});
       for (const corner of Object.keys(CORNERS)) this.frame.append(make("div", {class: `sr-handle sr-${corner}`}));
       const found = crops.length === 1 ? [] : crops.map(({square}, at) => {
         const outline = make("div", {class: "sr-found", "aria-hidden": "true"}, make("span", {}, String(at + 1)));
@@ -95,7 +95,7 @@
         return element;
       });
       this.numbers = ["Left", "Top", "Side"].map((_, at) => {
-        const input = make("input", {type: "number", step: 1, min: at === 2 ? LEAST : 0});
+        const input = make("input", {type: "number", step: 1, min: at === 2 ? least : 0});
         input.addEventListener("change", () => this.enter(at, input.valueAsNumber));
         return input;
       });
@@ -115,8 +115,8 @@
 
     // Take a square, moved into the photo, and show it. Ask the server at once, when the pointer rests, or not at all.
     choose([left, top, side], ask = false) {
-      const {width, height} = this.data;
-      side = clamp(Math.round(side), LEAST, this.most);
+      const {width, height, least} = this.data;
+      side = clamp(Math.round(side), least, this.most);
       left = clamp(Math.round(left), 0, width - side);
       top = clamp(Math.round(top), 0, height - side);
       this.square = [left, top, side];
@@ -131,7 +131,8 @@
       this.buttons.forEach((button, at) => button.setAttribute("aria-pressed", at === found));
       this.frame.setAttribute("aria-valuenow", side);
       this.frame.setAttribute("aria-valuetext", place);
-      this.where.textContent = `${this.data.crops[found]?.name ?? "Your crop"}: ${place}. 8x8 is all that the model sees.`;
+      this.where.textContent = `${this.data.crops[found]?.name ?? "Your crop"}: ${place}. ` +
+        `${least}x${least} is all that the model sees.`;
       this.compare();
       clearTimeout(this.timer);
       if (ask === "rest") this.timer = setTimeout(() => this.ask(), REST);
@@ -161,13 +162,14 @@
 
     // Return the model's input as the address of a picture.
     input() {
-      const [left, top, side] = this.square, {width, height} = this.data;
+      const [left, top, side] = this.square, {width, height, least} = this.data;
       if (!this.pixels) {
         this.pixels = make("canvas", {width, height}).getContext("2d", {willReadFrequently: true});
         this.pixels.drawImage(this.photo, 0, 0);
       }
-      const canvas = make("canvas", {width: LEAST, height: LEAST});
-      canvas.getContext("2d").putImageData(reduce(this.pixels.getImageData(left, top, side, side).data, side), 0, 0);
+      const canvas = make("canvas", {width: least, height: least});
+      const square = this.pixels.getImageData(left, top, side, side).data;
+      canvas.getContext("2d").putImageData(reduce(square, side, least), 0, 0);
       return canvas.toDataURL();
     }
 
@@ -182,7 +184,7 @@
       const [left, top, side] = this.square, step = share => Math.max(1, Math.round(this.most * share));
       const by = step(event.shiftKey ? 0.05 : 0.01);
       const sized = to => {
-        const size = clamp(to, LEAST, this.most);
+        const size = clamp(to, this.data.least, this.most);
         return [left + (side - size) / 2, top + (side - size) / 2, size];
       };
       const square = {ArrowLeft: [left - by, top, side], ArrowRight: [left + by, top, side], ArrowUp: [left, top - by, side],
@@ -218,7 +220,7 @@
       const {across, down, off, fixed} = this.held, [x, y] = this.at(event).map((value, axis) => value - off[axis]);
       if (!across) return this.choose([x, y, this.square[2]], "rest");
       const room = Math.min(across > 0 ? this.data.width - fixed[0] : fixed[0], down > 0 ? this.data.height - fixed[1] : fixed[1]);
-      const side = clamp(Math.round(Math.max(across * (x - fixed[0]), down * (y - fixed[1]))), LEAST, room);
+      const side = clamp(Math.round(Math.max(across * (x - fixed[0]), down * (y - fixed[1]))), this.data.least, room);
       this.choose([fixed[0] - (across < 0 ? side : 0), fixed[1] - (down < 0 ? side : 0), side], "rest");
     }
 

@@ -3,7 +3,7 @@
 "use strict";
 (() => {
   const {make, Drawn} = superres;
-  const SIDE = 32, CHANNELS = 3, CELL = 32;  // pixels of a face, tokens of a pixel, canvas pixels of a face's pixel
+  const CHANNELS = 3, CELL = 32;  // tokens of a pixel, canvas pixels of a face's pixel
   const CLOSE_UP = [11, 3];  // columns and rows of the enlarged surroundings of a block
   const COLOURS = ["red", "green", "blue"];
   const SLOWEST = 0.5, FASTEST = 200;  // steps per second
@@ -35,11 +35,14 @@
 
   // A view of a face: the pixels decoded so far, and those of the current block.
   class Face {
-    constructor() {
-      this.canvas = make("canvas", {width: SIDE * CELL, height: SIDE * CELL, role: "img"});
-      this.close = make("canvas", {width: CLOSE_UP[0] * CELL, height: CLOSE_UP[1] * CELL, "aria-hidden": "true"});
+    // `side` is the side of the face in pixels.
+    constructor(side) {
+      this.side = side;
+      this.around = CLOSE_UP.map(most => Math.min(most, side));
+      this.canvas = make("canvas", {width: side * CELL, height: side * CELL, role: "img"});
+      this.close = make("canvas", {width: this.around[0] * CELL, height: this.around[1] * CELL, "aria-hidden": "true"});
       this.element = make("div", {class: "sr-stage"}, this.canvas, this.close);
-      this.small = make("canvas", {width: SIDE, height: SIDE});
+      this.small = make("canvas", {width: side, height: side});
     }
 
     name(step, index) {
@@ -52,17 +55,17 @@
 
     where(token) {
       const pixel = Math.floor(token / CHANNELS);
-      return ` (${COLOURS[token % CHANNELS]} of the pixel in row ${Math.floor(pixel / SIDE) + 1}, ` +
-        `column ${pixel % SIDE + 1})`;
+      return ` (${COLOURS[token % CHANNELS]} of the pixel in row ${Math.floor(pixel / this.side) + 1}, ` +
+        `column ${pixel % this.side + 1})`;
     }
 
     show(steps, shown, label) {
       const step = steps[shown - 1];
       const known = steps.slice(0, shown).flatMap(({proposed, accepted}) => proposed.slice(0, accepted));
       const context = this.canvas.getContext("2d"), small = this.small.getContext("2d");
-      const pixels = small.createImageData(SIDE, SIDE);
-      for (let pixel = 0; pixel < SIDE * SIDE; pixel++) {
-        const empty = (pixel + Math.floor(pixel / SIDE)) % 2 ? 170 : 150;
+      const {side} = this, pixels = small.createImageData(side, side);
+      for (let pixel = 0; pixel < side * side; pixel++) {
+        const empty = (pixel % side + Math.floor(pixel / side)) % 2 ? 170 : 150;
         const whole = (pixel + 1) * CHANNELS <= known.length;
         for (let channel = 0; channel < CHANNELS; channel++) {
           pixels.data[4 * pixel + channel] = whole ? known[CHANNELS * pixel + channel] : empty;
@@ -71,7 +74,7 @@
       }
       small.putImageData(pixels, 0, 0);
       context.imageSmoothingEnabled = false;
-      context.drawImage(this.small, 0, 0, SIDE * CELL, SIDE * CELL);
+      context.drawImage(this.small, 0, 0, side * CELL, side * CELL);
       this.canvas.setAttribute("aria-label", label);
       if (step) this.mark(context, step, known);
       this.enlarge(Math.floor((step?.position ?? 0) / CHANNELS));
@@ -79,9 +82,9 @@
 
     // Draw the surroundings of a pixel at a larger scale.
     enlarge(pixel) {
-      const [width, height] = CLOSE_UP, {width: across, height: down} = this.close;
-      const left = Math.min(Math.max(pixel % SIDE - 1, 0), SIDE - width);
-      const top = Math.min(Math.max(Math.floor(pixel / SIDE) - 1, 0), SIDE - height);
+      const {side, around: [width, height]} = this, {width: across, height: down} = this.close;
+      const left = Math.min(Math.max(pixel % side - 1, 0), side - width);
+      const top = Math.min(Math.max(Math.floor(pixel / side) - 1, 0), side - height);
       const context = this.close.getContext("2d");
       context.drawImage(this.canvas, left * CELL, top * CELL, across, down, 0, 0, across, down);
     }
@@ -101,7 +104,7 @@
         }
       };
       for (const [pixel, found] of states) {
-        const left = pixel % SIDE * CELL, top = Math.floor(pixel / SIDE) * CELL;
+        const left = pixel % this.side * CELL, top = Math.floor(pixel / this.side) * CELL;
         if (found.every(state => state === "past")) continue;
         if (found.includes("broken") || found.includes("rejected")) {
           const proposal = all.slice(CHANNELS * pixel, CHANNELS * (pixel + 1));
@@ -166,7 +169,7 @@
     draw(data) {
       cancelAnimationFrame(this.timer);
       this.data = data;
-      this.view = data.kind === "face" ? new Face() : new Text(data.language);
+      this.view = data.kind === "face" ? new Face(data.side) : new Text(data.language);
       this.build();
       this.choose(0);
     }

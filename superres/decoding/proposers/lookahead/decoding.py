@@ -88,10 +88,10 @@ class Layout:
         cells = sorted(trunk + stages, key=lambda cell: cell[0] != last)  # cells of other stages need no scores
         number = {(0, 0): reread, **{cell: column for column, cell in enumerate(cells, len(parents))}}
         parents += [number[(stage - 1, column) if stage else (0, column - 1)] for stage, column in cells]
-        self.paths = torch.tensor(paths)
-        self.guesses = torch.tensor([number[last, column] for column in columns])
+        guesses = [number[last, column] for column in columns]
+        self.paths, self.guesses = torch.tensor(paths), torch.tensor(guesses)
         self.cells = torch.tensor(cells, dtype=torch.int64).view(-1, 2).t()
-        self.tree = Tree(parents, reread, 1 + int(torch.cat([self.guesses, self.paths.flatten()]).max()))
+        self.tree = Tree(parents, reread, 1 + max([*guesses, *(path[-1] for path in paths)]))
 
     @classmethod
     def of(cls, options: DecodeConfig, ngram_size: int, peers: Peers | None) -> Layout:

@@ -1,188 +1,140 @@
-"""The structures of cpp/abi.h, declared for ctypes."""
+"""What Python and C++ share, read from cpp/abi.h: its constants, enums, structures and functions, for ctypes.
+
+Structures are attributes of this module: `CSession` is `Session` as a ctypes class. A structure by value is nested, a
+pointer to a structure is a `ctypes.POINTER`, and any other pointer is an address.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_double, c_float, c_int64, c_void_p
+import hashlib
+import re
+from ctypes import POINTER, Structure, c_void_p
+from pathlib import Path
+from typing import Any, NamedTuple
 
-LANES = 16
-"""Floats per vector in the C++."""
+_SCALARS: dict[str, type[Any]] = {
+    "int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "uint8_t": ctypes.c_uint8, "float": ctypes.c_float,
+    "double": ctypes.c_double,
+}
 
-PANEL = 2 * LANES
-"""Outputs that are adjacent in a packed weight."""
+_RESULTS = {"void": None, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "const char*": ctypes.c_char_p}
 
-MAX_SIZE = 256
-"""Largest size of an attention head whose keys and values are bytes."""
+_STATEMENT = re.compile(r"""\s*(?:
+    \#pragma\ once | \#include\ <cstdint>
+  | constexpr\ int\ (?P<constant>\w+)\ =\ (?P<value>\d+);
+  | enum\ (?P<enum>\w+)\ :\ int64_t\ \{(?P<names>[\w\s,]+)\};
+  | struct\ (?P<struct>\w+)\ \{(?P<fields>[^{}]*)\};
+  | struct\ (?P<forward>\w+);
+  | extern\ "C"\ (?P<result>void|u?int64_t|const\ char\*)\ (?P<function>\w+)\((?P<arguments>[^()]*)\);
+)\s*""", re.VERBOSE)
 
-NEAR, FAR = 5, 9
-"""The finite points of Winograd's convolution besides 0, in eighths and with either sign."""
-
-
-class CLinear(Structure):
-    """`Linear` of cpp/abi.h."""
-
-    _fields_ = [*((name, c_int64) for name in ("inputs", "panels", "format")),
-                *((name, c_void_p) for name in ("weight", "bias", "scale"))]
-
-
-class CInt8Filter(Structure):
-    """`Int8Filter` of cpp/abi.h."""
-
-    _fields_ = [("product", CLinear), ("norm", c_void_p), ("rounding", c_float)]
+_DECLARATION = re.compile(r"\s*(?:const\s+)?(\w+)\b\s*(.+)", re.DOTALL)
+_DECLARATOR = re.compile(r"\s*(\*?)\s*(\w+)(?:\[(\d+)\])?\s*")
 
 
-class CCache(Structure):
-    """`Cache` of cpp/abi.h."""
+class Declarations(NamedTuple):
+    """What a header declares.
 
-    _fields_ = [(name, c_void_p) for name in ("key", "value", "key_scale", "value_scale")]
+    Attributes:
+        constants: value of each constant.
+        enums: names of each enum, in the order of their values.
+        structures: ctypes class of each structure.
+        functions: result and arguments of each function, for ctypes.
+    """
 
-
-class CSampling(Structure):
-    """`Sampling` of cpp/abi.h."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("kind", "seed", "channels", "top_k")), ("nucleus", c_double),
-        *((name, c_void_p) for name in ("keys", "temperature", "q", "q_total")),
-    ]
-
-
-class CProposer(Structure):
-    """`Proposer` of cpp/abi.h."""
-
-    _fields_ = [
-        ("kind", c_int64),
-        *((name, c_void_p) for name in (
-            "draft", "tokens", "place", "best_tokens", "hidden", "scores", "keys", "known")),
-        *((name, c_int64) for name in ("entries", "order", "channels")), ("source", c_void_p),
-        ("source_length", c_int64),
-    ]
+    constants: dict[str, int]
+    enums: dict[str, list[str]]
+    structures: dict[str, type[Structure]]
+    functions: dict[str, tuple[Any, list[Any]]]
 
 
-class CWidths(Structure):
-    """`Widths` of cpp/abi.h."""
+def parse(text: str) -> Declarations:
+    """Return what the header `text` declares, in the plain subset of C++ that cpp/abi.h describes.
 
-    _fields_ = [
-        ("count", c_int64), *((name, c_void_p) for name in ("costs", "sizes", "pace")),
-        *((name, c_float) for name in ("offset", "exponent", "reach")),
-    ]
-
-
-class CLimits(Structure):
-    """`Limits` of cpp/abi.h."""
-
-    _fields_ = [("count", c_int64), ("earlier", c_void_p), ("bounds", c_void_p)]
-
-
-class CLookahead(Structure):
-    """`Lookahead` of cpp/abi.h."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("size", "columns", "candidates", "cells", "capacity")),
-        *((name, c_void_p) for name in (
-            "paths", "guesses", "stage", "column", "window", "grams", "oldest", "found")),
-    ]
-
-
-class CLoop(Structure):
-    """`Loop` of cpp/abi.h."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("block_size", "room", "stride", "minimum", "best", "bound", "end_token")),
-        *((name, c_void_p) for name in (
-            "position", "limit", "store", "proposals", "tokens", "place", "index", "first", "next", "best_tokens",
-            "hidden", "scores", "scratch")),
-        ("sampling", POINTER(CSampling)), ("proposer", CProposer), ("widths", CWidths),
-        ("limits", CLimits), ("lookahead", CLookahead),
-    ]
+    Raises:
+        ValueError: the text has something else.
+    """
+    text = re.sub(r"//.*", "", text)
+    found = Declarations({}, {}, {}, {})
+    place = 0
+    while text[place:].strip():
+        match = _STATEMENT.match(text, place)
+        if match is None:
+            raise ValueError(f"not in the subset of abi.h: {text[place:].strip().splitlines()[0]}")
+        place = match.end()
+        if name := match["constant"]:
+            found.constants[name] = int(match["value"])
+        elif name := match["enum"]:
+            found.enums[name] = match["names"].replace(",", " ").split()
+        elif name := match["forward"] or match["struct"]:
+            structure = found.structures.setdefault(name, type(f"C{name}", (Structure,), {}))
+            if match["struct"]:
+                lines = match["fields"].split(";")
+                structure._fields_ = [field for line in lines if line.strip() for field in _variables(line, found)]
+        elif name := match["function"]:
+            arguments = [variable for part in match["arguments"].split(",") if part.strip()
+                         for variable in _variables(part, found)]
+            found.functions[name] = _RESULTS[match["result"]], [kind for _, kind in arguments]
+    return found
 
 
-class CLayer(Structure):
-    """`Layer` of cpp/abi.h."""
+def _variables(declaration: str, known: Declarations) -> list[tuple[str, Any]]:
+    """Return the name and the type of every variable of a declaration, without its semicolon.
 
-    _fields_ = [
-        *((name, CLinear) for name in (
-            "projection", "output", "expand", "contract", "cross_query", "cross_output", "cross_source")),
-        ("norm_weight", c_void_p * 3), ("norm_bias", c_void_p * 3), ("self", CCache), ("cross", CCache),
-        ("columns", c_void_p),
-    ]
-
-
-class CTree(Structure):
-    """`Tree` of cpp/abi.h."""
-
-    _fields_ = [("scored", c_int64), ("longest", c_int64), ("depth", c_void_p), ("ancestors", c_void_p)]
-
-
-class CShortlist(Structure):
-    """`Shortlist` of cpp/abi.h."""
-
-    _fields_ = [("count", c_int64), *((name, c_void_p) for name in ("tokens", "known", "weight", "bias", "scale"))]
+    Raises:
+        ValueError: it is not in the subset.
+    """
+    match = _DECLARATION.fullmatch(declaration)
+    variables = []
+    for part in match[2].split(",") if match else [""]:
+        declarator = _DECLARATOR.fullmatch(part)
+        if match is None or declarator is None:
+            raise ValueError(f"not in the subset of abi.h: {declaration.strip()}")
+        star, name, count = declarator.groups()
+        kind = _type(match[1], star, known)
+        variables.append((name, kind * int(count) if count else kind))
+    return variables
 
 
-class CHeads(Structure):
-    """`Heads` of cpp/abi.h."""
+def _type(name: str, star: str, known: Declarations) -> type[Any]:
+    """Return the ctypes form of a type, or of a pointer to it if there is a `star`.
 
-    _fields_ = [
-        *((name, c_int64) for name in ("count", "size", "dense", "earlier", "recurrent")),
-        ("expand", CLinear), ("adapt", CLinear), ("contract", POINTER(CLinear)),
-        *((name, c_void_p) for name in ("bias", "norm_weight", "norm_bias", "conditioning", "direct")),
-        ("cross_query", CLinear), ("cross_output", CLinear), ("cross_source", CLinear), ("cross", CCache),
-        ("shortlist", CShortlist),
-    ]
-
-
-class CSession(Structure):
-    """`Session` of cpp/abi.h."""
-
-    _fields_ = [
-        *((name, c_int64) for name in (
-            "batch", "width", "length", "size_d", "attention_heads", "filter", "layers", "vocabulary", "channels",
-            "outputs", "slots", "block_length", "cross_slots", "pre", "threads", "patient", "stride", "together")),
-        ("layer", POINTER(CLayer)), ("final_weight", c_void_p), ("final_bias", c_void_p), ("project", CLinear),
-        ("int8_filter", CInt8Filter), ("token_table", c_void_p), ("position_table", c_void_p), ("conditioned", c_int64),
-        ("cross_mask", c_void_p),
-        *((name, c_int64) for name in ("features", "near", "cell_size", "ordinal")),
-        *((name, c_void_p) for name in ("near_table", "cell", "cell_positions", "estimate", "residual_sum")),
-        ("source_length", c_int64), ("deviation", c_void_p), ("first", CLinear), ("second", CLinear),
-        ("channel_bias", c_void_p), ("direct", c_void_p), ("residual_scale", c_float), ("initial_sharpness", c_float),
-        ("heads", CHeads), ("tree", CTree), ("not_finite", c_void_p), ("seconds", c_void_p), ("groups", c_int64),
-        *((name, c_void_p) for name in ("x", "parts", "wide", "attended", "weights", "gathered", "projected")),
-    ]
+    Raises:
+        ValueError: the type is not declared.
+    """
+    if name in known.structures:
+        return POINTER(known.structures[name]) if star else known.structures[name]
+    if star and (name in _SCALARS or name == "void"):
+        return c_void_p
+    scalar = _SCALARS.get("int64_t" if name in known.enums else name)
+    if scalar is None or star:
+        raise ValueError(f"not declared in abi.h: {name}{star}")
+    return scalar
 
 
-class CEncoder(Structure):
-    """`Encoder` of cpp/abi.h."""
+HEADER = Path(__file__).parent / "cpp" / "abi.h"
 
-    _fields_ = [
-        *((name, c_int64) for name in (
-            "source_length", "length", "size_d", "attention_heads", "filter", "layers", "vocabulary", "channels",
-            "pre")),
-        ("layer", POINTER(CLayer)),
-        *((name, c_void_p) for name in ("final_weight", "final_bias", "token_table", "source_signal")),
-        *((name, c_int64) for name in ("rows", "columns", "height", "width", "maps", "blocks")),
-        ("row_weights", c_void_p), ("column_weights", c_void_p), ("shuffle", CLinear), ("products", POINTER(CLinear)),
-        ("biases", c_void_p), ("refinement", CLinear), ("refinement_bias", c_void_p), ("vectors", CLinear),
-        ("head_vectors", CLinear), ("signal", c_void_p), ("residual_scale", c_float),
-    ]
+DIGEST = hashlib.sha256(HEADER.read_bytes()).hexdigest()
+"""SHA-256 of the header. A compiled library has the digest of the header that it was compiled with."""
+
+DECLARATIONS = parse(HEADER.read_text(encoding="utf-8"))
+LANES, PANEL, MAX_HEAD, NEAR, FAR = (
+    DECLARATIONS.constants[name] for name in ("LANES", "PANEL", "MAX_HEAD", "NEAR_EIGHTHS", "FAR_EIGHTHS"))
 
 
-class CEncoded(Structure):
-    """`Encoded` of cpp/abi.h."""
+def value(enum: str, name: str) -> int:
+    """Return the number of `name`, such as "feed-forward" for FEED_FORWARD, in an enum.
 
-    _fields_ = [
-        *((name, c_void_p) for name in ("states", "position_table", "head_table", "estimate", "residual_sum")),
-        ("stride", c_int64), ("positions", c_int64), ("lengths", c_void_p),
-    ]
-
-
-STRUCTURES = (CLinear, CInt8Filter, CCache, CLayer, CTree, CShortlist, CHeads, CSampling, CProposer, CWidths, CLimits,
-              CLookahead, CLoop, CSession, CEncoder, CEncoded)
+    Raises:
+        ValueError: the enum has no such name.
+    """
+    return DECLARATIONS.enums[enum].index(name.upper().replace("-", "_"))
 
 
-def layout() -> str:
-    """Return the constants, the sizes of the structures and the offsets of their fields, as `superres_layout` does."""
-    lines = [f"LANES={LANES} PANEL={PANEL} NEAR={NEAR} FAR={FAR} SIZE={MAX_SIZE}\n"]
-    for kind in STRUCTURES:
-        fields = [f"{name}={getattr(kind, name).offset}" for name, *_ in kind._fields_]
-        lines.append(" ".join([f"{kind.__name__[1:]}:{ctypes.sizeof(kind)}", *fields]) + "\n")
-    return "".join(lines)
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - ctypes knows no more of a structure's fields
+    """Return the structure `Name` as the attribute `CName`."""
+    structure = DECLARATIONS.structures.get(name[1:]) if name.startswith("C") else None
+    if structure is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return structure

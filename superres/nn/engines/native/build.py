@@ -20,13 +20,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from ctypes import POINTER, c_char_p, c_int64, c_uint64, c_void_p
+from ctypes import c_char_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from superres.errors import ConfigError
-from superres.nn.engines.native.abi import CEncoded, CEncoder, CLoop, CSession, layout
+from superres.nn.engines.native.abi import DECLARATIONS, DIGEST
 from superres.nn.engines.native.variants import BY_NAME, FLAGS, PROBE_FLAGS, SELF_TEST, SUFFIX, Variant, for_machine
 from superres.system.output import cache_folder
 
@@ -42,20 +41,6 @@ library per set of flags; libraries of the package are not used."""
 
 FORCED_VARIANT = "SUPERRES_NATIVE"
 """Environment variable with the name of the variant to use, for tests and comparisons."""
-
-SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "superres_layout": (c_char_p, []),
-    "superres_self_test": (c_uint64, []),
-    "superres_busy": (c_int64, []),
-    "superres_encode": (None, [POINTER(CEncoder), POINTER(CEncoded), c_int64, c_int64, c_void_p]),
-    "superres_remember": (None, [POINTER(CSession), c_void_p]),
-    "superres_step": (None, [POINTER(CSession), *[c_void_p] * 4]),
-    "superres_keep": (None, [POINTER(CSession), c_void_p, c_int64, c_void_p]),
-    "superres_propose_room": (c_int64, [POINTER(CSession), c_int64]),
-    "superres_propose": (None, [POINTER(CSession), *[c_void_p] * 3, c_int64, *[c_void_p] * 5]),
-    "superres_iterate": (c_int64, [POINTER(CSession), POINTER(CLoop), c_int64, c_int64, c_void_p]),
-}
-"""Result and arguments of every function in native.cpp."""
 
 
 class NativeUnavailable(ConfigError):
@@ -250,13 +235,13 @@ def _load(path: Path) -> ctypes.CDLL:
         NativeUnavailable: it cannot be loaded, is of another release, or fails its self-test.
     """
     code = _open(path)
-    for name, (result, arguments) in SIGNATURES.items():
+    for name, (result, arguments) in DECLARATIONS.functions.items():
         function = getattr(code, name, None)
         if function is None:
             raise NativeUnavailable(f"{path} has no {name}; install this release again")
         function.restype, function.argtypes = result, arguments
-    if code.superres_layout().decode() != layout():
-        raise NativeUnavailable(f"{path} has other structures than this release; install it again")
+    if code.superres_abi().decode() != DIGEST:
+        raise NativeUnavailable(f"{path} was compiled with another abi.h than this release has; install it again")
     if code.superres_self_test() != SELF_TEST:
         raise NativeUnavailable(f"{path} fails its self-test: it computes other numbers than it should")
     return code

@@ -1,4 +1,4 @@
-"""The encoder in compiled code: the weights that cpp/encoder.h reads, and its call."""
+"""The encoder in compiled code: the weights that cpp/model/encoder.h reads, and its call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POINTS = (0.0, NEAR / 8, -NEAR / 8, FAR / 8, -FAR / 8)
 
 
 PARTS = "states", "position_table", "head_table", "estimate", "residual_sum"
-"""The parts of the memory that cpp/encoder.h writes."""
+"""The parts of the memory that cpp/model/encoder.h writes."""
 
 
 def supports(model: EncoderDecoder) -> bool:
@@ -37,7 +37,7 @@ def supports(model: EncoderDecoder) -> bool:
 
 
 class NativeEncoder:
-    """The encoder of a network, packed for cpp/encoder.h. It encodes bit for bit alike in every batch."""
+    """The encoder of a network, packed for cpp/model/encoder.h. It encodes bit for bit alike in every batch."""
 
     def __init__(self, model: EncoderDecoder, precision: str) -> None:
         """Pack the weights of `model`, for which `supports` holds, with products in the format `precision`."""

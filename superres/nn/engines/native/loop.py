@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from ctypes import addressof, pointer
+from ctypes import pointer
 
 import torch
 from torch import Tensor
 
 from superres.interfaces import LookaheadData, LoopState, ProposerData, Sampling, SumLimits, Widths
-from superres.nn.engines.native.abi import CLimits, CLookahead, CLoop, CProposer, CSampling, CSession, CWidths
+from superres.nn.engines.native.abi import (
+    CLimits,
+    CLookahead,
+    CLoopState,
+    CProposer,
+    CSampling,
+    CSession,
+    CWidths,
+    value,
+)
 
-SAMPLING_KINDS = ("gumbel", "speculative")
-"""Kinds of sampling in the order of `Kind` in cpp/abi.h."""
 
-PROPOSER_KINDS = ("heads", "jacobi", "draft", "ngram", "lookup", "lookahead")
-"""Kinds of proposers in the order of cpp/decode/proposers.h."""
-
-
-def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: CSession | None) -> CLoop:
+def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: CSession | None) -> CLoopState:
     """Return the form in which native.cpp reads `state`; the result keeps all its tensors alive.
 
     Args:
@@ -26,7 +29,8 @@ def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: 
         scratch: memory for the heads' proposals; None without heads.
         draft: session of the draft model; None without one.
     """
-    batch, width, vocabulary = session.batch, session.width, session.vocabulary
+    size = session.size
+    batch, width, vocabulary = size.batch, size.width, size.vocabulary
     room, stride = state.proposals.shape[1], state.store.shape[1]
     kind, bound = state.rule
     integers = torch.empty(2 * width + room + 3, batch, dtype=torch.int64)
@@ -39,12 +43,12 @@ def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: 
     buffers = {
         "tokens": integers[:width], "best_tokens": integers[width : 2 * width], "next": integers[2 * width :],
         "place": integers[-3], "index": integers[-2], "first": integers[-1],
-        "hidden": torch.empty(batch, width, session.size_d),
+        "hidden": torch.empty(batch, width, size.d),
         "scores": torch.empty(batch, width, vocabulary),
         "scratch": scratch,
     }
-    loop = CLoop(
-        block_size=state.block_size, room=room, stride=stride, minimum=state.min_block, best=kind == "rank",
+    loop = CLoopState(
+        block_size=state.block_size, room=room, stride=stride, minimum=state.min_block, rule=value("Rule", kind),
         bound=min(bound, vocabulary) if kind == "rank" else bound,
         end_token=-1 if state.end_token is None else state.end_token,
         **shared, **{name: None if tensor is None else tensor.data_ptr() for name, tensor in buffers.items()},
@@ -54,9 +58,9 @@ def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: 
     if state.sampling is not None:
         loop.sampling = pointer(_sampling_of(state.sampling, batch, room, vocabulary))
     if state.widths is not None:
-        loop.widths = _widths_of(state.widths, batch, session.channels)
+        loop.widths = _widths_of(state.widths, batch, size.channels)
     if state.limits is not None:
-        loop.limits = _limits_of(state.limits, batch, session.length)
+        loop.limits = _limits_of(state.limits, batch, size.length)
     lookahead = None if state.lookahead is None else _lookahead_of(state.lookahead, batch)
     if lookahead is not None:
         loop.lookahead = lookahead
@@ -66,19 +70,20 @@ def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: 
 
 def _proposer_of(proposer: ProposerData, batch: int, draft: CSession | None) -> CProposer:
     """Return the form in which native.cpp reads `proposer`; the result keeps its scratch alive."""
-    made = CProposer(kind=PROPOSER_KINDS.index(proposer.kind))
+    made = CProposer(kind=value("ProposerKind", proposer.kind))
     if draft is not None:
-        integers = torch.empty(5, batch, dtype=torch.int64)
-        scratch = integers, torch.empty(batch, 2, draft.size_d), torch.empty(batch, 2, draft.vocabulary)
-        made.draft, made.scratch = addressof(draft), scratch
+        size, width = draft.size, draft.size.width
+        integers = torch.empty(2 * width + 1, batch, dtype=torch.int64)
+        scratch = integers, torch.empty(batch, width, size.d), torch.empty(batch, width, size.vocabulary)
+        made.draft, made.scratch = pointer(draft), scratch
         made.tokens, made.best_tokens, made.place = (part.data_ptr() for part in (
-            integers[:2], integers[2:4], integers[4]))
+            integers[:width], integers[width:-1], integers[-1]))
         made.hidden, made.scores = (part.data_ptr() for part in scratch[1:])
     if proposer.keys is not None:
         made.entries, made.order, made.channels = len(proposer.keys), proposer.order, proposer.channels
         made.keys, made.known = (address(part, torch.int64, made.entries) for part in (proposer.keys, proposer.known))
     if proposer.source is not None:
-        made.source_length = proposer.source.shape[1]
+        made.source_length, made.longest = proposer.source.shape[1], proposer.longest
         made.source = address(proposer.source, torch.int64, batch, made.source_length)
     return made
 
@@ -87,7 +92,7 @@ def _sampling_of(sampling: Sampling, batch: int, room: int, vocabulary: int) -> 
     """Return the form in which native.cpp reads `sampling`, for blocks of at most `room` tokens."""
     channels, proposals = len(sampling.temperatures), room if sampling.kind == "speculative" else 0
     return CSampling(
-        kind=SAMPLING_KINDS.index(sampling.kind), seed=sampling.seed, channels=channels,
+        kind=value("SamplingKind", sampling.kind), seed=sampling.seed, channels=channels,
         top_k=min(sampling.top_k or vocabulary, vocabulary), nucleus=sampling.nucleus,
         keys=address(sampling.keys, torch.int64, batch),
         temperature=address(sampling.temperatures, torch.float32, channels),

@@ -20,7 +20,24 @@ from superres.config import ModelConfig
 from superres.errors import ScoresError
 from superres.interfaces import Choose, LimitedChoose, LoopState, Sources, StepOutput, Tree, TreeSession
 from superres.nn.cache import slot_count
-from superres.nn.engines.native.abi import LANES, MAX_SIZE, PANEL, CCache, CLayer, CSession, CShortlist, CTree
+from superres.nn.engines.native.abi import (
+    DECLARATIONS,
+    LANES,
+    MAX_HEAD,
+    PANEL,
+    CCache,
+    CInput,
+    CLayerCache,
+    COrdinal,
+    CReport,
+    CScratch,
+    CSession,
+    CShortlist,
+    CSizes,
+    CThreads,
+    CTree,
+    value,
+)
 from superres.nn.engines.native.build import NativeUnavailable, chosen, library
 from superres.nn.engines.native.encoder import NativeEncoder, supports
 from superres.nn.engines.native.loop import address, loop_of
@@ -38,7 +55,7 @@ ENGINES = {"float32": "native", "bfloat16": "native-bf16", "int8": "native-int8"
 """Name of the engine by the format of its weights."""
 
 GROUP_WIDTH = 64
-"""Width of a group: see `Rows` in cpp/layer.h. A narrower group would not repay the wait for its thread."""
+"""Width of a group: see `Layers` in cpp/model/layer.h. A narrower group would not repay the wait for its thread."""
 
 SLOT_AXES = 3, 2, 2, 2
 """The axis of the slots, or of groups of slots, in the keys, values and their scales of `NativeSession.caches`."""
@@ -81,25 +98,26 @@ class NativeSession(ProposingSession):
         # Attention reads aligned groups of LANES keys; no two groups of one step may share slots of the ring.
         slots = slot_count(config, width) + 2 * LANES - 1
         slots += -slots % LANES
-        self.session = CSession(
-            batch=self.batch, width=width, length=config.target_length, size_d=config.width,
+        size = CSizes(
+            batch=self.batch, width=width, length=config.target_length, d=config.width,
             attention_heads=config.attention_heads, filter=config.filter_size, layers=config.decoder_layers,
             vocabulary=config.vocabulary, channels=config.channels, outputs=config.outputs, slots=slots,
             # Causal attention is local attention in a single block.
             block_length=config.attention_block_length if config.attention == "local_1d" else slots,
-            pre=packed.pre, threads=threads, patient=False, stride=max(3 * config.width, packed.project.panels * PANEL),
-            together=rows_together(packed, slots),
-            final_weight=packed.final[0], final_bias=packed.final[1], project=packed.project,
-            int8_filter=packed.int8_filter,
-            token_table=packed.token_table, not_finite=self.not_finite.data_ptr(),
-            position_table=self._keep(self.position_table, *self._table_shape(), by_row=self.conditioned),
-            conditioned=self.conditioned, ordinal=config.ordinal_outputs,
-            residual_scale=RESIDUAL_SCALE, initial_sharpness=INITIAL_SHARPNESS, heads=packed.heads,
+            groups=groups_of(config), stride=max(3 * config.width, packed.weights.project.panels * PANEL),
+        )
+        position_table = self._keep(self.position_table, *self._table_shape(), by_row=self.conditioned)
+        self.session = CSession(
+            size=size, threads=CThreads(count=threads, together=rows_together(packed, slots)), weights=packed.weights,
+            input=CInput(position_table=position_table, conditioned=self.conditioned),
+            ordinal=COrdinal(parameters=config.ordinal_outputs, residual_scale=RESIDUAL_SCALE,
+                             initial_sharpness=INITIAL_SHARPNESS),
+            heads=packed.heads, report=CReport(not_finite=self.not_finite.data_ptr()),
         )
         if self.head_table is not None:
             self.session.heads.conditioning = self._keep(self.head_table, *self._table_shape(), by_row=True)
         if self.estimate is not None:
-            self.session.estimate = self._keep(self.estimate, self.batch, config.target_length, by_row=True)
+            self.session.ordinal.estimate = self._keep(self.estimate, self.batch, config.target_length, by_row=True)
         if shortlist is not None:
             self.session.heads.shortlist = self._shortlist(shortlist)
         self._neighbourhood()
@@ -204,19 +222,19 @@ class NativeSession(ProposingSession):
             return True
         most = 0 if self.heads is None or state.proposer.kind != "heads" else 1 + self.heads.count
         # The centres of ordinal heads alone must determine their proposals.
-        known = isinstance(self.heads, RecurrentHeads) or self.session.outputs == self.session.ordinal
+        known = isinstance(self.heads, RecurrentHeads) or self.session.size.outputs == self.session.ordinal.parameters
         return known and state.sampling is None and len(state.widths.costs) <= min(self.width, most)
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
         """See `superres.nn.engines.torch_step.StepSession.part_seconds`."""
-        seconds = torch.zeros(len(PARTS), dtype=torch.float64)
-        self.session.seconds = seconds.data_ptr()
+        seconds = torch.zeros(len(DECLARATIONS.enums["Part"]), dtype=torch.float64)
+        self.session.report.seconds = seconds.data_ptr()
         try:
             for _ in range(repeats):
                 self.step(tokens, position)
         finally:
-            self.session.seconds = None
-        return dict(zip(PARTS, (seconds / repeats).tolist(), strict=True))
+            self.session.report.seconds = None
+        return {part: float(seconds[value("Part", part)]) / repeats for part in PARTS}
 
     def resize(self, width: int) -> None:
         """See `superres.interfaces.Session.resize`.
@@ -226,7 +244,7 @@ class NativeSession(ProposingSession):
         """
         if not 1 <= width <= self.widest:
             raise ValueError(f"a session for steps of up to {self.widest} tokens cannot read {width}")
-        self.width = self.session.width = width
+        self.width = self.session.size.width = width
 
     def choose_threads(self, trials: ThreadTrials) -> None:
         """Use the number of threads that `trials` finds fastest; call it before the first real step."""
@@ -234,20 +252,20 @@ class NativeSession(ProposingSession):
         position = torch.zeros(self.batch, dtype=torch.int64)
 
         def step(threads: int) -> None:
-            self.session.threads = threads
+            self.session.threads.count = threads
             self.step(tokens, position)
 
         # A patient session uses exactly the number of threads that is timed, even on a busy machine.
-        self.session.patient = True
-        self.session.threads = trials.fastest(step)
-        self.session.patient = False
+        self.session.threads.patient = True
+        self.session.threads.count = trials.fastest(step)
+        self.session.threads.patient = False
 
     def select(self, rows: Tensor, length: int) -> None:
         """See `superres.interfaces.Session.select`."""
-        used = min(length, self.session.slots)
+        used = min(length, self.session.size.slots)
         for layer in self.caches:
             for part, axis in zip(layer, SLOT_AXES, strict=False):
-                begin = part.narrow(axis, 0, -(-used * part.shape[axis] // self.session.slots))
+                begin = part.narrow(axis, 0, -(-used * part.shape[axis] // self.session.size.slots))
                 begin.copy_(begin[rows])
         if self.deviation is not None:
             self.deviation.copy_(self.deviation[rows])
@@ -255,7 +273,7 @@ class NativeSession(ProposingSession):
     def _plain(self, state: NativeState) -> StepState:
         """Return the state in the form of the plain session."""
         place = (state.position.unsqueeze(1) + torch.arange(self.width)).clamp(max=self.config.target_length - 1)
-        features = self.session.features
+        features = self.session.neighbourhood.features
         gathered = self.gathered.flatten()[: self.batch * self.width * features].view(self.batch, self.width, features)
         return StepState(state.hidden, place, gathered if features else None)
 
@@ -289,36 +307,31 @@ class NativeSession(ProposingSession):
         return address
 
     def _neighbourhood(self) -> None:
-        """Fill the session's fields of the numeric neighbourhood, if the model has one."""
-        near, session, packed = self.packed.model.neighbourhood, self.session, self.packed
+        """Fill the session's numeric neighbourhood, if the model has one."""
+        near = self.packed.model.neighbourhood
         self.deviation: Tensor | None = None
         if near is None or self.residual_sum is None:
             return
-        session.features, session.near = near.first.in_features, near.table.shape[1]
-        session.cell_size = near.cell_positions.shape[1] if near.remainder else 0
-        session.near_table, session.cell, session.cell_positions = packed.tables
-        session.source_length = self.config.source_length
-        session.residual_sum = self._keep(self.residual_sum, self.batch, self.config.source_length, by_row=True)
+        self.session.neighbourhood = self.packed.neighbourhood
+        own = self.session.neighbourhood
+        own.residual_sum = self._keep(self.residual_sum, self.batch, self.config.source_length, by_row=True)
         # Entry T stands for absent neighbours and stays 0.
         self.deviation = torch.zeros(self.batch, self.config.target_length + 2)
-        session.deviation = self._keep(self.deviation, *self.deviation.shape, by_row=True)
-        session.first, session.second = packed.first, packed.second
-        session.channel_bias, session.direct = packed.channel_bias, packed.direct
+        own.deviation = self._keep(self.deviation, *self.deviation.shape, by_row=True)
 
     def _caches(self, memory: Memory) -> None:
         """Allocate the cache of every layer, and project the memory for cross-attention if the model has it."""
         config, session = self.config, self.session
-        layers = (CLayer * config.decoder_layers)(*self.packed.layers)
-        self.caches = [self._cache() for _ in layers]
-        for number, layer in enumerate(layers):
-            layer.self = CCache(*(part.data_ptr() for part in self.caches[number]))
-        self.layers = session.layer = layers
+        self.caches = [self._cache() for _ in range(config.decoder_layers)]
+        self.layer_caches = session.cache = (CLayerCache * config.decoder_layers)()
+        for layer, parts in zip(self.layer_caches, self.caches, strict=True):
+            layer.self = CCache(*(part.data_ptr() for part in parts))
         if not config.cross_attention:
             return
-        session.cross_slots = memory.states.shape[1]
-        mask = torch.zeros(self.batch, session.cross_slots) if memory.mask is None else memory.mask[:, 0, 0]
-        session.cross_mask = self._keep(mask, self.batch, session.cross_slots, by_row=True)
-        for layer in layers:
+        slots = session.size.cross_slots = memory.states.shape[1]
+        mask = torch.zeros(self.batch, slots) if memory.mask is None else memory.mask[:, 0, 0]
+        session.input.cross_mask = self._keep(mask, self.batch, slots, by_row=True)
+        for layer in self.layer_caches:
             layer.cross = self._cross_cache()
         if session.heads.recurrent:
             session.heads.cross = self._cross_cache()
@@ -331,7 +344,7 @@ class NativeSession(ProposingSession):
         They are finite from the start: a step that is timed in the middle of a target reads them all, and a hidden
         value has weight 0, but 0 times NaN is NaN.
         """
-        rows, slots = (self.batch, self.config.attention_heads), self.session.slots
+        rows, slots = (self.batch, self.config.attention_heads), self.session.size.slots
         size = self.config.width // self.config.attention_heads
         if self.packed.precision != "int8":
             return torch.zeros(*rows, size, slots), torch.zeros(*rows, slots, size)
@@ -350,21 +363,19 @@ class NativeSession(ProposingSession):
 
     def _cross_cache(self) -> CCache:
         """Allocate the keys and values of the memory for a layer, which `superres_remember` writes."""
-        shape = self.batch, self.session.cross_slots, self.config.width
+        shape = self.batch, self.session.size.cross_slots, self.config.width
         return CCache(*(self._keep(torch.empty(shape), *shape, by_row=True) for _ in range(2)))
 
     def _scratch(self) -> None:
         """Allocate the scratch buffers of native.cpp."""
         session, config = self.session, self.config
         rows = self.batch * self.width
-        slots = max(session.slots, session.cross_slots) * config.attention_heads
-        session.groups = groups_of(config)
-        sizes = {"x": 2 * config.width, "parts": 2 * session.groups * config.width, "wide": config.filter_size,
-                 "attended": config.width, "weights": slots, "projected": session.stride}
-        for name, size in sizes.items():
-            setattr(session, name, self._keep(torch.empty(rows * size), rows * size))
-        self.gathered = torch.empty(self.batch, self.width, session.features)
-        session.gathered = self.gathered.data_ptr()
+        slots = max(session.size.slots, session.size.cross_slots) * config.attention_heads
+        sizes = {"x": 2 * config.width, "parts": 2 * session.size.groups * config.width, "wide": config.filter_size,
+                 "attended": config.width, "weights": slots, "projected": session.size.stride}
+        self.gathered = torch.empty(self.batch, self.width, session.neighbourhood.features)
+        session.scratch = CScratch(gathered=self.gathered.data_ptr(), **{
+            name: self._keep(torch.empty(rows * size), rows * size) for name, size in sizes.items()})
         if self.heads is not None:
             count = library().superres_propose_room(byref(session), self.heads.count)
             self.room = torch.empty(self.batch * count)
@@ -380,7 +391,7 @@ class NativeTreeSession(NativeSession):
         self.tensors += [tree.depth, tree.ancestors.contiguous()]
         self.session.tree = CTree(tree.scored, tree.ancestors.shape[1],
                                   *(part.data_ptr() for part in self.tensors[-2:]))
-        for layer in self.layers:
+        for layer in self.layer_caches:
             layer.columns = self._keep(torch.zeros(self.batch, self.width, 2 * self.config.width),
                                        self.batch, self.width, 2 * self.config.width)
 
@@ -473,8 +484,8 @@ class NativeModel(StepModel):
             raise NativeUnavailable(f"width and filter sizes must be multiples of {PANEL}")
         if config.width // config.attention_heads % LANES:
             raise NativeUnavailable(f"the width of an attention head must be a multiple of {LANES}")
-        if precision == "int8" and config.width // config.attention_heads > MAX_SIZE:
-            raise NativeUnavailable(f"with int8, the width of an attention head must be at most {MAX_SIZE}, not "
+        if precision == "int8" and config.width // config.attention_heads > MAX_HEAD:
+            raise NativeUnavailable(f"with int8, the width of an attention head must be at most {MAX_HEAD}, not "
                                     f"{config.width // config.attention_heads}; choose native")
         library()
         self.threads = threads

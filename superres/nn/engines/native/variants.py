@@ -6,13 +6,20 @@ only the standard library: `scripts/build_hook.py` reads it while nothing is ins
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
-FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
-"""Compiler flags of every variant."""
+_ABI_DIGEST = hashlib.sha256((Path(__file__).parent / "cpp" / "abi.h").read_bytes()).hexdigest()
+
+FLAGS = (
+    "-std=c++17", "-O3", f'-DSUPERRES_ABI="{_ABI_DIGEST}"', "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC",
+    "-pthread",
+)
+"""Compiler flags of every variant. A library carries the digest of the abi.h that it was compiled with."""
 
 PROBE_FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC")
 """Compiler flags of cpp/probe.cpp, for every processor."""

@@ -11,22 +11,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.nn.engines.native.abi import LANES, PANEL, CHeads, CInt8Filter, CLayer, CLinear
+from superres.nn.engines.native.abi import (
+    LANES,
+    PANEL,
+    CHeads,
+    CInt8Filter,
+    CLayer,
+    CLinear,
+    CNeighbourhood,
+    CWeights,
+    value,
+)
 from superres.nn.heads import PredictionHeads
+from superres.nn.image_priors import NumericNeighbourhood
 from superres.nn.layers import DecoderLayer, TiedProjection
 from superres.nn.model import EncoderDecoder
 from superres.nn.recurrent import RecurrentHeads
 
-FORMATS = "float32", "bfloat16", "int8"
-"""The formats of weights, numbered as in abi.h."""
-
-INT8 = FORMATS.index("int8")
-
 PROPOSING = "int8"
 """The format of the prediction heads in all engines: proposals are verified, so that rounding costs no exactness."""
 
-GROUPS = 1, 2, 4
-"""Inputs of an output that lie side by side, by format."""
+GROUPS = {"float32": 1, "bfloat16": 2, "int8": 4}
+"""Inputs of an output that lie side by side, by the format of the weights."""
 
 
 @dataclass
@@ -62,23 +68,24 @@ def pack(affine: Affine, precision: str = "float32") -> tuple[CLinear, list[Tens
 
     Args:
         affine: weight [in, out] and bias [out].
-        precision: format of the weight, in FORMATS; float32 unless `in` is a multiple of LANES.
+        precision: format of the weight, in GROUPS; float32 unless `in` is a multiple of LANES.
     """
     inputs, outputs = affine.weight.shape
     panels, padding = -(-outputs // PANEL), (0, -outputs % PANEL)
-    chosen = FORMATS.index(precision if inputs % LANES == 0 else "float32")
+    if inputs % LANES:
+        precision = "float32"
     padded, scale = F.pad(affine.weight.float(), padding), torch.empty(0)
-    if chosen == INT8:
+    if precision == "int8":
         scale = padded.abs().amax(0).div(127).clamp(min=1e-30)
         # The products in native.cpp take unsigned weights, 128 larger.
         padded = ((padded / scale).round() + 128).to(torch.uint8)
-    elif chosen:
+    elif precision == "bfloat16":
         padded = padded.bfloat16()
-    group = GROUPS[chosen]
+    group = GROUPS[precision]
     weight = padded.view(inputs // group, group, panels, PANEL).permute(2, 0, 3, 1).contiguous()
     bias = F.pad(affine.bias.float(), padding).contiguous()
-    return CLinear(inputs, panels, chosen, *(part.data_ptr() or None for part in (weight, bias, scale))), [
-        weight, bias, scale]
+    return CLinear(inputs, panels, value("Format", precision),
+                   *(part.data_ptr() or None for part in (weight, bias, scale))), [weight, bias, scale]
 
 
 def _transposed(weight: Tensor, bias: Tensor) -> Affine:
@@ -90,11 +97,9 @@ class PackedWeights:
 
     Attributes:
         bytes: size of the weights of all products.
-        project: the output projection.
-        int8_filter: its int8 copy; empty for ordinal outputs.
-        known: the same weights, a row per token, uint8 [V rounded up, D].
-        final: addresses of weight and bias of the final norm, or None.
-        layers: decoder layers without their caches.
+        weights: the decoder. Its output projection has an int8 filter, except for ordinal outputs.
+        known: the filter's weights, a row per token, uint8 [V rounded up, D].
+        neighbourhood: the numeric neighbourhood without its state; empty if there is none.
         heads: prediction heads.
     """
 
@@ -108,26 +113,25 @@ class PackedWeights:
         self.pre = model.config.norm == "pre"
         self.scale = (model.config.width // model.config.attention_heads) ** -0.5  # of queries
         project = fuse([model.project])
-        # Scores are not rounded to int8, which would change the choice between close tokens.
-        self.project = self.pack(project, self.exact)
-        # Ordinal scores are not a product, and there are too few intensities for a filter to pay.
-        self.int8_filter = CInt8Filter() if model.config.ordinal_output else self._int8_filter(project)
-        self.final: tuple[int | None, int | None] = (None, None)
-        if isinstance(model.decoder_norm, nn.LayerNorm):
-            self.final = self.keep(model.decoder_norm.weight), self.keep(model.decoder_norm.bias)
-        self.layers = [self._layer(layer) for layer in model.decoder]  # type: ignore[arg-type]
         embedding = model.target_embedding
-        # The last row is zero and stands for the start of the sequence.
-        self.token_table = self.keep(F.pad(embedding.table.weight.detach() * embedding.scale, (0, 0, 0, 1)))
-        near = model.neighbourhood
-        if near is not None:
-            # The features have very different sizes, so that one int8 scale does not serve them all.
-            self.first = self.pack(Affine(near.first.weight.detach().t(), torch.zeros(near.first.out_features)),
-                                   self.exact)
-            self.second = self.pack(fuse([near.second]))
-            self.channel_bias = self.keep(near.channel.weight.detach() + near.first.bias.detach())
-            self.direct = self.keep(near.direct.detach())
-            self.tables = [self.keep(table) for table in (near.table, near.cell, near.cell_positions)]
+        layers = (CLayer * len(model.decoder))(*(self._layer(layer) for layer in model.decoder))  # type: ignore[arg-type]
+        self.tensors.append(layers)
+        self.weights = CWeights(
+            layer=layers, pre=self.pre,
+            # Scores are not rounded to int8, which would change the choice between close tokens.
+            project=self.pack(project, self.exact),
+            # The last row is zero and stands for the start of the sequence.
+            token_table=self.keep(F.pad(embedding.table.weight.detach() * embedding.scale, (0, 0, 0, 1))),
+        )
+        # Ordinal scores are not a product, and there are too few intensities for a filter to pay.
+        if not model.config.ordinal_output:
+            self.weights.int8_filter = self._int8_filter(project)
+        if isinstance(model.decoder_norm, nn.LayerNorm):
+            self.weights.final_weight = self.keep(model.decoder_norm.weight)
+            self.weights.final_bias = self.keep(model.decoder_norm.bias)
+        self.neighbourhood = CNeighbourhood()
+        if model.neighbourhood is not None:
+            self.neighbourhood = self._neighbourhood(model.neighbourhood, model.config.source_length)
         self.heads = CHeads()
         if isinstance(model.heads, RecurrentHeads):
             self.heads = self._recurrence(model.heads)
@@ -182,6 +186,18 @@ class PackedWeights:
             if norm is not None:
                 result.norm_weight[place], result.norm_bias[place] = self.keep(norm.weight), self.keep(norm.bias)
         return result
+
+    def _neighbourhood(self, near: NumericNeighbourhood, source_length: int) -> CNeighbourhood:
+        # The features have very different sizes, so that one int8 scale does not serve them all.
+        first = Affine(near.first.weight.detach().t(), torch.zeros(near.first.out_features))
+        return CNeighbourhood(
+            features=near.first.in_features, near=near.table.shape[1], source_length=source_length,
+            cell_size=near.cell_positions.shape[1] if near.remainder else 0, near_table=self.keep(near.table),
+            cell=self.keep(near.cell), cell_positions=self.keep(near.cell_positions),
+            first=self.pack(first, self.exact), second=self.pack(fuse([near.second])),
+            channel_bias=self.keep(near.channel.weight.detach() + near.first.bias.detach()),
+            direct=self.keep(near.direct.detach()),
+        )
 
     def _heads(self, heads: PredictionHeads) -> CHeads:
         weights = heads.contract.chunk(heads.count, dim=1) if heads.dense else heads.contract

@@ -1,19 +1,22 @@
-// The structures that Python passes to the native code. superres/nn/engines/native/build.py declares them again.
+// What Python and C++ share: the only declaration of its constants, enums, structures and functions.
+//
+// superres/nn/engines/native/abi.py reads this file, so it keeps to a plain subset: `constexpr int N = 1;`, `enum E : int64_t
+// { A, B };`, `struct S { ... };` with fields `T a, *b[2];`, and `extern "C" R f(T a, const U* b);`. A library carries the digest
+// of the file that it was compiled with, and Python loads no library of another digest.
 //
 // Shapes: D width, T target positions, S source positions, V vocabulary, W step width, K prediction heads, N features.
 
 #pragma once
 
-#include "kernels/vectors.h"
+#include <cstdint>
 
-namespace {
+constexpr int LANES = 16;      // floats per vector
+constexpr int PANEL = 32;      // outputs that are adjacent in a packed weight: two vectors
+constexpr int MAX_HEAD = 256;  // largest size of an attention head over bytes
 
-// The finite points of Winograd's convolution besides 0, in eighths: see encoder.h.
-constexpr int NEAR_EIGHTHS = 5, FAR_EIGHTHS = 9;
-
-}  // namespace
-
-extern "C" {
+// The finite points of Winograd's convolution besides 0, in eighths and with either sign: see kernels/convolution.h.
+constexpr int NEAR_EIGHTHS = 5;
+constexpr int FAR_EIGHTHS = 9;
 
 // The formats of weights.
 enum Format : int64_t { FLOAT32, BFLOAT16, INT8 };
@@ -21,7 +24,8 @@ enum Format : int64_t { FLOAT32, BFLOAT16, INT8 };
 // y = x @ weight + bias. A group of 1, 2 or 4 inputs of an output lies side by side, as float32, bfloat16 or int8:
 // [outputs / PANEL][inputs / group][PANEL][group], outputs padded with zeros. Bytes are unsigned, 128 larger than they count.
 struct Linear {
-  int64_t inputs, panels, format;
+  int64_t inputs, panels;
+  Format format;
   const void* weight;
   const float* bias;   // null without one
   const float* scale;  // only INT8, per output: the weight that one unit stands for
@@ -34,8 +38,6 @@ struct Int8Filter {
   float rounding;     // largest rounding error of a state, in units of the state's scale
 };
 
-constexpr int MAX_SIZE = 256;  // largest size of an attention head over bytes
-
 // Softmax attention over a cache: keys [row][head][size][slots], values [row][head][slots][size], as float32. With scales,
 // as bytes 128 larger than they count: keys [row][head][size / 4][slots][4], values [row][head][slots / 4][size][4].
 struct Cache {
@@ -46,8 +48,54 @@ struct Cache {
 struct Layer {
   Linear projection, output, expand, contract, cross_query, cross_output, cross_source;  // the last: keys, then values
   const float *norm_weight[3], *norm_bias[3];  // after attention, cross-attention, feed-forward; only used if norm is "post"
+};
+
+// What the rows of a session have seen, for one layer.
+struct LayerCache {
   Cache self, cross;
   float* columns;  // keys, then values, of all columns of a step over a tree, [rows][W][2 * D]; null without a tree
+};
+
+// Sizes of a session. D is `d`, W is `width`.
+struct Sizes {
+  int64_t batch, width, length, d, attention_heads, filter, layers, vocabulary, channels, outputs;
+  int64_t slots, block_length, cross_slots;  // of the caches
+  int64_t groups;  // of attention heads and of hidden units, which share a sub-layer: see `Layers`
+  int64_t stride;  // floats per row of `projected`: 3 * D or the padded outputs, whichever is larger
+};
+
+// The weights of the decoder.
+struct Weights {
+  const Layer* layer;
+  int64_t pre;                             // whether norms are before the sub-layers
+  const float *final_weight, *final_bias;  // null where there is no final norm
+  Linear project;
+  Int8Filter int8_filter;
+  const float* token_table;                // [V * channels + 1, D]
+};
+
+// What the decoder reads besides tokens.
+struct Input {
+  const float* position_table;  // [rows or 1, T, D]
+  int64_t conditioned;          // whether each row has a position table of its own
+  const float* cross_mask;      // [batch, cross_slots], 0 or -inf
+};
+
+// Ordinal outputs: scores of intensities around an estimate.
+struct Ordinal {
+  int64_t parameters;     // outputs that are not scores; 0 without ordinal outputs
+  const float* estimate;  // [batch, T]
+  float residual_scale, initial_sharpness;
+};
+
+// The numeric neighbourhood; `features` (N) is 0 without one.
+struct Neighbourhood {
+  int64_t features, near, cell_size, source_length;
+  const int64_t *near_table, *cell, *cell_positions;  // [T, near], [T], [T, cell_size]
+  const float* residual_sum;                          // [batch, S]
+  Linear first, second;                               // `first` without bias
+  const float *channel_bias, *direct;                 // [channels, filter], [channels, features]
+  float* deviation;                                   // [batch, T + 2]; entry T stays 0, for absent neighbours
 };
 
 // The columns of a step: see `Tree` in superres/interfaces.py. The root is column 0.
@@ -78,11 +126,12 @@ struct Heads {
 };
 
 // The kinds of sampling.
-enum Kind : int64_t { GUMBEL, SPECULATIVE };
+enum SamplingKind : int64_t { GUMBEL, SPECULATIVE };
 
 // How tokens are sampled: see `Sampling` in superres/interfaces.py.
 struct Sampling {
-  int64_t kind, seed;
+  SamplingKind kind;
+  int64_t seed;
   int64_t channels, top_k;     // top_k is at most V
   double nucleus;
   const int64_t* keys;         // [batch]
@@ -93,16 +142,19 @@ struct Sampling {
 
 struct Session;
 
+// The kinds of proposers.
+enum ProposerKind : int64_t { HEADS, JACOBI, DRAFT, NGRAM, LOOKUP, LOOKAHEAD };
+
 // The source of proposals: see `ProposerData` in superres/interfaces.py.
 struct Proposer {
-  int64_t kind;
-  const Session* draft;        // a session of the draft model, and its scratch
-  int64_t *tokens, *place, *best_tokens;  // [batch, READ], [batch], [batch, READ]
-  float *hidden, *scores;                 // [batch, READ, D], [batch, READ, V]
+  ProposerKind kind;
+  Session* draft;              // a session of the draft model, and its scratch
+  int64_t *tokens, *place, *best_tokens;  // [batch, R], [batch], [batch, R], R the session's width
+  float *hidden, *scores;                 // [batch, R, D], [batch, R, V]
   const int64_t *keys, *known;            // the table of n-grams, [entries]: contexts in ascending order, next tokens
   int64_t entries, order, channels;
   const int64_t* source;                  // [batch, source_length]
-  int64_t source_length;
+  int64_t source_length, longest;         // longest: largest number of latest tokens that are looked up
 };
 
 // How iterations choose their block size: see `Widths` in superres/interfaces.py.
@@ -129,12 +181,15 @@ struct Lookahead {
   int64_t *oldest, *found;                                 // [batch]: entry overwritten next, candidates of the next step
 };
 
+// The rule of acceptance: a proposal is at most `bound` away from the best token, or among the `bound` best tokens.
+enum Rule : int64_t { DISTANCE, RANK };
+
 // The state of the decoding loop: see `LoopState` in superres/interfaces.py.
-struct Loop {
+struct LoopState {
   int64_t block_size, room, stride;  // strides of `proposals` and `store`
   int64_t minimum;      // smallest number of tokens accepted per iteration
-  int64_t best, bound;  // a proposal is accepted if it is among the `bound` best tokens (best = 1), or if it is at most
-                        // `bound` away from the best token (best = 0)
+  Rule rule;
+  int64_t bound;
   int64_t end_token;    // -1 without one
   int64_t *position, *limit, *store, *proposals;
   int64_t *tokens, *place, *index, *first, *next, *best_tokens;  // scratch
@@ -146,43 +201,47 @@ struct Loop {
   Lookahead lookahead;
 };
 
-struct Session {
-  int64_t batch, width, length, size_d, attention_heads, filter, layers, vocabulary, channels, outputs;
-  int64_t slots, block_length, cross_slots, pre;
-  int64_t threads;   // largest number of threads per call
+// The parts of a step that are timed.
+enum Part : int64_t { INPUT, ATTENTION, FEED_FORWARD, SCORES };
+
+// How the threads share the rows.
+struct Threads {
+  int64_t count;     // largest number of threads per call
   int64_t patient;   // whether a call uses all its threads even on a busy machine
-  int64_t stride;    // floats per row of `projected`: 3 * D or the padded outputs, whichever is larger
   int64_t together;  // rows that one thread decodes together: see `superres_iterate`
-  const Layer* layer;
-  const float *final_weight, *final_bias;    // null where there is no final norm
-  Linear project;
-  Int8Filter int8_filter;
-  // Input
-  const float *token_table, *position_table;  // [V * channels + 1, D], [rows or 1, T, D]
-  int64_t conditioned;                        // whether each row has a position table of its own
-  const float* cross_mask;                    // [batch, cross_slots], 0 or -inf
-  // Numeric neighbourhood; `features` (N) is 0 without one
-  int64_t features, near, cell_size, ordinal;
-  const int64_t *near_table, *cell, *cell_positions;  // [T, near], [T], [T, cell_size]
-  const float *estimate, *residual_sum;               // [batch, T], [batch, S]
-  int64_t source_length;
-  float* deviation;                                   // [batch, T + 2]; entry T stays 0, for absent neighbours
-  Linear first, second;                               // `first` without bias
-  const float *channel_bias, *direct;                 // [channels, filter], [channels, features]
-  float residual_scale, initial_sharpness;
+};
+
+// Memory of a step, one slice per row of the batch; two each of `x` and `parts` [groups]. `gathered` [rows, W, N] is a result
+// as well: the neighbour features.
+struct Scratch {
+  float *x, *parts, *wide, *attended, *weights, *gathered, *projected;
+};
+
+// What a step reports.
+struct Report {
+  int64_t* not_finite;  // [1], set to 1 if any score is not finite
+  double* seconds;      // by `Part`, accumulates the seconds of each part of a step; or null
+};
+
+// The rows that are decoded together, and all that a step reads and writes.
+struct Session {
+  Sizes size;
+  Threads threads;
+  Weights weights;
+  Input input;
+  Ordinal ordinal;
+  Neighbourhood neighbourhood;
   Heads heads;
   Tree tree;
-  int64_t* not_finite;  // [1], set to 1 if any score is not finite
-  double* seconds;  // [PARTS], accumulates the seconds of each part of a step; or null
-  int64_t groups;  // of attention heads and of hidden units, which share a sub-layer: see `Rows`
-  // Scratch, one slice per row of the batch; two each of `x` and `parts` [groups]
-  float *x, *parts, *wide, *attended, *weights, *gathered, *projected;
+  LayerCache* cache;  // [layers]
+  Scratch scratch;
+  Report report;
 };
 
 // The encoder of text, or of images with aligned conditioning. Target images have rows * height rows and columns * width columns.
 struct Encoder {
   int64_t source_length, length, size_d, attention_heads, filter, layers, vocabulary, channels, pre;
-  const Layer* layer;                       // without cross-attention and caches
+  const Layer* layer;                       // without cross-attention
   const float *final_weight, *final_bias;   // null where there is no final norm
   const float *token_table, *source_signal; // [channels * V, D], [S, D]
   int64_t rows, columns, height, width;     // of the source, and of a cell
@@ -206,4 +265,45 @@ struct Encoded {
   const int64_t* lengths;     // [batch]: encoded positions of each row; further states stay as they are
 };
 
-}  // extern "C"
+// The SHA-256 of this file when the library was compiled.
+extern "C" const char* superres_abi();
+
+// A digest of what the kernels compute from fixed inputs: the same for every variant, compiler and system.
+extern "C" uint64_t superres_self_test();
+
+// Whether the machine was recently too busy for several threads.
+extern "C" int64_t superres_busy();
+
+// Encodes sources [batch, S] on at most `threads` threads.
+extern "C" void superres_encode(const Encoder* encoder, const Encoded* encoded, int64_t batch, int64_t threads,
+                                const int64_t* sources);
+
+// Fills the caches of cross-attention from the states [batch, cross_slots, D] of the sources.
+extern "C" void superres_remember(Session* session, const float* states);
+
+// Reads tokens [B, W] at positions [B] + 0..W-1. Writes p1's scores [B, W, V] and the hidden states [B, W, D]; with a
+// numeric neighbourhood also its features, into `gathered` [B, W, N].
+extern "C" void superres_step(Session* session, const int64_t* tokens, const int64_t* position, float* hidden,
+                              float* scores);
+
+// Commits columns [B, count] of the last step over a tree, each a path from the root: their keys and values go to the cache
+// at positions [B] + 0..count-1.
+extern "C" void superres_keep(Session* session, const int64_t* columns, int64_t count, const int64_t* position);
+
+// Floats of scratch per row that `superres_propose` needs.
+extern "C" int64_t superres_propose_room(const Session* session, int64_t count);
+
+// Proposes `count` tokens per row with heads p2.. at step column index[b], in order: argmax(scores / temperature + noise).
+// temperature [B, count] and noise [B, count, V] are null for greedy choices. first [B] is p1's token.
+extern "C" void superres_propose(Session* session, const int64_t* position, const int64_t* index, const int64_t* first,
+                                 int64_t count, const float* hidden, const float* temperature, const float* noise,
+                                 float* scratch, int64_t* tokens);
+
+// Does up to `count` decoding iterations, the same as superres/decoding/loop.py, until all rows are complete.
+// Returns the number of iterations done. The last one proposes blocks of `following` tokens. Writes the trace of each to
+// `record` [count, B, 2 + room]: position, accepted tokens, proposals.
+//
+// Rows do not wait for one another: a small group of rows does all its iterations before the next group starts, so that
+// its key-value cache stays in the processor's cache.
+extern "C" int64_t superres_iterate(Session* session, LoopState* state, int64_t count, int64_t following,
+                                    int64_t* record);

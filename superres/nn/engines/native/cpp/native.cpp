@@ -1,5 +1,5 @@
 // The decoding step for CPUs: the computation of superres/nn/engines/torch_step.py in one call.
-// superres/nn/engines/native/build.py compiles it; session.py beside it calls it.
+// superres/nn/engines/native/build.py compiles it; abi.h declares its functions, which session.py calls.
 //
 // The order of every sum depends on the position alone, never on the step width, the batch or the number of threads. A
 // block of k tokens therefore gets bit for bit the scores that the same tokens get one at a time.
@@ -8,8 +8,7 @@
 // threads share the outputs of each product.
 
 #include "model/encoder.h"
-#include "decode/blockwise.h"
-#include "layout.h"
+#include "decode/loop.h"
 #include "self_test.h"
 
 namespace {
@@ -34,84 +33,59 @@ void in_groups(int64_t batch, int64_t threads, bool patient, int64_t together, c
 
 template <typename Body>
 void in_groups(const Session& s, int64_t together, const Body& body) {
-  in_groups(s.batch, s.threads, s.patient, together, body);
+  in_groups(s.size.batch, s.threads.count, s.threads.patient, together, body);
 }
 
 }  // namespace
 
 extern "C" {
 
-// The sizes of the structures and the offsets of their fields, as text for `layout` in build.py.
-const char* superres_layout() {
-  static const std::string text = layout();
-  return text.c_str();
-}
+const char* superres_abi() { return SUPERRES_ABI; }
 
-// A digest of what the kernels compute from fixed inputs: the same for every variant, compiler and system.
 uint64_t superres_self_test() { return self_test(); }
 
-// Whether the machine was recently too busy for several threads.
 int64_t superres_busy() { return pool()->is_busy(); }
 
-// Encodes sources [batch, S] on at most `threads` threads.
 void superres_encode(const Encoder* encoder, const Encoded* encoded, int64_t batch, int64_t threads, const int64_t* sources) {
   in_groups(batch, threads, false, 1, [&](Team& team, int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; b++) encode(*encoder, *encoded, team, sources, b);
   });
 }
 
-// Fills the caches of cross-attention from the states [batch, cross_slots, D] of the sources.
-void superres_remember(const Session* session, const float* states) {
-  in_groups(*session, session->batch, [&](Team& team, int64_t begin, int64_t end) {
+void superres_remember(Session* session, const float* states) {
+  in_groups(*session, session->size.batch, [&](Team&, int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; b++) remember(*session, states, b);
   });
 }
 
-// Reads tokens [B, W] at positions [B] + 0..W-1. Writes p1's scores [B, W, V] and the hidden states [B, W, D]; with a
-// numeric neighbourhood also its features, into `gathered` [B, W, N].
-void superres_step(const Session* session, const int64_t* tokens, const int64_t* position, float* hidden, float* scores) {
-  in_groups(*session, session->batch, [&](Team& team, int64_t begin, int64_t end) {
-    step(*session, team, begin, end, tokens, position, hidden, scores, nullptr);
+void superres_step(Session* session, const int64_t* tokens, const int64_t* position, float* hidden, float* scores) {
+  in_groups(*session, session->size.batch, [&](Team& team, int64_t begin, int64_t end) {
+    step(*session, team, begin, end, tokens, position, {hidden, scores});
   });
 }
 
-// Commits columns [B, count] of the last step over a tree, each a path from the root: their keys and values go to the cache
-// at positions [B] + 0..count-1.
-void superres_keep(const Session* session, const int64_t* columns, int64_t count, const int64_t* position) {
-  Team alone;
-  const Rows rows{*session, alone, 0, session->batch, nullptr, position};
-  for (int64_t b = 0; b < session->batch; b++) rows.keep(b, columns + b * count, count);
+void superres_keep(Session* session, const int64_t* columns, int64_t count, const int64_t* position) {
+  for (int64_t b = 0; b < session->size.batch; b++) keep_columns(*session, b, position[b], columns + b * count, count);
 }
 
-// Floats of scratch per row that `superres_propose` needs.
 int64_t superres_propose_room(const Session* session, int64_t count) { return propose_room(*session, count); }
 
-// Proposes `count` tokens per row with heads p2.. at step column index[b], in order: argmax(scores / temperature + noise).
-// temperature [B, count] and noise [B, count, V] are null for greedy choices. first [B] is p1's token.
-void superres_propose(const Session* session, const int64_t* position, const int64_t* index, const int64_t* first,
-                      int64_t count, const float* hidden, const float* temperature, const float* noise, float* scratch,
-                      int64_t* tokens) {
-  in_groups(*session, session->batch, [&](Team& team, int64_t begin, int64_t end) {
-    const NoisyChoice choose{*session, count, temperature, noise};
-    propose(*session, team, begin, end, position, index, first, count, hidden, choose, scratch, tokens);
+void superres_propose(Session* session, const int64_t* position, const int64_t* index, const int64_t* first, int64_t count,
+                      const float* hidden, const float* temperature, const float* noise, float* scratch, int64_t* tokens) {
+  in_groups(*session, session->size.batch, [&](Team& team, int64_t begin, int64_t end) {
+    const NoisyChoice choose{session->size.vocabulary, count, temperature, noise};
+    propose(*session, team, begin, end, {position, index, first, count, hidden, scratch, tokens}, choose);
   });
 }
 
-// Does up to `count` decoding iterations, the same as superres/decoding/loop.py, until all rows are complete.
-// Returns the number of iterations done. The last one proposes blocks of `following` tokens. Writes the trace of each to
-// `record` [count, B, 2 + room]: position, accepted tokens, proposals.
-//
-// Rows do not wait for one another: a small group of rows does all its iterations before the next group starts, so that
-// its key-value cache stays in the processor's cache.
-int64_t superres_iterate(const Session* session, const Loop* loop, int64_t count, int64_t following, int64_t* record) {
-  const Session& s = *session;
-  in_groups(s, s.together, [&](Team& team, int64_t begin, int64_t end) {
-    iterate(s, *loop, team, begin, end, count, following, record);
+int64_t superres_iterate(Session* session, LoopState* state, int64_t count, int64_t following, int64_t* record) {
+  in_groups(*session, session->threads.together, [&](Team& team, int64_t begin, int64_t end) {
+    run(*session, *state, team, begin, end, count, following, record);
   });
-  const int64_t size = 2 + loop->room;
+  const int64_t size = 2 + state->room, batch = session->size.batch;
   for (int64_t n = count; n > 0; n--)
-    for (int64_t b = 0; b < s.batch; b++)
-      if (record[((n - 1) * s.batch + b) * size + 1]) return n;  // something was accepted
+    for (int64_t b = 0; b < batch; b++)
+      if (record[((n - 1) * batch + b) * size + 1]) return n;  // something was accepted
   return 0;
 }
 

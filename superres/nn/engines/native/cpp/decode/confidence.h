@@ -2,14 +2,16 @@
 
 #pragma once
 
-#include "model/scores.h"
+#include <vector>
+
+#include "decode/state.h"
 
 namespace {
 
 // The expected tokens of a team's rows at each block size, and the size with the largest surplus over the current pace.
-struct BlockSize {
+struct ConfidentBlockSize {
   const Session& s;
-  const Loop& l;
+  LoopState& l;
   int64_t begin, end, best = 1;
   double *pace, *typical;          // see `Widths`
   double rate, surplus = -INFINITY;  // tokens per second; expected tokens of the best size minus tokens in that time
@@ -17,9 +19,9 @@ struct BlockSize {
   double rows = 1;                             // that are not complete
   std::vector<double> survival;    // of each row
 
-  BlockSize(const Session& s, const Loop& l, int64_t begin, int64_t end) : s(s), l(l), begin(begin), end(end) {
+  ConfidentBlockSize(const Session& s, LoopState& l, int64_t begin, int64_t end) : s(s), l(l), begin(begin), end(end) {
     if (!l.widths.costs) return;
-    pace = l.widths.pace + begin * (2 + s.channels);
+    pace = l.widths.pace + begin * (2 + s.size.channels);
     typical = pace + 2;
     survival.assign(end - begin, 1.0);
     for (int64_t b = begin; b < end; b++) {
@@ -34,7 +36,7 @@ struct BlockSize {
   void judge(int64_t b, int64_t h, float centre, float sharpness, int64_t token) {
     const Widths& w = l.widths;
     const float slope = std::exp(w.offset + w.exponent * sharpness), above = centre - (float)token;
-    const bool least = token <= w.reach, most = token >= s.vocabulary - 1 - w.reach;
+    const bool least = token <= w.reach, most = token >= s.size.vocabulary - 1 - w.reach;
     const float low = least ? 0 : std::exp(-slope * std::fmax(w.reach + above, 0.0f));
     const float high = most ? 0 : std::exp(-slope * std::fmax(w.reach - above, 0.0f));
     take(b, h, 1 - (low + high) / 2, token);
@@ -55,7 +57,7 @@ struct BlockSize {
 
   // Takes into account that row b's proposal of head p(h + 2) passes with this probability.
   void take(int64_t b, int64_t h, double passes, int64_t token) {
-    double& usual = typical[(l.position[b] + h + 1) % s.channels];
+    double& usual = typical[(l.position[b] + h + 1) % s.size.channels];
     usual += (passes - usual) / MEMORY;
     survival[b - begin] *= passes;
     if (l.limit[b] - l.position[b] > h + 1) share += survival[b - begin];
@@ -78,7 +80,7 @@ struct BlockSize {
     }
     double hope = expected;
     for (int64_t n = size; n < w.count; n++) {
-      share *= typical[(l.position[begin] + n) % s.channels];
+      share *= typical[(l.position[begin] + n) % s.size.channels];
       hope += share;
       if (n < l.minimum || hope - rate * w.costs[n] > surplus) {
         share = 0;

@@ -2,38 +2,39 @@
 
 #pragma once
 
-#include "decode/proposers.h"
+#include "decode/blockwise.h"
 
 namespace {
 
-// One row of a batch that decodes by lookahead.
+// The candidates, the window and the pool of one row.
 struct LookaheadRow {
   const Session& s;
-  const Loop& l;
+  LoopState& l;
   const Lookahead& a;
   const int64_t b;
 
   int64_t* window(int64_t stage) const { return a.window + (b * (a.size - 1) + stage) * a.columns; }
   int64_t* gram(int64_t entry) const { return a.grams + (b * a.capacity + entry) * a.size; }
-  const float* scores(int64_t column) const { return l.scores + (b * s.tree.scored + column) * s.vocabulary; }
+  const float* scores(int64_t column) const { return l.scores + (b * s.tree.scored + column) * s.size.vocabulary; }
 
   int64_t best(int64_t column) const {
-    return uses_int8(s, l) ? l.best_tokens[b * s.tree.scored + column] : largest_of(scores(column), s.vocabulary);
+    return uses_int8(s, l) ? l.best_tokens[b * s.tree.scored + column] : largest_of(scores(column), s.size.vocabulary);
   }
 
-  bool passes(int64_t parent, int64_t proposal) const {
-    return l.best ? is_among_best(s, scores(parent), proposal, l.bound) : std::llabs(proposal - best(parent)) <= l.bound;
+  bool accepts(int64_t parent, int64_t proposal) const {
+    if (l.rule == RANK) return is_among_best(scores(parent), s.size.vocabulary, proposal, l.bound);
+    return std::llabs(proposal - best(parent)) <= l.bound;
   }
 
   // Sets `path` to that of the candidate with the longest accepted block, the first of equals, and returns its length.
   int64_t verify(const int64_t*& path) const {
-    const int64_t* tokens = l.tokens + b * s.width;
+    const int64_t* tokens = l.tokens + b * s.size.width;
     const int64_t found = l.position[b] < 0 ? 0 : a.found[b];
     int64_t longest = 0;
     for (int64_t g = 0; g == 0 || g < found; g++) {
       const int64_t* own = a.paths + g * a.size;
       int64_t accepted = 1;
-      while (found && accepted < a.size && passes(own[accepted - 1], tokens[own[accepted]])) accepted++;
+      while (found && accepted < a.size && accepts(own[accepted - 1], tokens[own[accepted]])) accepted++;
       if (accepted > longest) longest = accepted, path = own;
     }
     return longest;
@@ -77,20 +78,9 @@ struct LookaheadRow {
     for (int64_t i = 0; i < a.cells; i++) next[i] = window(a.stage[i])[a.column[i]];
   }
 
-  // Accepts and commits the longest block of the latest step, and prepares the next step.
-  void advance(const Rows& rows, int64_t* record) const {
-    const int64_t start = l.position[b], room = start < 0 ? 1 : l.limit[b] - start;
-    const int64_t *path = nullptr, *tokens = l.tokens + b * s.width;
-    const int64_t longest = verify(path), first = best(path[longest - 1]);
-    int64_t* block = record + 2;
-    for (int64_t i = 0; i < a.size; i++) block[i] = tokens[path[i]];
-    const int64_t accepted = up_to_end(l, b, block, std::min(longest, room));
-    record[0] = start, record[1] = accepted;
-    std::memcpy(l.store + b * l.stride + l.place[b], block, a.size * sizeof(int64_t));
-    rows.keep(b, path, a.size);
-    l.position[b] = start + accepted;
-    if (!accepted) return;  // a complete row
-    int64_t* guesses = (int64_t*)__builtin_alloca(a.columns * sizeof(int64_t));
+  // Makes the next step's tokens after `accepted` tokens and p1's next one.
+  void propose(int64_t first, int64_t accepted) const {
+    int64_t* guesses = scratch<GUESSES, int64_t>(a.columns);
     for (int64_t c = 0; c < a.columns; c++) guesses[c] = best(a.guesses[c]);
     add(guesses);
     move(guesses, accepted, first);
@@ -98,12 +88,25 @@ struct LookaheadRow {
   }
 };
 
-// One iteration of a team's rows.
-void lookahead_iteration(const Session& s, const Loop& l, Team& team, int64_t begin, int64_t end, int64_t* record) {
-  read_proposals(s, l, begin, end);
-  step(s, team, begin, end, l.tokens, l.place, l.hidden, l.scores, uses_int8(s, l) ? l.best_tokens : nullptr);
-  const Rows rows{s, team, begin, end, l.tokens, l.place};
-  for (int64_t b = begin; b < end; b++) LookaheadRow{s, l, l.lookahead, b}.advance(rows, record + b * (2 + l.room));
-}
+// Blockwise decoding whose step reads a tree.
+struct LookaheadDecoding : BlockwiseDecoding {
+  // Does one iteration, and writes its trace to record [B, 2 + room].
+  void iterate(int64_t* record) const {
+    read_pending(s, l, begin, end);
+    step(s, team, begin, end, l.tokens, l.place, step_output(s, l));
+    for (int64_t b = begin; b < end; b++) {
+      const LookaheadRow row{s, l, l.lookahead, b};
+      const int64_t *path = nullptr, *tokens = l.tokens + b * s.size.width, size = l.lookahead.size;
+      const int64_t longest = row.verify(path), first = row.best(path[longest - 1]);
+      int64_t *own = record + b * (2 + l.room), *block = own + 2;
+      for (int64_t i = 0; i < size; i++) block[i] = tokens[path[i]];
+      const int64_t accepted = stop_at_end_token(b, block, std::min(longest, room(l, b)));
+      own[0] = l.position[b], own[1] = accepted;
+      commit(l, b, block, size, accepted);
+      keep_columns(s, b, l.place[b], path, size);
+      if (accepted) row.propose(first, accepted);  // else the row is complete
+    }
+  }
+};
 
 }  // namespace

@@ -7,8 +7,6 @@
 
 namespace {
 
-constexpr int MAX_HEAD = 256;  // largest size of an attention head over bytes
-
 // One attention head's part of a cache. As float32: keys [size][slots], values [slots][size]. With scales, as bytes: keys
 // [size / 4][slots][4], values [slots / 4][size][4].
 struct HeadCache {

@@ -15,6 +15,8 @@
 #include <arm_neon.h>
 #endif
 
+#include "abi.h"
+
 namespace {
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
@@ -27,9 +29,7 @@ constexpr int REGISTER = 32;
 #else
 constexpr int REGISTER = 16;
 #endif
-constexpr int LANES = 16;
 constexpr int REGISTERS = 4 * LANES / REGISTER;  // per vector
-constexpr int PANEL = 2 * LANES;                 // outputs that are adjacent in a packed weight
 constexpr float EPSILON = 1e-5f;                 // of layer norm, as in torch
 
 template <typename T>

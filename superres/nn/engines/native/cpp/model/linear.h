@@ -5,13 +5,10 @@
 #include "abi.h"
 #include "kernels/attention.h"
 #include "kernels/products.h"
+#include "runtime/scratch.h"
 #include "runtime/threads.h"
 
 namespace {
-
-static_assert(MAX_HEAD == MAX_SIZE, "one bound on the size of an attention head");
-
-enum Part { INPUT, ATTENTION, FEED_FORWARD, SCORES };
 
 // Adds the time since the last lap to a part of the session's `seconds`. Only the team of the first rows is timed.
 struct Clock {
@@ -29,33 +26,33 @@ struct Clock {
 #ifdef __AVX512BF16__
 // Rows converted to bfloat16, two inputs per word.
 const uint32_t* paired(const float* x, int64_t xs, int64_t rows, int64_t inputs) {
-  static thread_local std::vector<uint32_t> room;
-  if ((int64_t)room.size() < rows * inputs / 2) room.resize(rows * inputs / 2);
-  uint32_t* out = room.data();
+  uint32_t* const start = scratch<PAIRED, uint32_t>(rows * inputs / 2);
+  uint32_t* out = start;
   for (int64_t r = 0; r < rows; r++)
     for (int64_t i = 0; i < inputs; i += LANES, out += LANES / 2) {
       const __m256bh halves = _mm512_cvtneps_pbh((__m512)load(x + r * xs + i).part[0]);
       std::memcpy(out, &halves, sizeof halves);
     }
-  return room.data();
+  return start;
 }
 #endif
 
-// Rows quantised to bytes.
+// Rows quantised to bytes, in memory of the thread that quantised them.
 struct ByteRows {
-  std::vector<Quad> quads;  // [rows, inputs / 4]
-  std::vector<int8_t> bytes;  // [rows, inputs]
-  std::vector<ByteRow> rows;
-
-  void read(const float* x, int64_t xs, int64_t count, int64_t inputs) {
-    if ((int64_t)bytes.size() < count * inputs) bytes.resize(count * inputs), quads.resize(count * inputs / 4);
-    if ((int64_t)rows.size() < count) rows.resize(count);
-    for (int64_t r = 0; r < count; r++) {
-      rows[r] = quantise(x + r * xs, inputs, bytes.data() + r * inputs);
-      to_quads(bytes.data() + r * inputs, inputs, quads.data() + r * inputs / 4);
-    }
-  }
+  Quad* quads;    // [rows, inputs / 4]
+  int8_t* bytes;  // [rows, inputs]
+  ByteRow* rows;
 };
+
+template <Use USE>
+ByteRows quantise_rows(const float* x, int64_t xs, int64_t count, int64_t inputs) {
+  const ByteRows out{scratch<USE, Quad>(count * inputs / 4), scratch<USE, int8_t>(count * inputs), scratch<USE, ByteRow>(count)};
+  for (int64_t r = 0; r < count; r++) {
+    out.rows[r] = quantise(x + r * xs, inputs, out.bytes + r * inputs);
+    to_quads(out.bytes + r * inputs, inputs, out.quads + r * inputs / 4);
+  }
+  return out;
+}
 
 // Panels [begin, end) of a product with inputs [from, from + inputs) of a weight.
 struct Slice {
@@ -81,9 +78,8 @@ void apply_bytes(const Slice& slice, const Quad* x, const ByteRow* units, int64_
 void apply(const Slice& slice, const float* x, int64_t xs, int64_t rows, float* y, int64_t ys, Mode mode, const float* bias) {
   const int64_t panels = slice.end - slice.begin, inputs = slice.inputs;
   if (slice.linear.format == INT8) {
-    static thread_local ByteRows own;
-    own.read(x, xs, rows, inputs);
-    apply_bytes(slice, own.quads.data(), own.rows.data(), rows, y, ys, mode, bias);
+    const ByteRows own = quantise_rows<QUANTISED>(x, xs, rows, inputs);
+    apply_bytes(slice, own.quads, own.rows, rows, y, ys, mode, bias);
   } else if (slice.linear.format == FLOAT32) {
     product<Single>(slice.weight<float>(1), inputs, slice.stride(1), panels, bias, {}, x, xs, rows, y, ys, mode);
   } else {

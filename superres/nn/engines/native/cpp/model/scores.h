@@ -15,9 +15,9 @@ ALWAYS_INLINE float dot(const float* a, const float* b, int64_t count) {
   return total;
 }
 
-// Sets the session's flag unless the scores are finite. Any thread may call it.
-ALWAYS_INLINE void refuse_unless(const Session& s, bool finite) {
-  if (!finite) __atomic_store_n(s.not_finite, 1, __ATOMIC_RELAXED);
+// Reports that scores are not finite, unless they are. Any thread may call it.
+ALWAYS_INLINE void refuse_unless(const Report& report, bool finite) {
+  if (!finite) __atomic_store_n(report.not_finite, 1, __ATOMIC_RELAXED);
 }
 
 ALWAYS_INLINE bool all_finite(const float* scores, int64_t count) {
@@ -33,51 +33,68 @@ ALWAYS_INLINE bool all_finite(const float* scores, int64_t count) {
 ALWAYS_INLINE float bounded(float x) { return x < -7.0f ? -7.0f : x > 3.0f ? 3.0f : x; }
 
 // log(1 / s) of the ordinal term.
-ALWAYS_INLINE float sharpness_of(const Session& s, const float* projected) {
-  return bounded(projected[s.outputs - 1] + s.initial_sharpness);
+ALWAYS_INLINE float sharpness_of(const Sizes& size, const Ordinal& ordinal, const float* projected) {
+  return bounded(projected[size.outputs - 1] + ordinal.initial_sharpness);
 }
 
-// The scores [V] of intensities: the ordinal term, plus the free scores if the model has them. With z = |v - mu| / s, the
+// Writes the scores [V] of intensities: the ordinal term, plus the free scores if the model has them. With z = |v - mu| / s, the
 // term is -z, or d - sqrt(d^2 + z^2) if it has a third parameter, log d.
-ALWAYS_INLINE void scores_around(const Session& s, float mu, const float* projected, float* scores) {
-  const bool free_scores = s.outputs > s.ordinal;
-  const float slope = exponential(sharpness_of(s, projected));
-  for (int64_t v = 0; v < s.vocabulary; v++) scores[v] = -slope * std::fabs((float)v - mu);
-  if (s.ordinal > 2) {
-    const float d = exponential(bounded(projected[s.outputs - 3])), square = d * d;
-    for (int64_t v = 0; v < s.vocabulary; v++) scores[v] = d - std::sqrt(square + scores[v] * scores[v]);
+ALWAYS_INLINE void scores_around(const Sizes& size, const Ordinal& ordinal, float mu, const float* projected, float* scores) {
+  const bool free_scores = size.outputs > ordinal.parameters;
+  const float slope = exponential(sharpness_of(size, ordinal, projected));
+  for (int64_t v = 0; v < size.vocabulary; v++) scores[v] = -slope * std::fabs((float)v - mu);
+  if (ordinal.parameters > 2) {
+    const float d = exponential(bounded(projected[size.outputs - 3])), square = d * d;
+    for (int64_t v = 0; v < size.vocabulary; v++) scores[v] = d - std::sqrt(square + scores[v] * scores[v]);
   }
   if (free_scores)
-    for (int64_t v = 0; v < s.vocabulary; v++) scores[v] += projected[v];
+    for (int64_t v = 0; v < size.vocabulary; v++) scores[v] += projected[v];
+}
+
+// Writes p1's scores [V] of the target position `target` of row b, from the projected state and the neighbour features.
+ALWAYS_INLINE void p1_scores(const Session& s, int64_t b, int64_t target, const float* projected, const float* features,
+                             float* scores) {
+  const Neighbourhood& near = s.neighbourhood;
+  if (s.ordinal.parameters) {
+    float mu = s.ordinal.estimate[b * s.size.length + target] + projected[s.size.outputs - 2] * s.ordinal.residual_scale;
+    if (near.features)
+      mu += dot(features, near.direct + target % s.size.channels * near.features, near.features) * s.ordinal.residual_scale;
+    scores_around(s.size, s.ordinal, mu, projected, scores);
+  } else {
+    std::memcpy(scores, projected, s.size.vocabulary * sizeof(float));
+  }
+  refuse_unless(s.report, all_finite(scores, s.size.vocabulary));
 }
 
 // A position clamped to the last target position.
-ALWAYS_INLINE int64_t within(const Session& s, int64_t position) { return position < s.length ? position : s.length - 1; }
+ALWAYS_INLINE int64_t within(const Sizes& size, int64_t position) { return position < size.length ? position : size.length - 1; }
 
 // The place in row b at which heads propose: p1's target position and its neighbour features.
-struct Row {
+struct ProposingPlace {
   const Session& s;
   int64_t b, place;
   const float* features;
 
-  // Writes the scores [V] of head p(h + 2), and returns the centre of an ordinal head. A sequential head reads p1's token `first` and the `tokens` of heads p2..p(h + 1).
+  // Writes the scores [V] of head p(h + 2), and returns the centre of an ordinal head. A sequential head reads p1's token `first`
+  // and the `tokens` of heads p2..p(h + 1).
   float score(int64_t h, const float* projected, const float* linear, int64_t first, const int64_t* tokens,
-             float* scores) const {
-    if (!s.ordinal) {
-      std::memcpy(scores, projected, s.vocabulary * sizeof(float));
+              float* scores) const {
+    if (!s.ordinal.parameters) {
+      std::memcpy(scores, projected, s.size.vocabulary * sizeof(float));
       return 0;
     }
     const Heads& heads = s.heads;
-    const float* estimate = s.estimate + b * s.length;
-    float mu = estimate[within(s, place + h + 1)] + projected[s.outputs - 2] * s.residual_scale;
-    if (s.features) {
-      float deviation = dot(features, heads.direct + (place % s.channels * heads.count + h) * s.features, s.features);
-      if (heads.earlier) deviation += dot(features, linear, s.features);
-      mu += deviation * s.residual_scale;
+    const int64_t count = s.neighbourhood.features;
+    const float *estimate = s.ordinal.estimate + b * s.size.length, scale = s.ordinal.residual_scale;
+    float mu = estimate[within(s.size, place + h + 1)] + projected[s.size.outputs - 2] * scale;
+    if (count) {
+      float deviation = dot(features, heads.direct + (place % s.size.channels * heads.count + h) * count, count);
+      if (heads.earlier) deviation += dot(features, linear, count);
+      mu += deviation * scale;
     }
     for (int64_t e = 0; e <= h && e < heads.earlier; e++)
-      mu += linear[s.features + e] * ((e ? tokens[e - 1] : first) - estimate[within(s, place + e)]);
-    scores_around(s, mu, projected, scores);
+      mu += linear[count + e] * ((e ? tokens[e - 1] : first) - estimate[within(s.size, place + e)]);
+    scores_around(s.size, s.ordinal, mu, projected, scores);
     return mu;
   }
 };
@@ -86,7 +103,8 @@ struct Row {
 // distributing the work would take longer than the product.
 void project(const Session& s, Team& team, const float* states, int64_t count, float* projected) {
   Team alone;
-  apply(s.project, s.project.panels < 64 ? alone : team, states, s.size_d, count, projected, s.stride, STORE);
+  const Linear& linear = s.weights.project;
+  apply(linear, linear.panels < 64 ? alone : team, states, s.size.d, count, projected, s.size.stride, STORE);
 }
 
 }  // namespace

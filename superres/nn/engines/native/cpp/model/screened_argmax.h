@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <vector>
-
 #include "kernels/noise.h"
 #include "model/scores.h"
 
@@ -21,8 +19,8 @@ struct GumbelAt {
 };
 
 // Whether a sample is the argmax of scores / temperature + Gumbel noise of all tokens.
-ALWAYS_INLINE bool is_gumbel(const Session& s, const Sampling& sampling) {
-  return sampling.kind == GUMBEL && sampling.top_k >= s.vocabulary && sampling.nucleus >= 1;
+ALWAYS_INLINE bool is_gumbel(const Sizes& size, const Sampling& sampling) {
+  return sampling.kind == GUMBEL && sampling.top_k >= size.vocabulary && sampling.nucleus >= 1;
 }
 
 // The scores of a state within bounds: approximate scores `rough`, and their largest error.
@@ -31,10 +29,10 @@ struct Bounds {
   const float *state, *rough;
   const float scale, norm;
   const GumbelAt& gumbel_at;
-  const int64_t count = s.project.panels * PANEL;
+  const int64_t count = s.weights.project.panels * PANEL;
 
   vec error(int64_t v) const {
-    const Int8Filter& f = s.int8_filter;
+    const Int8Filter& f = s.weights.int8_filter;
     return load(f.norm + v) * (f.rounding * scale) + load(f.product.scale + v) * (0.51f * norm);
   }
   vec tempered(vec score) const { return gumbel_at.temperature > 0 ? score / gumbel_at.temperature : score; }
@@ -74,28 +72,21 @@ struct Bounds {
 
   // The argmax of the exact sums. A panel is computed exactly only if one of its sums may exceed the largest lower bound.
   int64_t argmax() const {
-    static thread_local std::vector<float> own;
-    own.resize(count);
-    float* noise = gumbel_at.temperature > 0 ? own.data() : nullptr;
+    float* noise = gumbel_at.temperature > 0 ? scratch<NOISE>(count) : nullptr;
     const float bar = noise ? write_noise(noise) : largest_least();
     const auto near = [&](int64_t v) { return (noise ? most(v) + load(noise + v) : most(v)) >= bar; };
-    const int64_t bytes = s.project.inputs * PANEL * (s.project.format == BFLOAT16 ? 2 : 4);
     float top = -INFINITY, scores[PANEL];
     int64_t found = 0;
     for (int64_t v = 0; v < count; v += PANEL) {
       if (!any(near(v) | near(v + LANES))) continue;
-      Linear one = s.project;
-      one.panels = 1;
-      one.weight = (const char*)one.weight + v / PANEL * bytes;
-      one.bias += v;
-      Team alone;
-      apply(one, alone, state, s.size_d, 1, scores, PANEL, STORE);
-      for (int64_t i = 0; i < PANEL && v + i < s.vocabulary; i++) {
+      const Slice one{s.weights.project, v / PANEL, v / PANEL + 1, 0, s.size.d};
+      apply(one, state, s.size.d, 1, scores, PANEL, STORE, one.bias());
+      for (int64_t i = 0; i < PANEL && v + i < s.size.vocabulary; i++) {
         const float sum = noise ? scores[i] / gumbel_at.temperature + noise[v + i] : scores[i];
         if (sum > top) top = sum, found = v + i;
       }
     }
-    refuse_unless(s, std::isfinite(top));
+    refuse_unless(s.report, std::isfinite(top));
     return found;
   }
 };
@@ -107,17 +98,16 @@ struct Bounds {
 template <typename At>
 void screened_argmax(const Session& s, Team& team, const float* states, int64_t count, float* rough, int64_t* tokens,
                      int64_t apart, const At& gumbel_at) {
-  static thread_local ByteRows own;
-  const ByteRows& bytes = own;  // the calling thread's copy, which the helper threads read
-  own.read(states, s.size_d, count, s.size_d);
-  team.share(s.project.panels, [=, &s, &bytes](int64_t begin, int64_t end) {
-    const Slice slice{s.int8_filter.product, begin, end, 0, s.size_d};
-    apply_bytes(slice, bytes.quads.data(), bytes.rows.data(), count, rough + begin * PANEL, s.stride, STORE, slice.bias());
+  const int64_t D = s.size.d;
+  const ByteRows own = quantise_rows<SCREENED>(states, D, count, D);  // in the calling thread's memory
+  team.share(s.weights.project.panels, [=, &s](int64_t begin, int64_t end) {
+    const Slice slice{s.weights.int8_filter.product, begin, end, 0, D};
+    apply_bytes(slice, own.quads, own.rows, count, rough + begin * PANEL, s.size.stride, STORE, slice.bias());
   });
-  team.share(count, [=, &s, &bytes](int64_t begin, int64_t end) {
+  team.share(count, [=, &s](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; r++) {
-      const float scale = bytes.rows[r].scale, norm = norm_of(bytes.bytes.data() + r * s.size_d, s.size_d, scale);
-      tokens[r * apart] = Bounds{s, states + r * s.size_d, rough + r * s.stride, scale, norm, gumbel_at(r)}.argmax();
+      const float scale = own.rows[r].scale, norm = norm_of(own.bytes + r * D, D, scale);
+      tokens[r * apart] = Bounds{s, states + r * D, rough + r * s.size.stride, scale, norm, gumbel_at(r)}.argmax();
     }
   });
 }

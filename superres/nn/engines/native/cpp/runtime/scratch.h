@@ -8,14 +8,18 @@
 namespace {
 
 // Areas of memory, one per use.
-enum Use { SPECTRUM, TRANSFORMED, INPUT_ROWS, WIDE_ROWS, SCORE_ROWS, SHARED, ATTENTION_BYTES, SUBLAYER_INPUT };
+enum Use {
+  SPECTRUM, TRANSFORMED, INPUT_ROWS, WIDE_ROWS, SCORE_ROWS, SHARED, ATTENTION_BYTES, SUBLAYER_INPUT, VISIBLE, WRITTEN, QUANTISED,
+  SCREENED, PAIRED, NOISE, SCALED, WEIGHTS, WHOLE_WEIGHTS, DISTRIBUTION, REST, CHOSEN, GUESSES
+};
 
-// Memory of the calling thread for `count` floats, at a multiple of 64 bytes. Its contents are undefined.
-template <Use USE>
-float* scratch(int64_t count) {
-  static thread_local std::vector<float> own;
-  if ((int64_t)own.size() < count + 16) own.resize(count + 16);
-  return (float*)(((uintptr_t)own.data() + 63) / 64 * 64);
+// Memory of the calling thread for `count` values, at a multiple of 64 bytes. Its contents are undefined.
+template <Use USE, typename T = float>
+T* scratch(int64_t count) {
+  static thread_local std::vector<char> own;
+  const size_t bytes = count * sizeof(T) + 64;
+  if (own.size() < bytes) own.resize(bytes);
+  return (T*)(((uintptr_t)own.data() + 63) / 64 * 64);
 }
 
 }  // namespace

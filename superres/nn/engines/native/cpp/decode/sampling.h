@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "abi.h"
 #include "kernels/noise.h"
-#include "model/scores.h"
+#include "runtime/scratch.h"
 
 namespace {
 
@@ -18,8 +19,7 @@ ALWAYS_INLINE bool above(float a, float b) { return a > b || (b != b && a == a);
 
 // Draws a token from weights of at most 1: the first whose cumulative weight exceeds u times the sum.
 int64_t draw(const double* weights, int64_t count, double u) {
-  static thread_local std::vector<int64_t> whole;
-  whole.resize(count);
+  int64_t* whole = scratch<WHOLE_WEIGHTS, int64_t>(count);
   int64_t total = 0;
   for (int64_t v = 0; v < count; v++) total += whole[v] = (int64_t)(weights[v] / LEAST_WEIGHT);
   const int64_t place = (int64_t)(u * (double)total);
@@ -31,15 +31,12 @@ int64_t draw(const double* weights, int64_t count, double u) {
 // The scores of one position and row, divided by the temperature and filtered; the choices made from them.
 class Choice {
  public:
-  Choice(const Session& s, const Sampling& sampling, int64_t b, int64_t position, const float* scores)
-      : s(s), sampling(sampling), count(s.vocabulary), position(position), stream(sampling.seed, sampling.keys[b]) {
-    static thread_local std::vector<float> own_scaled;
-    static thread_local std::vector<int32_t> own_weight;
+  // `count` is the vocabulary's size. A thread makes one choice at a time.
+  Choice(int64_t count, const Sampling& sampling, int64_t b, int64_t position, const float* scores)
+      : sampling(sampling), count(count), position(position), stream(sampling.seed, sampling.keys[b]) {
     const int64_t padded = (count + GROUP - 1) / GROUP * GROUP;
-    own_scaled.resize(padded);
-    own_weight.resize(padded);
-    scaled = own_scaled.data();
-    weight = own_weight.data();
+    scaled = scratch<SCALED>(padded);
+    weight = scratch<WEIGHTS, int32_t>(padded);
     const float temperature = sampling.temperature[position % sampling.channels];
     for (int64_t v = 0; v < count; v++) scaled[v] = scores[v] / temperature;
     for (int64_t v = count; v < padded; v++) scaled[v] = -INFINITY;
@@ -123,7 +120,6 @@ class Choice {
   }
 
  private:
-  const Session& s;
   const Sampling& sampling;
   const int64_t count, position;
   const Stream stream;
@@ -135,9 +131,7 @@ class Choice {
     float top = -INFINITY;
     for (int64_t v = 0; v < count; v++) top = scaled[v] > top ? scaled[v] : top;
     total = 0;
-    for (int64_t v = 0; v < count; v += LANES) {
-      store(weight + v, weights_of(load(scaled + v) - top));
-    }
+    for (int64_t v = 0; v < count; v += LANES) store(weight + v, weights_of(load(scaled + v) - top));
     for (int64_t v = 0; v < count; v++) total += weight[v];
   }
 
@@ -170,9 +164,7 @@ class Choice {
   }
 
   int64_t draw_rest(const int32_t* q, int64_t q_total, int purpose) const {
-    static thread_local std::vector<double> p, rest;
-    p.resize(count);
-    rest.resize(count);
+    double *p = scratch<DISTRIBUTION, double>(count), *rest = scratch<REST, double>(count);
     double most = 0;
     for (int64_t v = 0; v < count; v++) p[v] = (double)weight[v] / (double)total;
     if (q_total)
@@ -181,7 +173,7 @@ class Choice {
         rest[v] = difference > 0 ? difference : 0;
         most = rest[v] > most ? rest[v] : most;
       }
-    return draw(most >= LEAST_WEIGHT ? rest.data() : p.data(), count, uniform(stream, position, purpose));
+    return draw(most >= LEAST_WEIGHT ? rest : p, count, uniform(stream, position, purpose));
   }
 };
 

@@ -1,0 +1,72 @@
+// Which pending tokens pass verification: superres/decoding/acceptance.py.
+
+#pragma once
+
+#include <cstdlib>
+
+#include "decode/limits.h"
+#include "decode/sampling.h"
+
+namespace {
+
+// Whether fewer than `bound` tokens have a larger score than the proposal.
+ALWAYS_INLINE bool is_among_best(const float* scores, int64_t vocabulary, int64_t proposal, int64_t bound) {
+  int64_t better = 0;
+  for (int64_t v = 0; v < vocabulary; v++) better += scores[v] > scores[proposal];
+  return better < bound;
+}
+
+// p1's latest choice for a row, and its column; -1 before the first choice.
+struct Chosen {
+  int64_t column, token;
+};
+
+// Judges the pending tokens of rows from `begin` on by p1's scores of the column before each.
+struct Verifier {
+  const Session& s;
+  const LoopState& l;
+  int64_t begin;
+  Chosen* latest;  // of each row
+
+  int32_t* q(int64_t b, int64_t at) const { return l.sampling->q + (b * l.room + at) * s.size.vocabulary; }
+  int64_t& q_total(int64_t b, int64_t at) const { return l.sampling->q_total[b * l.room + at]; }
+
+  Choice choice(int64_t b, int64_t at) const {
+    return Choice(s.size.vocabulary, *l.sampling, b, l.place[b] + at, scores_at(s, l, b, at));
+  }
+
+  // p1's choice at a column.
+  int64_t chosen(int64_t b, int64_t at) const {
+    Chosen& known = latest[b - begin];
+    if (known.column != at) known = {at, l.sampling && !uses_int8(s, l) ? choice(b, at).token() : best_at(s, l, b, at)};
+    return known.token;
+  }
+
+  // Whether the token at a column is accepted.
+  bool accepts(int64_t b, int64_t at) const {
+    const int64_t proposal = l.tokens[b * s.size.width + at];
+    if (is_speculative(l)) return choice(b, at - 1).accepts(proposal, q(b, at - 1), q_total(b, at - 1));
+    if (l.rule == DISTANCE) {
+      const int64_t difference = std::llabs(proposal - chosen(b, at - 1));
+      if (!difference || difference > l.bound || uses_int8(s, l)) return difference <= l.bound;
+      return l.sampling ? choice(b, at - 1).is_possible(proposal) : is_possible(b, at);
+    }
+    if (l.sampling) return choice(b, at - 1).is_among_best(proposal, l.bound);
+    return is_among_best(scores_at(s, l, b, at - 1), s.size.vocabulary, proposal, l.bound) && is_possible(b, at);
+  }
+
+  // Whether p1's score of the token at a column is above -inf, so that a minimum block may contain it.
+  bool is_possible(int64_t b, int64_t at) const {
+    return !is_limited(l) || scores_at(s, l, b, at - 1)[l.tokens[b * s.size.width + at]] > -INFINITY;
+  }
+
+  // The token after the accepted ones, scored at a column. In speculative sampling, forgets all distributions.
+  int64_t first(int64_t b, int64_t at) const {
+    if (!is_speculative(l)) return chosen(b, at);
+    const int64_t drawn = choice(b, at).commit(q(b, at), l.place[b] ? q_total(b, at) : 0);
+    std::memset(&q_total(b, 0), 0, l.room * sizeof(int64_t));
+    return drawn;
+  }
+};
+
+}  // namespace

@@ -1,0 +1,39 @@
+// The loop around the iterations of a team's rows: superres/decoding/loop.py.
+
+#pragma once
+
+#include "decode/lookahead.h"
+
+namespace {
+
+// Changes the session and the state to those for a step of `width` tokens of rows [begin, end): see `narrow` in model/step.h.
+void narrow(Session& s, LoopState& l, int64_t begin, int64_t end, int64_t width) {
+  const int64_t skipped = begin * (s.size.width - width);
+  narrow(s, begin, end, width);
+  l.hidden += skipped * s.size.d;
+  l.scores += skipped * s.size.vocabulary;
+  l.tokens += skipped;
+  l.best_tokens += skipped;
+}
+
+// Iterations of a team's rows, which stop once all of these rows are complete: see `superres_iterate`.
+void run(Session& s, LoopState& l, Team& team, int64_t begin, int64_t end, int64_t count, int64_t following, int64_t* record) {
+  for (int64_t n = 0; n < count; n++, record += s.size.batch * (2 + l.room)) {
+    bool complete = true;
+    for (int64_t b = begin; b < end; b++) complete = complete && l.position[b] >= l.limit[b];
+    if (complete) {  // rows of other teams may not be complete yet
+      for (int64_t b = begin; b < end; b++) trace(l, b, 0, record + b * (2 + l.room));
+    } else if (l.lookahead.size) {
+      LookaheadDecoding{{s, l, team, begin, end}}.iterate(record);
+    } else if (l.widths.costs) {
+      Session own = s;
+      LoopState state = l;
+      narrow(own, state, begin, end, *std::max_element(l.widths.sizes + begin, l.widths.sizes + end));
+      BlockwiseDecoding{own, state, team, begin, end}.iterate(l.widths.count - 1, record);
+    } else {
+      BlockwiseDecoding{s, l, team, begin, end}.iterate((n + 1 < count ? l.block_size : following) - 1, record);
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,224 @@
+"""Data sets of faces: pairs of an input and an output of the same crop, and their files."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from superres.errors import InvalidInputError, OutputError
+from superres.system.output import scratch_file
+from superres.tasks.faces import CHANNELS, FaceTask, area_reduce, crop_square
+from superres.tasks.pictures import IMAGE_SUFFIXES, Pixels, read_image
+
+Split = Literal["train", "valid", "test"]
+SPLITS: tuple[str, ...] = get_args(Split)
+KEYS = "hr", "lr", "ids"
+"""The arrays of a prepared `.npz`."""
+PREPARE = "scripts/prepare_celeba.py"
+CHUNK = 1024
+"""Pictures that are reduced together, which bounds the memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class FacePairs:
+    """Pictures at the two sizes of a task.
+
+    Attributes:
+        hr: uint8 [N, target, target, 3], RGB.
+        lr: uint8 [N, source, source, 3], RGB, reduced from the same crop as `hr` (not from `hr`).
+        ids: int32 [N], number of each picture.
+        large: uint8 [N, side, side, 3], the same crop with a side of at least `FaceTask.large`, for random crops; or
+            None.
+
+    Raises:
+        InvalidInputError: an array has the wrong type or shape, or the arrays' lengths differ.
+        ConfigError: the targets' side is not a whole multiple of the sources'.
+    """
+
+    hr: Pixels
+    lr: Pixels
+    ids: npt.NDArray[np.int32]
+    large: Pixels | None = None
+
+    def __post_init__(self) -> None:
+        check_arrays(self.hr, self.lr, self.ids)
+        least = self.task.large  # refuses sizes that no task has
+        if self.large is not None:
+            _check("large", self.large, "uint8", _squares(self.large, len(self.ids), least))
+
+    def __len__(self) -> int:
+        """Return the number of pictures N."""
+        return len(self.ids)
+
+    @property
+    def task(self) -> FaceTask:
+        """The sizes of the pictures."""
+        return FaceTask(self.lr.shape[1], self.hr.shape[1])
+
+
+def check_arrays(hr: Pixels, lr: Pixels, ids: npt.NDArray[np.int32]) -> None:
+    """Raise InvalidInputError unless the arrays hold as many squares of RGB pixels as numbers."""
+    count = len(ids) if ids.ndim else 0
+    _check("hr", hr, "uint8", _squares(hr, count))
+    _check("lr", lr, "uint8", _squares(lr, count))
+    _check("ids", ids, "int32", (count,))
+
+
+def _squares(array: npt.NDArray[Any], count: int, least: int = 1) -> tuple[int, ...]:
+    """Return the shape of `count` squares with the side of those in `array`, at least `least`."""
+    side = max(array.shape[1] if array.ndim > 1 else 0, least)
+    return count, side, side, CHANNELS
+
+
+def _check(key: str, array: npt.NDArray[Any], dtype: str, shape: tuple[int, ...]) -> None:
+    if array.dtype != dtype or array.shape != shape:
+        raise InvalidInputError(f"{key} must be {dtype} {list(shape)}, not {array.dtype} {list(array.shape)}; prepare "
+                                f"the data again with {PREPARE}")
+
+
+def random_crops(pairs: FacePairs, seed: int) -> FacePairs:
+    """Return one `FaceTask.random_crop` of each picture, determined by the seed and the picture's place.
+
+    Raises:
+        InvalidInputError: `pairs` has no larger pictures.
+    """
+    task = pairs.task
+    if pairs.large is None:
+        raise InvalidInputError(f"random crops need pictures of at least {task.large}x{task.large}; prepare them with "
+                                f"{PREPARE} and --size {2 * task.target}")
+    crops = [task.random_crop(picture, np.random.default_rng((seed, place))) for place, picture in
+             enumerate(pairs.large)]
+    high, low = (np.stack(images) for images in zip(*crops, strict=True))
+    return FacePairs(high, low, pairs.ids)
+
+
+def is_celeba(path: Path) -> bool:
+    """Return whether a folder is a CelebA root in torchvision's layout; only such a root has splits."""
+    return (path / "celeba" / "img_align_celeba").is_dir()
+
+
+def read_faces(
+    path: str | os.PathLike[str], task: FaceTask, split: Split = "train", limit: int | None = None,
+    size: int | None = None,
+) -> FacePairs:
+    """Read a data set of faces at the sizes of a task.
+
+    Args:
+        path: a prepared `.npz` (keys `hr`, `lr`, `ids`), a folder of pictures, or a torchvision CelebA root (a folder
+            that contains `celeba/img_align_celeba`). If `hr` in the `.npz` is larger than a target, both sizes are
+            reduced from it, and it becomes `large` if it has at least the side `FaceTask.large`. If `hr` has a target's
+            size and `lr` not a source's, the sources are reduced from `hr`.
+        task: the sizes.
+        split: "train", "valid" or "test", CelebA's official partition; ignored for a file or a folder of pictures.
+        limit: largest number of pictures to read, from the start; None reads all.
+        size: for a folder or a root: keep `large` pictures of this side, at least `FaceTask.large`; None keeps none.
+
+    Raises:
+        InvalidInputError: the path or an argument is invalid, a picture is unreadable or too small, or there are no
+            pictures.
+    """
+    path = Path(path)
+    if split not in SPLITS:
+        raise InvalidInputError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
+    if limit is not None and limit < 1:
+        raise InvalidInputError(f"limit must be at least 1, not {limit}; leave it out to read all")
+    if size is not None and size < task.large:
+        raise InvalidInputError(f"size must be at least {task.large} for random crops of {task.target_size}, not "
+                                f"{size}; {2 * task.target} is a good choice")
+    if is_celeba(path):
+        return _read_pictures(_celeba_files(path, split)[:limit], task, size)
+    if path.is_dir():
+        files = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in IMAGE_SUFFIXES and entry.is_file())
+        if not files:
+            raise InvalidInputError(f"{path} has no images ({' '.join(sorted(IMAGE_SUFFIXES))}); choose another folder")
+        return _read_pictures(files[:limit], task, size)
+    return _read_npz(path, task, limit)
+
+
+def _read_npz(path: Path, task: FaceTask, limit: int | None) -> FacePairs:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            missing = [key for key in KEYS if key not in archive]
+            if missing:
+                raise InvalidInputError(f"{path} lacks {', '.join(missing)}; prepare it with {PREPARE}")
+            hr, lr, ids = (np.asarray(archive[key]) for key in KEYS)
+            check_arrays(hr, lr, ids)
+            pairs = _fitted(hr[:limit], lr[:limit], ids[:limit], task)
+    except FileNotFoundError as error:
+        raise InvalidInputError(f"{path} does not exist; give an .npz, a folder of images or a CelebA root") from error
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        raise InvalidInputError(f"{path} is not a readable .npz; prepare it with {PREPARE}") from error
+    if not len(pairs):
+        raise InvalidInputError(f"{path} holds no pictures; prepare it with {PREPARE}")
+    return pairs
+
+
+def _fitted(hr: Pixels, lr: Pixels, ids: npt.NDArray[np.int32], task: FaceTask) -> FacePairs:
+    """Return the pictures of a file at the sizes of a task: see `read_faces`."""
+    side = hr.shape[1]
+    if side < task.target:
+        raise InvalidInputError(f"hr holds pictures of {side}x{side}, smaller than targets of {task.target_size}; "
+                                f"prepare the data with {PREPARE} --source {task.source} --target {task.target}")
+    if side == task.target and lr.shape[1] == task.source:
+        return FacePairs(hr, lr, ids)
+    parts = [task.both_sizes(hr[start : start + CHUNK]) for start in range(0, max(len(hr), 1), CHUNK)]
+    high, low = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return FacePairs(high, low, ids, hr if side >= task.large else None)
+
+
+def _celeba_files(root: Path, split: Split) -> list[Path]:
+    """Return a split's files in torchvision's order; torchvision also verifies the annotation files' checksums."""
+    images = root / "celeba" / "img_align_celeba"
+    try:
+        from torchvision.datasets import CelebA
+    except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: torchvision was built for another torch
+        remedy = f"install the torchvision of torch's release, or read the folder {images}"
+        raise InvalidInputError(f"torchvision cannot be imported ({' '.join(str(error).split())}); {remedy}") from error
+    try:
+        dataset = CelebA(str(root), split=split, target_type=[], download=False)
+    except RuntimeError as error:
+        raise InvalidInputError(f"{root} lacks CelebA's annotation files or has damaged ones; complete them, or read "
+                                f"the folder {images}") from error
+    return [images / file for file in dataset.filename]
+
+
+def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> FacePairs:
+    """Crop each picture and reduce the crop to both sizes; ids are the numbers in the file names, or 0, 1, 2, ..."""
+    hr, lr = (np.empty((len(files), *shape), np.uint8) for shape in (task.target_shape, task.source_shape))
+    large = None if size is None else np.empty((len(files), size, size, CHANNELS), np.uint8)
+    least = size or task.target
+    for index, file in enumerate(tqdm(files, "reading images", disable=None)):
+        square = crop_square(read_image(file))
+        if len(square) < least:
+            raise InvalidInputError(f"{file} is too small: {len(square)} pixels wide; pairs need at least "
+                                    f"{least}x{least}")
+        hr[index], lr[index] = task.target_of(square), task.source_of(square)
+        if large is not None:
+            large[index] = area_reduce(square, least, least)
+    numbered = all(file.stem.isdecimal() and len(file.stem) <= 9 for file in files)
+    ids = np.array([int(f.stem) if numbered else i for i, f in enumerate(files)], np.int32)
+    return FacePairs(hr, lr, ids, large)
+
+
+def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:
+    """Write `pairs` atomically as an `.npz` that `read_faces` reads. Large pictures take the place of `hr`.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    path = Path(path)
+    try:
+        with scratch_file(path.parent, path) as file:
+            np.savez_compressed(file, hr=pairs.hr if pairs.large is None else pairs.large, lr=pairs.lr, ids=pairs.ids)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose a writable folder with space") from error

@@ -1,0 +1,272 @@
+"""Faces of any sizes: a network of another size is one line of settings, and no other file names sizes."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fakes import NATIVE, TINY, VARIANTS, limits_of, random_model, random_tokens
+from PIL import Image
+from skimage import data
+
+from superres import load
+from superres.batch.image_files import encode_png
+from superres.checkpoint import read_network, save_checkpoint
+from superres.cli.main import run
+from superres.config import PRESETS, DecodeConfig, ModelConfig
+from superres.decoding.decode import decode
+from superres.decoding.limits import LimitedModel
+from superres.errors import CheckpointError, ConfigError
+from superres.evaluation.survey_methods import parse_spec, read_images, task_of
+from superres.nn.engines import step_model
+from superres.nn.engines.native import build
+from superres.pipeline.auto import face_task
+from superres.tasks.face_data import FacePairs, write_npz
+from superres.tasks.faces import FaceTask, area_reduce
+from superres.tasks.photos import Crop, choose_crops
+from superres.tasks.pictures import Picture
+from superres.training.corpora import Stage
+from superres.training.recipes import train_stage
+from superres.training.settings import TrainConfig
+from superres.web import cropping, drawing
+from superres.web.decoding import Decoder
+from superres.web.page import face_widths
+from superres.web.photos import CropShare, take
+from superres.web.upscale_tab import subject_of, views_of
+
+ROOT = Path(__file__).parent.parent
+TOY = replace(TINY, source_shape=(6, 6, 3), target_shape=(18, 18, 3))
+TASK = FaceTask(6, 18)
+ALL = DecodeConfig(accept="distance", epsilon=255)  # accepts everything: few calls
+NAMED = re.compile(r"\b(8x8|32x32|3,?072)\b|\b(8, 8|32, 32), (3|C)\b|\[N, ?(8, ?8|32, ?32)\b|"
+                   r"\b(LOW_SIZE|HIGH_SIZE|SIDE|LEAST) = \d|reduce\(\w+, (8, 8|32, 32)\)")
+ALLOWED = {
+    "superres/config/network.py": "the sizes of a network, and of the named networks",
+    "superres/evaluation/table3.py": "what the paper's study showed",
+    "scripts/check_survey.py": "pictures of a study, which may have any size",
+    "scripts/simulations/coverage.py": "pictures of a study, which may have any size",
+}
+native = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+
+
+def test_no_other_file_names_sizes():
+    files = [ROOT / "app.py", *(path for folder in ("superres", "scripts") for path in (ROOT / folder).rglob("*")
+                                if path.suffix in (".py", ".js", ".css", ".html", ".h", ".cpp"))]
+    named = {path.relative_to(ROOT).as_posix() for path in files if NAMED.search(path.read_text(encoding="utf-8"))}
+    assert len(files) > 200
+    assert named == ALLOWED.keys()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("checkpoints") / "toy"
+    save_checkpoint(random_model(TOY, dtype=torch.float32), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def toy(folder):
+    return load(folder, device="cpu")
+
+
+@pytest.fixture
+def sources(rng):
+    return rng.integers(0, 256, (2, 6, 6, 3), np.uint8)
+
+
+@pytest.fixture
+def prepared(tmp_path, rng):
+    """A prepared file of three random pictures of 18x18 pixels."""
+    hr = rng.integers(0, 256, (3, 18, 18, 3), np.uint8)
+    pairs = FacePairs(hr, TASK.both_sizes(hr)[1], np.arange(3, dtype=np.int32))
+    write_npz(pairs, tmp_path / "dev.npz")
+    return tmp_path / "dev.npz"
+
+
+def test_a_checkpoint_tells_its_sizes(toy, folder):
+    assert face_task(folder) == toy.face_task == TASK == FaceTask.of(read_network(folder))
+    assert face_task("celeba-8to32") == FaceTask.of(ModelConfig())
+
+
+def test_a_checkpoint_of_other_shapes_is_refused(tmp_path):
+    save_checkpoint(random_model(replace(TOY, source_shape=(6, 3, 3)), dtype=torch.float32), tmp_path / "odd")
+    for read in (face_task, load):
+        with pytest.raises(CheckpointError, match=r"odd: faces are square RGB pictures.*source_shape \[6, 3, 3\]"):
+            read(tmp_path / "odd")
+
+
+def test_an_input_is_upscaled_as_it_is_and_a_photo_by_its_face(toy, sources):
+    result = toy(sources, ALL)
+    assert (result.images.shape, result.images.dtype, result.filled.shape) == ((2, 18, 18, 3), np.uint8, (2, 18, 18, 3))
+    assert [trace.tokens for trace in result.traces] == [972, 972]
+    np.testing.assert_array_equal(toy(list(sources), ALL).images, result.images)
+    photo = data.astronaut()
+    result = toy(photo, ALL)
+    (crop,) = choose_crops(photo, TASK)
+    assert result.crops == [crop]
+    assert crop.kind == "face"
+    np.testing.assert_array_equal(result.sources[0], area_reduce(crop.take(photo), 6, 6))
+    assert result.notes[0].endswith("the model sees only 6x6")
+
+
+@pytest.mark.parametrize("options", [
+    DecodeConfig(block_size=4), DecodeConfig(block_size=4, temperature=0.9), replace(ALL, block_size=8)])
+def test_consistent_pictures_reduce_to_exactly_their_input(toy, sources, options):
+    images = toy(sources, replace(options, consistent=True)).images
+    np.testing.assert_array_equal(area_reduce(images, 6, 6, is_reduced=True), sources)
+
+
+def test_exact_blocks_give_the_greedy_pictures(toy, sources):
+    greedy, blocks = (toy(sources, DecodeConfig(block_size=size), width=8) for size in (1, 8))
+    np.testing.assert_array_equal(greedy.images, blocks.images)
+
+
+@pytest.mark.parametrize(("size", "kind"), [(17, "centre"), (18, "centre"), (300, "face")])
+def test_a_picture_larger_than_an_output_is_a_photo(size, kind):
+    photo = np.asarray(Image.fromarray(data.astronaut()[:300, 80:380]).resize((size, size)))
+    (crop,) = choose_crops(photo, TASK)
+    assert crop.kind == kind
+    assert (crop.faces is None) == (size <= 18)
+
+
+def test_the_batch_command_decodes_inputs_and_photos(folder, tmp_path, sources):
+    for name, pixels in (("small", sources[0]), ("photo", data.astronaut()), ("tiny", sources[0, :5])):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{name}.png").write_bytes(encode_png(Picture(pixels), {}))
+    words = ["upscale", str(tmp_path / "in"), "--checkpoint", str(folder), "--device", "cpu", "--accept", "distance",
+             "--epsilon", "255"]
+    assert run([*words, "--output", str(tmp_path / "out")]) == 1
+    lines = (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()
+    rows = {Path(row["input"]).stem: row for row in map(json.loads, lines)}
+    assert "tiny.png is too small: 6x5; provide an image of at least 6x6" in rows["tiny"]["error"]
+    for name in ("small", "photo"):
+        assert rows[name]["tokens"] == 972
+        with Image.open(rows[name]["output"]) as image:
+            assert image.size == (18, 18)
+    assert run([*words, "--output", str(tmp_path / "lowres"), "--source", "lowres"]) == 1
+    assert [path.name for path in (tmp_path / "lowres").glob("*.png")] == ["small.png"]
+
+
+def test_a_crop_under_the_size_of_an_input_is_wrong_usage(folder, tmp_path, capsys, sources):
+    (tmp_path / "a.png").write_bytes(encode_png(Picture(sources[0]), {}))
+    words = ["upscale", str(tmp_path / "a.png"), "--checkpoint", str(folder), "--device", "cpu"]
+    assert run([*words, "--output", str(tmp_path / "out"), "--crop", "0,0,5"]) == 2
+    assert "--crop 0,0,5 has a SIZE of 5; the model needs at least 6 pixels" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert run([*words, "--output", str(tmp_path / "out"), "--crop", "0,0,6", "--block-size", "8"]) == 0
+
+
+def test_evaluation_scores_pictures_of_the_checkpoint_s_sizes(folder, prepared, capsys):
+    words = ["evaluate", "images", "--data", str(prepared), "--checkpoint", str(folder), "--device", "cpu", "--json",
+             "--accept", "distance", "--epsilon", "255"]
+    assert run([*words, "--samples", "2", "--temperature", "0.9", "--consistent", "--no-greedy"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["images"] == 3
+    assert report["methods"]["blockwise"]["consistent_images"] == report["methods"]["nearest"]["consistent_images"] == 1
+    assert report["sampling"]["cell"] == 3
+    assert report["sampling"]["methods"]["mean of 2"]["psnr"] > 0
+
+
+def test_a_file_too_small_for_the_checkpoint_is_refused(prepared, capsys):
+    assert run(["evaluate", "images", "--data", str(prepared), "--device", "cpu"]) == 2
+    assert "hr holds pictures of 18x18, smaller than targets of 32x32; prepare" in capsys.readouterr().err
+
+
+def test_a_survey_shows_pictures_of_the_checkpoint_s_sizes(folder, prepared):
+    specs = [parse_spec("nearest"), parse_spec(f"name=ours,checkpoint={folder}")]
+    assert task_of(specs) == TASK
+    images = read_images(prepared, task_of(specs))
+    assert {image.shape for image in images.sources.values()} == {(6, 6, 3)}
+    assert {image.shape for image in images.photographs.values()} == {(18, 18, 3)}
+
+
+def test_the_page_shows_inputs_and_pictures_of_the_checkpoint_s_sizes(toy, tmp_path):
+    photo = data.astronaut()
+    Image.fromarray(photo).save(tmp_path / "photo.png")
+    element, preview, square = cropping.crop_of(str(tmp_path / "photo.png"), TASK)
+    assert "&quot;least&quot;: 6" in element
+    assert "6x6: the model&#x27;s input" in preview
+    assert take(photo, TASK, Crop(*map(int, square.split(",")))).source.shape == (6, 6, 3)
+    assert CropShare(size=1).of(photo[:100, :100], TASK).size == 6
+    decoder = Decoder(toy, frame_seconds=0)
+    upload = {"path": str(tmp_path / "photo.png")}
+    subject = subject_of(decoder, upload, lambda image, task: choose_crops(image, task)[0])
+    assert (subject.source.shape, subject.truth.shape) == ((6, 6, 3), (18, 18, 3))
+    views = list(views_of(decoder, "upscale", subject, {"": replace(ALL, block_size=8)}))
+    assert 'viewBox="0 0 18 18"' in views[0]
+    assert "Input, 6x6" in views[-1]
+    assert "&quot;side&quot;:18" in views[-1]
+    assert "instead of 972" in views[-1]
+    decoder.close()
+
+
+def test_a_partly_decoded_picture_is_drawn_at_its_own_size(toy, sources):
+    partial, *_, whole = toy.stream(sources[:1], replace(ALL, block_size=8), interval=0)
+    assert not partial.is_complete
+    for result in (partial, whole):
+        assert drawing.unfinished(result, 0).shape == (18, 18, 3)
+    trace = whole.traces[0]  # its last block of 8 has the last 4 tokens, in the last two pixels
+    assert drawing.block_overlay(trace, 18).count("v1h-1z") == 2
+    assert "M17 17h1" in drawing.block_overlay(trace, 18)
+    assert drawing.heat_map(whole.images[0], trace, 8).shape == (18, 18, 3)
+    assert drawing.accepted_sizes(trace, 18)[-1, -1] == 4
+
+
+@pytest.mark.parametrize(("task", "widths"), [
+    (FaceTask(8, 32), [64, 96, 128, 256, 320, 512]), (FaceTask(32, 64), [64, 64, 128, 256, 320, 512]),
+    (TASK, [54, 90, 126, 252, 306, 504]), (FaceTask(32, 128), [128, 128, 128, 256, 256, 512])])
+def test_faces_are_shown_at_whole_multiples_of_their_side(task, widths):
+    style = face_widths(task)
+    assert f"--face: {task.target}px;" in style
+    assert [int(found) for found in re.findall(r"--face-\d+: (\d+)px;", style)] == widths
+
+
+def test_a_network_of_other_sizes_is_trained(folder, prepared, tmp_path):
+    settings = TrainConfig(stage="base", steps=2, batch_size=2, crop_share=0.0)
+    stage = Stage(settings, prepared, tmp_path / "run", prepared, folder)
+    assert train_stage(stage, lambda: False, lambda record: None)
+    assert read_network(tmp_path / "run" / "checkpoint").target_shape == (18, 18, 3)
+
+
+# Sources of many pixels: the encoder has convolution blocks only.
+
+LARGE = replace(VARIANTS["sequential heads"], source_shape=(1, 257, 3), target_shape=(1, 514, 3), encoder_layers=0,
+                cross_attention=False, conditioning_blocks=2)
+
+
+@pytest.mark.parametrize("side", [16, 17, 32])
+def test_attention_over_a_large_image_is_refused(side):
+    shapes = {"source_shape": (side, side, 3), "target_shape": (2 * side, 2 * side, 3)}
+    if side == 16:
+        assert ModelConfig(**shapes, encoder_layers=1).source_length == 768
+        return
+    with pytest.raises(ConfigError, match=f"encoder_layers must be 0 for a source image of {3 * side**2} positions, "
+                                          "not 2: attention takes time quadratic in the positions") as caught:
+        ModelConfig(**shapes, encoder_layers=2)
+    assert "\n" not in str(caught.value)
+    assert ModelConfig(**shapes, encoder_layers=0).encoder_layers == 0
+
+
+def test_the_preset_for_64_pixels_has_no_encoder_layers():
+    config = PRESETS["face-64"]
+    assert FaceTask.of(config) == FaceTask(32, 64)
+    assert config.encoder_layers == 0
+    with pytest.raises(ConfigError, match="encoder_layers must be 0"):
+        replace(config, encoder_layers=1)
+
+
+@pytest.mark.parametrize(("engine", "consistent"), [
+    ("plain", True), pytest.param("native", False, marks=native), pytest.param("native", True, marks=native)])
+def test_engines_decode_a_large_source_without_encoder_layers(engine, consistent):
+    config = replace(LARGE, **NATIVE, conditioning_width=32)
+    source = random_tokens(config, 2)[0]
+    model = step_model(random_model(config, dtype=torch.float32), engine=engine)
+    assert model.engine == engine
+    model = LimitedModel(model, limits_of(config)) if consistent else model
+    greedy, blocks = (decode(model, source, DecodeConfig(block_size=size), width=4) for size in (1, 4))
+    assert torch.equal(greedy.tokens, blocks.tokens)
