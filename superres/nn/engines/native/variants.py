@@ -21,7 +21,7 @@ FLAGS = (
 )
 """Compiler flags of every variant. A library carries the digest of the abi.h that it was compiled with."""
 
-PROBE_FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC")
+PROBE_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC")
 """Compiler flags of cpp/probe.cpp, for every processor."""
 
 SUFFIX = ".dll" if sys.platform == "win32" else ".so"
