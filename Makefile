@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test mutations app check docs clean
+# The platforms of `make wheels`; linux_x86_64 is compiled with this system's g++, for systems as new as this one.
+PLATFORMS := manylinux_2_28_x86_64 manylinux_2_28_aarch64 macosx_11_0_arm64 win_amd64
+
+.PHONY: demo test mutations app check docs wheels native-aarch64 clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -29,6 +32,17 @@ check: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-docs
 	$(VENV)/bin/mkdocs build $(ARGS)
+
+# Wheels with the compiled variants inside. The first wheel of a platform takes long: its C++ library is compiled, too.
+wheels: $(VENV)/.installed
+	@for platform in $(PLATFORMS); do \
+		echo "Building dist/superres-*-py3-none-$$platform.whl" >&2; \
+		SUPERRES_WHEEL_PLATFORM=$$platform $(VENV)/bin/pip wheel --quiet --no-deps --wheel-dir dist . || exit 1; \
+	done
+
+# The libraries for ARM, which qemu-aarch64 runs.
+native-aarch64:
+	$(PYTHON) scripts/build_native.py linux_aarch64 build/linux_aarch64
 
 clean:
 	rm -rf $(VENV)

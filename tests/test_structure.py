@@ -16,9 +16,9 @@ from superres.decoding.state import DecodeState
 PACKAGE = Path(__file__).parent.parent / "superres"
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 UNTIMED = {
-    "check_batch", "check_exactness", "check_native", "check_survey", "draw_dev", "draw_faces", "evaluate",
-    "export_preferences", "fill_proposers", "measure_face_crops", "prepare_celeba", "simulate_votes", "stress_demo",
-    "train", "upscale",
+    "build_hook", "build_native", "check_batch", "check_exactness", "check_native", "check_survey", "check_wheel",
+    "draw_dev", "draw_faces", "evaluate", "export_preferences", "fill_proposers", "measure_face_crops",
+    "prepare_celeba", "simulate_votes", "stress_demo", "train", "upscale",
 }
 """Scripts that measure no time of decoding in their own process."""
 APART = ("nn", "decoding", "tasks", "survey")

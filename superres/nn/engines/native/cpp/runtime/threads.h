@@ -7,7 +7,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -17,11 +16,7 @@
 #include <thread>
 #include <type_traits>
 
-#ifndef _WIN32
-#include <csignal>
-#include <ctime>
-#include <pthread.h>
-#endif
+#include "runtime/platform.h"
 
 namespace {
 
@@ -32,32 +27,6 @@ constexpr double STALL = 250e-6;  // seconds of waiting for a helper or a core a
 constexpr double LEAST_REST = 2e-3, MOST_REST = 0.5;  // bounds on a rest period, in seconds
 constexpr double RECENT = 1;      // seconds after a rest period during which the machine still counts as busy
 constexpr double WORTH = 5;       // a team pays off if it worked for this many times the seconds lost in a stall
-
-// Seconds from an arbitrary start.
-inline double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-// Seconds for which the calling thread has run on a core. On Windows, whose clock of threads is too coarse, all seconds count:
-// a call never seems to have stalled for want of a core.
-inline double seconds_on_core() {
-#ifdef _WIN32
-  return now();
-#else
-  timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return t.tv_sec + 1e-9 * t.tv_nsec;
-#endif
-}
-
-// Lets other threads have the core briefly.
-inline void nap() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
-
-inline void pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 constexpr size_t BODY = 192 - 24;
 
@@ -131,7 +100,7 @@ struct Lane {
       if (!late && !called) called = time;
       awake.notify_one();
     }
-    if (late) nap();
+    if (late) sleep_briefly();
   }
 };
 
@@ -177,27 +146,19 @@ struct Pool {
     if (helpers < count) count = helpers;
     for (int i = 0; i < count; i++) lanes[i].call();
     for (int i = 0; patient && i < count; i++)
-      for (int tries = 0; tries < 100 && lanes[i].asleep.load(); tries++) nap();
+      for (int tries = 0; tries < 100 && lanes[i].asleep.load(); tries++) sleep_briefly();
     return count;
   }
 
   // Starts a helper thread with all signals blocked; returns whether the system allowed it.
   bool start(Lane& lane) {
-#ifndef _WIN32
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-#endif
-    bool started = true;
+    const WithoutSignals blocked;
     try {
       std::thread([this, &lane] { serve(lane); }).detach();
     } catch (const std::system_error&) {
-      started = false;
+      return false;
     }
-#ifndef _WIN32
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-#endif
-    return started;
+    return true;
   }
 
   // Starts a rest period after the leader lost `lost` seconds: it waited for a helper that was not running, or had no core
@@ -222,9 +183,7 @@ struct Pool {
 // The pool of this process. A child of fork inherits no helper threads, so it starts with a new pool.
 Pool*& pool() {
   static Pool* current = [] {
-#ifndef _WIN32
-    pthread_atfork(nullptr, nullptr, [] { pool() = new Pool; });
-#endif
+    in_forked_children([] { pool() = new Pool; });
     return new Pool;
   }();
   return current;
@@ -292,7 +251,7 @@ struct Team {
       if (spins % 64) continue;
       if (!since) since = now();
       // The helper may be waiting for the core that this thread occupies.
-      else if (now() - since > STALL) nap();
+      else if (now() - since > STALL) sleep_briefly();
     }
     return since && now() - since > STALL;
   }

@@ -1,0 +1,125 @@
+"""Compile the native variants of a platform, as `make wheels` and the tests under emulation need them.
+
+    python scripts/build_native.py manylinux_2_28_x86_64 build/native       # by ziglang, for glibc 2.28 and later
+    python scripts/build_native.py linux_aarch64 build/native aarch64-dotprod   # by a cross compiler, one variant
+
+The platforms of wheels that anybody may install are compiled with ziglang, a Clang with the C++ libraries of all of
+them. `linux_x86_64` and `linux_aarch64` are compiled with g++: quickly, for systems as new as this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import platform as system
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+
+NATIVE = Path(__file__).resolve().parent.parent / "superres" / "nn" / "engines" / "native"
+
+PLATFORMS = {
+    "manylinux_2_28_x86_64": ("x86_64", "x86_64-linux-gnu.2.28"),
+    "manylinux_2_28_aarch64": ("aarch64", "aarch64-linux-gnu.2.28"),
+    "macosx_11_0_arm64": ("arm64", "aarch64-macos.11.0"),
+    "win_amd64": ("AMD64", "x86_64-windows-gnu"),
+    "linux_x86_64": ("x86_64", ""),
+    "linux_aarch64": ("aarch64", ""),
+}
+"""Machine and target of ziglang by the tag of the platform; without a target, g++ compiles."""
+
+ZIG_FLAGS = {"-march=armv8-a": "-mcpu=generic", "-march=armv8.2-a+dotprod": "-mcpu=generic+v8_2a+dotprod"}
+"""What ziglang calls flags that it names differently from GCC and Clang."""
+
+GLIBC = 28
+"""The last part of the newest glibc, 2.28, that libraries of manylinux_2_28 may need."""
+
+
+def load_variants() -> ModuleType:
+    """Import variants.py by its path: the package and its dependencies need not be installed."""
+    spec = importlib.util.spec_from_file_location("native_variants", NATIVE / "variants.py")
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"{NATIVE / 'variants.py'} is missing")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def command(platform: str) -> list[str]:
+    """Return the compiler of a platform, and the flags that make its libraries need no C++ library.
+
+    Raises:
+        SystemExit: the platform is unknown, or has no compiler here.
+    """
+    if platform not in PLATFORMS:
+        raise SystemExit(f"unknown platform {platform!r}; choose {' or '.join(PLATFORMS)}")
+    machine, target = PLATFORMS[platform]
+    if target:
+        return [sys.executable, "-m", "ziglang", "c++", "-target", target]
+    name = "g++" if machine == system.machine() else f"{machine}-linux-gnu-g++"
+    if shutil.which(name) is None:
+        raise SystemExit(f"{platform} needs {name}; on Debian: apt-get install g++-{machine}-linux-gnu")
+    return [name, "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-s"]
+
+
+def build(platform: str, folder: Path, only: list[str] | None = None) -> list[Path]:
+    """Compile the probe and the variants of a platform, some at a time, and return their files in `folder`.
+
+    Args:
+        platform: a key of PLATFORMS.
+        folder: folder for the libraries, which is made.
+        only: names of the variants to compile; all by default.
+
+    Raises:
+        SystemExit: the compiler fails, or a library needs a newer system than the platform promises.
+    """
+    table, compiler = load_variants(), command(platform)
+    suffix = ".dll" if platform.startswith("win") else ".so"
+    jobs = [(folder / f"probe{suffix}", "probe.cpp", table.PROBE_FLAGS)]
+    jobs += [(folder / f"{variant.name}{suffix}", "native.cpp", (*table.FLAGS, *variant.flags))
+             for variant in table.for_machine(PLATFORMS[platform][0]) if only is None or variant.name in only]
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def run(job: tuple[Path, str, tuple[str, ...]]) -> Path:
+        path, source, flags = job
+        if PLATFORMS[platform][1]:
+            flags = tuple(ZIG_FLAGS.get(flag, flag) for flag in flags)
+        with TemporaryDirectory() as scratch:
+            # Linked without the flags of the processor, or ziglang would compile its C++ library for each variant.
+            compiled = f"{scratch}/native.o"
+            for words in ([*flags, "-c", f"-I{NATIVE / 'cpp'}", "-o", compiled, str(NATIVE / "cpp" / source)],
+                          ["-shared", "-fPIC", "-O3", "-pthread", "-o", f"{scratch}/library", compiled]):
+                result = subprocess.run([*compiler, *words], capture_output=True, text=True, check=False)
+                if result.returncode:
+                    raise SystemExit(f"{' '.join([*compiler, *words])}\n{result.stderr}")
+            shutil.move(f"{scratch}/library", path)
+        return path
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        paths = list(pool.map(run, jobs))
+    for path in paths:
+        newest = max((int(version) for version in re.findall(rb"\0GLIBC_2\.(\d+)", path.read_bytes())), default=0)
+        if platform.startswith("manylinux") and newest > GLIBC:
+            raise SystemExit(f"{path} needs glibc 2.{newest}, but {platform} promises 2.{GLIBC}")
+    return paths
+
+
+def main() -> None:
+    """Compile, and print the files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("platform", choices=PLATFORMS)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("variants", nargs="*", help="the variants to compile; all by default")
+    arguments = parser.parse_args()
+    for path in build(arguments.platform, arguments.folder, arguments.variants or None):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
