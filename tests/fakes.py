@@ -291,6 +291,21 @@ CHAINS = [name for name, kind in PROPOSERS.items() if not kind.proposes_tree]
 """Proposers of one continuation a step."""
 
 
+def fixed_costs(largest):
+    """Return costs of block sizes 1..`largest` with which several tokens per step are fastest."""
+    return [1 + 0.15 * further for further in range(largest)]
+
+
+class UntimedBlockSize(AdaptiveBlockSize):
+    """Learns only from accepted tokens, at every occasion: its block sizes do not depend on the time of a decode."""
+
+    def is_due(self, seconds):
+        return True
+
+    def time(self, block_size, seconds):
+        pass
+
+
 class Restless(AdaptiveBlockSize):
     """Chooses block sizes at random, as often as it can."""
 
