@@ -309,8 +309,8 @@ class UntimedBlockSize(AdaptiveBlockSize):
 class Restless(AdaptiveBlockSize):
     """Chooses block sizes at random, as often as it can."""
 
-    def __init__(self, largest, seed=0, interval=2):
-        super().__init__([1.0] * largest)
+    def __init__(self, largest, seed=0, interval=2, least=1):
+        super().__init__([1.0] * largest, least)
         self.interval = interval
         self.largest, self.rng = largest, np.random.default_rng(seed)
         self.chosen, self.seen = [], []
@@ -322,7 +322,7 @@ class Restless(AdaptiveBlockSize):
         assert seconds > 0
 
     def choose(self):
-        self.chosen.append(int(self.rng.integers(1, self.largest + 1)))
+        self.chosen.append(int(self.rng.integers(self.minimum, self.largest + 1)))
         return self.chosen[-1]
 
     def observe(self, accepted, block_size):

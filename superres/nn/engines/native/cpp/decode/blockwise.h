@@ -73,10 +73,10 @@ void advance(const Session& s, const Loop& l, int64_t b, int64_t* record) {
   const int64_t start = l.position[b], room = start < 0 ? 1 : l.limit[b] - start;
   const int64_t* tokens = l.tokens + b * s.width;
   Pending block{s, l, b, start};
-  int64_t accepted = 1;
-  while (accepted < block_size(l, b) && accepted < room && block.passes(accepted)) accepted++;
-  int64_t required = 1;
-  while (required < l.minimum && block.is_scored(required)) required++;
+  const int64_t size = block_size(l, b), minimum = std::min(l.minimum, size);
+  int64_t accepted = 1, required = 1;
+  while (accepted < size && accepted < room && block.passes(accepted)) accepted++;
+  while (required < minimum && block.is_scored(required)) required++;
   if (accepted < required) accepted = required;
   if (accepted > room) accepted = room;
   accepted = up_to_end(l, b, tokens, accepted);
