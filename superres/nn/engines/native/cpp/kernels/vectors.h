@@ -250,7 +250,7 @@ ALWAYS_INLINE vec exponential(vec x) {
 // exp(x); unlike std::exp, the same on every processor.
 ALWAYS_INLINE float exponential(float x) { return exponential(fill(x))[0]; }
 
-// 2^x for x <= 0 to within 3e-7 relative; 2^-90 for smaller x, which no further product makes a slow denormal.
+// 2^x for x <= 0 to within 4e-6 relative; 2^-90 for smaller x, which no further product makes a slow denormal.
 ALWAYS_INLINE vec power_of_two(vec x) {
   x = larger(x, fill(-90.0f));
   const vec shifted = x + 12582912.0f;  // rounds to an integer in the low bits
