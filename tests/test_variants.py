@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import json
 import logging
 import platform
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +24,8 @@ from superres.nn.engines.native.build import NativeUnavailable
 from superres.nn.engines.native.report import report
 from superres.nn.engines.native.session import NativeModel
 from superres.nn.engines.native.variants import BY_NAME, SUFFIX, VARIANTS, for_machine
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
@@ -202,3 +207,50 @@ def test_info_tells_why_there_is_no_native_engine(monkeypatch):
     build.processor.cache_clear()
     monkeypatch.setenv("PATH", "")
     assert report()["native"] == "none: no C++ compiler (c++, g++, clang++) is installed"
+
+
+@pytest.fixture
+def builder(source, monkeypatch):
+    """The script that compiles the libraries of wheels, from sources that compile in no time."""
+    spec = importlib.util.spec_from_file_location("build_native", SCRIPTS / "build_native.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    native = source.parents[1]
+    for path in (variants.__file__, build.PROBE, build.PROBE.with_name("abi.h")):
+        target = native / Path(path).relative_to(module.NATIVE)
+        target.write_bytes(Path(path).read_bytes())
+    monkeypatch.setattr(module, "NATIVE", native)
+    return module
+
+
+LINUX = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
+
+
+@pytest.mark.skipif(not LINUX, reason="the platform of the wheel is another one")
+def test_a_wheel_gets_every_variant_of_its_platform(builder, tmp_path):
+    paths = builder.build(f"linux_{platform.machine()}", tmp_path / "libraries")
+    assert sorted(path.name for path in paths) == sorted(
+        ["probe.so", *(f"{variant.name}.so" for variant in for_machine())])
+    assert sorted(path.name for path in (tmp_path / "libraries").iterdir()) == sorted(path.name for path in paths)
+    slowest = ctypes.CDLL(str(tmp_path / "libraries" / f"{for_machine()[-1].name}.so"))
+    slowest.superres_self_test.restype = ctypes.c_uint64
+    assert slowest.superres_self_test() == variants.SELF_TEST
+
+
+@pytest.mark.skipif(not LINUX, reason="glibc is that of Linux")
+def test_a_library_that_needs_a_newer_system_than_the_wheel_promises_is_refused(builder, source, tmp_path, monkeypatch):
+    with source.open("a") as code:
+        code.write('asm(".section .dynstr; .asciz \\"GLIBC_2.99\\""); ')
+    monkeypatch.setattr(builder, "command", lambda _: [build.compiler()])
+    monkeypatch.setitem(builder.PLATFORMS, "manylinux_2_28_test", (platform.machine(), ""))
+    slowest = for_machine()[-1].name
+    with pytest.raises(SystemExit, match=r"needs glibc 2\.99, but manylinux_2_28_test promises 2\.28"):
+        builder.build("manylinux_2_28_test", tmp_path / "libraries", [slowest])
+
+
+def test_a_platform_without_a_compiler_is_refused_in_one_line(builder, monkeypatch):
+    with pytest.raises(SystemExit, match="unknown platform 'amiga'; choose manylinux_2_28_x86_64 or "):
+        builder.command("amiga")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SystemExit, match="on Debian: apt-get install"):
+        builder.command("linux_aarch64")

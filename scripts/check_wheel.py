@@ -1,0 +1,92 @@
+"""Check a wheel of this system's platform in an empty environment, outside the repository and without a compiler.
+
+    make wheels PLATFORMS=linux_x86_64
+    python scripts/check_wheel.py dist/superres-0.1.0-py3-none-linux_x86_64.whl
+
+The wheel must have every variant, and upscale a face with the engine `native` to the pixels that this repository gives.
+Dependencies such as torch are those of the Python that runs this script; superres is the wheel's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import ZipFile
+
+from PIL import Image, ImageChops
+
+from build_native import PLATFORMS, load_variants
+
+FACE = Path(__file__).parent / "faces" / "face-1.png"
+
+
+def check_contents(wheel: Path) -> None:
+    """Check that the wheel has the probe, every variant and the weights.
+
+    Raises:
+        SystemExit: something is missing.
+    """
+    platform = wheel.stem.partition("py3-none-")[2]
+    machine, _ = PLATFORMS[platform]
+    libraries = {"probe", *(variant.name for variant in load_variants().for_machine(machine))}
+    with ZipFile(wheel) as archive:
+        names = archive.namelist()
+    found = {Path(name).stem for name in names if "/native/lib/" in name}
+    if found != libraries:
+        raise SystemExit(f"{wheel.name} has the libraries {sorted(found)}, not {sorted(libraries)}")
+    if not any(name.startswith("superres/_checkpoints/celeba-8to32/") for name in names):
+        raise SystemExit(f"{wheel.name} lacks the bundled checkpoint")
+
+
+def install(wheel: Path, folder: Path) -> Path:
+    """Make an environment with the wheel in `folder`, and return its folder of commands."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    commands = folder / ("Scripts" if sys.platform == "win32" else "bin")
+    words = "--python", folder, "install", "--quiet", "--no-deps", wheel.resolve()
+    subprocess.run([sys.executable, "-m", "pip", *words], check=True)
+    # A folder named in a .pth file serves imports, but its own .pth files, such as an editable superres, are not read.
+    packages = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
+    Path(packages, "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return commands
+
+
+def upscale(words: list[str], folder: Path, environment: dict[str, str]) -> Image.Image:
+    """Upscale the face with the engine `native`, which does not fall back to another, and return the picture."""
+    subprocess.run([*words, "upscale", FACE.resolve(), "--engine", "native", "--output", folder], cwd=folder.parent,
+                   env=environment, check=True)
+    return Image.open(folder / FACE.name)
+
+
+def main() -> None:
+    """Check, and print what is used."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wheel", type=Path)
+    wheel = parser.parse_args().wheel
+    check_contents(wheel)
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        commands = install(wheel, folder / "environment")
+        # No other command can be found, and nothing compiled before.
+        environment = {"PATH": str(commands), "HOME": scratch, "XDG_CACHE_HOME": f"{scratch}/cache"}
+        words = [str(commands / "superres")]
+        text = subprocess.run([*words, "info", "--json"], cwd=folder, env=environment, check=True, capture_output=True)
+        found = json.loads(text.stdout)
+        print(json.dumps(found, indent=1))
+        if found["compiler"] != "none" or str(folder) not in found.get("library", ""):
+            raise SystemExit("the environment is not empty: it must have no compiler, and load the wheel's library")
+        installed = upscale(words, folder / "installed", environment)
+        own = [sys.executable, "-c", "from superres.cli.main import main; main()"]
+        here = upscale(own, folder / "here", dict(os.environ))
+        if ImageChops.difference(installed, here).getbbox():
+            raise SystemExit("the wheel gives other pixels than this repository")
+        print(f"{wheel.name}: {installed.size[0]}x{installed.size[1]} pixels, those that this repository gives")
+
+
+if __name__ == "__main__":
+    main()
