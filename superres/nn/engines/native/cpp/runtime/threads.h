@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +17,11 @@
 #include <thread>
 #include <type_traits>
 
-#include "runtime/platform.h"
+#ifndef _WIN32
+#include <csignal>
+#include <ctime>
+#include <pthread.h>
+#endif
 
 namespace {
 
@@ -27,6 +32,32 @@ constexpr double STALL = 250e-6;  // seconds of waiting for a helper or a core a
 constexpr double LEAST_REST = 2e-3, MOST_REST = 0.5;  // bounds on a rest period, in seconds
 constexpr double RECENT = 1;      // seconds after a rest period during which the machine still counts as busy
 constexpr double WORTH = 5;       // a team pays off if it worked for this many times the seconds lost in a stall
+
+// Seconds from an arbitrary start.
+inline double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Seconds for which the calling thread has run on a core. On Windows, whose clock of threads is too coarse, all seconds count:
+// a call never seems to have stalled for want of a core.
+inline double seconds_on_core() {
+#ifdef _WIN32
+  return now();
+#else
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return t.tv_sec + 1e-9 * t.tv_nsec;
+#endif
+}
+
+// Lets other threads have the core briefly.
+inline void nap() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
+
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 constexpr size_t BODY = 192 - 24;
 
@@ -100,7 +131,7 @@ struct Lane {
       if (!late && !called) called = time;
       awake.notify_one();
     }
-    if (late) sleep_briefly();
+    if (late) nap();
   }
 };
 
@@ -110,7 +141,8 @@ struct Pool {
   std::atomic<int> calls{0};        // calls in progress
   int helpers = 0;
   uint64_t number = 0;              // number of the last job
-  double rest = 0, rest_until = 0;  // length and end of the rest period after a stall, in seconds
+  double rest = 0, rest_until = 0;  // length and end of the rest period after a stall, in seconds; only the leader reads them
+  std::atomic<double> busy_until{0};  // when the machine no longer counts as busy; any thread reads it
   double worked = 0;                // seconds of team work since the last stall
   Lane lanes[MAX_THREADS];
 
@@ -146,19 +178,27 @@ struct Pool {
     if (helpers < count) count = helpers;
     for (int i = 0; i < count; i++) lanes[i].call();
     for (int i = 0; patient && i < count; i++)
-      for (int tries = 0; tries < 100 && lanes[i].asleep.load(); tries++) sleep_briefly();
+      for (int tries = 0; tries < 100 && lanes[i].asleep.load(); tries++) nap();
     return count;
   }
 
   // Starts a helper thread with all signals blocked; returns whether the system allowed it.
   bool start(Lane& lane) {
-    const WithoutSignals blocked;
+#ifndef _WIN32
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+#endif
+    bool started = true;
     try {
       std::thread([this, &lane] { serve(lane); }).detach();
     } catch (const std::system_error&) {
-      return false;
+      started = false;
     }
-    return true;
+#ifndef _WIN32
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+#endif
+    return started;
   }
 
   // Starts a rest period after the leader lost `lost` seconds: it waited for a helper that was not running, or had no core
@@ -167,6 +207,7 @@ struct Pool {
     rest = worked < WORTH * lost ? 2 * rest : LEAST_REST;
     rest = rest < LEAST_REST ? LEAST_REST : rest > MOST_REST ? MOST_REST : rest;
     rest_until = now() + rest;
+    busy_until.store(rest > 2 * LEAST_REST ? rest_until + RECENT : 0, std::memory_order_relaxed);
     worked = 0;
   }
 
@@ -177,13 +218,15 @@ struct Pool {
   }
 
   // Whether recent calls stalled repeatedly when they used several threads.
-  bool is_busy() const { return rest > 2 * LEAST_REST && now() < rest_until + RECENT; }
+  bool is_busy() const { return now() < busy_until.load(std::memory_order_relaxed); }
 };
 
 // The pool of this process. A child of fork inherits no helper threads, so it starts with a new pool.
 Pool*& pool() {
   static Pool* current = [] {
-    in_forked_children([] { pool() = new Pool; });
+#ifndef _WIN32
+    pthread_atfork(nullptr, nullptr, [] { pool() = new Pool; });
+#endif
     return new Pool;
   }();
   return current;
@@ -251,7 +294,7 @@ struct Team {
       if (spins % 64) continue;
       if (!since) since = now();
       // The helper may be waiting for the core that this thread occupies.
-      else if (now() - since > STALL) sleep_briefly();
+      else if (now() - since > STALL) nap();
     }
     return since && now() - since > STALL;
   }
