@@ -1,4 +1,4 @@
-"""What all tests share: one thread, fixed seeds, and hypothesis profiles."""
+"""What all tests share: one thread, fixed seeds, fixed costs of a step, and hypothesis profiles."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from superres.config import DecodeConfig
     from superres.pipeline.upscaler import Upscaler
     from superres.survey.store import Store
 
@@ -42,6 +45,30 @@ def _locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("locks")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(idle, "cache_folder", lambda: folder)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _costs() -> Iterator[None]:
+    """Costs of adaptive block sizes: fixed ones, so that no decode depends on the machine or on its other work.
+
+    Tests of the measurement pass their own `measure` to `BlockSizes`, and get the costs that it returns.
+    """
+    from fakes import UntimedBlockSize, fixed_costs
+
+    from superres.decoding.cost import measured_costs
+    from superres.pipeline import block_sizes
+
+    own = block_sizes.BlockSizes._costs
+
+    def costs(sizes: block_sizes.BlockSizes, options: DecodeConfig, *sources: Tensor | None) -> list[float]:
+        if sizes.measure is not measured_costs:
+            return own(sizes, options, *sources)
+        return fixed_costs(options.block_size or sizes.model.prediction_heads)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_sizes.BlockSizes, "_costs", costs)
+        patch.setattr(block_sizes, "AdaptiveBlockSize", UntimedBlockSize)
         yield
 
 

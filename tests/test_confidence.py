@@ -259,9 +259,9 @@ def test_other_criteria_and_samples_have_the_block_size_that_learns(options, kin
     sizes = BlockSizes(model, "0", "plain", torch.device("cpu"), lambda *_: (COSTS["rising"], True))
     source, options = random_tokens(SMALL, 1)[0], replace(options, adaptive=True)
     sizes.confidence = Confidence(1, 1)
-    assert type(sizes.get(options, source)) is kind
+    assert isinstance(sizes.get(options, source), kind)
     without = BlockSizes(model, "0", "plain", torch.device("cpu"), lambda *_: (COSTS["rising"], True))
-    assert type(without.get(options, source)) is AdaptiveBlockSize
+    assert isinstance(without.get(options, source), AdaptiveBlockSize)
 
 
 def test_heads_that_are_not_ordinal_have_the_largest_block():

@@ -20,7 +20,6 @@ from superres.batch.record import RunSettings
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, ModelConfig
-from superres.decoding.cost import measured_costs
 from superres.errors import ConfigError
 from superres.pipeline.base import fastest_exact
 from superres.pipeline.options import combined, resolve_options
@@ -36,18 +35,7 @@ def upscaler():
     found = Upscaler.load(device="cpu")
     if found.engine != "native":
         pytest.skip("this machine cannot compile the native engine")
-    # The costs are cached even if other work disturbs them, so that all decodes choose among the same.
-    found.block_sizes.measure = lambda *arguments: (measured_costs(*arguments)[0], True)
     return found
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """One folder of measured costs for the module, so that all decodes choose among the same costs."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("superres.pipeline.block_sizes.cache_folder", lambda: folder)
-        yield folder
 
 
 def test_the_default_is_adaptive_in_compiled_code_and_all_heads_elsewhere():

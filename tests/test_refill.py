@@ -53,10 +53,15 @@ class ScriptedFeed:
         return taken
 
 
-def refilled(model, source, options, rows, keys=None, ready=(), proposer=None):
+def refilled(model, source, options, rows, keys=None, ready=(), proposer=None, padding=None, adaptive=None):
     keys = range(len(source)) if keys is None else keys
     waiting = [Waiting(one, key, tag) for tag, (one, key) in enumerate(zip(source, keys, strict=True))]
-    decoder = RefilledDecoder(model, ScriptedFeed(waiting, list(ready)), stacked, options, rows, proposer=proposer)
+
+    def sources(items):
+        return stacked(items)[0], None if padding is None else padding[[item.tag for item in items]]
+
+    decoder = RefilledDecoder(
+        model, ScriptedFeed(waiting, list(ready)), sources, options, rows, proposer=proposer, adaptive=adaptive)
     finished = [one for some in decoder.run() for one in some]
     assert sorted(one.item.tag for one in finished) == list(range(len(source)))
     return sorted(finished, key=lambda one: one.item.tag), decoder

@@ -79,9 +79,9 @@ class BlockwiseDecoding:
             return block, (state.limit - state.position).clamp_(max=1)
         scores, target = output.scores[:, : k - 1], place[:, : k - 1]  # of proposals 2..k: [B, k - 1, V], [B, k - 1]
         passed = self.choice.accept(self.criterion, block[:, 1:k], scores, target)  # [B, k - 1]
-        minimum: int | Tensor = 1
-        if self.min_block > 1:  # tokens of probability 0, such as those outside limits, end the minimum block
-            required = possible(block[:, 1 : self.min_block], scores[:, : self.min_block - 1])  # [B, l - 1]
+        minimum: int | Tensor = min(self.min_block, k)
+        if minimum > 1:  # tokens of probability 0, such as those outside limits, end the minimum block
+            required = possible(block[:, 1:minimum], scores[:, : minimum - 1])  # [B, l - 1]
             minimum = 1 + required.long().cumprod(1).sum(1)  # [B]
         return block, accepted_length(passed, minimum, state.room())
 

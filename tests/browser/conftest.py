@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from survey_tools import add_study
 from textual import learned
 from web_demo import running
 
+from superres.config import DecodeConfig
 from superres.pipeline.upscaler import Upscaler
 from superres.survey.results import study_app
 from superres.survey.store import Store
@@ -53,7 +55,8 @@ def kept(tmp_path_factory):
 def demo(browser, kept):
     """The demo with the bundled checkpoint for faces, a toy one for text, and a survey."""
     store, study, _ = kept
-    translator = learned()[torch.float32]
+    translator = copy.copy(learned()[torch.float32])
+    translator.default = DecodeConfig(block_size=4)  # as that of the bundled checkpoint
     with running(Upscaler.load(device="cpu"), translator=translator, survey=study_app(store, study)) as served:
         served.decoder.warm_up()
         yield served

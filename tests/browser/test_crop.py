@@ -75,10 +75,19 @@ def two_faces(tmp_path):
 
 
 def open_photo(page, path):
+    """Upload a photo, and wait until the server has answered all requests that follow.
+
+    Gradio reports one upload twice, at the same time. After the second answer, the page reports its square once more.
+    """
+    requests = {"request": [], "requestfinished": []}
+    for event, seen in requests.items():
+        page.on(event, lambda request, seen=seen: seen.append(request) if "run/predict" in request.url else None)
     before = page.evaluate("document.querySelector('superres-crop')?.dataset.photo")
     page.set_input_files("#photo input[type=file]", path)
     page.wait_for_function("before => document.querySelector('superres-crop')?.dataset.photo !== before", arg=before)
-    page.wait_for_timeout(1000)  # Gradio may tell the server twice of one upload
+    reports = len(requests["request"])
+    while len(requests["requestfinished"]) < reports + (reports > 1):
+        page.wait_for_timeout(20)
     settle(page)
 
 
@@ -188,6 +197,30 @@ def test_an_input_of_an_earlier_square_is_marked_until_the_server_has_answered(v
     np.testing.assert_array_equal(preview(page), reduced(two_faces, square(page)))
 
 
+def test_a_drag_goes_on_when_the_server_answers_the_same_upload_once_more(visit, astronaut):
+    page, waiting = visit(), []
+    page.route("**/run/predict*", lambda route: waiting.append(route))
+    changed = "before => document.querySelector('superres-crop').dataset.photo !== before"
+    before = page.evaluate("document.querySelector('superres-crop').dataset.photo")
+    page.set_input_files("#photo input[type=file]", astronaut)
+    while len(waiting) < 2:
+        page.wait_for_timeout(20)
+    waiting[0].continue_()
+    page.wait_for_function(changed, arg=before)
+    before = page.evaluate("document.querySelector('superres-crop').dataset.photo")
+    first, (x, y) = square(page), middle(page)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 20, y)
+    waiting[1].continue_()
+    page.wait_for_function(changed, arg=before)
+    page.mouse.move(x + 60, y + 45, steps=2)
+    page.mouse.up()
+    assert square(page)[:2] == pytest.approx([first[0] + 60 * scale(page), first[1] + 45 * scale(page)], abs=2)
+    for route in waiting[2:]:
+        route.continue_()
+
+
 def test_the_server_is_asked_when_the_pointer_rests(visit, two_faces):
     page = visit()
     open_photo(page, two_faces)
@@ -272,7 +305,7 @@ def test_a_finger_moves_the_crop_and_scrolls_the_page_beside_it(visit, astronaut
         points = [[{"x": start[0] + by[0] * step / 8, "y": start[1] + by[1] * step / 8}] for step in range(9)]
         for kind, at in [("touchStart", points[0]), *(("touchMove", point) for point in points[1:]), ("touchEnd", [])]:
             touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": at})
-        page.wait_for_timeout(100)
+        page.evaluate("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
 
     scrolled, (left, top, side) = page.evaluate("scrollY"), square(page)
     swipe(middle(page), (20, -30))
@@ -286,7 +319,7 @@ def test_a_finger_moves_the_crop_and_scrolls_the_page_beside_it(visit, astronaut
     assert square(page)[2] == pytest.approx(side + 25 * scale(page), abs=3)
     kept, photo = square(page), page.locator("superres-crop img").bounding_box()
     swipe((photo["x"] + 15, photo["y"] + photo["height"] - 10), (0, -120))
-    assert page.evaluate("scrollY") > scrolled + 50
+    page.wait_for_function(f"scrollY > {scrolled + 50}")
     assert square(page) == kept
 
 

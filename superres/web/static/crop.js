@@ -45,7 +45,7 @@
   class Crop extends HTMLElement {
     static observedAttributes = ["data-photo"];
 
-    // Gradio turns the HTML of one photo into that of the next, and so takes out what was built: build it anew after that.
+    // Gradio turns the HTML of one photo into that of the next and removes the children of this element: add them after that.
     attributeChangedCallback() {
       queueMicrotask(() => this.begin());
     }
@@ -53,10 +53,17 @@
     begin() {
       const before = this.data, data = JSON.parse(this.dataset.photo);
       this.data = data;
+      if (before?.photo === data.photo) return this.resume();
       this.held = this.pixels = null;
       this.build();
-      if (before?.photo === data.photo) this.choose(this.square, "rest");  // Gradio may tell of one upload twice
-      else this.choose(data.crops[data.chosen].square);
+      this.choose(data.crops[data.chosen].square);
+    }
+
+    // Gradio reports one upload twice; the second answer may arrive while a pointer moves the crop, which then goes on.
+    resume() {
+      this.replaceChildren(...this.parts);
+      if (this.held) this.frame.setPointerCapture(this.held.pointer);
+      this.choose(this.square, "rest");
     }
 
     connectedCallback() {
@@ -99,12 +106,13 @@
         input.addEventListener("change", () => this.enter(at, input.valueAsNumber));
         return input;
       });
-      this.replaceChildren(stage, make("div", {class: "sr-buttons"}, ...this.buttons), this.where,
+      this.parts = [stage, make("div", {class: "sr-buttons"}, ...this.buttons), this.where,
         make("details", {}, make("summary", {}, "Crop in numbers"),
           make("div", {class: "sr-numbers"}, ...this.numbers.map((input, at) =>
             make("label", {}, make("span", {}, `${["Left", "Top", "Side"][at]}, pixels`), input))),
           make("p", {class: "sr-hint", id: "sr-crop-keys"}, "Keys on the crop: arrows move it by 1 %, with Shift by 5 %; " +
-            "+ and \u2212 resize it; Home makes it as large as the photo allows.")));
+            "+ and \u2212 resize it; Home makes it as large as the photo allows."))];
+      this.replaceChildren(...this.parts);
       this.setAttribute("role", "group");
       this.setAttribute("aria-label", "Crop");
       this.frame.addEventListener("keydown", event => this.press(event));

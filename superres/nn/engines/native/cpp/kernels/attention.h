@@ -126,7 +126,7 @@ ALWAYS_INLINE float scaled_softmax(float* scores, int64_t groups, float unit, co
 
 // Rounds weights [groups * LANES], whose largest is `top`, to bytes. Returns EXCESS * their sum.
 ALWAYS_INLINE int32_t round_weights(const float* weights, int64_t groups, float top, int8_t* bytes) {
-  const float by = top > 0 && top < INFINITY ? LEVELS / top : 0;
+  const float by = units_per_value(top);
   ivec total{};
   for (int64_t g = 0; g < groups; g++) {
     const ivec level = nearest(load(weights + g * LANES) * by);

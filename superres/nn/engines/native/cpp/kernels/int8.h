@@ -126,6 +126,9 @@ ALWAYS_INLINE ivec load_bytes(const int8_t* p) {
 #endif
 }
 
+// Units per value of numbers up to `top`, for bytes up to 127; 0 where the units would overflow or be of no use.
+ALWAYS_INLINE float units_per_value(float top) { return top >= 0x1p-119f && top < INFINITY ? 127.0f / top : 0; }
+
 // What a quantised row stands for.
 struct ByteRow {
   float scale;     // the value that one unit stands for
@@ -140,7 +143,7 @@ ALWAYS_INLINE ByteRow quantise(const float* x, int64_t size, int8_t* bytes) {
     const vec v = load(x + i);
     most = larger(larger(v, -v), most);
   }
-  const float top = largest(most), by = top > 0 && top < INFINITY ? 127.0f / top : 0;
+  const float top = largest(most), by = units_per_value(top);
   ivec total{};
   for (int64_t i = 0; i < size; i += LANES) {
     const ivec v = nearest(load(x + i) * by);

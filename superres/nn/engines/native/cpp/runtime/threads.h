@@ -141,7 +141,8 @@ struct Pool {
   std::atomic<int> calls{0};        // calls in progress
   int helpers = 0;
   uint64_t number = 0;              // number of the last job
-  double rest = 0, rest_until = 0;  // length and end of the rest period after a stall, in seconds
+  double rest = 0, rest_until = 0;  // length and end of the rest period after a stall, in seconds; only the leader reads them
+  std::atomic<double> busy_until{0};  // when the machine no longer counts as busy; any thread reads it
   double worked = 0;                // seconds of team work since the last stall
   Lane lanes[MAX_THREADS];
 
@@ -206,6 +207,7 @@ struct Pool {
     rest = worked < WORTH * lost ? 2 * rest : LEAST_REST;
     rest = rest < LEAST_REST ? LEAST_REST : rest > MOST_REST ? MOST_REST : rest;
     rest_until = now() + rest;
+    busy_until.store(rest > 2 * LEAST_REST ? rest_until + RECENT : 0, std::memory_order_relaxed);
     worked = 0;
   }
 
@@ -216,7 +218,7 @@ struct Pool {
   }
 
   // Whether recent calls stalled repeatedly when they used several threads.
-  bool is_busy() const { return rest > 2 * LEAST_REST && now() < rest_until + RECENT; }
+  bool is_busy() const { return now() < busy_until.load(std::memory_order_relaxed); }
 };
 
 // The pool of this process. A child of fork inherits no helper threads, so it starts with a new pool.

@@ -1,0 +1,30 @@
+// Runs all tests. The last line says how many checks passed and failed.
+
+#include "test/check.h"
+
+namespace {
+
+struct Suite {
+  const char* name;
+  uint64_t (*run)();
+  uint64_t digest;  // of the suite's outputs: the same for every variant, compiler and system
+};
+
+const Suite SUITES[] = {
+    {"vectors", test_vectors, 0}, {"products", test_products, 0}, {"attention", test_attention, 0},
+    {"convolution", test_convolution, 0}, {"noise", test_noise, 0},
+};
+
+}  // namespace
+
+int main() {
+  std::setvbuf(stdout, nullptr, _IOLBF, 1 << 12);
+  for (const Suite& suite : SUITES) {
+    const uint64_t digest = suite.run();
+    std::printf("%-11s %016llx\n", suite.name, (unsigned long long)digest);
+    CHECK_WITH(digest == suite.digest, "the outputs of %s have other bits: the recorded digest is %016llx", suite.name,
+               (unsigned long long)suite.digest);
+  }
+  std::printf("%lld passed, %lld failed\n", (long long)results.passed, (long long)results.failed);
+  return results.failed > 0;
+}

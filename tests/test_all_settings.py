@@ -1,0 +1,286 @@
+"""All settings at once: valid combinations of engines and settings decode as a plain reference says.
+
+Every draw is verified again token by token (`replay`), which covers acceptance, minimum blocks, limits and end tokens.
+Iterations of compiled code are compared with the loop around compiled steps, proposals included. Where no reference
+knows the proposals' distributions, a sequence must be decoded beside others as alone. `SUPERRES_DRAWS` sets the number
+of draws.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from fakes import (
+    NATIVE,
+    VARIANTS,
+    Restless,
+    draft_of,
+    fixed_costs,
+    limits_of,
+    proposer_for,
+    random_model,
+    random_tokens,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay import SingleScorer, UncachedScorer, check_replay
+from test_native import PreparedModel, Sessions, assert_same_decode
+from test_refill import refilled
+
+from superres.config import Confidence, DecodeConfig
+from superres.decoding.acceptance import CRITERIA
+from superres.decoding.confidence import ConfidentBlockSize
+from superres.decoding.decode import decode
+from superres.decoding.limits import LimitedModel
+from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.draft import DraftProposer
+from superres.nn.engines.native import build
+from superres.nn.engines.native.session import NativeModel
+from superres.nn.engines.torch_model import StepModel
+
+DRAWS = int(os.environ.get("SUPERRES_DRAWS", "150"))
+ENGINES = {"native": "float32", "native-bf16": "bfloat16", "native-int8": "int8"}
+compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+
+PICTURES = {name: replace(VARIANTS[name], **NATIVE) for name in (
+    "base aids", "sequential heads", "adaptive heads", "no free scores", "hyperbolic")}
+PICTURES["sequential heads alone"] = replace(PICTURES["sequential heads"], free_scores=False)
+TEXTS = {name: replace(VARIANTS[name], **NATIVE) for name in ("text", "recurrent heads")}
+NETWORKS = {**PICTURES, **TEXTS}
+CONFIDENT = {"no free scores", "hyperbolic", "sequential heads alone", "recurrent heads"}
+"""Networks whose heads tell how likely their proposals pass."""
+
+HEADS = VARIANTS["base aids"].prediction_heads
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A decode: what decodes, with which settings, and how.
+
+    Attributes:
+        chooser: "fixed", "restless" (block sizes at random) or "confident".
+        limited: whether sums of tokens are limited, as in consistent pictures.
+        refilled: rows that are decoded at a time; 0 decodes all rows as one batch.
+    """
+
+    engine: str
+    network: str
+    options: DecodeConfig
+    seed: int = 0
+    rows: int = 2
+    end_token: int | None = None
+    limited: bool = False
+    chooser: str = "fixed"
+    confidence: Confidence | None = None
+    width: int | None = None
+    refilled: int = 0
+    threads: int = 1
+    together: int = 2
+    padded: bool = False
+
+
+@st.composite
+def sampled(draw, channels):
+    """Draw settings of sampling; none for greedy decoding."""
+    if draw(st.booleans()):
+        return {}
+    temperature = draw(st.sampled_from([0.3, 0.8, 1.5, *([(0.9, 0.5, 0.7)] if channels == 3 else [])]))
+    return {"temperature": temperature, "seed": draw(st.sampled_from([0, 3, 2**62 + 1])),
+            "sampling": draw(st.sampled_from(["coupled", "coupled", "speculative"])),
+            "sample_top_k": draw(st.sampled_from([None, None, 2, 5])),
+            "nucleus": draw(st.sampled_from([1.0, 1.0, 0.7]))}
+
+
+@st.composite
+def draws(draw, engines):
+    """Draw a valid combination of all settings."""
+    network = draw(st.sampled_from(list(NETWORKS)))
+    config, proposer = NETWORKS[network], draw(st.sampled_from(list(PROPOSERS)))
+    sampling = draw(sampled(config.channels))
+    speculative = sampling.get("sampling") == "speculative"
+    k = draw(st.integers(1, HEADS if proposer == "heads" else HEADS + 2))
+    chain = proposer != "lookahead"
+    limited = network in PICTURES and draw(st.booleans())
+    end_token = None if limited else draw(st.sampled_from([None, 0, 3]))
+    choosers = ["fixed"]
+    if proposer == "heads":
+        choosers.append("restless")
+        if network in CONFIDENT and not sampling and k > 1:
+            choosers += ["confident"] * 2
+    chooser = draw(st.sampled_from(choosers))
+    # In text, only exact acceptance has confident block sizes.
+    exact = speculative or (chooser == "confident" and network in TEXTS)
+    options = DecodeConfig(
+        block_size=k, accept="exact" if exact else draw(st.sampled_from(list(CRITERIA))),
+        epsilon=draw(st.integers(0, 3)), top_k=draw(st.integers(1, 4)),
+        min_block=1 if exact or not chain else draw(st.integers(1, k)),
+        proposer=proposer, window=draw(st.integers(1, 4)), candidates=draw(st.integers(1, 3)),
+        adaptive=chooser != "fixed", **sampling)
+    return Draw(
+        draw(st.sampled_from(engines)), network, options, draw(st.integers(0, 2)), draw(st.integers(1, 4)), end_token,
+        limited, chooser, Confidence(draw(st.sampled_from([-8, 0, 1, 8])), draw(st.sampled_from([0, 1]))),
+        k + draw(st.integers(0, 2)) if chooser == "fixed" and chain and draw(st.booleans()) else None,
+        draw(st.integers(0, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 3)),
+        network in TEXTS and draw(st.booleans()))
+
+
+@functools.cache
+def network_of(engine, network, seed, end_token):
+    """Return a small random network as a model."""
+    config = NETWORKS[network]
+    if engine == "plain":
+        return StepModel(random_model(config, seed), end_token)
+    return PreparedModel(random_model(config, seed, torch.float32), end_token, precision=ENGINES[engine])
+
+
+class Case:
+    """What a draw decodes."""
+
+    def __init__(self, drawn):
+        self.drawn, self.options = drawn, drawn.options
+        config = NETWORKS[drawn.network]
+        self.inner = network_of(drawn.engine, drawn.network, drawn.seed, drawn.end_token)
+        if drawn.engine != "plain":
+            self.inner.threads, self.inner.sessions = drawn.threads, Sessions(together=drawn.together)
+        self.model = LimitedModel(self.inner, limits_of(config)) if drawn.limited else self.inner
+        self.source = random_tokens(config, drawn.rows, drawn.seed)[0]
+        lengths = torch.tensor([7, 3, 5, 1])[: drawn.rows, None]
+        self.padding = torch.arange(config.source_length) >= lengths if drawn.padded else None
+        self.keys = [7, 0, 2**61, 7][: drawn.rows]
+
+    def proposer(self):
+        name = self.options.proposer
+        if name != "draft" or self.drawn.engine == "plain":
+            proposer = proposer_for(name, self.inner)
+        else:
+            draft = draft_of(self.inner)
+            proposer = DraftProposer(NativeModel(draft.model, draft.end_token, threads=1))
+        if name == "draft" and self.drawn.limited:
+            proposer = DraftProposer(LimitedModel(proposer.draft, self.model.limits))
+        return proposer
+
+    def chooser(self):
+        if self.drawn.chooser == "confident":
+            return ConfidentBlockSize(self.drawn.confidence, fixed_costs(self.options.block_size), self.options,
+                                      self.model.vocabulary, self.model.end_token)
+        if self.drawn.chooser == "restless":
+            return Restless(self.options.block_size, self.drawn.seed, least=self.options.min_block)
+        return None
+
+    def decode(self, rows=slice(None)):
+        """Return the decode of `rows` as one batch."""
+        padding = None if self.padding is None else self.padding[rows]
+        return decode(self.model, self.source[rows], self.options, padding=padding, keys=self.keys[rows],
+                      width=self.drawn.width, proposer=self.proposer(), adaptive=self.chooser())
+
+    def decode_by_steps(self):
+        """Return the decode by the loop around compiled steps."""
+        self.inner.sessions = Sessions(whole=False)
+        return self.decode()
+
+    def rows(self):
+        """Return the tokens and the trace of every row, as a batch or in refilled rows."""
+        if not self.drawn.refilled:
+            decoded = self.decode()
+            return [(tokens[:length].tolist(), trace) for tokens, length, trace in zip(
+                decoded.tokens, decoded.lengths, decoded.traces, strict=True)]
+        sizes = self.chooser()
+        finished, _ = refilled(
+            self.model, self.source, self.options, self.drawn.refilled, self.keys, [1, 0, 1], self.proposer(),
+            self.padding, None if sizes is None else lambda source, padding: sizes)
+        return [(one.tokens[: one.trace.tokens].tolist(), one.trace) for one in finished]
+
+    def scorer(self, row):
+        row = slice(row, row + 1)
+        if self.drawn.engine == "plain" and self.padding is None:
+            return UncachedScorer(self.model, self.source[row])
+        return SingleScorer(self.model, self.source[row], None if self.padding is None else self.padding[row])
+
+    @property
+    def proposes_in_steps_alike(self):
+        """Whether single steps compute the same proposals as native iterations, bit for bit."""
+        options = self.options
+        plain = not (self.drawn.limited or options.sample_top_k or options.nucleus < 1)
+        by_heads = options.proposer == "heads"  # torch adds their sums in another order
+        return self.drawn.chooser != "confident" and not (by_heads and (options.sampling == "speculative" or not plain))
+
+
+def check(drawn):
+    """Decode, and compare with the references."""
+    case, options = Case(drawn), drawn.options
+    longest = case.model.session(case.source, 1, case.padding).longest
+    rows = case.rows()
+    for number, (tokens, trace) in enumerate(rows):
+        assert trace.sequence.tolist() == tokens
+        assert all(1 <= accepted <= options.block_size for accepted in trace.accepted)
+        if options.sampling == "coupled":
+            most = case.model.length if longest is None or drawn.end_token is None else int(longest[number])
+            assert tokens == check_replay(
+                case.scorer(number), options, trace, case.keys[number], case.model.vocabulary, most, drawn.end_token,
+                options.proposer == "lookahead")
+    if drawn.engine != "plain" and case.proposes_in_steps_alike:
+        case.inner.sessions = Sessions(together=drawn.together)
+        assert_same_decode(case.decode(), case.decode_by_steps())
+    if drawn.chooser == "fixed" and options.sampling == "speculative":
+        for number, (tokens, trace) in enumerate(rows):
+            alone = case.decode(slice(number, number + 1))
+            assert (tokens, trace.accepted) == (alone.traces[0].sequence.tolist(), alone.traces[0].accepted)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _filled_memory():
+    """Fill new memory: a value that is read before it is written then changes a result, or is no address."""
+    with pytest.MonkeyPatch.context() as patch:
+        fill_new_memory(patch)
+        yield
+
+
+def fill_new_memory(patch):
+    """Fill tensors of `torch.empty` with NaN or with large numbers."""
+    empty = torch.empty
+
+    def filled(*shape, **options):
+        tensor = empty(*shape, **options)
+        whole = {torch.int64: 2**40, torch.int32: 2**30, torch.uint8: 255}
+        return tensor.fill_(torch.nan if tensor.is_floating_point() else whole[tensor.dtype])
+
+    patch.setattr(torch, "empty", filled)
+
+
+@settings(max_examples=DRAWS)
+@given(draws(["plain"]))
+def test_the_plain_engine_decodes_as_the_reference(drawn):
+    check(drawn)
+
+
+@compiled
+@settings(max_examples=2 * DRAWS)
+@given(draws(list(ENGINES)))
+def test_compiled_engines_decode_as_the_reference(drawn):
+    check(drawn)
+
+
+NARROW = Draw(
+    "native", "sequential heads alone", DecodeConfig(5, accept="distance", epsilon=2, min_block=3, adaptive=True),
+    limited=True, chooser="confident", confidence=Confidence(1, 1))
+"""The block with which a row starts has one token, fewer than the minimum block."""
+
+
+@compiled
+def test_a_block_narrower_than_the_minimum_block_is_not_read_past_its_end():
+    """In a process of its own: the address of such a token's score was none, which ended the process."""
+    code = ("import pytest, test_all_settings as tests\n"
+            "with pytest.MonkeyPatch.context() as patch:\n    tests.fill_new_memory(patch)\n"
+            "    tests.check(tests.NARROW)\n")
+    tests = Path(__file__).parent
+    paths = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                            env={**os.environ, "PYTHONPATH": paths})
+    assert result.returncode == 0, result.stderr
