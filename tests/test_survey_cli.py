@@ -150,7 +150,7 @@ def test_images_of_8x8_are_decoded_and_are_no_photographs(here, decoding, capsys
     (("--method-a", "ours", "--method-b", "ours"), "method 'ours' is compared with itself"),
     (("--method-a", "ours", "--method-b", "nowhere"), "'nowhere' is not a method: give a folder of finished pictures"),
     (("--method-a", "ours", "--method-b", "bicubic"), "the method 'bicubic' makes pictures of images; give --images"),
-    (("--method-a", "ours", "--method-b", "name=x,epsilon=a", "--images", "photos"), "--epsilon must be a whole"),
+    (("--method-a", "ours", "--method-b", "name=x,epsilon=a", "--images", "photos"), "epsilon must be a whole number"),
     (("--method-a", "ours", "--method-b", "name=x,block_size=a", "--images", "photos"), "block_size must be a whole"),
     (("--method-a", "ours", "--method-b", "name=x,epsilon=2,3", "--images", "photos"), "unknown '3' in the method"),
     (("--method-a", "ours", "--method-b", "block_size=2", "--images", "photos"), "needs a name: name=k6"),
