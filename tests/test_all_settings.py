@@ -35,9 +35,11 @@ from test_native import PreparedModel, Sessions, assert_same_decode
 from test_refill import refilled
 
 from superres.config import Confidence, DecodeConfig
+from superres.decoding.acceptance import CRITERIA
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.decode import decode
 from superres.decoding.limits import LimitedModel
+from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
 from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel
@@ -55,8 +57,6 @@ NETWORKS = {**PICTURES, **TEXTS}
 CONFIDENT = {"no free scores", "hyperbolic", "sequential heads alone", "recurrent heads"}
 """Networks whose heads tell how likely their proposals pass."""
 
-PROPOSERS = ("heads", "jacobi", "draft", "ngram", "lookup", "lookahead")
-CRITERIA = ("exact", "distance", "top-k")
 HEADS = VARIANTS["base aids"].prediction_heads
 
 
@@ -78,7 +78,7 @@ class Draw:
     end_token: int | None = None
     limited: bool = False
     chooser: str = "fixed"
-    confidence: Confidence = Confidence(1, 1)
+    confidence: Confidence | None = None
     width: int | None = None
     refilled: int = 0
     threads: int = 1
@@ -94,14 +94,15 @@ def sampled(draw, channels):
     temperature = draw(st.sampled_from([0.3, 0.8, 1.5, *([(0.9, 0.5, 0.7)] if channels == 3 else [])]))
     return {"temperature": temperature, "seed": draw(st.sampled_from([0, 3, 2**62 + 1])),
             "sampling": draw(st.sampled_from(["coupled", "coupled", "speculative"])),
-            "sample_top_k": draw(st.sampled_from([None, None, 2, 5])), "nucleus": draw(st.sampled_from([1.0, 1.0, 0.7]))}
+            "sample_top_k": draw(st.sampled_from([None, None, 2, 5])),
+            "nucleus": draw(st.sampled_from([1.0, 1.0, 0.7]))}
 
 
 @st.composite
 def draws(draw, engines):
     """Draw a valid combination of all settings."""
     network = draw(st.sampled_from(list(NETWORKS)))
-    config, proposer = NETWORKS[network], draw(st.sampled_from(PROPOSERS))
+    config, proposer = NETWORKS[network], draw(st.sampled_from(list(PROPOSERS)))
     sampling = draw(sampled(config.channels))
     speculative = sampling.get("sampling") == "speculative"
     k = draw(st.integers(1, HEADS if proposer == "heads" else HEADS + 2))
@@ -117,8 +118,9 @@ def draws(draw, engines):
     # In text, only exact acceptance has confident block sizes.
     exact = speculative or (chooser == "confident" and network in TEXTS)
     options = DecodeConfig(
-        block_size=k, accept="exact" if exact else draw(st.sampled_from(CRITERIA)), epsilon=draw(st.integers(0, 3)),
-        top_k=draw(st.integers(1, 4)), min_block=1 if exact or not chain else draw(st.integers(1, k)),
+        block_size=k, accept="exact" if exact else draw(st.sampled_from(list(CRITERIA))),
+        epsilon=draw(st.integers(0, 3)), top_k=draw(st.integers(1, 4)),
+        min_block=1 if exact or not chain else draw(st.integers(1, k)),
         proposer=proposer, window=draw(st.integers(1, 4)), candidates=draw(st.integers(1, 3)),
         adaptive=chooser != "fixed", **sampling)
     return Draw(
@@ -265,8 +267,9 @@ def test_compiled_engines_decode_as_the_reference(drawn):
     check(drawn)
 
 
-NARROW = Draw("native", "sequential heads alone", DecodeConfig(
-    block_size=5, accept="distance", epsilon=2, min_block=3, adaptive=True), limited=True, chooser="confident")
+NARROW = Draw(
+    "native", "sequential heads alone", DecodeConfig(5, accept="distance", epsilon=2, min_block=3, adaptive=True),
+    limited=True, chooser="confident", confidence=Confidence(1, 1))
 """The block with which a row starts has one token, fewer than the minimum block."""
 
 

@@ -199,19 +199,21 @@ def test_an_input_of_an_earlier_square_is_marked_until_the_server_has_answered(v
 
 def test_a_drag_goes_on_when_the_server_answers_the_same_upload_once_more(visit, astronaut):
     page, waiting = visit(), []
-    page.route("**/run/predict*", waiting.append)
+    page.route("**/run/predict*", lambda route: waiting.append(route))
+    changed = "before => document.querySelector('superres-crop').dataset.photo !== before"
+    before = page.evaluate("document.querySelector('superres-crop').dataset.photo")
     page.set_input_files("#photo input[type=file]", astronaut)
     while len(waiting) < 2:
         page.wait_for_timeout(20)
     waiting[0].continue_()
-    page.wait_for_selector("superres-crop .sr-crop")
+    page.wait_for_function(changed, arg=before)
     before = page.evaluate("document.querySelector('superres-crop').dataset.photo")
     first, (x, y) = square(page), middle(page)
     page.mouse.move(x, y)
     page.mouse.down()
     page.mouse.move(x + 20, y)
     waiting[1].continue_()
-    page.wait_for_function("before => document.querySelector('superres-crop').dataset.photo !== before", arg=before)
+    page.wait_for_function(changed, arg=before)
     page.mouse.move(x + 60, y + 45, steps=2)
     page.mouse.up()
     assert square(page)[:2] == pytest.approx([first[0] + 60 * scale(page), first[1] + 45 * scale(page)], abs=2)
