@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from fakes import NATIVE, SMALL, VARIANTS, Restless, random_model, random_tokens
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from stepping import check_steps
 
 from superres.config import DecodeConfig
 from superres.decoding import cost
-from superres.decoding.block_size import PATIENCE, AdaptiveBlockSize
+from superres.decoding.block_size import FEW_BLOCKS, PATIENCE, AdaptiveBlockSize
 from superres.decoding.cost import measured_costs
 from superres.decoding.decode import decode
 from superres.decoding.reference import sequential_reference
@@ -68,9 +69,14 @@ def test_exact_blocks_of_changing_size_are_what_one_token_at_a_time_gives(seed, 
     assert seen - 2 <= len(sizes.seen) <= seen
 
 
+@example(120, 0.3125, 0.25)  # fewer of the first blocks pass than expected: 1 token per step, 5 % slower than 2
 @given(st.integers(0, 1000), st.floats(0.05, 0.99), st.floats(0.0, 1.0))
 def test_it_finds_the_size_with_the_most_tokens_a_second(seed, share, slope):
-    """Each proposal passes with probability `share`; a token more costs `slope` of the first."""
+    """Each proposal passes with probability `share`; a token more costs `slope` of the first.
+
+    The first blocks show the share up to four standard errors: any size that is best at one of those shares may be
+    chosen.
+    """
     costs = 1 + slope * np.arange(10)
     sizes, rng = AdaptiveBlockSize(costs), np.random.default_rng(seed)
     truth = np.cumsum(share ** np.arange(10)) / costs
@@ -83,7 +89,10 @@ def test_it_finds_the_size_with_the_most_tokens_a_second(seed, share, slope):
         sizes.time(np.full(AdaptiveBlockSize.interval, size), AdaptiveBlockSize.interval * costs[size - 1])
         if look >= 100:
             spent, gained = spent + costs[size - 1], gained + truth[size - 1] * costs[size - 1]
-    assert gained / spent >= 0.96 * truth.max()  # the worst of 1,500 random examples: 0.972
+    error = 4 * math.sqrt(share * (1 - share) / FEW_BLOCKS)
+    least, most = (int((np.cumsum(seen ** np.arange(10)) / costs).argmax())
+                   for seen in (max(share - error, 0), min(share + error, 1)))
+    assert gained / spent >= 0.96 * truth[least : most + 1].min()  # 0.972 in the worst of 1,500 random examples
 
 
 def test_a_curve_that_changes_is_followed():
