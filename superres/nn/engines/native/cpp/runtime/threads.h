@@ -110,7 +110,8 @@ struct Pool {
   std::atomic<int> calls{0};        // calls in progress
   int helpers = 0;
   uint64_t number = 0;              // number of the last job
-  double rest = 0, rest_until = 0;  // length and end of the rest period after a stall, in seconds
+  // Length and end of the rest period after a stall, in seconds. Only the leader writes them; any thread may read them.
+  std::atomic<double> rest{0}, rest_until{0};
   double worked = 0;                // seconds of team work since the last stall
   Lane lanes[MAX_THREADS];
 
@@ -164,9 +165,10 @@ struct Pool {
   // Starts a rest period after the leader lost `lost` seconds: it waited for a helper that was not running, or had no core
   // itself. On a busy machine, two threads share cores with other processes, while one thread has a core to itself.
   void stalled(double lost) {
-    rest = worked < WORTH * lost ? 2 * rest : LEAST_REST;
-    rest = rest < LEAST_REST ? LEAST_REST : rest > MOST_REST ? MOST_REST : rest;
-    rest_until = now() + rest;
+    double next = worked < WORTH * lost ? 2 * rest.load(std::memory_order_relaxed) : LEAST_REST;
+    next = next < LEAST_REST ? LEAST_REST : next > MOST_REST ? MOST_REST : next;
+    rest.store(next, std::memory_order_relaxed);
+    rest_until.store(now() + next, std::memory_order_relaxed);
     worked = 0;
   }
 
@@ -177,7 +179,10 @@ struct Pool {
   }
 
   // Whether recent calls stalled repeatedly when they used several threads.
-  bool is_busy() const { return rest > 2 * LEAST_REST && now() < rest_until + RECENT; }
+  bool is_busy() const {
+    return rest.load(std::memory_order_relaxed) > 2 * LEAST_REST &&
+           now() < rest_until.load(std::memory_order_relaxed) + RECENT;
+  }
 };
 
 // The pool of this process. A child of fork inherits no helper threads, so it starts with a new pool.
@@ -269,7 +274,7 @@ void with_team(int threads, bool patient, const Body& body) {
   const bool leads = threads > 1 && !here.led.exchange(true);
   if (leads) {
     const double started = now(), worked = seconds_on_core();
-    const bool rests = !patient && started < here.rest_until;
+    const bool rests = !patient && started < here.rest_until.load(std::memory_order_relaxed);
     if (!rests) team = Team{&here, 1 + here.summon(threads - 1, patient), patient};
     body(team);
     if (!rests) here.judge(team.is_close && !patient, now() - started, seconds_on_core() - worked);
