@@ -87,3 +87,4 @@ uint64_t test_products();
 uint64_t test_attention();
 uint64_t test_convolution();
 uint64_t test_noise();
+uint64_t test_decoding();

@@ -102,7 +102,10 @@ void test_functions(Digest& digest) {
   double error = 0;
   for (int n = 0; n < 2000; n++) {
     float x[LANES], y[LANES];
-    for (float& value : x) value = std::ldexp(1 + std::fabs(random.real()), (int)random.integer(-126, 126));
+    for (float& value : x) {
+      const int exponent = (int)random.integer(-126, 126);
+      value = std::ldexp(1 + std::fabs(random.real()), exponent);
+    }
     if (n % 2)
       for (float& value : x) value = 1 + 0.4f * random.real();
     store(y, logarithm(load(x)));

@@ -50,11 +50,13 @@ void test_fused(Digest& digest) {
   // Sums beside the midpoint of two floats, from which they differ by less than a double can hold.
   Numbers random;
   for (int i = 0; i < 20000; i++) {
+    const int shift = (int)random.integer(25, 90);
     const float odd = 1 + (random.next() >> 9) * 0x1p-23f, half = (float)std::ldexp(1.0, -24 - (int)random.integer(0, 1));
-    const float tiny = std::ldexp(random.real(), -(int)random.integer(25, 90)), sign = random.next() >> 31 ? -1.0f : 1.0f;
+    const float tiny = std::ldexp(random.real(), -shift), sign = random.next() >> 31 ? -1.0f : 1.0f;
     triples.add(half * sign, 1 + tiny, odd);
     triples.add(odd, sign * 0x1p24f, 1 + tiny);
-    triples.add(1 + 0x1p-12f * random.integer(1, 15), 1 + 0x1p-12f * random.integer(1, 15), sign * std::ldexp(1 + tiny, -50));
+    const float near = 1 + 0x1p-12f * random.integer(1, 15);
+    triples.add(near, 1 + 0x1p-12f * random.integer(1, 15), sign * std::ldexp(1 + tiny, -50));
     triples.add(std::ldexp(odd, -75), std::ldexp(1.5f, -74), sign * std::ldexp(tiny, -100));  // denormal results
   }
   for (int i = 0; i < 100000; i++) {

@@ -1,0 +1,167 @@
+"""Build and run the C++ tests of the native engine, or its benchmark, for every variant that runs here.
+
+    python scripts/native_kernels.py test                    # make native-test
+    python scripts/native_kernels.py bench                   # make native-bench
+    python scripts/native_kernels.py test x86-64-v3 aarch64  # these variants only
+
+Each variant is compiled by $CXX (c++ by default), and by clang++ if it is installed. The variants of aarch64 are
+compiled by a cross compiler and run by qemu-aarch64 if both are installed; their tests, not their benchmark. Python's
+standard library suffices: nothing else has to be installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import platform
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+NATIVE = ROOT / "superres" / "nn" / "engines" / "native"
+CPP = NATIVE / "cpp"
+BUILD = ROOT / "build" / "native"
+VARIANTS = runpy.run_path(str(NATIVE / "variants.py"))
+
+CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+# Processors that the emulator imitates: the Cortex-A72 has no dot products.
+EMULATED = {"aarch64": "cortex-a72", "aarch64-dotprod": "max"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One way to compile the sources: a variant, its compiler, and the command that runs the result."""
+
+    variant: Any
+    compiler: str
+    runner: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its object files."""
+        return BUILD / f"{self.variant.name}-{Path(self.compiler).name}"
+
+    def compile(self, source: Path) -> Path:
+        """Return the object file of `source`; compile it if it or a header has changed."""
+        target = self.folder / f"{source.parent.name}-{source.stem}.o"
+        needed = [source, NATIVE / "variants.py", Path(__file__), *CPP.rglob("*.h")]
+        if not target.exists() or target.stat().st_mtime < max(path.stat().st_mtime for path in needed):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            flags = [flag for flag in VARIANTS["FLAGS"] if flag != "-shared"]
+            # GCC notes that other compilers pass wide vectors in another way; none is passed between files.
+            flags += [*self.variant.flags, f"-DSELF_TEST={VARIANTS['SELF_TEST']:#x}u", "-Wall", "-Wextra", "-Wno-psabi",
+                      "-Wno-unused-local-typedefs"]
+            execute(self.compiler, *flags, f"-I{CPP}", "-c", "-o", f"{target}.part", str(source))
+            Path(f"{target}.part").replace(target)
+        return target
+
+    def link(self, objects: list[Path], name: str) -> Path:
+        """Return the program that the object files make."""
+        execute(self.compiler, "-pthread", "-o", str(self.folder / name), *map(str, objects))
+        return self.folder / name
+
+
+def execute(*words: str) -> None:
+    """Run a command.
+
+    Raises:
+        SystemExit: it fails.
+    """
+    if subprocess.run(words, check=False).returncode:
+        raise SystemExit(f"failed: {' '.join(words)}")
+
+
+def features(compiler: str) -> frozenset[str]:
+    """Return what this processor can do, as cpp/probe.cpp names it."""
+    probe = BUILD / "probe.so"
+    BUILD.mkdir(parents=True, exist_ok=True)
+    execute(compiler, *VARIANTS["PROBE_FLAGS"], "-o", str(probe), str(CPP / "probe.cpp"))
+    code = ctypes.CDLL(str(probe))
+    code.superres_processor.restype = ctypes.c_char_p
+    return frozenset(code.superres_processor().decode().split())
+
+
+def targets(emulate: bool) -> Iterator[Target]:
+    """Return the targets that run here, and say which do not.
+
+    Args:
+        emulate: whether to include processors that are only emulated.
+    """
+    compiler = os.environ.get("CXX", "c++")
+    compilers = [name for name in dict.fromkeys((compiler, "clang++")) if shutil.which(name)]
+    if not compilers:
+        raise SystemExit(f"no C++ compiler ({compiler}, clang++) is installed")
+    available = features(compilers[0])
+    for variant in reversed(VARIANTS["for_machine"]()):
+        if missing := variant.missing(available):
+            print(f"{variant.name}: not run, because this processor lacks {', '.join(missing)}")
+            continue
+        yield from (Target(variant, name) for name in compilers)
+    if not emulate or platform.machine() in ("aarch64", "arm64"):
+        return
+    if lacking := [name for name in (CROSS, EMULATOR) if not shutil.which(name)]:
+        print(f"aarch64: not run, because {' and '.join(lacking)} is missing (on Debian: apt-get install "
+              "g++-aarch64-linux-gnu qemu-user)")
+        return
+    for name, processor in EMULATED.items():
+        yield Target(VARIANTS["BY_NAME"][name], CROSS, (EMULATOR, "-L", "/usr/aarch64-linux-gnu", "-cpu", processor))
+
+
+def build(chosen: list[Target], what: str) -> list[Path]:
+    """Return the program of each target, from the sources in the folder `what` and native.cpp."""
+    sources = sorted((CPP / what).glob("*.cpp"))
+    if what == "test":
+        sources.insert(0, CPP / "native.cpp")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        # The longest compilations first.
+        jobs = {(target, source): pool.submit(target.compile, source) for source in sources for target in chosen}
+        for job in jobs.values():
+            job.result()
+        return list(pool.map(lambda target: target.link([jobs[target, source].result() for source in sources], what), chosen))
+
+
+def run_tests(chosen: list[Target], programs: list[Path]) -> bool:
+    """Run the tests of every target, print the results and their sum, and return whether all passed."""
+    passed = failed = 0
+    for target, program in zip(chosen, programs, strict=True):
+        result = subprocess.run([*target.runner, str(program)], capture_output=True, text=True, check=False)
+        words = (result.stdout.splitlines() or [""])[-1].split()
+        if len(words) == 4 and words[1::2] == ["passed,", "failed"]:
+            passed, failed = passed + int(words[0]), failed + int(words[2])
+        if result.returncode:
+            print(result.stdout + result.stderr, end="")
+            if words[2:3] in ([], ["0"]):
+                failed += 1  # it ended before its last line
+        print(f"{target.variant.name}, {target.compiler}: {' '.join(words) or f'exit status {result.returncode}'}", flush=True)
+    print(f"{passed} passed, {failed} failed")
+    return passed > 0 and failed == 0
+
+
+def main() -> None:
+    """Build and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("test", "bench"))
+    parser.add_argument("variants", nargs="*", metavar="variant", help="the variants; all by default")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.variants) - set(VARIANTS["BY_NAME"]):
+        raise SystemExit(f"unknown variant {', '.join(unknown)}; choose {' or '.join(VARIANTS['BY_NAME'])}")
+    chosen = [target for target in targets(arguments.what == "test")
+              if not arguments.variants or target.variant.name in arguments.variants]
+    programs = build(chosen, arguments.what)
+    if arguments.what == "test":
+        sys.exit(not run_tests(chosen, programs))
+    for target, program in zip(chosen, programs, strict=True):
+        print(f"\n{target.variant.name}, {target.compiler}", flush=True)
+        execute(*target.runner, str(program))
+
+
+if __name__ == "__main__":
+    main()
