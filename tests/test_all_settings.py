@@ -50,7 +50,7 @@ ENGINES = {"native": "float32", "native-bf16": "bfloat16", "native-int8": "int8"
 compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
 PICTURES = {name: replace(VARIANTS[name], **NATIVE) for name in (
-    "base aids", "sequential heads", "adaptive heads", "no free scores", "hyperbolic")}
+    "base aids", "sequential heads", "no free scores", "hyperbolic")}
 PICTURES["sequential heads alone"] = replace(PICTURES["sequential heads"], free_scores=False)
 TEXTS = {name: replace(VARIANTS[name], **NATIVE) for name in ("text", "recurrent heads")}
 NETWORKS = {**PICTURES, **TEXTS}
