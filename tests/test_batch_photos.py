@@ -236,7 +236,7 @@ def test_transparent_photos_keep_the_transparency_of_their_faces(photos, tmp_pat
 
 
 @pytest.mark.parametrize(("crop", "message"), [
-    ("middle", "--crop must be face, centre or X,Y,SIZE"), ("1,2,3", "--crop 1,2,3 has a SIZE of 3"),
+    ("middle", "--crop must be face, centre or X,Y,SIZE"), ("1,2,0", "--crop 1,2,0 has a SIZE of 0"),
 ])
 def test_a_bad_crop_is_refused_before_anything_is_written(tmp_path, crop, message):
     with pytest.raises(ConfigError, match=message):
@@ -264,7 +264,7 @@ def test_the_command_upscales_the_faces_of_a_photo(photos, tmp_path):
     (["--crop", "1,2"], "not '1,2'"),
     (["--crop", "0,0,4"], "superres: --crop 0,0,4 has a SIZE of 4; the model needs at least 8 pixels"),
     (["--crop", "face", "--source", "lowres"], "superres: --crop face has no effect with --source lowres, which takes "
-                                               "8x8 images only; leave it out, or give --source auto"),
+                                               "images of the model's input size only; leave it out, or give --source auto"),
 ])
 def test_the_command_refuses_a_bad_crop_in_one_line(photos, tmp_path, words, message):
     refused = command(photos, "--output", tmp_path / "out", *words)

@@ -39,7 +39,8 @@ PAGES = {
 }
 """What pages are about, beside the commands whose lines they have; other texts may name the options of all."""
 
-SUBJECTS = {"batch/text": ["translate"], "batch": ["upscale"], "survey": ["survey"], "training": ["train"]}
+SUBJECTS = {"batch/text": ["translate"], "batch": ["upscale"], "survey": ["survey"],
+            "tasks/face_data": ["scripts/prepare_celeba.py"], "training": ["train", "scripts/prepare_celeba.py"]}
 """What modules with options in their messages are about, by the beginning of their path."""
 
 

@@ -27,6 +27,7 @@ from superres.evaluation.where_it_pays import (
     whole_decodes,
 )
 from superres.pipeline.upscaler import Upscaler
+from superres.tasks.faces import FaceTask
 
 ROOT = Path(__file__).parents[1]
 SHARES = [1.0, 0.5, 0.25, 0.25]
@@ -124,7 +125,9 @@ def test_the_script_writes_the_report_the_tables_and_the_chart(monkeypatch, tmp_
     page = tmp_path / "page.md"
     page.write_text("Head\n\n<!-- measured -->\n\nold\n")
     (tmp_path / "pictures").mkdir()
-    load_script("where_it_pays").main(tmp_path, None, 4, "tiny", "cpu", "auto", "64", "1,2", True, page)
+    script = load_script("where_it_pays")
+    monkeypatch.setattr(script, "face_task", lambda _: FaceTask.of(config))
+    script.main(tmp_path, None, 4, "tiny", "cpu", "auto", "64", "1,2", True, page)
     report = json.loads((tmp_path / "pays.json").read_text())
     assert [(row["network_width"], row["batch"]) for row in report["predictions"][::2]] == [
         (32, 1), (32, 2), (64, 1), (64, 2)]

@@ -36,6 +36,9 @@ def face_task(name_or_dir: str | Path) -> FaceTask:
         CheckpointError: the checkpoint is missing, damaged or for another task.
     """
     folder = find_checkpoint(name_or_dir)
+    task = checkpoint_task(folder)
+    if task != FaceTask.name:
+        raise CheckpointError(f"checkpoint {name_or_dir} is for the task {task!r}, not {FaceTask.name}")
     try:
         return FaceTask.of(read_network(folder))
     except ConfigError as error:

@@ -110,6 +110,8 @@ class Upscaler(Pipeline):
 
     @classmethod
     def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
+        if model.config.task != cls.task:  # which the constructor refuses by name
+            return {}
         if model.config.vocabulary < INTENSITIES:
             raise CheckpointError(f"checkpoint {folder} has {model.config.vocabulary} intensities, but pictures have "
                                   f"{INTENSITIES}; choose another")
