@@ -3,7 +3,7 @@
     python scripts/benchmark_variants.py --data dev.npz --output variants
     python scripts/benchmark_variants.py --data dev.npz --output variants --beside ../superres-0.1
 
-Every variant decodes in a process of its own, which SUPERRES_NATIVE sets. With --beside, a checkout of another release
+Every variant decodes in a process of its own; SUPERRES_NATIVE=x86-64-v3 measures that one only. With --beside, a checkout of another release
 decodes in the same turns, with the variant that it chooses. The output has variants.json and variants.md: seconds per
 image, one image at a time, the shortest of several rounds, and microseconds per decoding iteration.
 """
@@ -23,7 +23,7 @@ import typer
 
 from superres.config import require
 from superres.errors import SuperresError
-from superres.nn.engines.native.build import FORCED_VARIANT, candidates, processor
+from superres.nn.engines.native.build import FORCED_VARIANT, candidates, forced_variant, processor
 from superres.system.idle import training_paused
 from superres.system.machine import cpu_name, require_idle
 from superres.system.output import markdown_table, prepare_folder, write_results
@@ -126,7 +126,7 @@ def main(
         require_idle()
     prepare_folder(output)
     code = WORKER.format(checkpoint=checkpoint, engines=ENGINES, data=str(data.resolve()), limit=limit)
-    variants = [variant.name for variant in candidates(None, processor())]
+    variants = [variant.name for variant in candidates(forced_variant(), processor())]
     with ExitStack() as stack:
         workers = {name: stack.enter_context(worker(code, ROOT, name)) for name in variants}
         if beside is not None:
