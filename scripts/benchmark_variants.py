@@ -3,9 +3,10 @@
     python scripts/benchmark_variants.py --data dev.npz --output variants
     python scripts/benchmark_variants.py --data dev.npz --output variants --beside ../superres-0.1
 
-Every variant decodes in a process of its own; SUPERRES_NATIVE=x86-64-v3 measures that one only. With --beside, a checkout of another release
-decodes in the same turns, with the variant that it chooses. The output has variants.json and variants.md: seconds per
-image, one image at a time, the shortest of several rounds, and microseconds per decoding iteration.
+Every variant decodes in a process of its own; SUPERRES_NATIVE=x86-64-v3 measures that one only. With --beside, a
+checkout of another release decodes in the same turns, with the variant that it chooses. The output has variants.json
+and variants.md: seconds per image, one image at a time, the shortest of several rounds, and microseconds per decoding
+iteration.
 """
 
 from __future__ import annotations
