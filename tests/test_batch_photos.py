@@ -264,7 +264,8 @@ def test_the_command_upscales_the_faces_of_a_photo(photos, tmp_path):
     (["--crop", "1,2"], "not '1,2'"),
     (["--crop", "0,0,4"], "superres: --crop 0,0,4 has a SIZE of 4; the model needs at least 8 pixels"),
     (["--crop", "face", "--source", "lowres"], "superres: --crop face has no effect with --source lowres, which takes "
-                                               "images of the model's input size only; leave it out, or give --source auto"),
+                                               "images of the model's input size only; leave it out, or give "
+                                               "--source auto"),
 ])
 def test_the_command_refuses_a_bad_crop_in_one_line(photos, tmp_path, words, message):
     refused = command(photos, "--output", tmp_path / "out", *words)

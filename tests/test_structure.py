@@ -18,7 +18,7 @@ SCRIPTS = Path(__file__).parent.parent / "scripts"
 UNTIMED = {
     "build_hook", "build_native", "check_batch", "check_exactness", "check_native", "check_survey", "check_wheel",
     "draw_dev", "draw_faces", "evaluate", "export_preferences", "fill_proposers", "measure_face_crops",
-    "prepare_celeba", "simulate_votes", "stress_demo", "train", "upscale",
+    "native_kernels", "prepare_celeba", "simulate_votes", "stress_demo", "train", "upscale",
 }
 """Scripts that measure no time of decoding in their own process."""
 APART = ("nn", "decoding", "tasks", "survey")
