@@ -11,9 +11,10 @@ def info(as_json: opt.AsJson = False) -> None:
 
     The first run may compile the native engine, and tests it.
     """
+    from superres import __version__
     from superres.nn.engines.native.report import report
 
-    found = report()
+    found = {"superres": __version__, **report()}
     if as_json:
         echo_json(found)
         return

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from superres import __version__
 from superres.errors import ConfigError
 from superres.nn.engines.native import build
 from superres.nn.engines.native.variants import for_machine
@@ -18,7 +17,7 @@ from superres.system.output import cache_folder
 
 
 def report() -> dict[str, Any]:
-    """Describe this installation; the first call may compile the native engine.
+    """Describe this machine and what superres uses of it; the first call may compile the native engine.
 
     Returns:
         a JSON object: text and lists of text by name; under "variants", a line for each variant of this machine.
@@ -26,7 +25,6 @@ def report() -> dict[str, Any]:
     torch_version = f"{torch.__version__}, {torch.get_num_threads()} threads"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
-        "superres": __version__,
         "python": f"{platform.python_version()}, {platform.platform()}",
         "torch": f"{torch_version}, GPU: {gpu}",
         "processor": f"{cpu_name()}, {platform.machine()}, {usable_cores()} of {os.cpu_count()} cores usable",
