@@ -167,3 +167,46 @@ def test_workers_of_a_data_loader_decode():
         loader = DataLoader(Decoded(), batch_size=2, num_workers=2, timeout=100, multiprocessing_context="fork")
         print(torch.equal(torch.cat(list(loader)), expected[:4]))
     """) == ["True"]
+
+
+WATCHED = """
+#include <atomic>
+#include <cstdio>
+#include <thread>
+#include <unistd.h>
+#include "runtime/threads.h"
+
+int main() {
+  std::atomic<bool> done{false};
+  std::thread reader([&] { while (!done.load()) if (pool()->is_busy()) usleep(10); });
+  for (int call = 0; call < 200; call++) {
+    with_team(2, false, [](Team& team) { team.share(2, [](int64_t, int64_t) { usleep(10); }); });
+    if (!pool()->led.exchange(true)) {  // a leader that has lost time
+      pool()->stalled(1e-3);
+      pool()->led.store(false);
+    }
+  }
+  done.store(true);
+  reader.join();
+  std::puts("no race");
+  std::fflush(stdout);
+  _exit(0);  // helpers use the pool until the process ends
+}
+"""
+
+
+@compiler
+def test_a_thread_may_ask_whether_the_machine_is_busy_while_a_leader_rests(tmp_path):
+    """Watched by ThreadSanitizer."""
+    source, program = tmp_path / "watched.cpp", tmp_path / "watched"
+    source.write_text(WATCHED)
+    command = [build.compiler(), "-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread", "-o", program, source]
+    built = subprocess.run([*command, f"-I{build.SOURCE.parent}"], capture_output=True, text=True, check=False)
+    if "tsan" in built.stderr:
+        pytest.skip("the compiler has no ThreadSanitizer")
+    assert built.returncode == 0, built.stderr
+    result = subprocess.run([program], capture_output=True, text=True, check=False,
+                            env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"})
+    if "unexpected memory mapping" in result.stderr:
+        pytest.skip("ThreadSanitizer does not run on this kernel")
+    assert result.stdout == "no race\n", result.stderr
