@@ -21,7 +21,8 @@ from superres.nn.engines.native.build import EXTRA_FLAGS, compiler
 ROOT = Path(__file__).resolve().parent.parent
 
 TESTS = [f"tests/test_{name}.py" for name in (
-    "native", "adaptive", "beam", "contracts", "graph", "lookahead", "refill", "rollback", "speculative", "translator")]
+    "native", "adaptive", "all_settings", "beam", "contracts", "graph", "lookahead", "refill", "rollback", "speculative",
+    "translator")]
 """Tests that decode with the native engine."""
 
 # Flags and library of the sanitizers. `undefined` does not include float-cast-overflow, such as NaN to an integer.
