@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 # The platforms of `make wheels`; linux_x86_64 is compiled with this system's g++, for systems as new as this one.
 PLATFORMS := manylinux_2_28_x86_64 manylinux_2_28_aarch64 macosx_11_0_arm64 win_amd64
 
-.PHONY: demo test mutations app check docs wheels native-aarch64 clean
+.PHONY: demo test mutations app check docs wheels native-aarch64 native-test native-bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -43,6 +43,10 @@ wheels: $(VENV)/.installed
 # The libraries for ARM, which qemu-aarch64 runs.
 native-aarch64:
 	$(PYTHON) scripts/build_native.py linux_aarch64 build/linux_aarch64
+
+# C++ tests of the native engine, and its benchmark, in every variant that runs here. They need no virtual environment.
+native-test native-bench:
+	$(PYTHON) scripts/native_kernels.py $(@:native-%=%) $(ARGS)
 
 clean:
 	rm -rf $(VENV)

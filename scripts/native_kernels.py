@@ -125,7 +125,8 @@ def build(chosen: list[Target], what: str) -> list[Path]:
         jobs = {(target, source): pool.submit(target.compile, source) for source in sources for target in chosen}
         for job in jobs.values():
             job.result()
-        return list(pool.map(lambda target: target.link([jobs[target, source].result() for source in sources], what), chosen))
+        return list(pool.map(lambda target: target.link([jobs[target, source].result() for source in sources], what),
+                             chosen))
 
 
 def run_tests(chosen: list[Target], programs: list[Path]) -> bool:
@@ -140,7 +141,8 @@ def run_tests(chosen: list[Target], programs: list[Path]) -> bool:
             print(result.stdout + result.stderr, end="")
             if words[2:3] in ([], ["0"]):
                 failed += 1  # it ended before its last line
-        print(f"{target.variant.name}, {target.compiler}: {' '.join(words) or f'exit status {result.returncode}'}", flush=True)
+        outcome = " ".join(words) or f"exit status {result.returncode}"
+        print(f"{target.variant.name}, {target.compiler}: {outcome}", flush=True)
     print(f"{passed} passed, {failed} failed")
     return passed > 0 and failed == 0
 

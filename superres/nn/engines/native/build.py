@@ -203,7 +203,7 @@ def built_file(name: str, source: Path = SOURCE) -> Path:
         NativeUnavailable: there is no compiler, or it fails.
     """
     flags = [*FLAGS, *BY_NAME[name].flags, *os.environ.get(EXTRA_FLAGS, "").split()]
-    return _built(source, flags, [path for path in sorted(source.parent.rglob("*")) if path.is_file()])
+    return _built(source, flags, [source, *sorted(source.parent.rglob("*.h"))])
 
 
 def _built(source: Path, flags: list[str], files: list[Path]) -> Path:
