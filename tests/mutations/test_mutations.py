@@ -273,7 +273,7 @@ def with_one_number(verify):
 
 
 def check_softmax():
-    test_noise.test_choice_samples_the_softmax(1.0, "gumbel")
+    test_noise.test_choice_samples_the_softmax(1.0)
 
 
 def check_speculative(way="heads", settings="plain"):
