@@ -316,7 +316,7 @@ def test_the_native_engine_leaves_lookahead_on_images_to_the_plain_step_and_says
         tokens = decode(model, source, LOOKAHEAD).tokens
     (record,) = caplog.records
     assert record.getMessage() == (
-        "decoding with the plain step, which is slower: the native step does not support this tree")
+        "decoding with the plain step in float32, which is slower: the native step does not support this tree")
     assert torch.equal(tokens, decode(model, source, DecodeConfig(block_size=1)).tokens)
 
 

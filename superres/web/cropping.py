@@ -46,10 +46,10 @@ def crop_controls(upload: gr.Image, first: Path, task: FaceTask) -> gr.HTML:
     square = gr.HTML(setting, html_template="", js_on_load=ON_LOAD, visible="hidden", elem_id="square")
     # Until the server has seen a new picture, a decode takes that picture's default crop, not the last one's square.
     upload.change(None, None, square, js="() => ''", **controls.INSTANT)
-    upload.change(functools.partial(offer_crop, task), upload, [crop, shown, square],
+    upload.change(functools.partial(offer_crop, task), upload, [crop, shown, square], api_name="offer_crop",
                   **controls.INSTANT, **controls.RAW)
     square.input(functools.partial(show_crop, task), [upload, square], shown, trigger_mode="always_last",
-                 **controls.INSTANT, **controls.RAW)
+                 api_name="show_crop", **controls.INSTANT, **controls.RAW)
     return square
 
 

@@ -71,8 +71,8 @@ class StepModel:
     def tree_session(self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None) -> TreeSession:
         """See `superres.interfaces.ScoringModel.tree_session`; engines other than plain warn and use the plain step."""
         if self.engine != "plain" and not self.warned:
-            LOG.warning("decoding with the plain step, which is slower: the %s step does not support this tree",
-                        self.engine)
+            LOG.warning("decoding with the plain step in float32, which is slower: the %s step does not support this "
+                        "tree", self.engine)
             self.warned = True
         return TreeSession(self.model, self.layers, self.encode(source, padding), tree, kept)
 
