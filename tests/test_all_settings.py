@@ -202,8 +202,9 @@ class Case:
         if self.drawn.engine != "plain" and self.options.proposer == "lookahead" and self.drawn.network in PICTURES:
             # The plain step verifies trees of pictures for every engine, which encodes their sources.
             plain = StepModel(self.inner.model, self.drawn.end_token)
+            plain.encode = self.inner.encode
             verifier = LimitedModel(plain, self.model.limits) if self.drawn.limited else plain
-            return SingleScorer(verifier, self.inner.encode(self.source[row]), None)
+            return SingleScorer(verifier, self.source[row])
         if self.drawn.engine == "plain" and self.padding is None:
             return UncachedScorer(self.model, self.source[row])
         return SingleScorer(self.model, self.source[row], None if self.padding is None else self.padding[row])
