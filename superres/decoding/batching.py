@@ -200,8 +200,8 @@ class RefilledDecoder(Generic[ItemT]):
         interval = check_interval(self.model.end_token, self._device.type)
         if self._device.type != "cpu":
             return interval
-        if loop.is_native and not self._more and not self._waiting:
-            return DONE_CHECK_INTERVAL  # no sequence waits for a row, and native iterations end with the last row
+        if loop.is_native and (len(self._rows) == 1 or not (self._more or self._waiting)):
+            return DONE_CHECK_INTERVAL  # native iterations end with the last row, before which no sequence gets a row
         return min(interval, max(1, self.model.length // LONG))
 
     def _take(self, most: int, wait: bool) -> None:
