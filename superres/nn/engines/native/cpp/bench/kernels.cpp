@@ -12,12 +12,6 @@
 
 namespace {
 
-#if defined(__aarch64__)
-#define IN_REGISTER "+w"
-#else
-#define IN_REGISTER "+v"
-#endif
-
 // Keeps the compiler from computing with a vector ahead of the loop that uses it.
 template <typename T>
 ALWAYS_INLINE void hide(Vector<T>& v) {
@@ -74,7 +68,9 @@ struct Aligned {
   T* data() { return (T*)memory.get(); }
 };
 
-#if defined(__AVX512F__) || defined(__aarch64__)
+#if defined(__AVX512F__)
+constexpr int ACCUMULATORS = 16;  // as many as UNROLL unrolls: others would not stay in registers
+#elif defined(__aarch64__)
 constexpr int ACCUMULATORS = 24 / REGISTERS;
 #else
 constexpr int ACCUMULATORS = 12 / REGISTERS;

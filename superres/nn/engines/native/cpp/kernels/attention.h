@@ -61,8 +61,9 @@ ALWAYS_INLINE void attend_values(const float* value, int64_t slots, int64_t size
       }
     }
   }
-  for (int v = 0; v < V; v++)
-    for (int r = 0; r < R; r++) store(out + r * os + v * LANES, total[v][r] * scale[r]);
+  UNROLL for (int v = 0; v < V; v++) {
+    UNROLL for (int r = 0; r < R; r++) store(out + r * os + v * LANES, total[v][r] * scale[r]);
+  }
 }
 
 // Attention of R queries of one attention head. Keys are read in groups of LANES absolute positions; the first group
@@ -88,8 +89,9 @@ void attend(const float* query, int64_t qs, const float* key, const float* value
         UNROLL for (int r = 0; r < R; r++) score[i][r] = fused(fill(query[r * qs + d]), k, score[i][r]);
       }
     }
-    for (int i = 0; i < G && g + i < groups; i++) {
-      for (int r = 0; r < R; r++) {
+    UNROLL for (int i = 0; i < G; i++) {
+      if (g + i == groups) break;
+      UNROLL for (int r = 0; r < R; r++) {
         vec v = score[i][r];
         if (mask) v += load(mask + slot[i]);
         const int64_t position = first + (g + i) * LANES;
@@ -150,8 +152,9 @@ ALWAYS_INLINE void attend_values_bytes(const uint32_t* value, int64_t slots, int
         UNROLL for (int r = 0; r < R; r++) total[v][r] = dot4(total[v][r], x, weights[r * ws + g * LANES / 4 + i]);
       }
     }
-  for (int v = 0; v < V; v++)
-    for (int r = 0; r < R; r++) store(out + r * os + v * LANES, converted<vec>(total[v][r] - offset[r]) * scale[r]);
+  UNROLL for (int v = 0; v < V; v++) {
+    UNROLL for (int r = 0; r < R; r++) store(out + r * os + v * LANES, converted<vec>(total[v][r] - offset[r]) * scale[r]);
+  }
 }
 
 // As `attend`, over bytes. The scores' products and the sums over values are exact.
@@ -178,7 +181,7 @@ void attend_bytes(const float* query, int64_t qs, const HeadCache& cache, int64_
       const Stored k(load(key + d * slots + slot));
       UNROLL for (int r = 0; r < R; r++) score[r] = dot4(score[r], k, queries[r][d]);
     }
-    for (int r = 0; r < R; r++) store(weights + r * ws + g * LANES, as<vec>(score[r]));
+    UNROLL for (int r = 0; r < R; r++) store(weights + r * ws + g * LANES, as<vec>(score[r]));
     store(key_scale + g * LANES, load(cache.key_scale + slot));
     store(value_scale + g * LANES, load(cache.value_scale + slot));
   }

@@ -50,7 +50,10 @@ struct Quad {
 };
 struct Stored {
   uvec even, odd;
-  explicit ALWAYS_INLINE Stored(uvec v) : even(v & uvec(0x00FF00FFu)), odd((v >> 8) & uvec(0x00FF00FFu)) {}
+  explicit ALWAYS_INLINE Stored(uvec v) : even(v & uvec(0x00FF00FFu)) {
+    typedef Register<uint16_t>::type Pairs;
+    UNROLL for (int i = 0; i < REGISTERS; i++) odd.part[i] = (uvec::Part)((Pairs)v.part[i] >> 8);
+  }
 };
 
 // The sums of the products of pairs of 16-bit numbers, in each lane of a register.

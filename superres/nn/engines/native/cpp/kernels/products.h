@@ -26,6 +26,7 @@ struct Single {
   typedef vec total;
   static constexpr int values = 1;
   static ALWAYS_INLINE vec read(const float* w) { return load(w); }
+  static ALWAYS_INLINE void keep_panel(vec& w) { keep(w); }
   static ALWAYS_INLINE vec start(const float* bias) { return bias ? load(bias) : vec{}; }
   static ALWAYS_INLINE void add(vec& total, const float* x, const vec& w) { total = fused(fill(*x), w, total); }
   static ALWAYS_INLINE vec finish(vec total, const float*, const Units&, int, int) { return total; }
@@ -38,6 +39,7 @@ struct Paired : Single {
   typedef uint32_t value;
   typedef uvec panel;
   static ALWAYS_INLINE uvec read(const uint32_t* w) { return load(w); }
+  static ALWAYS_INLINE void keep_panel(uvec& w) { keep(w); }
   static ALWAYS_INLINE void add(vec& total, const uint32_t* x, const uvec& w) {
     total.part[0] = (vec::Part)_mm512_dpbf16_ps((__m512)total.part[0], (__m512bh)_mm512_set1_epi32((int)*x), (__m512bh)w.part[0]);
   }
@@ -55,6 +57,7 @@ struct Paired : Single {
     const uvec both = load(w);
     return {as<vec>(both << 16), as<vec>(both & uvec(0xffff0000u))};
   }
+  static ALWAYS_INLINE void keep_panel(panel& w) { keep(w.first), keep(w.second); }
   static ALWAYS_INLINE void add(vec& total, const float* x, const panel& w) {
     total = fused(fill(x[0]), w.first, total);
     total = fused(fill(x[1]), w.second, total);
@@ -70,6 +73,7 @@ struct Bytes {
   typedef ivec total;
   static constexpr int values = 1;
   static ALWAYS_INLINE Stored read(const uint32_t* w) { return Stored(load(w)); }
+  static ALWAYS_INLINE void keep_panel(Stored&) {}
   static ALWAYS_INLINE ivec start(const float*) { return ivec{}; }
   static ALWAYS_INLINE void add(ivec& total, const Quad* x, const Stored& w) { total = dot4(total, w, *x); }
   static ALWAYS_INLINE vec finish(ivec total, const float* bias, const Units& units, int r, int output) {
@@ -108,7 +112,8 @@ ALWAYS_INLINE void tile(const typename K::weight* weight, int64_t steps, int64_t
       // The inputs are broadcast again for each vector: kept for all of them, they would not fit the registers.
       if (R > 2) asm("" : "+r"(x));
 #endif
-      const typename K::panel w = K::read(weight + v / 2 * stride + i * PANEL + v % 2 * LANES);
+      typename K::panel w = K::read(weight + v / 2 * stride + i * PANEL + v % 2 * LANES);
+      if (R == 2) K::keep_panel(w);  // with more rows, it would not fit the registers
       UNROLL for (int r = 0; r < R; r++) K::add(total[v][r], x + r * xs + i * K::values, w);
     }
   }

@@ -22,6 +22,13 @@ namespace {
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
+// The constraint of asm for an operand in a vector register.
+#if defined(__aarch64__)
+#define IN_REGISTER "+w"
+#else
+#define IN_REGISTER "+v"
+#endif
+
 #if defined(__AVX512F__)
 constexpr int REGISTER = 64;  // bytes
 #elif defined(__AVX2__)
@@ -125,6 +132,16 @@ ALWAYS_INLINE void store(T* p, Vector<T> v) {
   UNROLL for (int i = 0; i < REGISTERS; i++) std::memcpy(p + i * (LANES / REGISTERS), &v.part[i], REGISTER);
 }
 ALWAYS_INLINE vec fill(float x) { return vec(x); }
+
+// Keeps a vector in registers: where it is used twice, GCC would rather read it from memory twice.
+template <typename T>
+ALWAYS_INLINE void keep(Vector<T>& v) {
+  UNROLL for (int i = 0; i < REGISTERS; i++) {
+    typename Vector<T>::Part part = v.part[i];  // GCC would leave an array that has operands of asm in memory
+    asm("" : IN_REGISTER(part));
+    v.part[i] = part;
+  }
+}
 
 // `yes` in the lanes whose mask is set (all bits), `no` in those where it is 0.
 template <typename T>
