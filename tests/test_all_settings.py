@@ -199,7 +199,8 @@ class Case:
 
     def scorer(self, row):
         row = slice(row, row + 1)
-        if self.drawn.engine != "plain" and self.options.proposer == "lookahead" and self.drawn.network in PICTURES:
+        tree = self.options.proposer == "lookahead" and self.options.block_size > 1
+        if tree and self.drawn.engine != "plain" and self.drawn.network in PICTURES:
             # The plain step verifies trees of pictures for every engine, which encodes their sources.
             plain = StepModel(self.inner.model, self.drawn.end_token)
             plain.encode = self.inner.encode
