@@ -55,12 +55,15 @@ native-bench:
 clean:
 	rm -rf $(VENV)
 
+# Without a C++ compiler, one comes from PyPI.
+COMPILER := $(if $(shell command -v c++ || command -v g++ || command -v clang++),,[compiler])
+
 # The markers are newer than pyproject.toml once an installation is complete, so that a second run starts at once.
 $(VENV)/.installed: pyproject.toml
 	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV) \
 		|| { echo "Python cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@echo "Installing into $(VENV); the first time this downloads PyTorch and takes some minutes." >&2
-	@$(VENV)/bin/pip install --quiet --editable .
+	@$(VENV)/bin/pip install --quiet --editable ".$(COMPILER)"
 	@touch $@
 
 $(VENV)/.installed-%: $(VENV)/.installed

@@ -34,9 +34,6 @@ PLATFORMS = {
 }
 """Machine and target of ziglang by the tag of the platform; without a target, g++ compiles."""
 
-ZIG_FLAGS = {"-march=armv8-a": "-mcpu=generic", "-march=armv8.2-a+dotprod": "-mcpu=generic+v8_2a+dotprod"}
-"""What ziglang calls flags that it names differently from GCC and Clang."""
-
 GLIBC = 28
 """The last part of the newest glibc, 2.28, that libraries of manylinux_2_28 may need."""
 
@@ -89,7 +86,7 @@ def build(platform: str, folder: Path, only: list[str] | None = None) -> list[Pa
     def run(job: tuple[Path, str, tuple[str, ...]]) -> Path:
         path, source, flags = job
         if PLATFORMS[platform][1]:
-            flags = tuple(ZIG_FLAGS.get(flag, flag) for flag in flags)
+            flags = tuple(table.flags_of_ziglang(flags))
         with TemporaryDirectory() as scratch:
             # Linked without the flags of the processor, or ziglang would compile its C++ library for each variant.
             compiled = f"{scratch}/native.o"

@@ -148,6 +148,41 @@ def test_a_library_of_the_package_is_used_and_needs_no_compiler(source, monkeypa
         build.chosen(source)
 
 
+ZIGLANG = """
+import os, subprocess, sys
+command, *words = sys.argv[1:]
+assert command == "c++"
+if "-target" in words:
+    at = words.index("-target")
+    del words[at : at + 2]
+print(*sys.argv[1:], file=open({log!r}, "a"))
+sys.exit(subprocess.run([{compiler!r}, *words], env={{**os.environ, "PATH": os.defpath}}).returncode)
+"""
+"""A package ziglang, by the system's compiler: the real one takes a minute for its C++ library."""
+
+
+def test_without_a_compiler_of_the_system_ziglang_compiles(source, tmp_path, monkeypatch, caplog):
+    log, package = tmp_path / "log", tmp_path / "packages" / "ziglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(ZIGLANG.format(log=str(log), compiler=build.compiler()))
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.setenv("PATH", "")
+    chosen = build.chosen(source)
+    assert chosen.path.parent == build.cache_folder()
+    assert report()["compiler"] == "the package ziglang"
+    assert "compiling native.cpp with ziglang" in caplog.text
+    commands = [line for line in log.read_text().splitlines() if line.endswith(str(source))]
+    assert len(commands) == 1
+    if LINUX:
+        assert f"-target {platform.machine()}-linux-gnu" in commands[0]
+    build.chosen.cache_clear()
+    caplog.clear()
+    assert build.chosen(source).path == chosen.path
+    assert not caplog.records  # nothing was compiled again
+
+
 @pytest.mark.parametrize(("code", "reason"), [
     (small_source(self_test=1), "fails its self-test"), (small_source("0" * 64), "another abi.h"),
     ("int nothing;", "has no superres_"),
@@ -206,7 +241,8 @@ def test_info_tells_why_there_is_no_native_engine(monkeypatch):
     assert report()["native"].startswith("none: SUPERRES_NATIVE=z80 is no variant")
     build.processor.cache_clear()
     monkeypatch.setenv("PATH", "")
-    assert report()["native"] == "none: no C++ compiler (c++, g++, clang++) is installed"
+    assert report()["native"] == (
+        "none: no C++ compiler (c++, g++, clang++) is installed; pip install ziglang has one")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
@@ -26,7 +27,16 @@ from pathlib import Path
 
 from superres.errors import ConfigError
 from superres.nn.engines.native.abi import DECLARATIONS, DIGEST
-from superres.nn.engines.native.variants import BY_NAME, FLAGS, PROBE_FLAGS, SELF_TEST, SUFFIX, Variant, for_machine
+from superres.nn.engines.native.variants import (
+    BY_NAME,
+    FLAGS,
+    PROBE_FLAGS,
+    SELF_TEST,
+    SUFFIX,
+    Variant,
+    flags_of_ziglang,
+    for_machine,
+)
 from superres.system.output import cache_folder
 
 LOG = logging.getLogger(__name__)
@@ -47,7 +57,7 @@ class NativeUnavailable(ConfigError):
     """The native engine is not available; the message says why."""
 
 
-def _compile(command: str, flags: list[str], source: Path, stem: Path) -> Path:
+def _compile(command: list[str], flags: list[str], source: Path, stem: Path) -> Path:
     """Compile `source` atomically and return the library: `stem`, a hyphen, the SHA-256 of its bytes, and .so.
 
     The name is the hash of the content, so processes that build at the same time do not disturb each other.
@@ -58,11 +68,11 @@ def _compile(command: str, flags: list[str], source: Path, stem: Path) -> Path:
     stem.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=stem.parent) as folder:
         built = Path(folder) / "native.so"
-        words = [command, *flags, f"-I{source.parent}", "-o", str(built), str(source)]
+        words = [*command, *flags, f"-I{source.parent}", "-o", str(built), str(source)]
         result = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
         if result.returncode:
             message = (result.stderr.strip().splitlines() or ["no message"])[0]
-            raise NativeUnavailable(f"{command} cannot compile {source.name}: {message}")
+            raise NativeUnavailable(f"{' '.join(command)} cannot compile {source.name}: {message}")
         target = stem.with_name(f"{stem.name}-{_sha256(built)}.so")
         # Synchronise the content before the rename: a power cut could otherwise leave an empty file of that name.
         _sync(built)
@@ -93,8 +103,17 @@ def _cached(stem: Path) -> Path | None:
 
 
 def compiler() -> str | None:
-    """Return the path of a C++ compiler, or None."""
+    """Return the path of the system's C++ compiler, or None."""
     return next((path for name in COMPILERS if (path := shutil.which(name))), None)
+
+
+def ziglang() -> list[str] | None:
+    """Return the command of the compiler in the package ziglang, or None."""
+    if importlib.util.find_spec("ziglang") is None:
+        return None
+    # Without a target, it would compile every variant for all that this processor can do.
+    target = ["-target", f"{platform.machine()}-linux-gnu"] if sys.platform == "linux" else []
+    return [sys.executable, "-m", "ziglang", "c++", *target]
 
 
 @dataclass(frozen=True)
@@ -209,15 +228,22 @@ def built_file(name: str, source: Path = SOURCE) -> Path:
 
 def _built(source: Path, flags: list[str], files: list[Path]) -> Path:
     """Return the cached library of `source`; compile it if the cache has no intact one of these files and flags."""
-    found = compiler()
-    if found is None:
-        raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
+    system, command = compiler(), ziglang()
+    if system is not None:
+        command = [system]
+    elif command is not None:
+        flags = flags_of_ziglang(flags)
+    else:
+        raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is installed; pip install ziglang has one")
     # The key includes the machine: several kinds of machines may share a home folder.
-    words = *flags, found, platform.machine()
+    words = *flags, *command, platform.machine()
     key = [*(path.read_bytes() for path in files), *(word.encode() for word in words)]
     stem = cache_folder() / f"{source.stem}-{hashlib.sha256(bytes(1).join(key)).hexdigest()[:16]}"
     try:
-        return _cached(stem) or _compile(found, flags, source, stem)
+        found = _cached(stem)
+        if found is None and system is None:
+            LOG.warning("compiling %s with ziglang; the first time, this takes a minute or two", source.name)
+        return found or _compile(command, flags, source, stem)
     except OSError as error:
         raise NativeUnavailable(f"cannot build {stem}: {error}") from error
 

@@ -61,7 +61,7 @@ def _native() -> dict[str, Any]:
 def _compiler() -> str:
     found = build.compiler()
     if found is None:
-        return "none"
+        return "none" if build.ziglang() is None else "the package ziglang"
     shown = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
     extra = os.environ.get(build.EXTRA_FLAGS)
     return f"{found}: {(shown.splitlines() or ['no version'])[0]}{f', {build.EXTRA_FLAGS}={extra}' if extra else ''}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,14 @@ VARIANTS = (
 """All variants; of a machine's, the later ones are faster."""
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
+
+_ZIG_FLAGS = {"-march=armv8-a": "-mcpu=generic", "-march=armv8.2-a+dotprod": "-mcpu=generic+v8_2a+dotprod"}
+
+
+def flags_of_ziglang(flags: Iterable[str]) -> list[str]:
+    """Return `flags` as ziglang's Clang names them."""
+    return [_ZIG_FLAGS.get(flag, flag) for flag in flags]
+
 
 _MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
