@@ -3,7 +3,7 @@
     python scripts/benchmark_variants.py --data dev.npz --output variants
     python scripts/benchmark_variants.py --data dev.npz --output variants --beside ../superres-0.1
 
-Every variant decodes in a process of its own; SUPERRES_NATIVE=x86-64-v3 measures that one only. With --beside, a
+Every variant decodes in a process of its own; --variants x86-64-v3,x86-64-v4 measures those only. With --beside, a
 checkout of another release decodes in the same turns, with the variant that it chooses. The output has variants.json
 and variants.md: seconds per image, one image at a time, the shortest of several rounds, and microseconds per decoding
 iteration.
@@ -120,6 +120,7 @@ def main(
     limit: Annotated[int, typer.Option(min=1, help="Images per measurement.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each; the shortest counts.")] = 5,
     beside: Annotated[Path | None, typer.Option(help="Checkout of another release to measure in turns.")] = None,
+    variants: Annotated[str, typer.Option(help="Names of variants, separated by commas, or all.")] = "all",
     busy: Annotated[bool, typer.Option("--busy", help="Measure even if other processes use the processor.")] = False,
 ) -> None:
     """Write the times of all variants."""
@@ -127,9 +128,12 @@ def main(
         require_idle()
     prepare_folder(output)
     code = WORKER.format(checkpoint=checkpoint, engines=ENGINES, data=str(data.resolve()), limit=limit)
-    variants = [variant.name for variant in candidates(forced_variant(), processor())]
+    here = [variant.name for variant in candidates(forced_variant(), processor())]
+    chosen = here if variants == "all" else variants.split(",")
+    for name in chosen:
+        require(name in here, f"variant {name} does not run here; those that do: {', '.join(here)}")
     with ExitStack() as stack:
-        workers = {name: stack.enter_context(worker(code, ROOT, name)) for name in variants}
+        workers = {name: stack.enter_context(worker(code, ROOT, name)) for name in chosen}
         if beside is not None:
             workers[beside.name] = stack.enter_context(worker(code, beside.resolve(), None))
         rows = measure(workers, rounds)
