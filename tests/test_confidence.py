@@ -150,6 +150,18 @@ def test_sure_proposals_are_verified_and_unsure_ones_are_not(variant):
 
 
 @compiled
+@pytest.mark.parametrize("variant", [*ORDINAL, *TEXT])
+def test_heads_propose_at_first_even_if_usual_proposals_would_not_pay(variant, monkeypatch):
+    """Blocks pay only where nearly every proposal passes; heads that never propose would never be seen to do so."""
+    monkeypatch.setitem(COSTS, "nearly linear", [1 + 0.9 * k for k in range(HEADS)])
+    *_, native = engines(variant)
+    source = random_tokens(TEXT.get(variant, SMALL), 2)[0]
+    chooser = confident(Confidence(8, 0), "nearly linear")
+    sizes = sizes_of(decode(native, source, DecodeConfig(), adaptive=chooser))
+    assert [int(np.median(row[1:])) for row in sizes] == [HEADS] * 2
+
+
+@compiled
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("variant", [*ORDINAL, *TEXT])

@@ -25,7 +25,7 @@ from superres.decoding.sampling import Choice
 from superres.interfaces import Rule, Widths
 
 FIRST_GUESS = 0.8
-"""Probability that a proposal passes, before there are any."""
+"""Probability that a proposal passes, for the rate of the first iteration."""
 
 LEAST_ODDS = 1e-6
 """Smallest odds of all other tokens against a proposal, so that their logarithm is finite."""
@@ -145,7 +145,8 @@ class ConfidentBlockSize:
     def widths(self, rows: int, shape: Sequence[int]) -> Widths:
         """Return the data of a decode of `rows` rows, targets of `shape`, for `choose` and for native iterations."""
         channels = shape[-1] if len(shape) > 1 else 1
-        pace = torch.tensor([*self.first, *[FIRST_GUESS] * channels], dtype=torch.float64).repeat(rows, 1)
+        # Heads propose only if usual proposals would pay, and only proposals correct this belief: it starts optimistic.
+        pace = torch.tensor([*self.first, *[1.0] * channels], dtype=torch.float64).repeat(rows, 1)
         return Widths(torch.tensor(self.costs, dtype=torch.float64), self.confidence.offset, self.confidence.exponent,
                       self.reach, torch.ones(rows, dtype=torch.int64), pace)
 
