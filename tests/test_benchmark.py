@@ -14,6 +14,7 @@ from fakes import random_model
 from PIL import Image
 from textual import learned, sentences, write_checkpoint, write_pairs
 
+from peers import compare_with_peers, gpt2, random_upscaler
 from superres.cli.benchmark import parse_batches
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
@@ -30,7 +31,6 @@ from superres.evaluation.benchmark import (
     window,
     write_benchmark,
 )
-from superres.evaluation.peers import compare_with_peers, gpt2, random_upscaler
 from superres.nn.attention import local_visible
 from superres.pipeline.upscaler import Upscaler
 from superres.system import machine

@@ -18,7 +18,7 @@ from superres.nn.engines.cuda_graph import GraphModel
 from superres.pipeline.upscaler import Upscaler
 
 CONFIG = replace(PRESETS["tiny"], prediction_heads=2, head_layer="sequential", head_filter_size=32, free_scores=False)
-PATH = Path(__file__).parents[1] / "scripts" / "benchmark_gpu.py"
+PATH = Path(__file__).parents[1] / "scripts" / "benchmark" / "gpu.py"
 
 
 def captured(model, end_token=None, engine="graph"):

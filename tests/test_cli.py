@@ -226,11 +226,9 @@ def test_help_and_usage_errors_come_without_loading_the_network():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-@pytest.mark.parametrize(("script", "expected"), [("upscale.py", "--manifest"), ("evaluate.py", "images")])
-def test_scripts_are_the_same_commands_by_file_name(script, expected):
-    words = [sys.executable, str(ROOT / "scripts" / script), "--help"]
-    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert expected in result.stdout
+def test_the_package_runs_as_a_module():
+    words = [sys.executable, "-m", "superres", "upscale", "--help"]
+    assert "--manifest" in subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize(("format", "suffix"), [("png", "png"), ("webp-lossless", "webp"), ("npz", "npz")])

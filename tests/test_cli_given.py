@@ -148,16 +148,10 @@ def test_commands_for_images_refuse_what_has_no_effect(loaded, data, capsys, wor
     (["evaluate", "images", "--data", "dev.npz", "--split", "valid"], "--split valid has no effect on dev.npz, which "
      "is not a CelebA root and has no splits; leave it out"),
     (["tune", "--data", "in", "--split", "test", "--max-bits-loss", "1"], "--split test has no effect on in"),
-    *((["benchmark", kind, option, value], f"{option} {value} has no effect without --proposers; leave it out, or give "
-       "--proposers all") for kind in ("images", "text") for option, value in
-      (("--block-size", "4"), ("--temperature", "0.9"), ("--draft", "d"), ("--ngrams", "n"))),
     *((["evaluate", "images", "--data", "dev.npz", "--likelihood-only", *options], f"{' '.join(options)} has no effect "
        "with --likelihood-only, which decodes nothing; leave it out") for options in
       (["--samples", "2"], ["--no-greedy"], ["--sheet", "s.png"], ["--engine", "plain"], ["--temperature", "0.9"],
        ["--consistent"])),
-    (["benchmark", "images", "--proposers", "heads,ngram", "--draft", "d"],
-     "--draft d has no effect with --proposers heads,ngram; leave it out, or name draft there"),
-    (["benchmark", "text", "--proposers", "draft", "--ngrams", "n"], "--ngrams n has no effect with --proposers draft"),
 ])
 def test_options_besides_decoding_are_refused_alike(loaded, data, capsys, monkeypatch, words, message):  # noqa: F811
     monkeypatch.chdir(data)

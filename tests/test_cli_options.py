@@ -21,15 +21,11 @@ TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("checkpo
 MODULES = sorted(path for path in (ROOT / "superres").rglob("*.py") if "web" not in path.parts)
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SCRIPTS = [f"scripts/{path.name}" for path in ROOT.glob("scripts/*.py") if "__main__" in path.read_text()]
+SCRIPTS = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("scripts/**/*.py") if "__main__" in path.read_text()]
 FOREIGN = {"--nproc_per_node", "--strict", "--group", "--no-deps", "--upgrade"}
 """Options of torchrun, mypy and pip."""
 
-SAME = {"scripts/upscale.py": "upscale", "scripts/evaluate.py": "evaluate", "scripts/train.py": "train",
-        "scripts/export_preferences.py": "survey export"}
-"""Scripts that are commands by file name."""
-
-PROGRAM = re.compile(r"(^|/)superres$|^app\.py$|^scripts/\w+\.py$")
+PROGRAM = re.compile(r"(^|/)superres$|^app\.py$|^scripts/[\w/]+\.py$")
 
 PAGES = {
     "docs/acceptance.md": ["upscale", "tune"], "docs/engines.md": ["upscale"],
@@ -40,7 +36,8 @@ PAGES = {
 """What pages are about, beside the commands whose lines they have; other texts may name the options of all."""
 
 SUBJECTS = {"batch/text": ["translate"], "batch": ["upscale"], "survey": ["survey"],
-            "tasks/face_data": ["scripts/prepare_celeba.py"], "training": ["train", "scripts/prepare_celeba.py"]}
+            "tasks/face_data": ["scripts/train/prepare_celeba.py"],
+            "training": ["train", "scripts/train/prepare_celeba.py"]}
 """What modules with options in their messages are about, by the beginning of their path."""
 
 
@@ -59,8 +56,7 @@ def spellings(command):
 
 @cache
 def options_of(command):
-    """Return the options of a command and of all below it: "upscale", "app.py" or "scripts/benchmark.py"."""
-    command = SAME.get(command, command)
+    """Return the options of a command and of all below it: "upscale", "app.py" or "scripts/benchmark/engines.py"."""
     if not command.endswith(".py"):
         return set().union(*(spellings(found) for name, found in COMMANDS.items()
                              if name == command or name.startswith(f"{command} ") or not command))
@@ -120,7 +116,7 @@ def test_a_command_line_gives_options_that_its_command_has(text, words):
 def test_command_lines_of_all_kinds_are_found():
     called = {command_of(words) for _, words in LINES}
     assert {"upscale", "translate", "tune", "evaluate images", "survey create", "train base", "app.py",
-            "scripts/reproduce_tables.py"} <= called
+            "scripts/reproduce/tables.py"} <= called
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))

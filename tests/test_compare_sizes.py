@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import itertools
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import compare_sizes
 from superres.errors import CheckpointError, ConfigError
 from superres.nn.engines import step_model
 from superres.nn.model import EncoderDecoder
@@ -24,20 +24,11 @@ ARGUMENTS = {"minutes": 0.1, "turns": 2, "limit": 2, "batch_size": 2, "rounds": 
 """Two turns of three steps each by the clock of the fixture."""
 
 
-def load():
-    """Return the script as a module."""
-    path = Path(__file__).parents[1] / "scripts" / "compare_sizes.py"
-    spec = importlib.util.spec_from_file_location("compare_sizes", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def sizes(tmp_path, monkeypatch):
     """The script with networks of a few thousand weights, a clock that shows one second per step, and its own locks."""
     monkeypatch.setattr(idle, "cache_folder", lambda: tmp_path / "cache")
-    module = load()
+    module = importlib.reload(compare_sizes)
     monkeypatch.setattr(module, "SIZES", {"small": (32, 1), "base": (64, 1)})
     monkeypatch.setattr(module, "DECODED", 1)
     monkeypatch.setattr(module, "CLOCK", map(float, itertools.count()).__next__)
@@ -152,6 +143,6 @@ def test_bad_options_are_refused(sizes, data, tmp_path, change, message):
 
 
 def test_all_sizes_decode_with_the_compiled_engine():
-    module = load()
+    module = importlib.reload(compare_sizes)
     for width, layers in module.SIZES.values():
         assert step_model(EncoderDecoder(module.network(width, layers)).eval(), engine="native").engine == "native"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -86,10 +85,7 @@ def test_without_ctranslate2_one_line_says_what_to_install(tmp_path, capsys, mon
 
 def test_the_comparison_measures_all_variants_and_counts_equal_texts(tmp_path):
     pytest.importorskip("sacrebleu")
-    path = Path(__file__).parents[1] / "scripts" / "compare_translators.py"
-    spec = importlib.util.spec_from_file_location("compare_translators", path)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = importlib.import_module("translators")
     for language in ("en", "de"):
         (tmp_path / f"test.{language}").write_text("\n".join(LINES) + "\n")
     script.main(tmp_path / "test", tmp_path / "out", str(write(tmp_path / "toy")), threads=torch.get_num_threads(),

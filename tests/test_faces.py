@@ -452,7 +452,7 @@ def test_a_celeba_root_without_a_working_torchvision_names_the_remedy(tmp_path, 
 
 def run_prepare(*arguments: object) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).resolve().parent.parent
-    command = [sys.executable, root / "scripts" / "prepare_celeba.py", *arguments]
+    command = [sys.executable, root / "scripts" / "train" / "prepare_celeba.py", *arguments]
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, cwd=root)
 
 
@@ -577,8 +577,9 @@ def test_a_prepared_file_serves_every_task_of_at_most_its_size(tmp_path, rng, hi
 
 def test_a_prepared_file_smaller_than_the_targets_is_refused_with_the_remedy(tmp_path, rng):
     stored(tmp_path / "faces.npz", rng, 32, 8)
-    with pytest.raises(InvalidInputError, match="hr holds pictures of 32x32, smaller than targets of 64x64; prepare "
-                                                r"the data with scripts/prepare_celeba\.py --source 32 --target 64"):
+    message = ("hr holds pictures of 32x32, smaller than targets of 64x64; prepare the data with "
+               r"scripts/train/prepare_celeba\.py --source 32 --target 64")
+    with pytest.raises(InvalidInputError, match=message):
         read_faces(tmp_path / "faces.npz", FaceTask(32, 64))
 
 

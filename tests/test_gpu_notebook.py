@@ -53,7 +53,7 @@ def test_on_a_gpu_it_runs_commands_that_exist_and_reports_each(tmp_path, monkeyp
     for script, *words in scripts:
         assert {word for word in words if word.startswith("--")} <= options_of(script), script
     assert {script for script, *_ in scripts} == {
-        "scripts/draw_dev.py", "scripts/check_exactness.py", "scripts/benchmark_gpu.py"}
+        "scripts/draw_dev.py", "scripts/check/exactness.py", "scripts/benchmark/gpu.py"}
     assert [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/test_gpu.py"] in called
     assert [str(Path(sys.executable).parent / "superres"), "info"] in called
     report = (tmp_path / "gpu-report.md").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from PIL import Image
 from safetensors.numpy import save_file
 from textual import CONFIG, codec, learned, sentences, vocabulary, wordy, write_checkpoint, write_pairs
 
-from scripts.fill_proposers import PAGE, fill, read_report
+import proposers
+from pages import fill_page
+from proposers import compare_proposers, parse_proposers, proposers_markdown, summary_markdown
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
@@ -23,14 +26,7 @@ from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.ngrams import NgramTable, Numbering, count_ngrams
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
-from superres.evaluation import benchmark_proposers
 from superres.evaluation.benchmark import image_workload, text_workload
-from superres.evaluation.benchmark_proposers import (
-    compare_proposers,
-    parse_proposers,
-    proposers_markdown,
-    summary_markdown,
-)
 from superres.nn.engines.native import build
 from superres.nn.engines.torch_model import StepModel
 from superres.pipeline.auto import load
@@ -42,6 +38,7 @@ from superres.training.settings import TrainConfig
 from superres.training.trainer import REPORT_STEPS
 
 LINES = sentences(6).source
+PAGE = Path(__file__).parents[1] / "docs" / "proposers.md"
 TINY = replace(PRESETS["tiny"], width=32, filter_size=64, head_filter_size=32, attention_heads=2, prediction_heads=4)
 
 
@@ -317,7 +314,7 @@ def test_a_teacher_is_for_stages_in_which_p1_learns_from_it():
 
 def check_rows(report, names):
     assert {(row["proposer"], row["mode"]) for row in report["rows"]} == {
-        (name, mode) for name in names for mode in benchmark_proposers.MODES}
+        (name, mode) for name in names for mode in proposers.MODES}
     for row in report["rows"]:
         gamma = row["block_size"] - 1
         assert 0 <= row["alpha"] <= 1
@@ -350,17 +347,17 @@ def test_every_proposer_of_text_is_measured_beside_its_prediction(folder, tmp_pa
     text = proposers_markdown(report)
     assert text.count("\n| ") == 2 + len(report["rows"])  # and heading and ruler
     assert summary_markdown(report).count("\n") == 1 + 2 * len(names)
-    files = benchmark_proposers.write_proposers(report, tmp_path / "out")
-    assert [path.name for path in files] == ["proposers.json", "proposers.md"]
-    page = PAGE.read_text()
-    filled = fill(page, read_report(files[0]))
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.read_text())
+    fill_page(page, "proposers: translation", summary_markdown(report))
+    filled = page.read_text()
     assert summary_markdown(report) in filled
-    assert fill(filled, report) == filled
-    assert filled.split("## Text")[0] == page.split("## Text")[0]
+    fill_page(page, "proposers: translation", summary_markdown(report))
+    assert page.read_text() == filled
+    assert filled.split("## Text")[0] == PAGE.read_text().split("## Text")[0]
+    page.write_text("# Nothing")
     with pytest.raises(InvalidInputError, match="has no table between"):
-        fill("# Nothing", report)
-    with pytest.raises(InvalidInputError, match="is not a report of superres benchmark"):
-        read_report(files[1])
+        fill_page(page, "proposers: translation", "")
 
 
 def test_the_page_tells_of_every_proposer():
@@ -379,21 +376,18 @@ def test_proposers_of_images_are_measured():
     assert "| draft | not measured |" in summary_markdown(report)
 
 
-def test_the_command_compares_proposers_and_prints_json(folder, capsys, tmp_path):
+def test_the_script_compares_proposers(folder, capsys, tmp_path):
     data = write_pairs(sentences(30), tmp_path / "pairs")
-    words = ["benchmark", "text", "--checkpoint", folder, "--data", data, "--proposers", "heads,lookup", "--busy",
-             "--repeats", "1", "--json", "--output", tmp_path / "out", "--temperature", "0.7", "--block-size", "3"]
-    assert command(*words) == 0
-    report = json.loads(capsys.readouterr().out)
+    out = tmp_path / "out"
+    proposers.main(proposers.Task.text, out, data, str(folder), "heads,lookup", count=8, temperature=0.7, block_size=3,
+                   device="cpu", busy=True)
+    report = json.loads((out / "proposers.json").read_text())
     assert report["temperature"] == 0.7
     assert min(row["block_size"] for row in report["rows"]) <= 3
-    assert json.loads((tmp_path / "out" / "proposers.json").read_text()) == report
     assert len(report["rows"]) >= 6
-    line = refusal(capsys, *words[:6], "--proposers", "heads,left", "--busy")
-    assert "--proposers takes all, or names from heads, jacobi" in line
-    assert "not 'left'" in line
-    line = refusal(capsys, *words[:6], "--proposers", "all", "--busy", "--batches", "1,2")
-    assert "--proposers compares at one batch size" in line
+    assert (out / "proposers.md").read_text() in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"--proposers takes all, or names from heads, jacobi.* not 'left'"):
+        parse_proposers("heads,left")
 
 
 def test_examples_serve_where_no_data_is_given():

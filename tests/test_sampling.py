@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 from fakes import TOKENS, FakeUpscaler
 
+from sampling import EPSILONS, coupled_sampling_markdown, evaluate_coupled_sampling
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.evaluation.pictures import contact_sheet, psnr, ssim
 from superres.evaluation.sampling import (
-    EPSILONS,
-    coupled_sampling_markdown,
     diversity,
     draw_samples,
-    evaluate_coupled_sampling,
     evaluate_samples,
     local_diversity,
     sample_scores,
@@ -161,9 +159,9 @@ def test_numbers_out_of_range_are_refused_before_decoding(pairs, temperature, ba
 
 
 def test_the_script_refuses_a_temperature_that_is_no_number_in_one_line(tmp_path):
-    words = [sys.executable, str(ROOT / "scripts" / "evaluate_sampling.py"), "--data", "x", "--temperature", "warm"]
+    words = [sys.executable, "scripts/benchmark/sampling.py", "--data", "x", "--temperature", "warm"]
     result = subprocess.run([*words, "--output", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False,
                             env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})  # a user's training adds no line
     assert result.returncode == 1
-    assert result.stderr.startswith("evaluate_sampling: --temperature must be a number")
+    assert result.stderr.startswith("sampling: --temperature must be a number")
     assert len(result.stderr.splitlines()) == 1

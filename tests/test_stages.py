@@ -13,7 +13,6 @@ from superres.checkpoint import bundled_folder, load_checkpoint, read_config, re
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError, SuperresError
-from superres.evaluation.table2 import CHECKPOINTS, check_ladder
 from superres.nn.engines.native import build
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
@@ -22,6 +21,7 @@ from superres.tasks.faces import FaceTask
 from superres.training.recipes import Recipe, Stage, decode_own_faces, train_recipe, train_stage
 from superres.training.settings import TrainConfig
 from superres.training.trainer import build_model
+from table2 import CHECKPOINTS, check_ladder
 
 GREEDY = DecodeConfig(block_size=1)
 SHORT = {"steps": 1, "batch_size": 2, "precision": "no"}
@@ -139,7 +139,7 @@ def test_a_recipe_that_does_not_hold_together_is_refused_in_one_line(change, mes
 
 
 def test_the_bundled_recipes_can_be_read():
-    recipes = sorted((bundled_folder().parent / "scripts" / "recipes").glob("*.json"))
+    recipes = sorted((bundled_folder().parent / "scripts" / "train" / "recipes").glob("*.json"))
     assert [path.stem for path in recipes] == ["draft-two-cores", "one-gpu", "table2", "text-back-translation",
                                                "text-draft-two-cores", "text-two-cores", "two-cores"]
     for path in recipes:
@@ -161,7 +161,7 @@ def test_the_bundled_recipes_can_be_read():
 
 
 def test_the_ladder_of_table_2_starts_all_heads_anew_from_one_base(checkpoint, data, tmp_path):
-    document = json.loads((bundled_folder().parent / "scripts" / "recipes" / "table2.json").read_text())
+    document = json.loads((bundled_folder().parent / "scripts" / "train" / "recipes" / "table2.json").read_text())
     for rung in document["rungs"]:
         rung["settings"] |= {"steps": 1, "batch_size": 2, "precision": "no", "head_positions": 4, "seed": 5}
         if rung.get("head_layer") == "sequential":

@@ -407,11 +407,3 @@ def test_personal_links_are_printed_for_the_page_to_take(here, capsys):
     store.close()
     assert "a participant id must be 1 to 100" in refusal(capsys, "link", "study", "anna", "x" * 101)
     assert "--address must be http(s)" in refusal(capsys, "link", "study", "anna", "--address", "example.org")
-
-
-def test_the_script_is_the_same_export_by_file_name(here, capsys):
-    assert create(*FOLDERS) == 0
-    words = [sys.executable, str(ROOT / "scripts" / "export_preferences.py"), "study", "--output", "votes.csv"]
-    subprocess.run(words, cwd=here, check=True, capture_output=True, env={**os.environ,
-                                                                          "PYTHONPATH": str(ROOT)})
-    assert Path("votes.study.json").is_file()

@@ -13,7 +13,8 @@ from PIL import Image
 from textual import learned, sentences, write_checkpoint, write_pairs
 
 from superres.errors import ConfigError
-from superres.evaluation.table1 import (
+from superres.tasks.translation import TextPairs
+from table1 import (
     BLOCK_SIZES,
     CHECKPOINTS,
     SERIES,
@@ -22,7 +23,6 @@ from superres.evaluation.table1 import (
     table1_markdown,
     table4_markdown,
 )
-from superres.tasks.translation import TextPairs
 
 ROOT = Path(__file__).parent.parent
 DEV, TEST = sentences(6), sentences(3, seed=1)
@@ -85,7 +85,7 @@ def test_what_is_measured_is_not_decoded_again(opened, toy, capsys, monkeypatch)
     opened().add("regular", toy)
     before = saved(opened())
     again = opened()
-    monkeypatch.setattr("superres.evaluation.table1.decode_text", pytest.fail)
+    monkeypatch.setattr("table1.decode_text", pytest.fail)
     again.add("regular", toy)
     assert "regular: already measured" in capsys.readouterr().err
     assert saved(again) == before
@@ -120,7 +120,7 @@ def test_the_views_hold_ours_beside_the_papers(opened, toy):
 def test_the_script_measures_what_it_is_given(tmp_path, capsys):
     checkpoint = write_checkpoint(tmp_path / "both")
     dev, test = write_pairs(DEV, tmp_path / "dev"), write_pairs(TEST, tmp_path / "test")
-    spec = importlib.util.spec_from_file_location("reproduce_tables", ROOT / "scripts" / "reproduce_tables.py")
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "scripts" / "reproduce" / "tables.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     words = ["table1", "--data", str(dev), "--test", str(test), "--output", str(tmp_path / "tables"), "--device", "cpu"]

@@ -13,11 +13,11 @@ from survey_tools import pictures, vote_through
 
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
-from superres.evaluation.table3 import ROWS, match_rows, table3_markdown, table3_plot, write_table3
 from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.report import study_report
 from superres.survey.store import Store
 from superres.survey.study import StudySettings
+from table3 import ROWS, match_rows, table3_markdown, table3_plot, write_table3
 
 ROOT = Path(__file__).parent.parent
 
@@ -109,8 +109,8 @@ def test_the_plot_has_ours_and_the_papers(reported, tmp_path):
 
 
 def test_the_script_names_what_is_missing_in_one_line(tmp_path):
-    words = [sys.executable, str(ROOT / "scripts" / "reproduce_tables.py"), "table3", "x", "--output", str(tmp_path)]
-    words += ["--store", "nowhere.db"]
+    words = [sys.executable, str(ROOT / "scripts" / "reproduce" / "tables.py"), "table3", "x", "--store", "nowhere.db"]
+    words += ["--output", str(tmp_path)]
     result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert result.stderr.startswith("reproduce_tables: no survey store nowhere.db")
+    assert result.stderr.startswith("tables: no survey store nowhere.db")

@@ -17,10 +17,10 @@ from PIL import Image
 
 from superres.config import ModelConfig
 from superres.errors import ConfigError, OutputError
-from superres.evaluation.table2 import BLOCK_SIZES, CHECKPOINTS, PLOTS, SERIES, Table2, check_ladder, table2_markdown
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import area_reduce
+from table2 import BLOCK_SIZES, CHECKPOINTS, PLOTS, SERIES, Table2, check_ladder, table2_markdown
 
 ROOT = Path(__file__).parent.parent
 
@@ -163,11 +163,11 @@ def test_views_are_a_table_and_a_plot_each(opened, names):
 
 
 def test_the_script_refuses_a_run_without_a_checkpoint_in_one_line(tmp_path):
-    words = [sys.executable, str(ROOT / "scripts" / "reproduce_tables.py"), "table2", "--data", "x", "--output"]
+    words = [sys.executable, str(ROOT / "scripts" / "reproduce" / "tables.py"), "table2", "--data", "x", "--output"]
     result = subprocess.run([*words, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert result.stderr.splitlines() == [
-        "reproduce_tables: no checkpoint to measure; give --ladder, or at least one of --regular, --fine-tuned, "
+        "tables: no checkpoint to measure; give --ladder, or at least one of --regular, --fine-tuned, "
         "--sequential-regular, --sequential-fine-tuned"]
 
 

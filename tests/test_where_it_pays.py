@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,13 @@ import torch
 from fakes import random_model
 from PIL import Image
 
+import where_it_pays
 from superres.config import PRESETS
 from superres.decoding import cost
 from superres.decoding.graph_cache import BURST
-from superres.evaluation import where_it_pays
-from superres.evaluation.where_it_pays import (
+from superres.pipeline.upscaler import Upscaler
+from superres.tasks.faces import FaceTask
+from where_it_pays import (
     LAYERS,
     best_block,
     network_of,
@@ -26,8 +27,6 @@ from superres.evaluation.where_it_pays import (
     speed_ups,
     whole_decodes,
 )
-from superres.pipeline.upscaler import Upscaler
-from superres.tasks.faces import FaceTask
 
 ROOT = Path(__file__).parents[1]
 SHARES = [1.0, 0.5, 0.25, 0.25]
@@ -109,13 +108,6 @@ def test_bursts_of_long_iterations_are_one_iteration(monkeypatch, seconds, burst
     assert len(counts) == 2 or seconds * sum(counts[1:-1]) < cost.TIMED_SECONDS / cost.ROUNDS
 
 
-def load_script(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
-
-
 def test_the_script_writes_the_report_the_tables_and_the_chart(monkeypatch, tmp_path, capsys):
     config = replace(PRESETS["tiny"], prediction_heads=2, head_filter_size=32)
     model = random_model(config, dtype=torch.float32)
@@ -123,11 +115,10 @@ def test_the_script_writes_the_report_the_tables_and_the_chart(monkeypatch, tmp_
         model, "tiny", "0123", device, engine=engine))
     monkeypatch.setattr(where_it_pays, "CHECKED_ROWS", 1)
     page = tmp_path / "page.md"
-    page.write_text("Head\n\n<!-- measured -->\n\nold\n")
+    page.write_text("Head\n\n<!-- measured -->\n\nold\n\n<!-- end -->\n")
     (tmp_path / "pictures").mkdir()
-    script = load_script("where_it_pays")
-    monkeypatch.setattr(script, "face_task", lambda _: FaceTask.of(config))
-    script.main(tmp_path, None, 4, "tiny", "cpu", "auto", "64", "1,2", True, page)
+    monkeypatch.setattr(where_it_pays, "face_task", lambda _: FaceTask.of(config))
+    where_it_pays.main(tmp_path, None, 4, "tiny", "cpu", "auto", "64", "1,2", True, page)
     report = json.loads((tmp_path / "pays.json").read_text())
     assert [(row["network_width"], row["batch"]) for row in report["predictions"][::2]] == [
         (32, 1), (32, 2), (64, 1), (64, 2)]
@@ -136,6 +127,7 @@ def test_the_script_writes_the_report_the_tables_and_the_chart(monkeypatch, tmp_
     assert (tmp_path / "pays.md").read_text() in capsys.readouterr().out
     with Image.open(tmp_path / "pays.png") as picture:
         assert picture.width > 600
-    assert page.read_text() == f"Head\n\n<!-- measured -->\n\n{(tmp_path / 'pays.md').read_text()}"
+    tables = (tmp_path / "pays.md").read_text().strip()
+    assert page.read_text() == f"Head\n\n<!-- measured -->\n\n{tables}\n\n<!-- end -->\n"
     with Image.open(tmp_path / "pictures" / "where-blocks-pay.webp") as picture:
         assert picture.width > 600

@@ -41,7 +41,7 @@ StartName = Annotated[Path, Option(metavar="NAME|DIR", help="Checkpoint to start
 MaybeOwn = Annotated[Path | None, Option(metavar="PATH", help="Pictures decoded by the model itself, from 'train "
                                          "decode', for half of each batch.")]
 Own = Annotated[Path, Option(metavar="PATH", help="Pictures decoded by the model itself, from 'train decode'.")]
-RecipeFile = Annotated[Path, Argument(metavar="RECIPE", help="JSON file of stages; see scripts/recipes.")]
+RecipeFile = Annotated[Path, Argument(metavar="RECIPE", help="JSON file of stages; see scripts/train/recipes.")]
 More = Annotated[Path | None, Option(metavar="PATH", help="Text: more pairs PATH.en and PATH.de, for the stages that "
                                      "use them.")]
 PieceMinutes = Annotated[float | None, Option(metavar="M", help="Save and stop after M minutes; the same command "

@@ -22,7 +22,7 @@ Split = Literal["train", "valid", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
 KEYS = "hr", "lr", "ids"
 """The arrays of a prepared `.npz`."""
-PREPARE = "scripts/prepare_celeba.py"
+PREPARE = "scripts/train/prepare_celeba.py"
 CHUNK = 1024
 """Pictures that are reduced together, which bounds the memory."""
 

@@ -1,7 +1,7 @@
 """Find faces in photos with scikit-image's frontal-face cascade, and frame them as CelebA frames them.
 
 The cascade tests square windows of many sizes. A face passes in many windows that overlap, a false alarm in few, so the
-windows are grouped and small groups are dropped. `scripts/measure_face_crops.py` measures the constants.
+windows are grouped and small groups are dropped. `scripts/check/face_crops.py` measures the constants.
 """
 
 from __future__ import annotations

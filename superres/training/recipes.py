@@ -163,7 +163,7 @@ class Recipe:
             stages = [RecipeStage.from_dict(entry) for entry in document.pop("rungs")]
             recipe = cls(stages=stages, **document)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"{path} is not a training recipe ({error!r}); see scripts/recipes") from error
+            raise ConfigError(f"{path} is not a training recipe ({error!r}); see scripts/train/recipes") from error
         earlier, backward = set[str](), set[str]()
         for entry in recipe.stages:
             settings = entry.train_config()

@@ -6,7 +6,7 @@ process computes the keys and values of tokens that another process accepted, by
 rewritten cache entries are the same in every process, so results do not depend on which process accepted a token.
 
 Every process loads the same checkpoint, sets `pipeline.scoring.peers = Processes()`, and makes the same calls. Every
-process returns the whole result. `scripts/compare_lookahead.py` is an example that runs under torchrun.
+process returns the whole result. `scripts/benchmark/lookahead.py` is an example that runs under torchrun.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compare translation with superres and with CTranslate2: the same weights, sentences and number of threads.
 
-    python scripts/compare_translators.py --data test --output translators --threads 1
+    python scripts/benchmark/translators.py --data test --output translators --threads 1
 
 The checkpoint is exported as by `superres export ctranslate2`. Every variant translates all sentences, one at a time
 and in batches, in turns with the others. The time is the median over the rounds; it includes the conversion of text to
@@ -155,4 +155,4 @@ if __name__ == "__main__":
     try:
         typer.run(main)
     except SuperresError as error:
-        sys.exit(f"compare_translators: {error}")
+        sys.exit(f"translators: {error}")

@@ -1,9 +1,9 @@
 """Prepare faces for training: convert a folder of pictures or a torchvision CelebA root to one .npz.
 
-    python scripts/prepare_celeba.py img_align_celeba/ train.npz
-    python scripts/prepare_celeba.py img_align_celeba/ train64.npz --size 64
-    python scripts/prepare_celeba.py img_align_celeba/ train-face-64.npz --source 32 --target 64
-    python scripts/prepare_celeba.py dev64.npz off-centre.npz --random-crops
+    python scripts/train/prepare_celeba.py img_align_celeba/ train.npz
+    python scripts/train/prepare_celeba.py img_align_celeba/ train64.npz --size 64
+    python scripts/train/prepare_celeba.py img_align_celeba/ train-face-64.npz --source 32 --target 64
+    python scripts/train/prepare_celeba.py dev64.npz off-centre.npz --random-crops
 
 The sides of the network's input and output are --source and --target. With --size 64, each picture is stored at 64x64,
 and training cuts random crops from it (`--crop-share`). With --random-crops, each picture becomes one random crop of

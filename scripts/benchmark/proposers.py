@@ -1,5 +1,11 @@
 """Measure all proposers on the same inputs, and compare the measurements with the predictions of the cost model.
 
+    python scripts/benchmark/proposers.py images --output speed/images
+    python scripts/benchmark/proposers.py text --output speed/text --page docs/proposers.md
+    python scripts/benchmark/proposers.py text --output speed/text --proposers heads,draft --draft DIR --temperature 0.7
+
+FOLDER has proposers.json and proposers.md. With --page, the summary replaces the task's table of that page.
+
 A proposer is measured at its default block size, and then at the fastest block size by the cost model. The variants of
 decoding alternate, batch by batch, so that other load slows all variants alike.
 """
@@ -7,18 +13,23 @@ decoding alternate, batch by batch, so that other load slows all variants alike.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch import Tensor
 from tqdm import tqdm
 
-from superres.config import DecodeConfig, require
+from pages import fill_page
+from superres.cli.benchmark import image_work, text_work
+from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.cost import (
     acceptance_rate,
@@ -33,11 +44,12 @@ from superres.decoding.loop import BlockwiseLoop, Decoded
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer, with_proposer_state
 from superres.decoding.trace import mean_accepted_block_size
-from superres.errors import CheckpointError, ConfigError
+from superres.errors import CheckpointError, ConfigError, SuperresError
 from superres.evaluation.benchmark import Workload, run_record, run_text
 from superres.pipeline.base import Pipeline
-from superres.system.machine import Timer
-from superres.system.output import markdown_table, number_text, write_results
+from superres.system.idle import training_paused
+from superres.system.machine import Timer, require_idle
+from superres.system.output import markdown_table, number_text, prepare_folder, write_results
 from superres.tasks import translation
 
 Report = dict[str, Any]
@@ -403,10 +415,53 @@ def summary_markdown(report: Report) -> str:
     return markdown_table(SUMMARY, lines)
 
 
-def write_proposers(report: Report, folder: Path) -> list[Path]:
-    """Write proposers.json and proposers.md to `folder`, and return their paths.
+class Task(str, Enum):
+    """What to decode."""
 
-    Raises:
-        OutputError: a file cannot be written.
-    """
-    return write_results(folder, {"proposers.json": report, "proposers.md": proposers_markdown(report)})
+    images = "images"
+    text = "text"
+
+
+@training_paused()
+def main(
+    task: Annotated[Task, typer.Argument(help="What to decode.")],
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for proposers.json and proposers.md.")],
+    data: Annotated[Path | None, typer.Option(help="Images, or parallel text PATH.en and PATH.de; examples if left "
+                                              "out.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Checkpoint name, folder or hub id.")] = None,
+    proposers: Annotated[str, typer.Option(metavar="all|NAME,NAME...", help="Proposers to compare.")] = "all",
+    batch: Annotated[int, typer.Option(min=1, help="Rows per batch.")] = 1,
+    count: Annotated[int | None, typer.Option(min=1, help="Batches; 3 of images or 24 of text if left out.")] = None,
+    temperature: Annotated[float, typer.Option(help="Temperature of sampling, above 0.")] = 0.9,
+    block_size: Annotated[int | None, typer.Option(min=2, help="First block size; the proposer's own if left "
+                                                   "out.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Checkpoint of the proposer draft.")] = None,
+    ngrams: Annotated[str | None, typer.Option(help="Table of the proposer ngram.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    engine: Annotated[str, typer.Option(help="Engine of decoding.")] = "auto",
+    busy: Annotated[bool, typer.Option("--busy", help="Measure even if other processes use the processor.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Markdown page whose table of this task to replace.")] = None,
+) -> None:
+    """Measure proposers, and write the report."""
+    names = parse_proposers(proposers)
+    if not busy:
+        require_idle()
+    prepare_folder(output)
+    count = count or (3 if task is Task.images else 24)
+    if task is Task.images:
+        work = image_work(checkpoint or DEFAULT_CHECKPOINT, device, engine, data, batch * count)
+    else:
+        work = text_work(checkpoint or DEFAULT_TRANSLATOR, device, engine, data)
+    report = compare_proposers(work, names, batch=batch, count=count, temperature=temperature,
+                               base=DecodeConfig(block_size=block_size, draft=draft, ngrams=ngrams))
+    write_results(output, {"proposers.json": report, "proposers.md": proposers_markdown(report)})
+    if page is not None:
+        fill_page(page, f"proposers: {report['task']}", f"{proposers_run_text(report)}\n\n{summary_markdown(report)}")
+    print(proposers_markdown(report))
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except SuperresError as error:
+        sys.exit(f"proposers: {error}")

@@ -1,7 +1,7 @@
 """Measure how much other processes that keep processor cores busy slow down decoding.
 
-    python scripts/benchmark_busy.py
-    python scripts/benchmark_busy.py --rounds 10 --output busy.json
+    python scripts/benchmark/busy.py
+    python scripts/benchmark/busy.py --rounds 10 --output busy.json
 
 Each workload is timed alternately on an idle machine and beside busy processes, one per two cores, at priority 0 and at
 priority 19. Then four decodes run concurrently, in threads of this process and in separate processes. Their time is
@@ -39,8 +39,8 @@ BUSY = "import os, sys; os.nice(int(sys.argv[1])); print(flush=True)\nwhile True
 WORKER = """
 import sys
 sys.path[:0] = [{scripts!r}, {root!r}]
-import benchmark_busy
-work = benchmark_busy.workloads()[{name!r}]
+import busy
+work = busy.workloads()[{name!r}]
 work()
 print(flush=True)
 for _ in sys.stdin:
@@ -128,7 +128,7 @@ def at_once(work: Callable[[], object], count: int, rounds: int) -> float:
 def in_processes(name: str, count: int, rounds: int) -> float:
     """Return the median duration in seconds of `count` concurrent decodes in separate processes."""
     here = Path(__file__).resolve().parent
-    code = WORKER.format(scripts=str(here), root=str(here.parent), name=name)
+    code = WORKER.format(scripts=str(here), root=str(here.parents[1]), name=name)
     with ExitStack() as stack:
         workers = [stack.enter_context(started(code)) for _ in range(count)]
 
@@ -184,4 +184,4 @@ if __name__ == "__main__":
     try:
         typer.run(main)
     except SuperresError as error:
-        sys.exit(f"benchmark_busy: {error}")
+        sys.exit(f"busy: {error}")

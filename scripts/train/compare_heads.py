@@ -3,7 +3,7 @@
 The folder OUTPUT then has results.json, results.md and survival.png (S_i, the share of iterations that accept at least
 i tokens), and a run folder per variant. The same command resumes a comparison that was killed.
 
-    python scripts/compare_proposals.py --data train.npz --dev dev.npz --start runs/base/checkpoint --minutes 10 \
+    python scripts/train/compare_heads.py --data train.npz --dev dev.npz --start runs/base/checkpoint --minutes 10 \
         --output runs/proposals
 """
 
@@ -174,4 +174,4 @@ if __name__ == "__main__":
     try:
         typer.run(main)
     except SuperresError as error:
-        sys.exit(f"compare_proposals: {error}")
+        sys.exit(f"compare_heads: {error}")

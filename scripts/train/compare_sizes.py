@@ -7,7 +7,7 @@ averaged weights are scored after every turn. The folder OUTPUT then has sizes.j
 folder per size. The same command resumes a comparison that was killed, and with N times the minutes and N times the
 turns it continues a finished one. Training pauses while another process measures times.
 
-    python scripts/compare_sizes.py --data train.npz --dev dev.npz --output runs/sizes --minutes 30
+    python scripts/train/compare_sizes.py --data train.npz --dev dev.npz --output runs/sizes --minutes 30
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""Where blocks pay: the speed-up over greedy decoding to expect, by engine, size of the network and batch size.
+"""Predict where blocks pay: the speed-up over greedy decoding by engine, size of the network, batch size and criterion.
+
+    python scripts/benchmark/where_it_pays.py --output pays
+    python scripts/benchmark/where_it_pays.py --output pays --data dev.npz --device cuda
+    python scripts/benchmark/where_it_pays.py --output pays --data dev.npz --page docs/where-blocks-pay.md
+
+FOLDER/pays.json holds the measurements and predictions, pays.md the tables and pays.png the chart. The prediction is
+checked by whole decodes with the checkpoint. Without --data, the faces in `scripts/faces` are decoded. The script needs
+matplotlib: pip install -e ".[train]".
 
 An iteration on B rows of W proposals takes T(B, W) seconds, the heads' proposals included. It yields S_1 + ... + S_W
 tokens per row, where S_i is the share of blocks of which at least i tokens are accepted. The expected speed-up is
@@ -10,22 +18,49 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import statistics
+import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
+from PIL import Image
 
-from superres.config import DecodeConfig, ModelConfig
+from pages import fill_page
+from superres.cli.benchmark import parse_batches
+from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, ModelConfig
 from superres.decoding.cost import measured_costs
 from superres.decoding.trace import survival_curve
+from superres.errors import SuperresError
 from superres.nn.engines import step_model
 from superres.nn.model import EncoderDecoder
+from superres.pipeline.auto import face_task
+from superres.pipeline.base import pick_device
 from superres.pipeline.upscaler import Upscaler
-from superres.system.machine import Timer, machine
-from superres.system.output import figure_png, markdown_table, number_text
+from superres.system.idle import training_paused
+from superres.system.machine import Timer, machine, require_idle
+from superres.system.output import (
+    figure_png,
+    markdown_table,
+    number_text,
+    prepare_folder,
+    write_result,
+    write_results,
+)
+from superres.tasks.face_data import read_faces
+from superres.tasks.faces import FaceTask
+from superres.tasks.pictures import read_image
+
+ENGINES = {"cpu": "plain,native,native-bf16,native-int8", "cuda": "plain,graph,graph-bf16"}
+
+PAGE = "measured"
+"""Name of the tables in a Markdown page."""
 
 LAYERS = {128: 4, 256: 6, 512: 8, 1024: 12}
 """Decoder layers of a network by its width."""
@@ -261,3 +296,61 @@ def pays_plot(report: Row) -> bytes:
                   fontsize=9, frameon=False)
     figure.suptitle("Blocks pay where a line is above 1; at 1, greedy decoding is at least as fast", fontsize=12)
     return figure_png(figure)
+
+
+def read_sources(data: Path | None, limit: int, task: FaceTask) -> np.ndarray:
+    """Return inputs, uint8 [N, source, source, 3]: those of `data`, or the faces in `scripts/faces`."""
+    if data is not None:
+        return read_faces(data, task, "valid", limit).lr
+    return np.stack([task.to_source(read_image(path), "lowres")
+                     for path in sorted((Path(__file__).parents[1] / "faces").glob("*.png"))])
+
+
+def write_chart(page: Path, chart: bytes) -> None:
+    """Write a page's picture, pictures/where-blocks-pay.webp, from PNG data."""
+    picture = io.BytesIO()
+    Image.open(io.BytesIO(chart)).convert("RGB").save(picture, "WEBP", lossless=True)
+    write_result(page.parent / "pictures" / "where-blocks-pay.webp", picture.getvalue(), "--page")
+
+
+@training_paused()
+def main(
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for pays.json, pays.md and pays.png.")],
+    data: Annotated[Path | None, typer.Option(help="Prepared .npz, folder of images or CelebA root.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Images of --data to decode.")] = 8,
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")] = DEFAULT_CHECKPOINT,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    engines: Annotated[str | None, typer.Option(metavar="NAME,NAME...", help="Engines; all of the device if left "
+                                                "out.")] = None,
+    widths: Annotated[str, typer.Option(metavar="D,D,...", help="Widths of the networks, multiples of 32.")] = ",".join(
+        map(str, LAYERS)),
+    batches: Annotated[str, typer.Option(metavar="B,B,...", help="Batch sizes.")] = "1,8,32",
+    busy: Annotated[bool, typer.Option("--busy", help="Measure even if other processes use the processor.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Markdown page whose tables and picture to replace.")] = None,
+) -> None:
+    """Measure, predict, check, and write the tables and the chart."""
+    if not busy:
+        require_idle()
+    prepare_folder(output)
+    chosen = (engines or ENGINES[pick_device(device).type]).split(",")
+    started = time.perf_counter()
+
+    def say(line: str) -> None:
+        print(f"{time.perf_counter() - started:4.0f} s  {line}", file=sys.stderr)
+
+    sizes, rows = parse_batches(widths), parse_batches(batches)
+    report = run_study(checkpoint, read_sources(data, limit, face_task(checkpoint)), device, chosen, sizes, rows, say)
+    tables = pays_markdown(report)
+    chart = pays_plot(report)
+    write_results(output, {"pays.json": report, "pays.md": tables, "pays.png": chart})
+    if page is not None:
+        fill_page(page, PAGE, tables)
+        write_chart(page, chart)
+    print(tables)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except SuperresError as error:
+        sys.exit(f"where_it_pays: {error}")

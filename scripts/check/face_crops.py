@@ -4,8 +4,8 @@ Each picture is CelebA's crop of a face. It is enlarged and put at a random plac
 of scikit-image's pictures without a face, with a side of 12 % to 70 % of the photo's height. So the right crop is
 known.
 
-    python scripts/measure_face_crops.py faces64/dev.npz
-    python scripts/measure_face_crops.py celeba/img_align_celeba --limit 1000
+    python scripts/check/face_crops.py faces64/dev.npz
+    python scripts/check/face_crops.py celeba/img_align_celeba --limit 1000
 
 DATA is an .npz with CelebA's crops as uint8 [N, S, S, 3] in `hr` (64x64 or larger are best), or a folder of CelebA's
 aligned pictures.

@@ -3,7 +3,7 @@
 Every way of decoding runs with and without `consistent`: exact acceptance, epsilon 2, samples of a seed and speculative
 samples.
 
-    python scripts/check_consistency.py --data dev.npz --limit 200 --engine native
+    python scripts/check/consistency.py --data dev.npz --limit 200 --engine native
 """
 
 from __future__ import annotations
@@ -79,4 +79,4 @@ if __name__ == "__main__":
     try:
         typer.run(main)
     except SuperresError as error:
-        sys.exit(f"check_consistency: {error}")
+        sys.exit(f"consistency: {error}")

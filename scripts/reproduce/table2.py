@@ -104,15 +104,15 @@ def check_ladder(records: dict[str, list[dict[str, Any]]]) -> None:
     names = list(records)
     for role, rows in records.items():
         require(bool(rows), f"the checkpoint for --{role} has no training.jsonl; train it with "
-                            "scripts/recipes/table2.json")
+                            "scripts/train/recipes/table2.json")
         first = records[names[0]]
         require(rows[:-1] == first[:-1], f"--{role} and --{names[0]} do not start from the same base; train them with "
-                                         "scripts/recipes/table2.json")
+                                         "scripts/train/recipes/table2.json")
         here, there = ({name: row.get(name) for name in COMMON} | row["settings"] for row in (rows[-1], first[-1]))
         different = [f"{name} {here[name]!r}, not {there.get(name)!r}" for name in here
                      if name not in VARIED and here[name] != there.get(name)]
         require(not different, f"--{role} was trained otherwise than --{names[0]} ({', '.join(different)}); train them "
-                               "with scripts/recipes/table2.json")
+                               "with scripts/train/recipes/table2.json")
 
 
 def measure(series: Series, pairs: FacePairs, upscaler: Upscaler, batch_size: int) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Run the tests of the native engine with sanitizers: invalid memory accesses, undefined behaviour, data races.
 
-    python scripts/check_native.py                           # AddressSanitizer and UndefinedBehaviorSanitizer
-    python scripts/check_native.py --thread                  # ThreadSanitizer: data races
-    python scripts/check_native.py tests/test_native.py -k recurrent  # arguments of pytest; files replace the defaults
+    python scripts/check/native.py                           # AddressSanitizer and UndefinedBehaviorSanitizer
+    python scripts/check/native.py --thread                  # ThreadSanitizer: data races
+    python scripts/check/native.py tests/test_native.py -k recurrent  # arguments of pytest; files replace the defaults
 
 The library with sanitizers is built in the user's cache (`SUPERRES_NATIVE_FLAGS`). The first error is printed with file
 and line and ends the run with exit code 1. This needs g++ with its sanitizers and takes minutes.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from superres.nn.engines.native.build import EXTRA_FLAGS, compiler
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 TESTS = [f"tests/test_{name}.py" for name in (
     "native", "adaptive", "all_settings", "beam", "contracts", "graph", "lookahead", "refill", "rollback",

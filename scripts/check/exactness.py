@@ -4,8 +4,8 @@ All runs have the same step width, and so the same kernels, since float32 result
 engine gives the same bits at every width, so adaptive block sizes are checked with it, too. Greedy decoding and
 sequential sampling accept one token per step, blockwise decoding accepts a block.
 
-    python scripts/check_exactness.py --data dev.npz --limit 32 --engine native-int8
-    python scripts/check_exactness.py --checkpoint multi30k-en-de --data test_2017_flickr
+    python scripts/check/exactness.py --data dev.npz --limit 32 --engine native-int8
+    python scripts/check/exactness.py --checkpoint multi30k-en-de --data test_2017_flickr
 """
 
 from __future__ import annotations
@@ -124,4 +124,4 @@ if __name__ == "__main__":
     try:
         typer.run(main)
     except SuperresError as error:
-        sys.exit(f"check_exactness: {error}")
+        sys.exit(f"exactness: {error}")

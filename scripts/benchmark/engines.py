@@ -1,7 +1,7 @@
 """Measure the speed of upscaling by every engine of this machine, and by other implementations, in one process.
 
-    python scripts/benchmark.py --data dev.npz --output benchmark
-    python scripts/benchmark.py --data dev.npz --output benchmark --no-peers --device cuda
+    python scripts/benchmark/engines.py --data dev.npz --output benchmark
+    python scripts/benchmark/engines.py --data dev.npz --output benchmark --no-peers --device cuda
 
 The output has the report and plots of `superres benchmark images` for each engine, and a table of peers: Hugging Face
 transformers' GPT-2 of the same size (greedy with its cache, and assisted), and our network without a cache, like the
@@ -17,11 +17,11 @@ from typing import Annotated, Any
 
 import typer
 
+from peers import FORCED, HEADS, SIZES, compare_with_peers, random_upscaler
 from superres.cli.benchmark import parse_batches
 from superres.config import DecodeConfig
 from superres.errors import SuperresError
 from superres.evaluation.benchmark import benchmark_markdown, image_workload, run_benchmark, write_benchmark
-from superres.evaluation.peers import FORCED, HEADS, SIZES, compare_with_peers, random_upscaler
 from superres.pipeline.upscaler import Upscaler
 from superres.system.idle import training_paused
 from superres.system.machine import machine, require_idle
@@ -82,4 +82,4 @@ if __name__ == "__main__":
     try:
         typer.run(main)
     except SuperresError as error:
-        sys.exit(f"benchmark: {error}")
+        sys.exit(f"engines: {error}")

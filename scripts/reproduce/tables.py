@@ -2,9 +2,9 @@
 
 Finished measurements are not repeated, so checkpoints can be added one by one.
 
-    python scripts/reproduce_tables.py table2 --data dev.npz --output tables --ladder runs/table2
-    python scripts/reproduce_tables.py table1 --data val --test test --output tables --both runs/both/checkpoint
-    python scripts/reproduce_tables.py table3 STUDY --store survey.db --output tables
+    python scripts/reproduce/tables.py table2 --data dev.npz --output tables --ladder runs/table2
+    python scripts/reproduce/tables.py table1 --data val --test test --output tables --both runs/both/checkpoint
+    python scripts/reproduce/tables.py table3 STUDY --store survey.db --output tables
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import typer
 from superres import SuperresError, load
 from superres.checkpoint import find_checkpoint, read_training
 from superres.config import require
-from superres.evaluation.table1 import SERIES as TEXT_SERIES
-from superres.evaluation.table1 import Table1
-from superres.evaluation.table2 import SERIES, Table2, check_ladder
 from superres.pipeline.translator import Translator
 from superres.system.idle import training_paused
 from superres.system.output import write_results
 from superres.tasks.face_data import read_faces
 from superres.tasks.translation import read_pairs
+from table1 import SERIES as TEXT_SERIES
+from table1 import Table1
+from table2 import SERIES, Table2, check_ladder
+from table3 import write_table3
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -73,7 +74,7 @@ def table1(
 def table2(
     data: Annotated[Path, typer.Option(help="Development faces: .npz, folder of images or CelebA root.")],
     output: Annotated[Path, typer.Option(help="Folder for table2.json, table2.md and the plots; a run is resumed.")],
-    ladder: Annotated[Path | None, typer.Option(help="Folder of a run of scripts/recipes/table2.json: all four "
+    ladder: Annotated[Path | None, typer.Option(help="Folder of a run of scripts/train/recipes/table2.json: all four "
                                                      "networks.")] = None,
     regular: Annotated[str | None, typer.Option(help="The paper's heads on the frozen base.")] = None,
     fine_tuned: Annotated[str | None, typer.Option(help="The paper's heads with fine-tuning.")] = None,
@@ -116,7 +117,6 @@ def table3(
     store: Annotated[str, typer.Option(help="Store of the survey: SQLite file or database URL.")] = "survey.db",
 ) -> None:
     """Table 3: people's preference for blockwise decoding over greedy decoding, from the votes of a survey."""
-    from superres.evaluation.table3 import write_table3
     from superres.survey.report import study_report
     from superres.survey.store import Store
 
@@ -130,4 +130,4 @@ if __name__ == "__main__":
     try:
         app()
     except SuperresError as error:
-        sys.exit(f"reproduce_tables: {error}")
+        sys.exit(f"tables: {error}")

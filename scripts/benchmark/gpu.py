@@ -2,8 +2,8 @@
 
 Further measurements are of adaptive block sizes, sampling in captured iterations, and blocks of up to 24 tokens.
 
-    python scripts/benchmark_gpu.py --data dev.npz --output benchmark-gpu
-    python scripts/benchmark_gpu.py --data dev.npz --output benchmark-gpu --compiled
+    python scripts/benchmark/gpu.py --data dev.npz --output benchmark-gpu
+    python scripts/benchmark/gpu.py --data dev.npz --output benchmark-gpu --compiled
 
 Writes gpu.json and gpu.md. Each engine decodes the same images; speed-ups are relative to greedy decoding by the same
 engine. With --device cpu the script runs the CPU engines, as a test of the script itself.
@@ -282,4 +282,4 @@ if __name__ == "__main__":
     try:
         typer.run(main)
     except SuperresError as error:
-        sys.exit(f"benchmark_gpu: {error}")
+        sys.exit(f"gpu: {error}")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from superres.config import BeamConfig, DecodeConfig, require
 from superres.decoding.trace import survival_curve
-from superres.evaluation.table2 import EXACT, Series, Table
 from superres.evaluation.text import DecodedText, Variant, bleu, chrf, decode_text, identical_share, text_scores
 from superres.system.output import figure_png, markdown_table, number_text, short_digest, write_results
 from superres.tasks.translation import TextPairs
+from table2 import EXACT, Series, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

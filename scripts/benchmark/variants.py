@@ -1,7 +1,7 @@
 """Measure decoding by every variant of the compiled code that this processor runs, in turns.
 
-    python scripts/benchmark_variants.py --data dev.npz --output variants
-    python scripts/benchmark_variants.py --data dev.npz --output variants --beside ../superres-0.1
+    python scripts/benchmark/variants.py --data dev.npz --output variants
+    python scripts/benchmark/variants.py --data dev.npz --output variants --beside ../superres-0.1
 
 Every variant decodes in a process of its own; --variants x86-64-v3,x86-64-v4 measures those only. With --beside, a
 checkout of another release decodes in the same turns, with the variant that it chooses. The output has variants.json
@@ -29,7 +29,7 @@ from superres.system.idle import training_paused
 from superres.system.machine import cpu_name, require_idle
 from superres.system.output import markdown_table, prepare_folder, write_results
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 ENGINES = "native", "native-int8"
 WAYS = {
     "one token per step": {"block_size": 1}, "default": {}, "exact, k = 4": {"block_size": 4},
@@ -146,4 +146,4 @@ if __name__ == "__main__":
     try:
         typer.run(main)
     except SuperresError as error:
-        sys.exit(f"benchmark_variants: {error}")
+        sys.exit(f"variants: {error}")

@@ -1,13 +1,13 @@
 """Stress batch upscaling: thousands of faces with broken files, unusual names and loops; kills, shards, full disks.
 
-    python scripts/check_batch.py kills  --faces 20000 --kills 20 --checkpoint tiny
-    python scripts/check_batch.py points --faces 20        # decoding replaced by enlarging
-    python scripts/check_batch.py shards --faces 20000 --checkpoint tiny
-    python scripts/check_batch.py ray    --faces 20000 --checkpoint tiny
-    python scripts/check_batch.py disc                     # as root: mounts a small tmpfs
-    python scripts/check_batch.py readonly                 # makes the output read-only during a run
-    python scripts/check_batch.py memory --faces 100000    # decoding replaced by enlarging
-    python scripts/check_batch.py overhead --faces 64      # cost of reading and writing
+    python scripts/check/batch.py kills  --faces 20000 --kills 20 --checkpoint tiny
+    python scripts/check/batch.py points --faces 20        # decoding replaced by enlarging
+    python scripts/check/batch.py shards --faces 20000 --checkpoint tiny
+    python scripts/check/batch.py ray    --faces 20000 --checkpoint tiny
+    python scripts/check/batch.py disc                     # as root: mounts a small tmpfs
+    python scripts/check/batch.py readonly                 # makes the output read-only during a run
+    python scripts/check/batch.py memory --faces 100000    # decoding replaced by enlarging
+    python scripts/check/batch.py overhead --faces 64      # cost of reading and writing
 
 The script creates the checkpoint "tiny", a random network. Every command exits with 1 if a check fails.
 """
@@ -37,7 +37,7 @@ from PIL import Image
 from superres.config import ModelConfig
 
 RUN = [sys.executable, "-c", "from superres.cli.main import main; main()", "upscale"]
-TESTS = str(Path(__file__).resolve().parent.parent / "tests")
+TESTS = str(Path(__file__).resolve().parents[2] / "tests")
 SHAPE = ModelConfig().source_shape
 BROKEN = ("empty", "text", "cut", "garbage", "header", "small", "huge", "link", "circle", "float")
 
@@ -350,7 +350,7 @@ def overhead(work: Path, arguments: argparse.Namespace) -> bool:
     from superres.pipeline.auto import load
 
     draw = np.random.default_rng(arguments.seed)
-    faces = [np.asarray(Image.open(path)) for path in sorted((Path(__file__).parent / "faces").glob("*.png"))]
+    faces = [np.asarray(Image.open(path)) for path in sorted((Path(__file__).parents[1] / "faces").glob("*.png"))]
     (work / "faces").mkdir()
     for number in range(arguments.faces):
         changed = faces[number % len(faces)] * draw.uniform(0.7, 1.1)

@@ -1,7 +1,7 @@
 """Measure Lookahead decoding with different sizes: step compression and time, one sentence at a time.
 
-    python scripts/compare_lookahead.py --data val --limit 200 --sizes 10,4,10 --sizes 15,5,15
-    torchrun --nproc-per-node 2 scripts/compare_lookahead.py --data val --limit 200   # branches over two processes
+    python scripts/benchmark/lookahead.py --data val --limit 200 --sizes 10,4,10 --sizes 15,5,15
+    torchrun --nproc-per-node 2 scripts/benchmark/lookahead.py --data val --limit 200   # branches over two processes
 
 The step compression S of the paper is tokens / steps. The time is compared with greedy decoding by the plain engine,
 on which Lookahead runs, and by the fastest engine.
@@ -97,7 +97,7 @@ if __name__ == "__main__":
     try:
         typer.run(main)
     except SuperresError as error:
-        sys.exit(f"compare_lookahead: {error}")
+        sys.exit(f"lookahead: {error}")
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
