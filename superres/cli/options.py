@@ -87,30 +87,37 @@ def decoding_command(app: typer.Typer, task: str, *names: str) -> Callable[[Comm
     offered = {name: about for name, about in SETTINGS.items() if task in about.tasks and name in (names or SETTINGS)}
 
     def register(function: Command) -> Command:
-        @functools.wraps(function)
-        def command(**values: Any) -> None:  # noqa: ANN401 -- the values of the command's options
-            function(**{name: value for name, value in values.items() if name not in offered})
-
-        signature = inspect.signature(function, eval_str=True)
-        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in signature.parameters.values()]
-        command.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*own, *(option_of(name, about) for name, about in offered.items())])
-        app.command(cls=DecodingCommand if task == FACES else TextDecodingCommand)(command)
+        options = [option_of(name, about, getattr(DEFAULTS, name)) for name, about in offered.items()]
+        app.command(cls=DecodingCommand if task == FACES else TextDecodingCommand)(with_options(function, options))
         return function
 
     return register
 
 
-def option_of(name: str, about: Setting) -> inspect.Parameter:
-    """Return the option of a decoding setting as the parameter of a command."""
-    default, kind = getattr(DEFAULTS, name), about.kind
-    unset = f" [default: {about.unset}]" if about.unset else ""
+def with_options(function: Command, options: Sequence[inspect.Parameter]) -> Command:
+    """Return a function with further options, whose values only its context has."""
+    names = {option.name for option in options}
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:  # noqa: ANN401 -- the values of the command's options
+        function(**{name: value for name, value in values.items() if name not in names})
+
+    signature = inspect.signature(function, eval_str=True)
+    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in signature.parameters.values()]
+    command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return cast(Command, command)
+
+
+def option_of(name: str, about: Setting, default: Any) -> inspect.Parameter:  # noqa: ANN401 -- the type of the setting
+    """Return the option of a setting as the parameter of a command."""
+    kind = about.kind
+    unset = f" [default: {about.unset}]" if about.unset and default is None else ""
     if about.parse is not None:
         kind, default = str, str(default)
     # A checkpoint's default may set a switch, so it can be turned off, too.
     spelled = as_option(name, "") + (f"/{as_option(name, 'False')}" if kind is bool else "")
-    option = Option(default, spelled, metavar=about.metavar, help=about.help + unset, show_default=kind is not bool,
-                    rich_help_panel=about.panel)
+    option = Option(default, spelled, metavar=about.metavar or (choices(about.choices) if about.choices else None),
+                    help=about.help + unset, show_default=kind is not bool, rich_help_panel=about.panel)
     annotation = kind if default is not None else kind | None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
 

@@ -15,15 +15,25 @@ from tqdm import tqdm
 from typer import Argument, Option
 
 from superres.cli import options as opt
-from superres.config import DECODING, DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, FACES, HEAD_LAYERS, PRESETS, BeamConfig
+from superres.config import (
+    DECODING,
+    DEFAULT_CHECKPOINT,
+    DEFAULT_TRANSLATOR,
+    FACES,
+    HEAD_LAYERS,
+    PRESETS,
+    BeamConfig,
+    settings_of,
+)
 from superres.system.progress import say
 from superres.system.terminal import printable
 from superres.tasks.translation import parse_languages
-from superres.training.settings import HEAD_LOSSES, HEAD_TARGETS, OPTIMIZERS, TrainConfig
+from superres.training.settings import TrainConfig
 
-TRAINING = TrainConfig(steps=1)
 BEAM = BeamConfig()
 FOREVER_RATE = 3e-4
+"""Learning rate of an endless run; it stays constant after the warm-up."""
+
 FOREVER_EMA = 0.9995
 """Decay of the averaged weights of an endless run: an average over about 2,000 steps."""
 
@@ -46,43 +56,18 @@ More = Annotated[Path | None, Option(metavar="PATH", help="Text: more pairs PATH
                                      "use them.")]
 PieceMinutes = Annotated[float | None, Option(metavar="M", help="Save and stop after M minutes; the same command "
                                               "continues.")]
-Freeze = Annotated[bool, Option("--freeze-base", help="Train the head layer only. p1 stays the base's p1, except in "
-                                "the preset paper, where p1 passes through the head layer.")]
-HeadLoss = Annotated[str, Option(metavar=opt.choices(HEAD_LOSSES), help="Loss of a minibatch: p1's plus the mean of "
-                                 "all heads at some positions; or that of one random head of p1..pk, as in the paper.")]
-HeadTarget = Annotated[str, Option(metavar=opt.choices(HEAD_TARGETS), help="Target of a head: p1's distribution at the "
-                                   "head's position, or the true token as in the paper.")]
 HeadLayer = Annotated[str | None, Option(metavar=opt.choices(HEAD_LAYERS), help="Layer of the prediction heads. "
                                          "[default: as in --start]")]
-Minutes = Annotated[float | None, Option(metavar="M", help="Minutes of training in all, over all resumed runs.")]
-Steps = Annotated[int | None, Option(metavar="N", help="Steps of training in all.")]
-TrainBatchSize = Annotated[int, Option(metavar="N", help="Images or sentence pairs per step, over all processes.")]
-Rate = Annotated[float, Option(metavar="R", help="Peak learning rate.")]
-Optimizer = Annotated[str, Option(metavar=opt.choices(OPTIMIZERS), help="AdamW; Adam, as in the paper; or Muon for the "
-                                  "matrices of the layers and AdamW for all else.")]
-ForeverRate = Annotated[float, Option(metavar="R", help="Learning rate after the warm-up; it stays constant.")]
 RoundMinutes = Annotated[float, Option(min=0.01, metavar="M", help="Minutes of training between two scores.")]
-CropShare = Annotated[float | None, Option(metavar="S", help="Share of random crops among the images, for --data with "
-                                           "larger pictures, or --crops. [default: 0.5 with larger "
-                                           "pictures, otherwise 0]")]
 Crops = Annotated[Path | None, Option(metavar="PATH", help="Faces with larger pictures, for random crops. [default: "
                                       "--data]")]
-Recompute = Annotated[bool, Option("--gradient-checkpointing", help="Use less memory and more computation.")]
 Limit = Annotated[int | None, Option(metavar="N", help="Use only the first N images or sentence pairs of --data.")]
-Seed = Annotated[int, Option(metavar="S", help="Seed for the weights and the order of the data.")]
-Smoothing = Annotated[float, Option(metavar="S", help="Share of p1's target that is spread over all tokens; try 0.1 "
-                                    "for text.")]
-Warmup = Annotated[int, Option(metavar="N", help="Steps of linear warm-up.")]
-Positions = Annotated[int, Option(metavar="N", help="Target positions per step at which the heads are trained.")]
 Vocabulary = Annotated[Path | None, Option(metavar="FILE", help="Text: SentencePiece model to use instead of training "
                                            "one.")]
 Languages = Annotated[str | None, Option(metavar="SOURCE-TARGET", help="Text: languages, such as en-de. [default: "
                                          "those of the preset]")]
-Teacher = Annotated[str | None, Option(metavar="NAME|DIR", help="Checkpoint whose p1 gives the target distributions "
-                                       "instead of the true tokens, for example to train a draft model.")]
 TeacherBeam = Annotated[int, Option(metavar="N", rich_help_panel=DECODING, help="Text: hypotheses of beam search per "
                                     "sentence.")]
-Precision = Annotated[str, Option(metavar="[bf16|no]", help="Autocast to bf16, or no autocast.")]
 ShortlistFile = Annotated[Path, Option(metavar="FILE", help="File for the shortlists. shortlist.safetensors in the "
                                        "checkpoint's folder is read without an option.")]
 Domain = Annotated[str, Option(metavar="WORDS", help="What the text is, for messages about other text, such as "
@@ -96,16 +81,35 @@ Most = Annotated[int, Option(metavar="N", help="Keep the N most frequent context
 train_app = typer.Typer(help="Train checkpoints in stages, each of which can be resumed.", rich_markup_mode=None)
 
 
-@train_app.command()
+ENDLESS = ("batch_size", "learning_rate", "optimizer", "precision", "seed", "gradient_checkpointing", "crop_share")
+"""Settings of training that every command has."""
+
+STAGE = ("minutes", "steps", *ENDLESS, "warmup_steps")
+HEADS = ("freeze_base", "head_positions", "head_target")
+
+
+def training_command(
+    *names: str, called: str | None = None, **defaults: object,
+) -> Callable[[opt.Command], opt.Command]:
+    """Return a decorator that registers a command with options for the training settings `names`.
+
+    The command reads these options with `train_config`. `defaults` replaces defaults of settings.
+    """
+    about = settings_of(TrainConfig)
+
+    def register(function: opt.Command) -> opt.Command:
+        options = [opt.option_of(name, about[name], defaults.get(name, getattr(TrainConfig, name))) for name in names]
+        train_app.command(called)(opt.with_options(function, options))
+        return function
+
+    return register
+
+
+@training_command(*STAGE, "label_smoothing", "teacher")
 def base(
     context: typer.Context, data: TrainData, output: RunFolder, dev: Dev = None, start: Start = None,
-    preset: Preset = "base", minutes: Minutes = None, steps: Steps = None,
-    batch_size: TrainBatchSize = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
-    optimizer: Optimizer = TRAINING.optimizer,
-    precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
-    gradient_checkpointing: Recompute = False, label_smoothing: Smoothing = TRAINING.label_smoothing,
-    warmup_steps: Warmup = TRAINING.warmup_steps, languages: Languages = None, vocabulary: Vocabulary = None,
-    teacher: Teacher = None, crops: Crops = None, crop_share: CropShare = None,
+    preset: Preset = "base", limit: Limit = None, languages: Languages = None, vocabulary: Vocabulary = None,
+    crops: Crops = None,
 ) -> None:
     """Train the base model p1 by teacher forcing.
 
@@ -115,17 +119,10 @@ def base(
            languages=None if languages is None else parse_languages(languages), vocabulary=vocabulary, crops=crops)
 
 
-@train_app.command()
+@training_command(*STAGE, *HEADS, "head_loss", "label_smoothing")
 def heads(
     context: typer.Context, data: TrainData, output: RunFolder, start: Start = None, dev: Dev = None,
-    prediction_heads: Heads = None, freeze_base: Freeze = False, head_loss: HeadLoss = TRAINING.head_loss,
-    minutes: Minutes = None, steps: Steps = None, batch_size: TrainBatchSize = TRAINING.batch_size,
-    learning_rate: Rate = TRAINING.learning_rate, optimizer: Optimizer = TRAINING.optimizer,
-    precision: Precision = TRAINING.precision, seed: Seed = 0,
-    limit: Limit = None, gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
-    head_target: HeadTarget = TRAINING.head_target,
-    label_smoothing: Smoothing = TRAINING.label_smoothing, warmup_steps: Warmup = TRAINING.warmup_steps,
-    head_positions: Positions = TRAINING.head_positions, crops: Crops = None, crop_share: CropShare = None,
+    prediction_heads: Heads = None, head_layer: HeadLayer = None, limit: Limit = None, crops: Crops = None,
 ) -> None:
     """Train prediction heads on a trained base model.
 
@@ -173,16 +170,10 @@ def decode(
     _finish(output, done)
 
 
-@train_app.command()
+@training_command(*STAGE, *HEADS, "teacher")
 def distil(
     context: typer.Context, data: TrainData, own: Own, output: RunFolder, start: Start = None, dev: Dev = None,
-    freeze_base: Freeze = False, minutes: Minutes = None, steps: Steps = None,
-    batch_size: TrainBatchSize = TRAINING.batch_size, learning_rate: Rate = TRAINING.learning_rate,
-    optimizer: Optimizer = TRAINING.optimizer, precision: Precision = TRAINING.precision, seed: Seed = 0,
-    limit: Limit = None, gradient_checkpointing: Recompute = False, head_layer: HeadLayer = None,
-    head_target: HeadTarget = TRAINING.head_target, warmup_steps: Warmup = TRAINING.warmup_steps,
-    head_positions: Positions = TRAINING.head_positions, teacher: Teacher = None, crops: Crops = None,
-    crop_share: CropShare = None,
+    head_layer: HeadLayer = None, limit: Limit = None, crops: Crops = None,
 ) -> None:
     """Train prediction heads on pictures of the model itself.
 
@@ -193,13 +184,11 @@ def distil(
            head_layer=head_layer, crops=crops)
 
 
-@train_app.command("continue")
+@training_command(*ENDLESS, called="continue", optimizer="muon", learning_rate=FOREVER_RATE)
 def continue_run(
     context: typer.Context, data: TrainData, dev: ScoredDev, output: RunFolder,
     start: StartName = Path(DEFAULT_CHECKPOINT), own: MaybeOwn = None, round_minutes: RoundMinutes = 60,
-    batch_size: TrainBatchSize = TRAINING.batch_size, learning_rate: ForeverRate = FOREVER_RATE,
-    optimizer: Optimizer = "muon", precision: Precision = TRAINING.precision, seed: Seed = 0, limit: Limit = None,
-    crops: Crops = None, crop_share: CropShare = None, gradient_checkpointing: Recompute = False,
+    limit: Limit = None, crops: Crops = None,
 ) -> None:
     """Train base and heads of a checkpoint further, without an end.
 
@@ -298,7 +287,7 @@ def train_config(context: typer.Context, stage: str, **fixed: object) -> TrainCo
     Raises:
         ConfigError: a setting is out of range, or two settings contradict each other.
     """
-    given = {name: context.params[name] for name in TRAINING.to_dict() if name in context.params}
+    given = {name: context.params[name] for name in settings_of(TrainConfig) if name in context.params}
     return TrainConfig.from_dict({"stage": stage, **fixed, **given})
 
 

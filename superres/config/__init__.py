@@ -24,6 +24,7 @@ from superres.config.settings import (
     Control,
     Registry,
     Setting,
+    documented,
     setting,
     settings_of,
 )
@@ -32,6 +33,6 @@ __all__ = [
     "CRITERION_NAMES", "DECODING", "DEFAULT_CHECKPOINT", "DEFAULT_TRANSLATOR", "ENGINE_NAMES", "EXPERTS", "FACES",
     "FORMAT_VERSION", "HEAD_LAYERS", "LARGEST", "LEAST_TEMPERATURE", "LONGEST", "PRESETS",
     "PROPOSER_NAMES", "SAMPLING", "SIZES", "TRANSLATION", "BeamConfig", "Confidence", "Config", "Control",
-    "DecodeConfig", "ModelConfig", "QualityBound", "Registry", "Setting", "is_number", "is_whole",
-    "parse_temperature", "require", "require_choice", "require_whole", "setting", "settings_of",
+    "DecodeConfig", "ModelConfig", "QualityBound", "Registry", "Setting", "documented", "is_number",
+    "is_whole", "parse_temperature", "require", "require_choice", "require_whole", "setting", "settings_of",
 ]
