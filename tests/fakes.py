@@ -7,7 +7,7 @@ import torch
 
 from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.acceptance import Exact
-from superres.decoding.batching import Finished
+from superres.decoding.batching import Result
 from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.decode import check_options
 from superres.decoding.limits import Limits
@@ -115,7 +115,7 @@ class FakeRefilled:
             sources, keys = np.stack([item.source for item in self.under_way]), [item.key for item in self.under_way]
             result = self.upscaler(sources, self.options, keys=keys)
             tokens = torch.from_numpy(encode(result.images))
-            finished = [Finished(item, row, trace, result.seconds / len(sources))
+            finished = [Result(item, row, trace, result.seconds / len(sources))
                         for item, row, trace in zip(self.under_way, tokens, result.traces, strict=True)]
             self.under_way, self.tokens_under_way = [], 0
             yield finished

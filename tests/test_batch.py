@@ -11,7 +11,7 @@ import pytest
 from fakes import TOKENS, FakeUpscaler
 from PIL import Image
 
-from superres.batch.inputs import Job, list_inputs
+from superres.batch.inputs import Input, list_inputs
 from superres.batch.plan import BatchOptions, parse_batch_size, parse_shard, plan
 from superres.batch.upscaling import upscale_files
 from superres.config import DecodeConfig
@@ -388,8 +388,8 @@ def test_a_manifest_that_cannot_be_written_is_found_before_decoding(faces, tmp_p
 
 def test_the_manifest_is_in_the_output_folder_unless_it_is_named(faces, tmp_path):
     options = BatchOptions(tmp_path / "out", shard=(1, 3))
-    upscale_files([Job(str(faces / "a.png"), "a")], FakeUpscaler(), options, DecodeConfig())
-    upscale_files([Job(str(faces / "b.png"), "b")], FakeUpscaler(), BatchOptions(tmp_path / "out"), DecodeConfig())
+    upscale_files([Input(str(faces / "a.png"), "a")], FakeUpscaler(), options, DecodeConfig())
+    upscale_files([Input(str(faces / "b.png"), "b")], FakeUpscaler(), BatchOptions(tmp_path / "out"), DecodeConfig())
     assert names(tmp_path / "out") == ["a.png", "b.png", "manifest-1-of-3.jsonl", "manifest.jsonl"]
 
 

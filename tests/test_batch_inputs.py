@@ -15,9 +15,11 @@ import pytest
 from PIL import Image
 
 from superres.batch import inputs
-from superres.batch.inputs import open_jobs, read_list
+from superres.batch.inputs import open_inputs, read_list
 from superres.batch.plan import BatchOptions, plan
-from superres.batch.work import Failure, Item, Reader
+from superres.batch.reading import Reader
+from superres.batch.record import Request, RunSettings
+from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
 from superres.tasks.faces import FaceTask
 
@@ -53,10 +55,11 @@ def sources(found, **options):
     """Read jobs; returns the number of each one's face, or what is wrong with it."""
     wanted = ((number, job, [1]) for number, job in enumerate(found))
     result = []
-    for item in Reader(BatchOptions(Path("out"), **options), 1, FaceTask(8, 32)).read(wanted):
-        if isinstance(item, Item):
+    settings = RunSettings("toy@0123", DecodeConfig(), BatchOptions(Path("out"), **options), FaceTask(8, 32))
+    for item in Reader(settings, 1, lambda line, more: None).read(wanted):
+        if isinstance(item, Request):
             (number,) = np.flatnonzero((item.source == SOURCES).all(axis=(1, 2, 3)))
-        result.append(item.message if isinstance(item, Failure) else int(number))
+        result.append(int(number) if isinstance(item, Request) else item.row.error)
     return result
 
 
@@ -202,7 +205,7 @@ def test_messages_about_members_are_short_and_printable_whatever_their_names(tre
     outside = jobs("faces.zip", keep_tree=True)[1].error
     found = [*jobs("faces.zip"), *jobs("cut.tar")]
     (tree / "cut.tar").write_bytes((tree / "cut.tar").read_bytes()[:30000])
-    contents = [content for _, content in open_jobs(found)]
+    contents = [content for _, content in open_inputs(found)]
     messages = [outside, *(str(content) for content in contents if isinstance(content, InvalidInputError))]
     assert len(messages) == 4
     for message in messages:
@@ -278,7 +281,7 @@ def test_names_of_250_bytes_and_names_that_are_no_text_are_inputs(tree):
 def test_a_job_takes_little_memory():
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    found = [inputs.Job(f"faces/{number:07d}.png", f"{number:07d}") for number in range(10_000)]
+    found = [inputs.Input(f"faces/{number:07d}.png", f"{number:07d}") for number in range(10_000)]
     assert (tracemalloc.get_traced_memory()[0] - before) / len(found) < 400
     tracemalloc.stop()
 
@@ -307,6 +310,6 @@ def test_heic_is_read_with_the_extra_and_named_without(tree, monkeypatch):
 
 def test_opening_stops_reading_when_nobody_asks(tree):
     make_tar(tree / "faces.tar", MEMBERS)
-    opened = open_jobs(jobs("faces.tar"))
+    opened = open_inputs(jobs("faces.tar"))
     next(opened)
     opened.close()

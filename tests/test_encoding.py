@@ -11,9 +11,11 @@ import pytest
 from PIL import Image, ImageCms
 
 from superres.batch.image_files import FORMATS
-from superres.batch.inputs import Job
+from superres.batch.inputs import Input
 from superres.batch.plan import BatchOptions
-from superres.batch.work import Item, Reader, encode, unblend
+from superres.batch.reading import Reader, unblend
+from superres.batch.record import Request, RunSettings, encode
+from superres.config import DecodeConfig
 from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import Picture, read_picture
 
@@ -66,9 +68,10 @@ def photo(tmp_path):
 
 
 def item_of(path, **options):
-    reader = Reader(BatchOptions(Path("out"), **options), 1, FaceTask(8, 32))
-    *_, item = reader.read([(0, Job(str(path), "photo"), [1])])
-    assert isinstance(item, Item), item
+    settings = RunSettings("toy@0123", DecodeConfig(), BatchOptions(Path("out"), **options), FaceTask(8, 32))
+    reader = Reader(settings, 1, lambda line, more: None)
+    *_, item = reader.read([(0, Input(str(path), "photo"), [1])])
+    assert isinstance(item, Request), item
     return item
 
 

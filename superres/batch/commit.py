@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superres.batch.manifest import Manifest, Row
+from superres.batch.record import Output
 from superres.errors import OutputError
 from superres.system.output import lock_file
 
@@ -112,15 +114,6 @@ def _remove_link(path: str | Path) -> None:
 
 
 @dataclass
-class _Staged:
-    number: int
-    row: Row
-    temporary: str
-    target: str
-    file: int
-
-
-@dataclass
 class Staging:
     """Commits outputs and rows in groups.
 
@@ -137,8 +130,8 @@ class Staging:
     shard: tuple[int, int]
     report: Callable[[Row], None]
     group: int = GROUP
-    _staged: list[_Staged] = field(default_factory=list)
-    _rows: list[tuple[int, Row]] = field(default_factory=list)
+    _staged: list[tuple[Output, FileIO]] = field(default_factory=list)
+    _rows: list[Output] = field(default_factory=list)
     _created: set[str] = field(default_factory=set)
     _changed: set[str] = field(default_factory=set)
     _count: int = 0
@@ -158,46 +151,38 @@ class Staging:
             raise OutputError(f"cannot write to the folder {self.output}: {error.strerror}; choose another with "
                               "--output") from error
 
-    def add(self, number: int, row: Row, data: bytes) -> None:
-        """Write an output under a temporary name; the next `commit` renames it.
+    def add(self, output: Output) -> None:
+        """Write an output under a temporary name, which the next `commit` changes; without data, add its row only.
 
         Raises:
             OutputError: no further output can be written.
         """
-        temporary = os.path.join(self.folder, str(self._count))
+        if output.data is None:
+            self._rows.append(output)
+        else:
+            try:
+                self._write(output, output.data)
+            except OSError as error:
+                self._refuse(output.number, output.row, error)
+                return
+        if len(self._staged) + len(self._rows) >= self.group:
+            self.commit()
+
+    def _write(self, output: Output, data: bytes) -> None:
+        parent = os.path.dirname(output.row.output)
+        if parent not in self._created:
+            os.makedirs(parent, exist_ok=True)
+            self._created.add(parent)
         self._count += 1
-        try:
-            parent = os.path.dirname(row.output)
-            if parent not in self._created:
-                os.makedirs(parent, exist_ok=True)
-                self._created.add(parent)
-            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        except OSError as error:
-            self._refuse(number, row, error)
-            return
-        self._staged.append(_Staged(number, row, temporary, row.output, file))
+        file = FileIO(os.path.join(self.folder, str(self._count)), "w")
         try:
             view = memoryview(data)
             while view:
-                view = view[os.write(file, view) :]
-        except OSError as error:
-            self._discard(self._staged.pop())
-            self._refuse(number, row, error)
-            return
-        self._commit_when_full()
-
-    def add_row(self, number: int, row: Row) -> None:
-        """Add a row without an output.
-
-        Raises:
-            OutputError: no further output can be written.
-        """
-        self._rows.append((number, row))
-        self._commit_when_full()
-
-    def _commit_when_full(self) -> None:
-        if len(self._staged) + len(self._rows) >= self.group:
-            self.commit()
+                view = view[os.write(file.fileno(), view) :]
+        except OSError:
+            self._discard(file)
+            raise
+        self._staged.append((output, file))
 
     def commit(self) -> None:
         """Flush all added outputs and rows to disk and rename the outputs to their own names.
@@ -210,32 +195,32 @@ class Staging:
         if not staged and not rows:
             return
         try:
-            for one in staged:
-                os.fsync(one.file)
-                os.close(one.file)
-                one.file = -1
-            self.manifest.append([*rows, *((one.number, one.row) for one in staged)])
+            for _, file in staged:
+                os.fsync(file.fileno())
+                file.close()
+            self.manifest.append([(one.number, one.row) for one in (*rows, *(output for output, _ in staged))])
         except BaseException as error:
-            for one in staged:
-                self._discard(one)
+            for _, file in staged:
+                self._discard(file)
             if isinstance(error, OSError):
                 raise OutputError(f"cannot write to the folder {self.output}: {error.strerror}") from error
             raise
-        for _, row in rows:
-            self.report(row)
-        for one in staged:
-            self._rename(one)
+        for one in rows:
+            self.report(one.row)
+        for output, file in staged:
+            self._rename(output, file)
         self._sync_folders()
 
-    def _rename(self, one: _Staged) -> None:
+    def _rename(self, output: Output, file: FileIO) -> None:
+        row = output.row
         try:
-            os.replace(one.temporary, one.target)
+            os.replace(file.name, row.output)
         except OSError as error:
-            self._discard(one)
-            self._refuse(one.number, one.row, error)
+            self._discard(file)
+            self._refuse(output.number, row, error)
         else:
-            self._changed.add(os.path.dirname(one.target))
-            self.report(one.row)
+            self._changed.add(os.path.dirname(row.output))
+            self.report(row)
 
     def _sync_folders(self) -> None:
         """Flush the changed folders to disk, on systems that allow opening folders."""
@@ -248,24 +233,23 @@ class Staging:
                     os.close(opened)
         self._changed.clear()
 
-    def _discard(self, one: _Staged) -> None:
+    def _discard(self, file: FileIO) -> None:
         with suppress(OSError):
-            if one.file >= 0:
-                os.close(one.file)
+            file.close()
         with suppress(OSError):
-            os.unlink(one.temporary)
+            os.unlink(file.name)
 
     def _refuse(self, number: int, row: Row, error: OSError) -> None:
         """Add a failed row for an output that cannot be written; raise if the next one could not be written either."""
         if error.errno in FATAL_ERRORS or not os.access(self.output, os.W_OK) or not os.path.isdir(self.folder):
             raise OutputError(f"cannot write to the folder {self.output}: {error.strerror}") from error
         message = f"cannot write {row.output}: {error.strerror}"
-        self.add_row(number, Row(row.input, row.output, "failed", message, checkpoint=row.checkpoint,
-                                 config=row.config, seed=row.seed, options=row.options, crop=row.crop))
+        self.add(Output(number, Row(row.input, row.output, "failed", message, checkpoint=row.checkpoint,
+                                    config=row.config, seed=row.seed, options=row.options, crop=row.crop)))
 
     def close(self) -> None:
         """Delete all outputs that are not committed."""
-        for one in self._staged:
-            self._discard(one)
+        for _, file in self._staged:
+            self._discard(file)
         self._staged = []
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -29,7 +29,7 @@ DAMAGED = Exception
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Input:
     """One input image.
 
     Attributes:
@@ -37,7 +37,7 @@ class Job:
         name: path of the output below the output folder, without suffix.
         archive: path of the archive that contains the image, or None for a file.
         member: number of the member in the archive.
-        error: reason why the input cannot be read, if listing found one; such a job has no `name`.
+        error: reason why the input cannot be read, if listing found one; such a entry has no `name`.
     """
 
     input: str
@@ -70,10 +70,10 @@ def read_list(file: str) -> list[str]:
     return [os.fsdecode(line) for line in lines if line.strip()]
 
 
-def find_jobs(
+def find_inputs(
     inputs: Sequence[str], listed: Sequence[str], recursive: bool, keep_tree: bool, excluded: Path,
-) -> Iterator[Job]:
-    """Yield the jobs of all inputs in a stable order; a file that is named repeatedly is yielded repeatedly.
+) -> Iterator[Input]:
+    """Yield the entries of all inputs in a stable order; a file that is named repeatedly is yielded repeatedly.
 
     Args:
         inputs: files, folders, archives and globs.
@@ -95,16 +95,16 @@ def find_jobs(
             root = os.path.join(".", *fixed)  # the folder before the pattern's first wildcard
             for match in found:
                 if not os.path.isdir(match) and match.lower().endswith((*IMAGE_SUFFIXES, *ARCHIVE_SUFFIXES)):
-                    yield from _file_jobs(match, os.path.relpath(match, root), keep_tree)
+                    yield from _file_inputs(match, os.path.relpath(match, root), keep_tree)
         elif os.path.isdir(path):
-            yield from _folder_jobs(path, recursive, keep_tree, entered, excluded)
+            yield from _folder_inputs(path, recursive, keep_tree, entered, excluded)
         else:
-            yield from _file_jobs(path, os.path.basename(path), keep_tree)
+            yield from _file_inputs(path, os.path.basename(path), keep_tree)
     for path in listed:
         if os.path.isdir(path):
-            yield from _folder_jobs(path, recursive, keep_tree, entered, excluded)
+            yield from _folder_inputs(path, recursive, keep_tree, entered, excluded)
         else:
-            yield from _file_jobs(path, path, keep_tree)
+            yield from _file_inputs(path, path, keep_tree)
 
 
 def list_inputs(inputs: Sequence[Path], recursive: bool, excluded: Path) -> list[Path]:
@@ -115,49 +115,49 @@ def list_inputs(inputs: Sequence[Path], recursive: bool, excluded: Path) -> list
     Raises:
         InvalidInputError: a folder cannot be listed, or there is no file.
     """
-    found = find_jobs([str(path) for path in inputs], [], recursive, False, excluded)
-    files = [job for job in distinct(found) if job.archive is None]
-    for job in files:
-        if job.error is not None:
-            raise InvalidInputError(job.error)
-    require_jobs(files, inputs, recursive)
-    return [Path(job.input) for job in files]
+    found = find_inputs([str(path) for path in inputs], [], recursive, False, excluded)
+    files = [entry for entry in distinct(found) if entry.archive is None]
+    for entry in files:
+        if entry.error is not None:
+            raise InvalidInputError(entry.error)
+    require_inputs(files, inputs, recursive)
+    return [Path(entry.input) for entry in files]
 
 
-def require_jobs(jobs: Sequence[Job], inputs: Sequence[object], recursive: bool) -> None:
-    """Raise InvalidInputError if `inputs` yielded no jobs."""
-    if not jobs:
+def require_inputs(entries: Sequence[Input], inputs: Sequence[object], recursive: bool) -> None:
+    """Raise InvalidInputError if `inputs` yielded no entries."""
+    if not entries:
         hint = "" if recursive else "; add --recursive to include sub-folders"
         raise InvalidInputError(f"no image ({' '.join(sorted(IMAGE_SUFFIXES))}) in {', '.join(map(str, inputs))}{hint}")
 
 
-def distinct(jobs: Iterable[Job]) -> Iterable[Job]:
+def distinct(entries: Iterable[Input]) -> Iterable[Input]:
     """Leave out repeated inputs; paths are compared in their absolute form."""
     seen = set()
-    for job in jobs:
-        name = os.path.abspath(job.input)
+    for entry in entries:
+        name = os.path.abspath(entry.input)
         if name not in seen:
             seen.add(name)
-            yield job
+            yield entry
 
 
-def _folder_jobs(
+def _folder_inputs(
     path: str, recursive: bool, keep_tree: bool, entered: set[str], excluded: Path,
-) -> Iterator[Job]:
+) -> Iterator[Input]:
     if os.path.realpath(path) == os.path.realpath(excluded):
         raise InvalidInputError(f"{path} is both an input and the output folder; choose another with --output")
     for found in walk(path, recursive, entered):
         if found.error is not None:
             yield found
         else:
-            yield from _file_jobs(found.input, os.path.relpath(found.input, path), keep_tree)
+            yield from _file_inputs(found.input, os.path.relpath(found.input, path), keep_tree)
 
 
-def walk(folder: str, recursive: bool, entered: set[str]) -> Iterator[Job]:
+def walk(folder: str, recursive: bool, entered: set[str]) -> Iterator[Input]:
     """Yield the images in a folder sorted by name, then those of its sub-folders.
 
     Hidden names are left out, and each real folder is entered only once, even if symbolic links lead to it again. A
-    sub-folder that cannot be listed is yielded as a job with an error.
+    sub-folder that cannot be listed is yielded as a entry with an error.
 
     Args:
         folder: the folder.
@@ -181,12 +181,12 @@ def walk(folder: str, recursive: bool, entered: set[str]) -> Iterator[Job]:
         except OSError as error:
             if here == folder:
                 raise InvalidInputError(f"cannot list the folder {here}: {error.strerror}") from error
-            yield Job(here, "", error=f"cannot list the folder {here}: {error.strerror}; check its permissions")
+            yield Input(here, "", error=f"cannot list the folder {here}: {error.strerror}; check its permissions")
             continue
         for entry in visible:
             # Pipes and devices could block forever. Dangling links are yielded, so that their rows fail.
             if entry.name.lower().endswith(_SUFFIXES) and (_succeeds(entry.is_file) or not os.path.exists(entry)):
-                yield Job(entry.path, "")
+                yield Input(entry.path, "")
         waiting += reversed(below)
 
 
@@ -198,8 +198,8 @@ def _succeeds(check: Callable[[], bool]) -> bool:
         return False
 
 
-def _file_jobs(path: str, relative: str, keep_tree: bool) -> Iterator[Job]:
-    """Yield the job of a file, or the jobs of the members of an archive.
+def _file_inputs(path: str, relative: str, keep_tree: bool) -> Iterator[Input]:
+    """Yield the entry of a file, or the entries of the members of an archive.
 
     Args:
         path: the file.
@@ -207,7 +207,7 @@ def _file_jobs(path: str, relative: str, keep_tree: bool) -> Iterator[Job]:
         keep_tree: include the input's sub-folder in the output's name.
     """
     if not is_archive(path):
-        yield _job(path, relative, keep_tree)
+        yield _input(path, relative, keep_tree)
         return
     base = next(relative[: -len(suffix)] for suffix in reversed(ARCHIVE_SUFFIXES) if relative.lower().endswith(suffix))
     try:
@@ -216,25 +216,25 @@ def _file_jobs(path: str, relative: str, keep_tree: bool) -> Iterator[Job]:
         for number, name in lister(path):
             if lister is _list_npz:
                 stem = f"{base}/{number:06d}" if keep_tree else f"{os.path.basename(base)}-{number:06d}"
-                yield _job(f"{path}/{name}", f"{stem}.png", keep_tree, path, number)
+                yield _input(f"{path}/{name}", f"{stem}.png", keep_tree, path, number)
             else:
-                yield _job(f"{path}/{name}", f"{base}/{name}" if keep_tree else name, keep_tree, path, number)
+                yield _input(f"{path}/{name}", f"{base}/{name}" if keep_tree else name, keep_tree, path, number)
     except DAMAGED as error:
         reason = plain(str(error)) or type(error).__name__
-        yield Job(path, "", error=f"{path} is damaged or not an archive ({reason}); pack it again")
+        yield Input(path, "", error=f"{path} is damaged or not an archive ({reason}); pack it again")
 
 
-def _job(path: str, relative: str, keep_tree: bool, archive: str | None = None, member: int = 0) -> Job:
+def _input(path: str, relative: str, keep_tree: bool, archive: str | None = None, member: int = 0) -> Input:
     pure = PurePosixPath(os.path.normpath(relative.replace(os.sep, "/")).replace(os.sep, "/"))
     parts = pure.parts[1:] if pure.is_absolute() else pure.parts
     if keep_tree and (".." in parts or not parts):
-        return Job(path, "", error=f"{_display_path(path, archive)} lies outside the folder that it would be written "
+        return Input(path, "", error=f"{_display_path(path, archive)} lies outside the folder that it would be written "
                                    "to; leave out --keep-tree")
-    return Job(path, "/".join([*parts[:-1], pure.stem]) if keep_tree else pure.stem, archive, member)
+    return Input(path, "/".join([*parts[:-1], pure.stem]) if keep_tree else pure.stem, archive, member)
 
 
 def _display_path(path: str, archive: str | None) -> str:
-    """Return a job's path for messages; the names of members may be long and contain any character."""
+    """Return a entry's path for messages; the names of members may be long and contain any character."""
     return path if archive is None else f"{archive}/{plain(path[len(archive) + 1:])}"
 
 
@@ -299,38 +299,38 @@ Content = str | IO[bytes] | np.ndarray[Any, Any]
 """An image: the path of its file, its content, or its pixels uint8 [H, W, 3]."""
 
 
-def open_jobs(jobs: Iterable[Job]) -> Iterator[tuple[Job, Content | InvalidInputError]]:
-    """Yield the content of each job's image, or the error why it cannot be read; archives are read as streams.
+def open_inputs(entries: Iterable[Input]) -> Iterator[tuple[Input, Content | InvalidInputError]]:
+    """Yield the content of each entry's image, or the error why it cannot be read; archives are read as streams.
 
     Args:
-        jobs: jobs in the order of their listing; jobs may be left out.
+        entries: entries in the order of their listing; entries may be left out.
     """
-    for archive, group in itertools.groupby(jobs, key=lambda job: job.archive):
+    for archive, group in itertools.groupby(entries, key=lambda entry: entry.archive):
         if archive is None:
-            for job in group:
-                yield job, job.input if job.error is None else InvalidInputError(job.error)
+            for entry in group:
+                yield entry, entry.input if entry.error is None else InvalidInputError(entry.error)
         else:
             yield from _open_members(archive, group)
 
 
-def _open_members(archive: str, jobs: Iterator[Job]) -> Iterator[tuple[Job, Content | InvalidInputError]]:
+def _open_members(archive: str, entries: Iterator[Input]) -> Iterator[tuple[Input, Content | InvalidInputError]]:
     kind = archive.lower()
     reader = _read_npz if kind.endswith(".npz") else _read_zip if kind.endswith(".zip") else _read_tar
-    job = next(jobs, None)
+    entry = next(entries, None)
     contents = reader(archive)
     problem = "it ends early"
     try:
         next(contents)
-        while job is not None:
+        while entry is not None:
             try:
-                content = contents.send(job.member)
+                content = contents.send(entry.member)
             except StopIteration:
                 break
-            yield job, content
-            job = next(jobs, None)
+            yield entry, content
+            entry = next(entries, None)
     except DAMAGED as error:
         problem = plain(str(error)) or type(error).__name__
-    for left in itertools.chain([job] if job is not None else [], jobs):
+    for left in itertools.chain([entry] if entry is not None else [], entries):
         yield left, InvalidInputError(
             f"{_display_path(left.input, archive)} cannot be unpacked ({problem}); pack {archive} again")
 

@@ -13,7 +13,7 @@ from typing import Any
 from PIL import ImageColor
 
 from superres.batch.image_files import FORMATS
-from superres.batch.inputs import Job, distinct, find_jobs, require_jobs
+from superres.batch.inputs import Input, distinct, find_inputs, require_inputs
 from superres.config import require, require_choice, require_whole
 from superres.errors import ConfigError, InvalidInputError
 from superres.tasks.faces import SOURCES
@@ -111,16 +111,16 @@ class BatchOptions:
         """What follows the number of the sample in an output's name."""
         return self.suffix + FORMATS[self.format].suffix
 
-    def outputs(self, job: Job, face: int = 0) -> list[str]:
+    def outputs(self, entry: Input, face: int = 0) -> list[str]:
         """Return the absolute path of each sample of an input; [""] for an input that cannot be listed.
 
         Args:
-            job: the input.
+            entry: the input.
             face: number of the face, from 1, if several are found in the input; otherwise 0.
         """
-        if job.error is not None:
+        if entry.error is not None:
             return [""]
-        stem = f"{_absolute(self.output)}/{job.name}{f'-face{face}' if face else ''}"
+        stem = f"{_absolute(self.output)}/{entry.name}{f'-face{face}' if face else ''}"
         if self.samples == 1:
             return [f"{stem}{self.ending}"]
         return [f"{stem}-{sample}{self.ending}" for sample in range(1, self.samples + 1)]
@@ -162,8 +162,8 @@ def parse_shard(text: str) -> tuple[int, int]:
         raise ConfigError(f"--shard must be I/N, such as 0/4 for the first of four, not {text!r}") from None
 
 
-def plan(inputs: Sequence[Path | str], options: BatchOptions, listed: Sequence[str] = ()) -> list[Job]:
-    """Return the jobs of this shard; all output paths are distinct.
+def plan(inputs: Sequence[Path | str], options: BatchOptions, listed: Sequence[str] = ()) -> list[Input]:
+    """Return the entries of this shard; all output paths are distinct.
 
     Args:
         inputs: files, folders, archives and globs.
@@ -173,27 +173,27 @@ def plan(inputs: Sequence[Path | str], options: BatchOptions, listed: Sequence[s
     Raises:
         InvalidInputError: there are no inputs, two inputs have the same output, or an output would replace an input.
     """
-    found = find_jobs([str(path) for path in inputs], listed, options.recursive, options.keep_tree, options.output)
-    jobs = list(distinct(found))
-    require_jobs(jobs, [*inputs, *(["the list"] if listed or not inputs else [])], options.recursive)
-    _refuse_clashes(jobs, options)
-    # All jobs are checked for clashes, so that every shard of a run gives the same answer.
+    found = find_inputs([str(path) for path in inputs], listed, options.recursive, options.keep_tree, options.output)
+    entries = list(distinct(found))
+    require_inputs(entries, [*inputs, *(["the list"] if listed or not inputs else [])], options.recursive)
+    _refuse_clashes(entries, options)
+    # All entries are checked for clashes, so that every shard of a run gives the same answer.
     index, count = options.shard
-    return jobs[index::count]
+    return entries[index::count]
 
 
-def _refuse_clashes(jobs: list[Job], options: BatchOptions) -> None:
+def _refuse_clashes(entries: list[Input], options: BatchOptions) -> None:
     real = _RealPaths()
-    named = {real(job.archive or job.input) for job in jobs}
+    named = {real(entry.archive or entry.input) for entry in entries}
     manifest = real(str(options.manifest_path))
     if manifest in named:
         raise InvalidInputError(f"the manifest {options.manifest_path} is one of the inputs; choose another --manifest")
     owners: dict[str, str] = {}
-    for job in jobs:
-        for output in options.outputs(job) if job.error is None else []:
-            first = owners.setdefault(output, job.input)
-            if first is not job.input:
-                raise InvalidInputError(f"{first} and {job.input} would both be written to {output}; rename one "
+    for entry in entries:
+        for output in options.outputs(entry) if entry.error is None else []:
+            first = owners.setdefault(output, entry.input)
+            if first is not entry.input:
+                raise InvalidInputError(f"{first} and {entry.input} would both be written to {output}; rename one "
                                         "of them, add --keep-tree, or upscale them into separate folders")
             if real(output) in named:
                 raise InvalidInputError(f"the output {output} would replace an input; choose another --output")

@@ -20,25 +20,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superres.batch.inputs import Job
+from superres.batch.inputs import Input
 from superres.batch.plan import BatchOptions
-from superres.batch.record import Output, RunSettings, Summary
-from superres.batch.run import BatchRun, Unchanged
+from superres.batch.reading import Wanted
+from superres.batch.record import Output, Request, RunSettings, Summary
+from superres.batch.run import BatchRun
 from superres.batch.upscaling import Decoding, read_ahead
-from superres.batch.work import Failure, Item, Photo, Reader
 from superres.config import DecodeConfig
 from superres.errors import CheckpointError, ClusterError, ConfigError
 from superres.pipeline.options import resolve_options
 
 if TYPE_CHECKING:
-    from superres.decoding.batching import Finished
+    from superres.decoding.batching import Result
     from superres.pipeline.upscaler import Upscaler
 
 BLOCK = 64
 """Inputs per block, the unit of work of an actor; a block is decoded again if its actor dies."""
 CPUS = 2
 """Default number of processors per actor."""
-Wanted = tuple[int, Job, list[int]]
 
 
 @dataclass(frozen=True)
@@ -65,15 +64,17 @@ class Collector:
     """The sink of an actor: encodes finished images as files and collects them until the block is done."""
 
     settings: RunSettings
-    made: list[Output | Photo | Failure] = field(default_factory=list)
+    made: list[Output] = field(default_factory=list)
+    photos: list[tuple[str, int]] = field(default_factory=list)
     error: BaseException | None = None
 
-    def put(self, result: Finished[Item] | Output | Photo | Failure | Unchanged) -> None:
+    def put(self, result: Result[Request] | Output) -> None:
         """See `superres.batch.run.BatchRun.put`."""
-        if isinstance(result, tuple | Photo | Failure):
-            self.made.append(result)
-        elif not isinstance(result, Unchanged):
-            self.made.append(self.settings.output(result))
+        self.made.append(result if isinstance(result, Output) else self.settings.output(result))
+
+    def cropped(self, line: str, more: int) -> None:
+        """See `superres.batch.run.BatchRun.cropped`."""
+        self.photos.append((line, more))
 
     def progress(self, under_way: float) -> None:
         """See `superres.batch.run.BatchRun.progress`."""
@@ -112,20 +113,19 @@ class Worker:
         collector = Collector(self.settings)
         count = sum(len(samples) for _, _, samples in wanted)
         rows = min(self.rows, count)
-        reader = Reader(self.settings.options, self.count, self.settings.task)
-        with read_ahead(iter(wanted), reader, collector, rows) as feed:
+        with read_ahead(iter(wanted), collector, self.count, rows) as feed:
             Decoding(collector, self.upscaler, feed, self.settings.decode, rows).run_all()
-        return {"made": np.array([pickle.dumps(collector.made)], dtype=object)}
+        return {"made": np.array([pickle.dumps((collector.made, collector.photos))], dtype=object)}
 
 
 def upscale_on_cluster(
-    jobs: Sequence[Job], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig, cluster: Cluster,
+    entries: Sequence[Input], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig, cluster: Cluster,
     block: int = BLOCK,
 ) -> Summary:
     """Do the work of `superres.batch.upscaling.upscale_files` with actors of a Ray cluster.
 
     Args:
-        jobs: the inputs.
+        entries: the inputs.
         upscaler: the checkpoint on this machine, which the actors' checkpoints must equal.
         options: options of the run.
         decode: decoding settings.
@@ -143,7 +143,7 @@ def upscale_on_cluster(
     # An actor may run in another folder.
     options = replace(options, output=Path(os.path.abspath(options.output)))
     settings = RunSettings(f"{upscaler.name}@{upscaler.revision}", decode, options, upscaler.face_task)
-    with BatchRun(jobs, options, settings) as run:
+    with BatchRun(entries, options, settings) as run:
         wanted = [pickle.dumps(part) for part in _blocks(run.wanted(), block)]
         if wanted:
             with _connected(ray, cluster):
@@ -209,16 +209,16 @@ def _decode(ray: ModuleType, run: BatchRun, wanted: list[bytes], cluster: Cluste
     missing = {number + sample - 1 for block in wanted for number, _, samples in pickle.loads(block)  # noqa: S301
                for sample in samples}
     for row in made.iter_rows():
-        results = pickle.loads(row["made"])  # noqa: S301 -- from this run's own actors
-        numbers = {result.number if isinstance(result, Failure) else result[0]
-                   for result in results if not isinstance(result, Photo)}
-        planned = {number % run.count for number in numbers}
+        results, photos = pickle.loads(row["made"])  # noqa: S301 -- from this run's own actors
+        planned = {result.number % run.count for result in results}
         if planned <= missing:  # a block that was decoded twice counts once
             missing -= planned
+            for photo in photos:
+                run.cropped(*photo)
             for result in results:
                 run.put(result)
         run.progress(0.0)
         if run.error is not None:
             return
     for number in sorted(missing):
-        run.put(Failure(number, "the cluster lost this output; repeat the command to make it"))
+        run.lost(number, "the cluster lost this output; repeat the command to make it")

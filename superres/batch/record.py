@@ -1,21 +1,72 @@
-"""The summary of a batch, and the settings that its manifest rows and its outputs record."""
+"""What a picture meets between its file and its output's file, the settings that both record, and a run's summary.
+
+An `Input` is listed. It gives a `Request` per face and sample. Decoding makes a `Result` of each, which becomes an
+`Output` with its `Row` of the manifest.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
+from superres.batch.image_files import FORMATS
 from superres.batch.manifest import Row
 from superres.batch.plan import BatchOptions
-from superres.batch.work import Item, encode
 from superres.config import DecodeConfig
-from superres.tasks.faces import FaceTask
+from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.photos import CENTRE
+from superres.tasks.pictures import Picture, Pixels
 
 if TYPE_CHECKING:
-    from superres.decoding.batching import Finished
+    from superres.decoding.batching import Result
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A sample of an input, ready to be decoded.
+
+    Attributes:
+        number: number of the output in the run's plan.
+        sample: number of the sample, from 1.
+        input: name of the input in the manifest.
+        output: absolute path of the output.
+        picture: the reduced input, with the transparency and the metadata that the output copies.
+        crop: the square of the input as the manifest records it; None unless the input was cropped.
+    """
+
+    number: int
+    sample: int
+    input: str
+    output: str
+    picture: Picture
+    crop: dict[str, Any] | None = None
+
+    @property
+    def source(self) -> Pixels:
+        """The input of the network, uint8 [source, source, 3]."""
+        return self.picture.rgb
+
+    @property
+    def key(self) -> int:
+        """Key of the sampling noise."""
+        return image_key(self.source, self.sample)
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """An output of a run: made, failed, or left as it is.
+
+    Attributes:
+        number: number of the output in the run's plan.
+        row: its row of the manifest. The status "skipped" stands for a file that exists and is not made again.
+        data: content of the file; None unless it was made.
+    """
+
+    number: int
+    row: Row
+    data: bytes | None = None
 
 
 @dataclass
@@ -82,10 +133,6 @@ class Summary:
         return [f"{count} failed: {reason}" for reason, count in counts] if self.failed > len(counts) else []
 
 
-Output: TypeAlias = tuple[int, Row, bytes]
-"""An output to write: its number in the run's plan, its manifest row, and the content of its file."""
-
-
 @dataclass
 class RunSettings:
     """The settings that determine an output besides its input; manifest rows and outputs record them.
@@ -129,17 +176,26 @@ class RunSettings:
         return {"checkpoint": self.checkpoint, "config": self.config, "seed": self.decode.seed,
                 "options": self.content_options}
 
-    def output(self, finished: Finished[Item]) -> Output:
+    def output(self, result: Result[Request]) -> Output:
         """Return the output of a decoded image."""
-        item, trace = finished.item, finished.trace
+        request, trace = result.item, result.trace
         record: dict[str, Any] = {"checkpoint": self.checkpoint, "config": self.config}
-        if item.crop is not None:
-            record["crop"] = item.crop
-        data = encode(item, self.task.decode(finished.tokens[None].numpy())[0], record, self.options)
-        row = Row(item.input, item.output, "ok", None, trace.tokens, trace.iterations, trace.model_calls,
-                  trace.tokens / max(trace.iterations, 1), finished.seconds, **self.row_fields,
-                  sha256=hashlib.sha256(data).hexdigest(), crop=item.crop)
-        return item.number, row, data
+        if request.crop is not None:
+            record["crop"] = request.crop
+        data = encode(request, self.task.decode(result.tokens[None].numpy())[0], record, self.options)
+        row = Row(request.input, request.output, "ok", None, trace.tokens, trace.iterations, trace.model_calls,
+                  trace.tokens / max(trace.iterations, 1), result.seconds, **self.row_fields,
+                  sha256=hashlib.sha256(data).hexdigest(), crop=request.crop)
+        return Output(request.number, row, data)
+
+    def failed(self, number: int, input: str, output: str, reason: str) -> Output:
+        """Return an output that cannot be made."""
+        return Output(number, Row(input, output, "failed", " ".join(reason.split()), **self.row_fields))
+
+
+def encode(request: Request, image: Pixels, record: dict[str, Any], options: BatchOptions) -> bytes:
+    """Return the bytes of the file of a decoded image, uint8 [target, target, 3]."""
+    return FORMATS[options.format].encode(replace(request.picture, rgb=image), {**record, "sample": request.sample})
 
 
 def _as_json(values: dict[str, Any]) -> dict[str, Any]:

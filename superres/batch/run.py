@@ -9,22 +9,21 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from superres.batch.commit import GROUP, Lock, Staging
-from superres.batch.inputs import Job
+from superres.batch.inputs import Input
 from superres.batch.manifest import Manifest, Row
 from superres.batch.plan import BatchOptions
-from superres.batch.record import Output, RunSettings, Summary
-from superres.batch.work import Failure, Item, Photo
+from superres.batch.reading import Wanted
+from superres.batch.record import Output, Request, RunSettings, Summary
 from superres.errors import OutputError
 from superres.system.output import prepare_folder
 from superres.system.progress import ProgressBar, say
 
 if TYPE_CHECKING:
-    from superres.decoding.batching import Finished
+    from superres.decoding.batching import Result
 
 IDLE_SECONDS = 2.0
 """Longest time in seconds that a finished output waits to be committed together with other outputs."""
@@ -34,18 +33,11 @@ QUEUE = 256
 """Number of finished outputs that may wait for the disk before decoding blocks."""
 
 
-@dataclass(frozen=True)
-class Unchanged:
-    """An existing output that is not made again: complete with the same settings, or without a row in the manifest."""
-
-    number: int
-
-
 class BatchRun:
     """The state of a run: plan, lock, manifest and the writing thread. A context manager.
 
     Attributes:
-        jobs: the inputs.
+        entries: the inputs.
         count: number of the planned outputs, one per input and sample. Output n of face f, which is found only when the
             input is read, has the number n + f * count.
         options: options of the run.
@@ -56,14 +48,14 @@ class BatchRun:
     """
 
     def __init__(
-        self, jobs: Sequence[Job], options: BatchOptions, settings: RunSettings, group: int = GROUP,
+        self, entries: Sequence[Input], options: BatchOptions, settings: RunSettings, group: int = GROUP,
     ) -> None:
         """Prepare the run without touching any file; `group` is as in `Staging`."""
-        self.jobs, self.options, self.settings, self.group = jobs, options, settings, group
+        self.entries, self.options, self.settings, self.group = entries, options, settings, group
         self.summary = Summary()
         self.error: BaseException | None = None
-        self.count, self._photos = len(jobs) * options.samples, 0
-        self.total = sum(1 if job.error is not None else options.samples for job in jobs)
+        self.count, self._photos = len(entries) * options.samples, 0
+        self.total = sum(1 if entry.error is not None else options.samples for entry in entries)
         self._moving = threading.Lock()
         self._queue: queue.Queue[Any] = queue.Queue(QUEUE)
         self._stack = ExitStack()
@@ -114,22 +106,33 @@ class BatchRun:
                 raise self.error
         self.summary.seconds = time.perf_counter() - self._started
 
-    def put(self, result: Finished[Item] | Output | Photo | Failure | Unchanged) -> None:
-        """Queue the result of an output; block while the queue is full."""
+    def put(self, result: Result[Request] | Output) -> None:
+        """Queue a decoded image or an output; block while the queue is full."""
         self._queue.put(result)
 
-    def wanted(self) -> Iterator[tuple[int, Job, list[int]]]:
-        """Yield the outputs to make, in the form of `superres.batch.work.Reader.read`; report all other outputs."""
-        for index, job in enumerate(self.jobs):
+    def cropped(self, line: str, more: int) -> None:
+        """Say how a photo was cropped, and add the outputs of its further faces to the bar's total."""
+        self._extend(more)
+        self._photos += 1
+        if self._photos <= PHOTO_LINES:
+            say(line)
+        elif self._photos == PHOTO_LINES + 1:
+            say(f"the crops of further photos are in {self.manifest.path}")
+
+    def wanted(self) -> Iterator[Wanted]:
+        """Yield the outputs to make; report all other outputs."""
+        for index, entry in enumerate(self.entries):
             if self.error is not None:
                 return
             first, samples = index * self.options.samples, []
-            for sample, output in enumerate(self.options.outputs(job), 1):
+            for sample, output in enumerate(self.options.outputs(entry), 1):
                 planned = first + sample - 1
-                faces = self.manifest.known_faces(planned)
-                outputs = [(planned + face * self.count, self.options.outputs(job, face)[sample - 1]) for face in faces]
+                outputs = [(planned + face * self.count, self.options.outputs(entry, face)[sample - 1])
+                           for face in self.manifest.known_faces(planned)]
                 outputs = outputs or [(planned, output)]
-                unchanged = [self._unchanged(*one) for one in outputs] if job.error is None else [None]
+                unchanged: list[Output | None] = [None]
+                if entry.error is None:
+                    unchanged = [self._unchanged(number, entry.input, path) for number, path in outputs]
                 # If one of a photo's faces is missing, it is read again, and `_write_result` keeps the other faces.
                 if None in unchanged:
                     samples.append(sample)
@@ -138,7 +141,7 @@ class BatchRun:
                 for result in unchanged:
                     self._queue.put(result)
             if samples:
-                yield first, job, samples
+                yield first, entry, samples
 
     def progress(self, under_way: float) -> None:
         """Update the bar; `under_way` is the amount of work in progress, in images."""
@@ -151,9 +154,9 @@ class BatchRun:
             self.bar.total = (self.bar.total or 0) + more
 
     def _keys(self) -> Iterator[str]:
-        for job in self.jobs:
-            outputs = self.options.outputs(job)
-            yield from (output or job.input for output in outputs)
+        for entry in self.entries:
+            outputs = self.options.outputs(entry)
+            yield from (output or entry.input for output in outputs)
             yield from [""] * (self.options.samples - len(outputs))
 
     def _refuse_changes(self) -> None:
@@ -172,18 +175,20 @@ class BatchRun:
                               f"({example}); repeat those settings, choose another --output, or give "
                               "--on-existing redo")
 
-    def _unchanged(self, number: int, output: str) -> Unchanged | Failure | None:
-        """Return the result of an output that is not to be made, or None to make it."""
+    def _unchanged(self, number: int, input: str, output: str) -> Output | None:
+        """Return an output that is not to be made, or None to make it."""
         mode, row = self.options.on_existing, self.manifest.row(number)
         if mode == "overwrite" or not (os.path.isfile(output) or os.path.islink(output)):
             return None
         if mode == "error":
-            return Failure(number, f"{output} exists already; use --on-existing skip or overwrite")
+            return self.settings.failed(
+                number, input, output, f"{output} exists already; use --on-existing skip or overwrite")
+        unchanged = Output(number, Row(input, output, "skipped"))
         if row is None or row.status != "ok":
-            return Unchanged(number) if mode == "skip" else None
+            return unchanged if mode == "skip" else None
         if self.settings.differences(row) or not _has_digest(output, row.sha256):
             return None
-        return Unchanged(number)
+        return unchanged
 
     def _write(self) -> None:
         """Write queued results to disk until None arrives; the body of the writing thread."""
@@ -206,44 +211,34 @@ class BatchRun:
             self._staging.commit()
             self._staging.commit()  # the failed rows of outputs that could not be renamed
             return
-        if isinstance(result, Photo):
-            self._tell(result)
-            return
-        if not isinstance(result, Unchanged | Failure):
-            result = result if isinstance(result, tuple) else self.settings.output(result)
+        output: Output = result if isinstance(result, Output) else self.settings.output(result)
+        if output.data is not None:
             # Whether the output of one of several faces exists is known only now.
-            unchanged = self._unchanged(result[0], result[1].output) if result[0] >= self.count else None
+            unchanged = None
+            if output.number >= self.count:
+                unchanged = self._unchanged(output.number, output.row.input, output.row.output)
             if unchanged is None:
-                self._staging.add(*result)
+                self._staging.add(output)
                 return
-            result = unchanged
-        self._write_row(result)
+            output = unchanged
+        self._write_row(output)
 
-    def _tell(self, photo: Photo) -> None:
-        self._extend(photo.more)
-        self._photos += 1
-        if self._photos <= PHOTO_LINES:
-            say(photo.line)
-        elif self._photos == PHOTO_LINES + 1:
-            say(f"the crops of further photos are in {self.manifest.path}")
-
-    def _write_row(self, result: Unchanged | Failure) -> None:
-        names = self._names(result.number)
-        if isinstance(result, Failure):
-            row = Row(*names, "failed", result.message, **self.settings.row_fields)
-            say(result.message if names[0] in result.message else f"{names[0]}: {result.message}")
-        else:
-            row = Row(*names, "skipped")
-        before, exists = self.manifest.row(result.number), isinstance(result, Unchanged) or os.path.lexists(names[1])
+    def _write_row(self, output: Output) -> None:
+        row = output.row
+        if row.error is not None:
+            say(row.error if row.input in row.error else f"{row.input}: {row.error}")
+        before = self.manifest.row(output.number)
+        exists = row.status == "skipped" or os.path.lexists(row.output)
         if before is not None and before.status == "ok" and exists:
             self._report(row)  # the output exists, and its row in the manifest stays valid
         else:
-            self._staging.add_row(result.number, row)
+            self._staging.add(output)
 
-    def _names(self, number: int) -> tuple[str, str]:
-        face, planned = divmod(number, self.count)
-        job = self.jobs[planned // self.options.samples]
-        return job.input, self.options.outputs(job, face)[planned % self.options.samples]
+    def lost(self, number: int, reason: str) -> None:
+        """Queue the failed output of a number in the plan."""
+        entry = self.entries[number // self.options.samples]
+        output = self.options.outputs(entry)[number % self.options.samples]
+        self.put(self.settings.failed(number, entry.input, output, reason))
 
     def _report(self, row: Row) -> None:
         self.summary.add(row)

@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from superres.batch.commit import GROUP
-from superres.batch.inputs import Job
+from superres.batch.inputs import Input
 from superres.batch.plan import BatchOptions
-from superres.batch.record import RunSettings, Summary
+from superres.batch.reading import Reader, Wanted
+from superres.batch.record import Output, Request, RunSettings, Summary
 from superres.batch.run import BatchRun
-from superres.batch.work import Failure, Item, Photo, Reader
 from superres.config import DecodeConfig
 from superres.errors import ScoresError
 from superres.pipeline.options import resolve_options
 from superres.system.progress import say
 
 if TYPE_CHECKING:
-    from superres.decoding.batching import Feed, Finished
+    from superres.decoding.batching import Feed, Result
     from superres.pipeline.upscaler import Upscaler
 
 AHEAD = 4
@@ -43,13 +43,13 @@ class ReadQueue:
     def __init__(self, most: int) -> None:
         """Hold at most `most` items."""
         self.most = most
-        self._items: deque[Item] = deque()
+        self._items: deque[Request] = deque()
         self._changed = threading.Condition()
         self._ended = self._closed = False
         self._error: BaseException | None = None
         self.seconds = 0.0
 
-    def fill(self, items: Iterator[Item]) -> None:
+    def fill(self, items: Iterator[Request]) -> None:
         """Add all `items`, or the error that reading them raises; runs in a thread of its own."""
         error: BaseException | None = None
         try:
@@ -66,7 +66,7 @@ class ReadQueue:
             self._ended, self._error, self.seconds = True, error, time.thread_time()
             self._changed.notify_all()
 
-    def take(self, most: int, wait: bool) -> list[Item] | None:
+    def take(self, most: int, wait: bool) -> list[Request] | None:
         """See `superres.decoding.batching.Feed.take`."""
         with self._changed:
             if wait:
@@ -79,7 +79,7 @@ class ReadQueue:
             self._changed.notify_all()
             return taken
 
-    def put_back(self, items: Sequence[Item]) -> None:
+    def put_back(self, items: Sequence[Request]) -> None:
         """Return `items` to the front of the queue."""
         with self._changed:
             self._items.extendleft(reversed(items))
@@ -92,9 +92,9 @@ class ReadQueue:
 
 
 def upscale_files(
-    jobs: Sequence[Job], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig, group: int = GROUP,
+    entries: Sequence[Input], upscaler: Upscaler, options: BatchOptions, decode: DecodeConfig, group: int = GROUP,
 ) -> Summary:
-    """Upscale the inputs of `jobs` and return the counts; every output has a row in the manifest.
+    """Upscale the inputs of `entries` and return the counts; every output has a row in the manifest.
 
     Outputs that are complete according to the manifest are not made again. A failure is one line on standard error. The
     progress bar is shown on a terminal only. `group` outputs are committed together.
@@ -107,10 +107,10 @@ def upscale_files(
     """
     decode = resolve_options(decode, upscaler, options.samples)
     settings = RunSettings(f"{upscaler.name}@{upscaler.revision}", decode, options, upscaler.face_task)
-    with BatchRun(jobs, options, settings, group) as run:
+    with BatchRun(entries, options, settings, group) as run:
         most = max(run.total, 1)
         rows = min(options.batch_size or upscaler.fitting_rows(decode), most)
-        with read_ahead(run.wanted(), Reader(options, run.count, settings.task), run, rows) as feed:
+        with read_ahead(run.wanted(), run, run.count, rows) as feed:
             Decoding(run, upscaler, feed, decode, rows).run_all()
         run.summary.reading = feed.seconds
     return run.summary
@@ -122,8 +122,14 @@ class Sink(Protocol):
     error: BaseException | None
     """The error after which no more results are accepted, or None."""
 
-    def put(self, result: Finished[Item] | Photo | Failure) -> None:
-        """Receive a finished image, a photo that was cropped, or a failure."""
+    settings: RunSettings
+    """The settings of the run."""
+
+    def put(self, result: Result[Request] | Output) -> None:
+        """Receive a decoded image, or an output that cannot be made."""
+
+    def cropped(self, line: str, more: int) -> None:
+        """Receive the line about a photo, and the number of outputs that its further faces add."""
 
     def progress(self, under_way: float) -> None:
         """Receive the amount of work in progress, in images."""
@@ -131,26 +137,26 @@ class Sink(Protocol):
 
 @contextmanager
 def read_ahead(
-    wanted: Iterator[tuple[int, Job, list[int]]], reader: Reader, sink: Sink, rows: int,
+    wanted: Iterator[Wanted], sink: Sink, count: int, rows: int,
 ) -> Iterator[ReadQueue]:
     """Read inputs into a feed, in a thread of its own.
 
     Args:
-        wanted: see `superres.batch.work.Reader.read`.
-        reader: reads them.
-        sink: receives the photos that are cropped, and the inputs that cannot be read, as failures.
+        wanted: see `superres.batch.reading.Reader.read`.
+        sink: receives the lines about photos, and the failed outputs of inputs that cannot be read.
+        count: number of the outputs in the run's plan.
         rows: images that are decoded together.
     """
     feed = ReadQueue(AHEAD * rows)
 
-    def items() -> Iterator[Item]:
-        for result in reader.read(wanted):
-            if isinstance(result, Item):
+    def requests() -> Iterator[Request]:
+        for result in Reader(sink.settings, count, sink.cropped).read(wanted):
+            if isinstance(result, Request):
                 yield result
             else:
                 sink.put(result)
 
-    thread = threading.Thread(target=feed.fill, args=(items(),), name="superres-reading", daemon=True)
+    thread = threading.Thread(target=feed.fill, args=(requests(),), name="superres-reading", daemon=True)
     thread.start()
     try:
         yield feed
@@ -187,10 +193,10 @@ class Decoding:
             for item in lost:  # one by one, so that a faulty item does not fail the other items again
                 _, error = self._decode(ListFeed([item]), 1)
                 if error is not None:
-                    message = " ".join(str(error).split()) or type(error).__name__
-                    self.sink.put(Failure(item.number, f"decoding failed: {message}"))
+                    reason = f"decoding failed: {str(error) or type(error).__name__}"
+                    self.sink.put(self.sink.settings.failed(item.number, item.input, item.output, reason))
 
-    def _decode(self, feed: Feed[Item], rows: int) -> tuple[list[Item], Exception | None]:
+    def _decode(self, feed: Feed[Request], rows: int) -> tuple[list[Request], Exception | None]:
         """Decode a feed to its end; return the items lost to an error, and the error or None."""
         decoder = self.upscaler.refilled(feed, self.decode, rows)
         try:

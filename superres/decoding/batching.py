@@ -82,7 +82,7 @@ class ListFeed(Generic[ItemT]):
 
 
 @dataclass(frozen=True, eq=False)
-class Finished(Generic[ItemT]):
+class Result(Generic[ItemT]):
     """A complete sequence.
 
     Attributes:
@@ -170,7 +170,7 @@ class RefilledDecoder(Generic[ItemT]):
         return sum(max(tokens, 0) for row, tokens in zip(self._rows, position, strict=False) if row is not None)
 
     @torch.inference_mode()
-    def run(self) -> Iterator[list[Finished[ItemT]]]:
+    def run(self) -> Iterator[list[Result[ItemT]]]:
         """Decode until the feed ends, and yield the sequences completed since the last time, possibly none.
 
         Raises:
@@ -260,7 +260,7 @@ class RefilledDecoder(Generic[ItemT]):
             row.seconds += self._seconds / len(busy)
         self._seconds = 0.0
 
-    def _harvest(self, loop: BlockwiseLoop) -> list[Finished[ItemT]]:
+    def _harvest(self, loop: BlockwiseLoop) -> list[Result[ItemT]]:
         """Remove the complete sequences from their rows."""
         complete = (loop.state.position >= loop.state.limit).tolist()
         done = [(number, row) for number, row in enumerate(self._rows) if row is not None and complete[number]]
@@ -272,7 +272,7 @@ class RefilledDecoder(Generic[ItemT]):
         for (number, row), trace in zip(done, traces, strict=True):
             tokens = loop.state.tokens[number].cpu().clone()[: self.model.length]
             tokens[position[number] :] = 0
-            finished.append(Finished(row.item, tokens, trace, row.seconds))
+            finished.append(Result(row.item, tokens, trace, row.seconds))
             self._rows[number] = None
         return finished
 

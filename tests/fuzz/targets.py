@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superres.batch.inputs import find_jobs, open_jobs
+from superres.batch.inputs import find_inputs, open_inputs
 from superres.batch.manifest import Manifest, Row, merge, read_rows
 from superres.errors import CheckpointError, InvalidInputError, ScoresError
 from superres.tasks.pictures import read_picture
@@ -45,11 +45,11 @@ def archive(data: bytes) -> None:
     kinds = (".zip", ".npz", ".tar", ".tar.gz")
     path = FOLDER / f"archive{kinds[data[0] % len(kinds) if data else 0]}"
     path.write_bytes(data[1:])
-    jobs = list(find_jobs([str(path)], [], False, True, FOLDER / "out"))
+    jobs = list(find_inputs([str(path)], [], False, True, FOLDER / "out"))
     assert jobs or len(data) < 1 or path.suffix in (".zip", ".tar", ".gz", ".npz")
     for job in jobs:
         assert job.error is not None or (job.name and ".." not in job.name.split("/") and job.name[0] != "/")
-    opened = list(open_jobs(jobs))
+    opened = list(open_inputs(jobs))
     assert [job for job, _ in opened] == jobs
     for _, content in opened:
         if isinstance(content, InvalidInputError):
