@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from superres.errors import ConfigError
@@ -206,10 +207,7 @@ def free_bytes(device: torch.device) -> int:
     """Return the free memory of a device in bytes; for a CPU, within the limit of its control group."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = [2**33]  # assumed if the system does not report it
-    with suppress(OSError, ValueError, IndexError):
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free = [1024 * int(lines["MemAvailable"].split()[0])]
+    free = [psutil.virtual_memory().available]
     group = Path("/sys/fs/cgroup")
     with suppress(OSError, ValueError):  # "max", which is not a number, means no limit
         most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
@@ -231,7 +229,6 @@ def peak_bytes(device: torch.device, work: Callable[[], object]) -> float:
         return max(torch.cuda.max_memory_allocated(device) - before, 0.0)
     import resource  # missing on some systems
 
-    with open("/proc/self/statm") as pages:
-        before = int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    before = psutil.Process().memory_info().rss
     work()
     return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0 - before, 0.0)

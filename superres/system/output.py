@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from platformdirs import user_cache_path
+
 from superres.errors import OutputError
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ SCRATCH = re.compile(r"\.superres-\d+-[0-9a-f]{8}\.tmp")
 
 def cache_folder() -> Path:
     """Return the folder in the user's cache for compiled code, measured costs and locks."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "superres"
+    return user_cache_path("superres", appauthor=False)
 
 
 def lock_file(file: BinaryIO, shared: bool = False) -> None:
