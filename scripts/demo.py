@@ -23,8 +23,8 @@ from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
 from superres.evaluation.pictures import contact_sheet
 from superres.pipeline.base import fastest_exact
-from superres.system.idle import training_paused
 from superres.system.output import prepare_folder, write_result
+from superres.system.training_lock import training_paused
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.pictures import Picture, Pixels, read_image
 

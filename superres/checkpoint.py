@@ -22,8 +22,8 @@ from torch import Tensor
 
 from superres.config import FORMAT_VERSION, Confidence, DecodeConfig, ModelConfig, require
 from superres.errors import CheckpointError, OutputError, SuperresError, first_line, plain, shown
+from superres.nn.meta_network import meta_network
 from superres.nn.model import EncoderDecoder
-from superres.nn.outline import outline
 from superres.system.hub import hub_problem
 from superres.system.output import short_digest
 from superres.system.reading import parse_json, read_file, require_regular
@@ -236,7 +236,7 @@ def load_checkpoint(folder: str | Path) -> EncoderDecoder:
         CheckpointError: the folder is missing or damaged, the tensors do not match, or a weight is not finite.
     """
     folder = Path(folder)
-    model = outline(read_network(folder))
+    model = meta_network(read_network(folder))
     load_weights(model, read_tensors(folder / WEIGHTS, model), str(folder / WEIGHTS))
     return model.eval()
 

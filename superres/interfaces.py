@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class Choose(Protocol):
+class Sampler(Protocol):
     """Chooses tokens after the next one from their scores, as the verifier does."""
 
     def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
@@ -26,21 +26,21 @@ class Choose(Protocol):
 
 
 @runtime_checkable
-class Judge(Choose, Protocol):
-    """A `Choose` that also reads the distributions which the heads proposed from."""
+class ConfidenceSampler(Sampler, Protocol):
+    """A `Sampler` that also reads the distributions which the heads proposed from."""
 
-    def judge(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
+    def observe(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
         """Read centres and slopes [B, N] of ordinal heads, in grey levels, and the `tokens` [B, N] they proposed."""
         ...
 
-    def judge_scores(self, scores: Tensor, tokens: Tensor) -> None:
+    def observe_scores(self, scores: Tensor, tokens: Tensor) -> None:
         """Read the scores [B, 1, V] of the next head, of tokens without order, and the `tokens` [B, 1] it proposed."""
         ...
 
 
 @runtime_checkable
-class LimitedChoose(Choose, Protocol):
-    """A `Choose` of tokens within limits, which depend on the tokens chosen before; it counts its calls."""
+class LimitedSampler(Sampler, Protocol):
+    """A `Sampler` of tokens within limits, which depend on the tokens chosen before; it counts its calls."""
 
     def limit(self, tokens: Tensor) -> Tensor:
         """Choose the possible tokens nearest to `tokens` [B, 1], whole numbers as floats, for the next offset."""
@@ -129,7 +129,7 @@ class Session(Protocol):
         """
         ...
 
-    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
+    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler) -> Tensor:
         """Propose with heads p2..p(N+1) at step column `index` [B] of `output`.
 
         The tokens are chosen inside this method, because a sequential head reads the tokens chosen before its own.
@@ -139,7 +139,7 @@ class Session(Protocol):
             index: the step's column whose scores determined `first`, [B].
             first: p1's token at that column, [B].
             offsets: 1..N, the number of positions from `first` to each proposal.
-            choose: turns the heads' scores into tokens; called once for all offsets, or once per offset in order.
+            sampler: turns the heads' scores into tokens; called once for all offsets, or once per offset in order.
 
         Returns:
             Tokens [B, N], int64.
@@ -268,7 +268,7 @@ class ProposerData:
 
 
 @dataclass(frozen=True)
-class Widths:
+class BlockCosts:
     """Data for choosing the block size of every iteration by its proposals: `superres.decoding.confidence`.
 
     Attributes:
@@ -277,7 +277,7 @@ class Widths:
         exponent: as in `superres.config.Confidence`.
         reach: distance from a proposal within which p1's centre must lie for the proposal to pass.
         sizes: block size of each row's pending proposals, int64 [B].
-        pace: running values of each row, float64 [B, 2 + channels]: expected tokens per row and seconds of the latest
+        rate: running values of each row, float64 [B, 2 + channels]: expected tokens per row and seconds of the latest
             iterations, and the probability that a proposal for each channel passes. A group of rows uses those of its
             first row.
     """
@@ -287,7 +287,7 @@ class Widths:
     exponent: float
     reach: float
     sizes: Tensor
-    pace: Tensor
+    rate: Tensor
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ class LoopState:
         end_token: as in `ScoringModel`.
         sampling: None if tokens are chosen greedily.
         proposer: source of proposals 2..k.
-        widths: chooses the block size of every iteration; None if all have `block_size`.
+        block_costs: choose the block size of every iteration; None if all have `block_size`.
         limits: limits of the tokens that p1 and the proposer choose; None without limits.
         lookahead: layout and state of lookahead decoding; None for other proposers.
     """
@@ -355,7 +355,7 @@ class LoopState:
     end_token: int | None
     sampling: Sampling | None = None
     proposer: ProposerData = ProposerData("heads")
-    widths: Widths | None = None
+    block_costs: BlockCosts | None = None
     limits: SumLimits | None = None
     lookahead: LookaheadData | None = None
 
@@ -369,7 +369,7 @@ class IteratingSession(Protocol):
 
         The function takes the number n of iterations and the block size of the proposals that the last one makes. It
         changes `state` in place and stops early when all rows are complete. It returns position, number of accepted
-        tokens and proposals for each iteration and row, int64 [<= n, B, 2 + W]. With `widths`, -1 follows the block.
+        tokens and proposals for each iteration and row, int64 [<= n, B, 2 + W]. With `block_costs`, -1 ends a block.
         """
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.sampling import Chooser
+from superres.decoding.sampling import Samplers
 
 
 class UncachedScorer:
@@ -53,18 +53,18 @@ def check_replay(scorer, options, trace, key, vocabulary, longest, end_token=Non
         end_token: ends the row.
         one_of_many: whether the block of an iteration is one of several candidates, or none.
     """
-    chooser, criterion = Chooser(options, torch.tensor([key]), vocabulary), CRITERIA[options.accept](options)
+    samplers, criterion = Samplers(options, torch.tensor([key]), vocabulary), CRITERIA[options.accept](options)
     tokens = []
     for position, accepted, row in zip(trace.positions, trace.accepted, trace.proposed.tolist(), strict=True):
         assert position == len(tokens) < longest
         assert not tokens or tokens[-1] != end_token
         block = [token for token in row if token != -1]
         place = torch.arange(position, position + len(block)).unsqueeze(0)
-        assert block[0] == int(chooser.at(place[:, :1])(scorer(tokens)))
+        assert block[0] == int(samplers.at(place[:, :1])(scorer(tokens)))
         passed, possible, adjusted = [], [], []
         for length in range(1, min(len(block), longest - position)):
             scores, target = scorer(tokens + block[:length]), place[:, length : length + 1]
-            adjusted.append(chooser.at(target).adjust(scores))
+            adjusted.append(samplers.at(target).adjust(scores))
             verdicts = criterion.accept(
                 torch.tensor([block[1 : length + 1]]), torch.cat(adjusted, dim=1), place[:, 1 : length + 1])
             passed.append(bool(verdicts[0, -1]))

@@ -255,7 +255,7 @@ def test_translations_are_written_in_order_before_further_lines_begin(checkpoint
         write(["d", None.missing])
     assert output.read_text() == "a\nb\nc\n"
     assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
-    summary = text.Summary()
+    summary = text.TranslationSummary()
     for result in results:
         summary.add(result)
     assert summary.lines == len(lines)

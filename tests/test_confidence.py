@@ -19,7 +19,7 @@ from superres.decoding import cost
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.batching import ListFeed, RefilledDecoder
 from superres.decoding.block_size import AdaptiveBlockSize
-from superres.decoding.confidence import ConfidentBlockSize, Judged, best_width, passing, reach
+from superres.decoding.confidence import ConfidentBlockSize, HeadConfidence, best_width, passing, reach
 from superres.decoding.cost import measured_costs
 from superres.decoding.decode import decode
 from superres.decoding.reference import sequential_reference
@@ -126,14 +126,14 @@ def test_text_with_any_coefficients_is_greedy(rows):
 
 def test_no_token_counts_after_the_end_token():
     chooser = confident(Confidence(8, 0), "level", end_token=END)
-    sure = Judged(None, log_odds=[torch.zeros(2, 1)] * (HEADS - 1))
+    sure = HeadConfidence(None, log_odds=[torch.zeros(2, 1)] * (HEADS - 1))
     room = torch.full((2,), 30)
     block = torch.full((2, HEADS), 5)
     for place in range(HEADS):
         ends = block.clone()
         ends[:, place] = END
-        assert chooser.choose(sure, ends, room, chooser.widths(2, (30,))) == place + 1
-    assert chooser.choose(sure, block, room, chooser.widths(2, (30,))) == HEADS
+        assert chooser.choose(sure, ends, room, chooser.block_costs(2, (30,))) == place + 1
+    assert chooser.choose(sure, block, room, chooser.block_costs(2, (30,))) == HEADS
 
 
 @pytest.mark.parametrize("variant", ["sequential heads", "base aids", *TEXT])
@@ -167,14 +167,14 @@ def test_heads_propose_at_first_even_if_usual_proposals_would_not_pay(variant, m
 @pytest.mark.parametrize("variant", [*ORDINAL, *TEXT])
 def test_compiled_iterations_choose_what_the_loop_chooses(variant, rows, way, monkeypatch):
     """Unless heads stop early, which only compiled code does."""
-    plain_widths = ConfidentBlockSize.widths
+    plain = ConfidentBlockSize.block_costs
 
     def never_stops(self, count, shape):
-        widths = plain_widths(self, count, shape)
-        widths.pace[:, 2:] = 1e9
-        return widths
+        costs = plain(self, count, shape)
+        costs.rate[:, 2:] = 1e9
+        return costs
 
-    monkeypatch.setattr(ConfidentBlockSize, "widths", never_stops)
+    monkeypatch.setattr(ConfidentBlockSize, "block_costs", never_stops)
     options, same, sizes, end = WAYS[way], [], set(), END if variant in TEXT else None
 
     def is_same(source, seed, chooser=lambda: None):
@@ -229,11 +229,11 @@ def test_the_probability_is_that_of_a_laplace_distribution(seed, rule):
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0, 2), st.floats(0, 1))
-def test_the_best_width_has_the_largest_surplus(passed, pace, slope):
+def test_the_best_width_has_the_largest_surplus(passed, rate, slope):
     survival = np.cumprod([1.0, *passed])
     costs = 1 + slope * np.arange(len(survival) + 2)
-    surplus = np.cumsum(survival) - pace * costs[: len(survival)]
-    chosen = best_width(survival.tolist(), costs.tolist(), pace)
+    surplus = np.cumsum(survival) - rate * costs[: len(survival)]
+    chosen = best_width(survival.tolist(), costs.tolist(), rate)
     assert surplus[chosen - 1] == pytest.approx(surplus.max())
 
 

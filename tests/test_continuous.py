@@ -22,7 +22,7 @@ from superres.cli.main import run
 from superres.config import DEFAULT_CHECKPOINT
 from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
-from superres.system import idle
+from superres.system import training_lock
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import area_reduce
 from superres.training import continuous
@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """Locks of this test alone, and trainers that save and report often."""
-    monkeypatch.setattr(idle, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(training_lock, "cache_folder", lambda: tmp_path / "cache")
     hurry(monkeypatch.setattr)
 
 
@@ -160,14 +160,14 @@ def test_training_pauses_while_times_are_measured(folder, tmp_path):
     seen = []
     output = tmp_path / "run"
     worker = threading.Thread(target=train, args=(folder, output, 8))
-    with idle.training_paused():
+    with training_lock.training_paused():
         worker.start()
         time.sleep(1.5)
         seen.append((output / "state").exists())
     while not (output / "state").exists():
         time.sleep(0.02)
-    with idle.training_paused():
-        assert not idle.is_locked(idle.TRAINING)
+    with training_lock.training_paused():
+        assert not training_lock.is_locked(training_lock.TRAINING)
         steps = [state(output)["step"]]
         time.sleep(0.5)
         steps.append(state(output)["step"])
@@ -179,37 +179,37 @@ def test_training_pauses_while_times_are_measured(folder, tmp_path):
 
 @pytest.mark.usefixtures("cache")
 def test_a_killed_measurement_does_not_pause_training(tmp_path):
-    code = ("import sys, time; from pathlib import Path; from superres.system import idle\n"
-            "idle.cache_folder = lambda: Path(sys.argv[1])\n"
-            "with idle.training_paused(): print(flush=True); time.sleep(60)")
+    code = ("import sys, time; from pathlib import Path; from superres.system import training_lock\n"
+            "training_lock.cache_folder = lambda: Path(sys.argv[1])\n"
+            "with training_lock.training_paused(): print(flush=True); time.sleep(60)")
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "cache")], stdout=subprocess.PIPE, cwd=ROOT)
     process.stdout.readline()
-    assert idle.times_are_measured()
+    assert training_lock.times_are_measured()
     process.kill()
     process.communicate()
-    assert not idle.times_are_measured()
+    assert not training_lock.times_are_measured()
 
 
 @pytest.mark.usefixtures("cache")
 def test_measurements_do_not_exclude_one_another_and_wait_no_longer_than_their_patience(capsys, monkeypatch):
-    with idle.training_paused(), idle.training_paused():
-        assert idle.times_are_measured()
+    with training_lock.training_paused(), training_lock.training_paused():
+        assert training_lock.times_are_measured()
     held = iter([True, False])  # another measurement looks at the lock
     with monkeypatch.context() as patch:
-        patch.setattr(idle, "is_locked", lambda name: next(held))
-        with idle.training_paused():
+        patch.setattr(training_lock, "is_locked", lambda name: next(held))
+        with training_lock.training_paused():
             pass
     assert capsys.readouterr().err == ""
-    with idle._locked(idle.TRAINING, shared=True):
+    with training_lock._locked(training_lock.TRAINING, shared=True):
         started = time.monotonic()
-        with idle.training_paused(patience=0.5):
+        with training_lock.training_paused(patience=0.5):
             pass
         assert 0.4 < time.monotonic() - started < 100
     assert capsys.readouterr().err.count("waiting until 'superres train continue' pauses") == 1
 
 
 def test_lowest_priority():
-    code = ("import os; from superres.system.idle import lowest_priority as lower; lower()\n"
+    code = ("import os; from superres.system.training_lock import lowest_priority as lower; lower()\n"
             "print(os.nice(0), os.sched_getscheduler(0) == os.SCHED_IDLE)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.split() == ["19", "True"]
@@ -228,11 +228,11 @@ def test_an_endless_run_has_no_length(change):
 
 @pytest.mark.usefixtures("cache")
 def test_two_processes_do_not_train_in_one_folder(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(idle, "lowest_priority", lambda: None)
+    monkeypatch.setattr(training_lock, "lowest_priority", lambda: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     (tmp_path / "run").mkdir()
     with open(tmp_path / "run" / "run.lock", "ab") as file:
-        idle.lock_file(file)
+        training_lock.lock_file(file)
         words = ["train", "continue", "--data", folder / "faces.npz", "--dev", folder / "dev.npz", "--output",
                  tmp_path / "run", "--start", folder / "start"]
         assert run([str(word) for word in words]) == 2
@@ -241,7 +241,7 @@ def test_two_processes_do_not_train_in_one_folder(folder, tmp_path, capsys, monk
 
 @pytest.mark.parametrize(("own", "stage"), [(False, "heads"), (True, "distil")])
 def test_on_own_pictures_p1_keeps_the_distributions_of_the_start(own, stage, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(idle, "lowest_priority", lambda: None)
+    monkeypatch.setattr(training_lock, "lowest_priority", lambda: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     runs = []
     monkeypatch.setattr(continuous, "train_continuously", lambda run, *_: runs.append(run))

@@ -36,14 +36,14 @@ from superres.config import BeamConfig, DecodeConfig, ModelConfig
 from superres.decoding.batching import RefilledDecoder
 from superres.decoding.beam import beam_search
 from superres.decoding.decode import decode
-from superres.decoding.finite import require_finite
+from superres.decoding.nan_check import require_finite
 from superres.decoding.proposers.ngrams import NgramTable
 from superres.decoding.reference import separate_reference, sequential_reference
 from superres.errors import CheckpointError, ScoresError
 from superres.nn.engines.cuda_graph import GraphModel
 from superres.nn.engines.torch_model import StepModel
+from superres.nn.meta_network import meta_network
 from superres.nn.model import EncoderDecoder
-from superres.nn.outline import outline
 from superres.pipeline.auto import load
 from superres.tasks.translation import VOCABULARY_FILE, Codec
 
@@ -102,12 +102,12 @@ def test_names_and_shapes_are_compared_before_memory_is_taken(folder):
 
 
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
-def test_an_outline_is_the_network_without_its_weights(config):
+def test_a_meta_network_is_the_network_without_its_weights(config):
     state = torch.get_rng_state()
-    made, wanted = outline(config), EncoderDecoder(config)
+    made, wanted = meta_network(config), EncoderDecoder(config)
     assert not torch.equal(torch.get_rng_state(), state)  # of the second alone, as is seen next
     torch.set_rng_state(state)
-    outline(config)
+    meta_network(config)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(weight.is_meta for weight in made.parameters())
     for ours, theirs in zip(made.state_dict().items(), wanted.state_dict().items(), strict=True):
@@ -117,7 +117,7 @@ def test_an_outline_is_the_network_without_its_weights(config):
 
 
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
-def test_nothing_of_the_outline_is_left_in_what_is_loaded(config, tmp_path):
+def test_nothing_of_the_meta_network_is_left_in_what_is_loaded(config, tmp_path):
     model = random_model(config, dtype=torch.float32)
     save_checkpoint(model, tmp_path, dtype=torch.float32)
     loaded = load_checkpoint(tmp_path)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from superres.config import DecodeConfig
 from superres.decoding.noise import GumbelNoise, RandomWords, gumbel, logarithm, philox, round_keys, weights
-from superres.decoding.sampling import Chooser
+from superres.decoding.sampling import Samplers
 
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -125,28 +125,28 @@ LIMIT = 20.5  # of chi-square with 5 degrees of freedom: exceeded one time in a 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_choice_samples_the_softmax(temperature):
-    chooser = Chooser(DecodeConfig(temperature=temperature, seed=1), torch.arange(20), 6)
+    samplers = Samplers(DecodeConfig(temperature=temperature, seed=1), torch.arange(20), 6)
     place = torch.arange(500).expand(20, -1)
-    tokens = chooser.at(place)(SCORES.expand(20, 500, -1))
+    tokens = samplers.at(place)(SCORES.expand(20, 500, -1))
     assert chi_square(tokens, (SCORES / temperature).softmax(-1)) < LIMIT
 
 
 def test_noise_is_added_after_the_division_by_the_temperature():
-    chooser = Chooser(DecodeConfig(temperature=2.0, seed=1), torch.arange(2), 6)
+    samplers = Samplers(DecodeConfig(temperature=2.0, seed=1), torch.arange(2), 6)
     place = torch.tensor([[3], [4]])
-    adjusted = chooser.at(place).adjust(SCORES.expand(2, 1, -1))
+    adjusted = samplers.at(place).adjust(SCORES.expand(2, 1, -1))
     noise = GumbelNoise(1, torch.arange(2), 6).at(place)
     torch.testing.assert_close(adjusted, SCORES / 2 + noise)
 
 
 def test_each_colour_has_its_own_temperature():
-    chooser = Chooser(DecodeConfig(temperature=(0.5, 1.0, 2.0)), torch.arange(1), 6)
+    samplers = Samplers(DecodeConfig(temperature=(0.5, 1.0, 2.0)), torch.arange(1), 6)
     place = torch.tensor([[2, 3, 7]])
     noise = GumbelNoise(0, torch.arange(1), 6).at(place)
-    adjusted = chooser.at(place).adjust(SCORES.expand(1, 3, -1)) - noise
+    adjusted = samplers.at(place).adjust(SCORES.expand(1, 3, -1)) - noise
     torch.testing.assert_close(adjusted[0], torch.stack([SCORES / 2, SCORES / 0.5, SCORES]))
 
 
 def test_greedy_choice_adds_no_noise():
-    chooser = Chooser(DecodeConfig(), torch.arange(1), 6)
-    assert chooser.at(torch.zeros(1, 1)).adjust(SCORES.view(1, 1, -1)).equal(SCORES.view(1, 1, -1))
+    samplers = Samplers(DecodeConfig(), torch.arange(1), 6)
+    assert samplers.at(torch.zeros(1, 1)).adjust(SCORES.view(1, 1, -1)).equal(SCORES.view(1, 1, -1))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from superres.system import idle
+from superres.system import training_lock
 from superres.training import recipes, trainer
 from superres.training.continuous import train_continuously
 from superres.training.corpora import Stage
@@ -42,6 +42,6 @@ def train(folder: Path, output: Path, last: int) -> None:
 
 
 if __name__ == "__main__":
-    idle.cache_folder = lambda: Path(sys.argv[2]).parent / "cache"  # measurements of others must not pause a test
+    training_lock.cache_folder = lambda: Path(sys.argv[2]).parent / "cache"  # no one else pauses a test
     hurry()
     train(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

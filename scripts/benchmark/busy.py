@@ -31,9 +31,9 @@ from superres.config import DecodeConfig
 from superres.errors import SuperresError
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
-from superres.system.idle import training_paused
 from superres.system.machine import machine
 from superres.system.output import markdown_table, number_text, write_result
+from superres.system.training_lock import training_paused
 
 BUSY = "import os, sys; os.nice(int(sys.argv[1])); print(flush=True)\nwhile True: pass"
 WORKER = """

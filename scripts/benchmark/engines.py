@@ -23,9 +23,9 @@ from superres.config import DecodeConfig
 from superres.errors import SuperresError
 from superres.evaluation.benchmark import benchmark_markdown, image_workload, run_benchmark, write_benchmark
 from superres.pipeline.upscaler import Upscaler
-from superres.system.idle import training_paused
 from superres.system.machine import machine, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
+from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
 
 

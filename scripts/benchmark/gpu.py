@@ -35,9 +35,9 @@ from superres.nn.engines.cuda_graph import GraphModel
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler
-from superres.system.idle import training_paused
 from superres.system.machine import machine, peak_bytes, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
+from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
 
 READS = ("Memcpy DtoH", "aten::item", "aten::_local_scalar_dense", "aten::nonzero", "cudaStreamSynchronize")

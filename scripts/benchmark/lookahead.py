@@ -26,7 +26,7 @@ from superres.decoding.proposers.lookahead.decoding import Layout
 from superres.decoding.proposers.lookahead.parallel import Processes
 from superres.errors import ConfigError
 from superres.pipeline.translator import Translator
-from superres.system.idle import training_paused
+from superres.system.training_lock import training_paused
 from superres.tasks.translation import read_pairs
 
 SIZES = ["5,3,5", "10,3,10", "10,4,10", "15,4,15", "15,5,15"]

@@ -47,9 +47,9 @@ from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError, SuperresError
 from superres.evaluation.benchmark import Workload, run_record, run_text
 from superres.pipeline.base import Pipeline
-from superres.system.idle import training_paused
 from superres.system.machine import Timer, require_idle
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
+from superres.system.training_lock import training_paused
 from superres.tasks import translation
 
 Report = dict[str, Any]

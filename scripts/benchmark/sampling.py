@@ -27,8 +27,8 @@ from superres.evaluation.pictures import (
 )
 from superres.evaluation.sampling import draw_samples
 from superres.pipeline.upscaler import Upscaler
-from superres.system.idle import training_paused
 from superres.system.output import markdown_table, number_text, prepare_folder, write_results
+from superres.system.training_lock import training_paused
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.pictures import Picture, Pixels
 

@@ -27,9 +27,9 @@ from superres.cli.benchmark import parse_batches
 from superres.evaluation.text import bleu
 from superres.pipeline.export import export_ctranslate2
 from superres.pipeline.translator import Translator
-from superres.system.idle import training_paused
 from superres.system.machine import machine, require_idle
 from superres.system.output import markdown_table, prepare_folder, write_results
+from superres.system.training_lock import training_paused
 from superres.tasks.translation import TextPairs, read_pairs
 
 if TYPE_CHECKING:

@@ -43,7 +43,6 @@ from superres.nn.model import EncoderDecoder
 from superres.pipeline.auto import face_task
 from superres.pipeline.base import pick_device
 from superres.pipeline.upscaler import Upscaler
-from superres.system.idle import training_paused
 from superres.system.machine import Timer, machine, require_idle
 from superres.system.output import (
     figure_png,
@@ -53,6 +52,7 @@ from superres.system.output import (
     write_result,
     write_results,
 )
+from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import read_image

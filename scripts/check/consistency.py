@@ -22,7 +22,7 @@ from superres import DecodeConfig, SuperresError
 from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.pictures import psnr
 from superres.pipeline.upscaler import Upscaler
-from superres.system.idle import training_paused
+from superres.system.training_lock import training_paused
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import area_reduce, image_key
 

@@ -20,8 +20,8 @@ from superres import SuperresError, load
 from superres.checkpoint import find_checkpoint, read_training
 from superres.config import require
 from superres.pipeline.translator import Translator
-from superres.system.idle import training_paused
 from superres.system.output import write_results
+from superres.system.training_lock import training_paused
 from superres.tasks.face_data import read_faces
 from superres.tasks.translation import read_pairs
 from table1 import SERIES as TEXT_SERIES

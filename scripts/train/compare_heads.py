@@ -26,8 +26,8 @@ from superres.evaluation.pictures import agreement, decode_interleaved
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler
-from superres.system.idle import training_paused
 from superres.system.output import figure_png, markdown_table, number_text, prepare_folder, write_results
+from superres.system.training_lock import training_paused
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.training.recipes import Stage, train_stage
 from superres.training.settings import TrainConfig

@@ -30,8 +30,8 @@ from superres.errors import ConfigError, SuperresError
 from superres.nn.engines import step_model
 from superres.nn.likelihood import bits_per_dim
 from superres.pipeline.upscaler import Upscaler
-from superres.system.idle import times_are_measured, training_paused, training_turn
 from superres.system.output import figure_png, markdown_table, short_digest, write_result, write_results
+from superres.system.training_lock import times_are_measured, training_paused, training_turn
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask, encode
 from superres.training.continuous import run_folder

@@ -58,7 +58,7 @@ def check_output(output: Path | None, path: Path | None) -> None:
 
 
 @dataclass
-class Summary:
+class TranslationSummary:
     """What `superres translate` reports at its end.
 
     Attributes:
@@ -137,8 +137,8 @@ def _some_lines(numbers: Sequence[int]) -> str:
 
 
 def notes(translator: Translator, result: Translated) -> list[str]:
-    """Return `Summary.notes` of one result."""
-    summary = Summary()
+    """Return `TranslationSummary.notes` of one result."""
+    summary = TranslationSummary()
     summary.add(result)
     return summary.notes(translator)
 

@@ -11,8 +11,8 @@ from typer import Option
 from superres.cli import options as opt
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR
 from superres.errors import ConfigError
-from superres.system.idle import training_paused
 from superres.system.terminal import echo, echo_json
+from superres.system.training_lock import training_paused
 
 if TYPE_CHECKING:
     from superres.evaluation.benchmark import Workload

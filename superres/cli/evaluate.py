@@ -22,9 +22,9 @@ from superres.config import (
     require_choice,
 )
 from superres.pipeline.options import SETTINGS, combined
-from superres.system.idle import training_paused
 from superres.system.progress import say
 from superres.system.terminal import echo, echo_json
+from superres.system.training_lock import training_paused
 from superres.tasks.face_data import SPLITS, is_celeba
 from superres.tasks.face_data import Split as SplitName
 

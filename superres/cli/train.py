@@ -196,7 +196,7 @@ def continue_run(
     times. After every round, the averaged weights are scored on the first 200 faces of --dev. DIR/best holds the best
     round that beats the bundled checkpoint. Stop with Ctrl-C; the same command continues, after a kill, too.
     """
-    from superres.system.idle import lowest_priority
+    from superres.system.training_lock import lowest_priority
 
     lowest_priority()  # before torch starts its threads
 

@@ -49,7 +49,14 @@ def translate(
         opt.refuse_ineffective(context, f"with --beam {beam}, which has no blocks to show; leave out one of the two",
                                "trace")
 
-    from superres.batch.text import Summary, check_output, input_lines, line_writer, trace_lines, translate_lines
+    from superres.batch.text import (
+        TranslationSummary,
+        check_output,
+        input_lines,
+        line_writer,
+        trace_lines,
+        translate_lines,
+    )
 
     check_output(output, input)
     lines = input_lines(texts or [], input)
@@ -57,7 +64,7 @@ def translate(
     given = opt.given_options(context, decode)
     if options is None and (given or trace):  # a trace shows the default's blocks, which a large batch would not have
         options = combined(translator.default, given, translator.model_config.prediction_heads)
-    summary = Summary()
+    summary = TranslationSummary()
     with line_writer(output) as write:
         for result in translate_lines(lines, translator, options, batch_size):
             write(result.texts)

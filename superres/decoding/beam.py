@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from superres.config import BeamConfig
-from superres.decoding.finite import FiniteScores
+from superres.decoding.nan_check import NanCheck
 from superres.errors import ConfigError
 from superres.interfaces import ScoringModel, Session
 from superres.system.machine import TorchThreads
@@ -90,13 +90,13 @@ class BeamLoop:
         self.first_rows = torch.arange(batch, device=like.device).unsqueeze(1) * options.size
         self.last = torch.zeros(batch * options.size, 1, dtype=torch.int64, device=like.device)
         self.calls = 0
-        self.finite = FiniteScores(len(self.last), 1, like.device)
+        self.nan_check = NanCheck(len(self.last), 1, like.device)
 
     def iterate(self) -> None:
         """Extend every live hypothesis by one token, with one model call."""
         place = self.calls
         output = self.session.step(self.last, torch.full_like(self.last[:, 0], place))
-        self.finite.note(output.scores)
+        self.nan_check.note(output.scores)
         self.calls += 1
         grown, parent = self._grow(output.scores[:, 0], place)
         ended = torch.eq(grown.tokens[:, :, place], self.end_token)
@@ -142,7 +142,7 @@ class BeamLoop:
 
     def done(self) -> bool:
         """Return whether the search of every row is over, or the largest length is reached."""
-        self.finite.check()
+        self.nan_check.check()
         return bool(self.over().all())
 
     def result(self) -> Beams:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import Criterion, possible
-from superres.decoding.confidence import Judged
+from superres.decoding.confidence import HeadConfidence
 from superres.decoding.proposers.base import Context, Proposer
-from superres.decoding.sampling import Choice, Chooser
+from superres.decoding.sampling import CoupledSampler, Samplers
 from superres.decoding.state import DecodeState
 from superres.interfaces import LookaheadData, ScoringModel, Session, Sources, StepOutput
 
@@ -28,12 +28,12 @@ class BlockwiseDecoding:
     Attributes:
         session: the rows' cache.
         block_size: k of the next proposals.
-        judged: how sure the heads were of the pending proposals; None unless the loop has set it.
+        head_confidence: what the heads knew of the pending proposals; None unless the loop has set it.
     """
 
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, criterion: Criterion, proposer: Proposer,
-        chooser: Chooser, state: DecodeState, observe: Callable[[Tensor], None] = lambda scores: None,
+        samplers: Samplers, state: DecodeState, observe: Callable[[Tensor], None] = lambda scores: None,
     ) -> None:
         """Prepare to start the rows of `state`, in blocks of `state.block_size`.
 
@@ -43,23 +43,23 @@ class BlockwiseDecoding:
             options: gives the minimum block size.
             criterion: acceptance.
             proposer: source of proposals 2..k.
-            chooser: chooses tokens from scores.
+            samplers: choose tokens from scores.
             state: the rows.
             observe: called with the scores of each model call [B, W, V].
         """
         self.session, self.observe = session, observe
-        self.criterion, self.proposer, self.chooser = criterion, proposer, chooser
+        self.criterion, self.proposer, self.samplers = criterion, proposer, samplers
         self.min_block, self.end_token, self.block_size = options.min_block, model.end_token, state.block_size
-        self.judged: Judged | None = None
+        self.head_confidence: HeadConfidence | None = None
         self._state = state
-        self._choice = None if chooser.buffer is None else chooser.at(state.targets(self.block_size))
+        self._sampler = None if samplers.buffer is None else samplers.at(state.targets(self.block_size))
 
     @property
-    def choice(self) -> Choice:
+    def sampler(self) -> CoupledSampler:
         """Chooses tokens at the positions of the pending block; made when needed, since native iterations need none."""
-        if self._choice is None:
-            self._choice = self.chooser.at(self._state.targets(self._state.block_size))
-        return self._choice
+        if self._sampler is None:
+            self._sampler = self.samplers.at(self._state.targets(self._state.block_size))
+        return self._sampler
 
     def iterate(self, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Do one iteration, and return the block that it verified [B, W] and the number of accepted tokens [B]."""
@@ -78,7 +78,7 @@ class BlockwiseDecoding:
         if k == 1:  # nothing to verify
             return block, (state.limit - state.position).clamp_(max=1)
         scores, target = output.scores[:, : k - 1], place[:, : k - 1]  # of proposals 2..k: [B, k - 1, V], [B, k - 1]
-        passed = self.choice.accept(self.criterion, block[:, 1:k], scores, target)  # [B, k - 1]
+        passed = self.sampler.accept(self.criterion, block[:, 1:k], scores, target)  # [B, k - 1]
         minimum: int | Tensor = min(self.min_block, k)
         if minimum > 1:  # tokens of probability 0, such as those outside limits, end the minimum block
             required = possible(block[:, 1:minimum], scores[:, : minimum - 1])  # [B, l - 1]
@@ -103,15 +103,15 @@ class BlockwiseDecoding:
         if state.block_size > 1:
             scores = output.scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1]))
         k = state.block_size = self.block_size
-        before, self._choice = self.choice, self.chooser.at(state.targets(k))  # for proposing and for verifying
-        parts = [self.choice.first(scores, before, index)]  # [B, 1]
+        before, self._sampler = self.sampler, self.samplers.at(state.targets(k))  # for proposing and for verifying
+        parts = [self.sampler.first(scores, before, index)]  # [B, 1]
         if k > 1:
             first = parts[0][:, 0]
-            if self.judged is not None:
-                self.judged = Judged(self.choice)
+            if self.head_confidence is not None:
+                self.head_confidence = HeadConfidence(self.sampler)
             context = Context(
-                self.session, output, index, state.position, first, state.tokens, self.judged or self.choice)
-            parts.append(self.choice.propose(self.proposer, context, state.columns[1:k]))  # [B, k - 1]
+                self.session, output, index, state.position, first, state.tokens, self.head_confidence or self.sampler)
+            parts.append(self.sampler.propose(self.proposer, context, state.columns[1:k]))  # [B, k - 1]
         width = max(k, state.pending.shape[1])
         if k < width:  # the step is wider than the block
             parts.append(parts[0].expand(-1, width - k))
@@ -123,15 +123,15 @@ class BlockwiseDecoding:
 
     def start(self, rows: Tensor) -> None:
         """Clear the state of `rows` [R], which begin new sequences."""
-        if self._choice is not None:
-            self._choice.clear(rows)
+        if self._sampler is not None:
+            self._sampler.clear(rows)
 
-    def keep(self, rows: Tensor, session: Session, chooser: Chooser, state: DecodeState) -> None:
-        """Continue with `rows` [R] only; `session`, `chooser` and `state` are already reduced to them."""
-        self.session, self.chooser = session, chooser
-        before, self._choice = self._choice, None
+    def keep(self, rows: Tensor, session: Session, samplers: Samplers, state: DecodeState) -> None:
+        """Continue with `rows` [R] only; `session`, `samplers` and `state` are already reduced to them."""
+        self.session, self.samplers = session, samplers
+        before, self._sampler = self._sampler, None
         if before is not None:
-            self.choice.inherit(before, rows)
+            self.sampler.inherit(before, rows)
 
     @classmethod
     def open_session(

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from superres.config import Confidence, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.sampling import Choice
-from superres.interfaces import Rule, Widths
+from superres.decoding.sampling import CoupledSampler
+from superres.interfaces import BlockCosts, Rule
 
 FIRST_GUESS = 0.8
 """Probability that a proposal passes, for the rate of the first iteration."""
@@ -68,52 +68,52 @@ def passing_by_odds(confidence: Confidence, log_odds: np.ndarray) -> np.ndarray:
     return result
 
 
-def best_width(survival: Sequence[float], costs: Sequence[float], pace: float) -> int:
+def best_width(survival: Sequence[float], costs: Sequence[float], rate: float) -> int:
     """Return the width of a step whose expected tokens exceed most what decoding yields in the same time.
 
-    Steps of this width give the most tokens per second if `pace` is that rate; a step alone cannot tell.
+    Steps of this width give the most tokens per second if `rate` is that rate; a step alone cannot tell.
 
     Args:
         survival: expected number of rows that accept token i of their block, for i = 1, 2 and so on.
         costs: seconds of an iteration at widths 1, 2 and so on; at least as many as `survival`.
-        pace: tokens per second.
+        rate: tokens per second.
     """
     best, surplus, expected = 1, -math.inf, 0.0
     for width, (share, cost) in enumerate(zip(survival, costs, strict=False), 1):
         expected += share
-        if expected - pace * cost > surplus:
-            best, surplus = width, expected - pace * cost
+        if expected - rate * cost > surplus:
+            best, surplus = width, expected - rate * cost
     return best
 
 
 @dataclass
-class Judged:
-    """A `superres.interfaces.Judge` around a choice; it remembers what it judged.
+class HeadConfidence:
+    """A `superres.interfaces.ConfidenceSampler` around a sampler; it remembers what it read.
 
     Attributes:
-        choice: chooses the tokens.
+        sampler: chooses the tokens.
         seen: centres, slopes and tokens [B, N] of the latest proposals; None if the session's heads are not ordinal.
         log_odds: of each head's proposal in its distribution [B, 1]; empty if the session's heads are ordinal.
     """
 
-    choice: Choice
+    sampler: CoupledSampler
     seen: tuple[Tensor, Tensor, Tensor] | None = None
     log_odds: list[Tensor] = field(default_factory=list)
 
     def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
-        """See `Choose.__call__`."""
-        return self.choice(scores, offsets)
+        """See `Sampler.__call__`."""
+        return self.sampler(scores, offsets)
 
     def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
-        """See `Choose.additive`."""
-        return self.choice.additive(offsets)
+        """See `Sampler.additive`."""
+        return self.sampler.additive(offsets)
 
-    def judge(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
-        """See `superres.interfaces.Judge.judge`."""
+    def observe(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
+        """See `superres.interfaces.ConfidenceSampler.observe`."""
         self.seen = centre, slope, tokens
 
-    def judge_scores(self, scores: Tensor, tokens: Tensor) -> None:
-        """See `superres.interfaces.Judge.judge_scores`."""
+    def observe_scores(self, scores: Tensor, tokens: Tensor) -> None:
+        """See `superres.interfaces.ConfidenceSampler.observe_scores`."""
         own = scores.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)  # [B, 1]
         self.log_odds.append(-(-own).expm1().clamp(min=LEAST_ODDS).log())
 
@@ -142,24 +142,25 @@ class ConfidentBlockSize:
         fastest = int((tokens / self.costs).argmax())
         self.first = float(tokens[fastest]), self.costs[fastest]
 
-    def widths(self, rows: int, shape: Sequence[int]) -> Widths:
+    def block_costs(self, rows: int, shape: Sequence[int]) -> BlockCosts:
         """Return the data of a decode of `rows` rows, targets of `shape`, for `choose` and for native iterations."""
         channels = shape[-1] if len(shape) > 1 else 1
         # Heads propose only if usual proposals would pay, and only proposals correct this belief: it starts optimistic.
-        pace = torch.tensor([*self.first, *[1.0] * channels], dtype=torch.float64).repeat(rows, 1)
-        return Widths(torch.tensor(self.costs, dtype=torch.float64), self.confidence.offset, self.confidence.exponent,
-                      self.reach, torch.ones(rows, dtype=torch.int64), pace)
+        rate = torch.tensor([*self.first, *[1.0] * channels], dtype=torch.float64).repeat(rows, 1)
+        costs = torch.tensor(self.costs, dtype=torch.float64)
+        return BlockCosts(costs, self.confidence.offset, self.confidence.exponent, self.reach,
+                          torch.ones(rows, dtype=torch.int64), rate)
 
-    def choose(self, judged: Judged, block: Tensor, room: Tensor, widths: Widths) -> int:
+    def choose(self, heads: HeadConfidence, block: Tensor, room: Tensor, given: BlockCosts) -> int:
         """Return the block size for proposals that have been judged.
 
         Args:
-            judged: what the heads knew of their proposals.
+            heads: what the heads knew of their proposals.
             block: p1's token and the proposals [B, K], or more.
             room: tokens that each row may accept [B].
-            widths: from `widths`; updated.
+            given: from `block_costs`; its rate is updated.
         """
-        passed = self._passing(judged)  # [B, K - 1]
+        passed = self._passing(heads)  # [B, K - 1]
         if passed is None:
             return len(self.costs)
         survival = np.cumprod(np.pad(passed, ((0, 0), (1, 0)), constant_values=1), axis=1)  # [B, K]
@@ -167,20 +168,20 @@ class ConfidentBlockSize:
             ended = np.logical_or.accumulate(block.numpy()[:, : passed.shape[1]] == self.end_token, axis=1)
             survival[:, 1:] *= ~ended
         shares = (survival * (np.arange(survival.shape[1]) < room.numpy()[:, None])).sum(0).tolist()
-        latest, seconds = widths.pace[0, :2].tolist()
+        latest, seconds = given.rate[0, :2].tolist()
         rows = max(shares[0], 1.0)
         size = best_width(shares, self.costs, rows * latest / seconds)
         size = max(size, self.minimum)
         keep = 1 - 1 / MEMORY
-        widths.pace[0, 0] = keep * latest + sum(shares[:size]) / rows
-        widths.pace[0, 1] = keep * seconds + self.costs[size - 1]
+        given.rate[0, 0] = keep * latest + sum(shares[:size]) / rows
+        given.rate[0, 1] = keep * seconds + self.costs[size - 1]
         return size
 
-    def _passing(self, judged: Judged) -> np.ndarray | None:
+    def _passing(self, heads: HeadConfidence) -> np.ndarray | None:
         """Return the probability that each judged proposal passes [B, K - 1]; None if none was judged."""
-        if judged.seen is not None:
-            centre, slope, tokens = (tensor.numpy() for tensor in judged.seen)
+        if heads.seen is not None:
+            centre, slope, tokens = (tensor.numpy() for tensor in heads.seen)
             return passing(self.confidence, centre, slope, tokens, self.reach, self.most)
-        if judged.log_odds:
-            return passing_by_odds(self.confidence, torch.cat(judged.log_odds, dim=1).numpy())
+        if heads.log_odds:
+            return passing_by_odds(self.confidence, torch.cat(heads.log_odds, dim=1).numpy())
         return None

@@ -19,7 +19,7 @@ from torch import Tensor
 from superres.config import DecodeConfig, require
 from superres.decoding.graph_cache import BURST
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.sampling import SpeculativeChoice
+from superres.decoding.sampling import SpeculativeSampler
 from superres.decoding.trace import RowTrace
 from superres.interfaces import ScoringModel
 
@@ -152,15 +152,15 @@ def mean_overlap(loop: BlockwiseLoop) -> float:
     """
     total, count = 0.0, 0
     while not loop.done():
-        choice, before = loop.decoding.choice, loop.state.position.clone()
+        sampler, before = loop.decoding.sampler, loop.state.position.clone()
         loop.iterate()
-        if not isinstance(choice, SpeculativeChoice) or choice.p is None:
+        if not isinstance(sampler, SpeculativeSampler) or sampler.p is None:
             continue
         # The proposal after the last accepted token was verified too, unless the sequence ends there or has just begun.
         verified = loop.state.position - before - (loop.state.position >= loop.state.limit).long()
         verified = verified.masked_fill(before < 0, 0)
-        tested = loop.state.columns[: choice.p.shape[1]] < verified.unsqueeze(1)
-        total += float((torch.minimum(choice.p, choice.q[:, :-1]).sum(-1) * tested).sum())
+        tested = loop.state.columns[: sampler.p.shape[1]] < verified.unsqueeze(1)
+        total += float((torch.minimum(sampler.p, sampler.q[:, :-1]).sum(-1) * tested).sum())
         count += int(tested.sum())
     return total / count if count else 0.0
 
@@ -186,7 +186,7 @@ def measured_costs(
     with torch.inference_mode():
         keys = torch.arange(len(source), device=source.device)
         session = model.session(source, largest, padding)
-        loop = BlockwiseLoop(model, session, options, keys, largest, fitted=True)
+        loop = BlockwiseLoop(model, session, options, keys, largest, resizable=True)
         loop.decoding.end_token = None  # a row that ended during the measurement would cost nothing from then on
         # In rounds over all sizes, so that other work on the machine slows no single size.
         for times in seconds:

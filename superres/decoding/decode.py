@@ -158,19 +158,19 @@ def opened_loop(
     fails.
     """
     first = adaptive.choose() if isinstance(adaptive, AdaptiveBlockSize) else block_size
-    fitted, graph_capture = adaptive is not None, model.graph_capture
+    resizable, graph_capture = adaptive is not None, model.graph_capture
     confident = adaptive if isinstance(adaptive, ConfidentBlockSize) else None
     if graph_capture is None or not is_ordinary(proposer, options):
         yield BlockwiseLoop(
-            model, session, options, keys, first, proposer, fitted=fitted, confident=confident)
+            model, session, options, keys, first, proposer, resizable=resizable, confident=confident)
         return
     shapes = tuple(tensor.shape for tensor in session.row_state())
     # Loops with an adaptive block size serve any first block size.
     settings = replace(options, seed=0, block_size=None)
-    key = settings, None if fitted else first, session.width, shapes
+    key = settings, None if resizable else first, session.width, shapes
     loop: BlockwiseLoop | None = take(graph_capture, key)
     if loop is None:
-        loop = BlockwiseLoop(model, session, options, keys, first, proposer, fitted=fitted)
+        loop = BlockwiseLoop(model, session, options, keys, first, proposer, resizable=resizable)
     else:
         loop.resize(first)
         loop.begin_anew(session, keys, options.seed)

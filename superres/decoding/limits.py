@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from superres.interfaces import (
-    Choose,
+    ConfidenceSampler,
     GraphCapture,
     IteratingSession,
-    Judge,
     LoopState,
     Peers,
+    Sampler,
     ScoringModel,
     Session,
     Sources,
@@ -84,31 +84,31 @@ class Limits:
 
 
 class LimitedProposals:
-    """A `superres.interfaces.LimitedChoose` around the choice of the tokens of a block after its first."""
+    """A `superres.interfaces.LimitedSampler` around the choice of the tokens of a block after its first."""
 
-    def __init__(self, choose: Choose, limits: Limits, bounds: Tensor, same: Tensor) -> None:
+    def __init__(self, sampler: Sampler, limits: Limits, bounds: Tensor, same: Tensor) -> None:
         """Prepare for proposals at offsets 1..N, chosen in order.
 
         Args:
-            choose: chooses from limited scores.
+            sampler: chooses from limited scores.
             limits: the task's limits.
             bounds: limits given the tokens up to the block's first, float32 [B, 2, N].
             same: whether two offsets belong to the same group, as float32 [B, N, N].
         """
-        self.choose, self.limits, self.bounds, self.same, self.chosen = choose, limits, bounds, same, 0
+        self.sampler, self.limits, self.bounds, self.same, self.chosen = sampler, limits, bounds, same, 0
 
     def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
-        """See `Choose.__call__`."""
+        """See `Sampler.__call__`."""
         tokens = []
         for column in range(scores.shape[1]):
             here = slice(column, column + 1)
             own = self.limits.masked(scores[:, here], self.bounds[:, :, self.chosen : self.chosen + 1])
-            tokens.append(self.choose(own, offsets[here]))
+            tokens.append(self.sampler(own, offsets[here]))
             self._take(tokens[-1])
         return torch.cat(tokens, dim=1)
 
     def limit(self, tokens: Tensor) -> Tensor:
-        """See `LimitedChoose.limit`."""
+        """See `LimitedSampler.limit`."""
         low, high = self.bounds[:, :, self.chosen : self.chosen + 1].unbind(1)  # each [B, 1]
         tokens = tokens.clamp(low, high).clamp_(0, len(self.limits.tokens) - 1)
         self._take(tokens)
@@ -120,18 +120,18 @@ class LimitedProposals:
         self.chosen += 1
 
     def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
-        """See `Choose.additive`."""
-        return self.choose.additive(offsets)
+        """See `Sampler.additive`."""
+        return self.sampler.additive(offsets)
 
-    def judge(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
-        """See `superres.interfaces.Judge.judge`."""
-        if isinstance(self.choose, Judge):
-            self.choose.judge(centre, slope, tokens)
+    def observe(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
+        """See `superres.interfaces.ConfidenceSampler.observe`."""
+        if isinstance(self.sampler, ConfidenceSampler):
+            self.sampler.observe(centre, slope, tokens)
 
-    def judge_scores(self, scores: Tensor, tokens: Tensor) -> None:
-        """See `superres.interfaces.Judge.judge_scores`."""
-        if isinstance(self.choose, Judge):
-            self.choose.judge_scores(scores, tokens)
+    def observe_scores(self, scores: Tensor, tokens: Tensor) -> None:
+        """See `superres.interfaces.ConfidenceSampler.observe_scores`."""
+        if isinstance(self.sampler, ConfidenceSampler):
+            self.sampler.observe_scores(scores, tokens)
 
 
 class LimitedSession:
@@ -170,7 +170,7 @@ class LimitedSession:
         """Return the limits [B, 2, N] at targets [B, N], given the sums [B, N] of the earlier tokens."""
         return self.bounds.gather(2, target.unsqueeze(1).expand(-1, 2, -1)) - sums.unsqueeze(1)
 
-    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
+    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler) -> Tensor:
         """See `superres.interfaces.Session.propose`."""
         inner, place = output.state
         start = place.gather(1, index.unsqueeze(1))  # [B, 1]: position of the block's first token
@@ -179,7 +179,7 @@ class LimitedSession:
         group = self.limits.group[target]
         same = group.unsqueeze(1) == group.unsqueeze(2)  # [B, N, N]
         limited = LimitedProposals(
-            choose, self.limits, self._bounds(target, start.unsqueeze(2)).float(), same.float())
+            sampler, self.limits, self._bounds(target, start.unsqueeze(2)).float(), same.float())
         return self.session.propose(inner, index, first, offsets, limited)
 
     def iterations(self, state: LoopState) -> Callable[[int, int], Tensor] | None:

@@ -15,16 +15,16 @@ from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.block_size import AdaptiveBlockSize
 from superres.decoding.blockwise import BlockwiseDecoding
-from superres.decoding.confidence import ConfidentBlockSize, Judged
-from superres.decoding.finite import FiniteScores
+from superres.decoding.confidence import ConfidentBlockSize, HeadConfidence
 from superres.decoding.graph_cache import BURST, CapturedIterations
+from superres.decoding.nan_check import NanCheck
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.lookahead.decoding import LookaheadDecoding
-from superres.decoding.sampling import Chooser
+from superres.decoding.sampling import Samplers
 from superres.decoding.state import DecodeState
 from superres.decoding.trace import RowTrace, TraceRecorder
-from superres.interfaces import IteratingSession, LoopState, ProposerData, Sampling, ScoringModel, Session, Widths
+from superres.interfaces import BlockCosts, IteratingSession, LoopState, ProposerData, Sampling, ScoringModel, Session
 from superres.system.machine import TorchThreads
 
 Iterate = Callable[[int, int], Tensor]
@@ -75,7 +75,7 @@ class BlockwiseLoop:
 
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
-        proposer: Proposer | None = None, criterion: Criterion | None = None, fitted: bool = False,
+        proposer: Proposer | None = None, criterion: Criterion | None = None, resizable: bool = False,
         confident: ConfidentBlockSize | None = None,
     ) -> None:
         """Prepare; the first iteration reads the start of every sequence and makes the first proposals.
@@ -88,15 +88,15 @@ class BlockwiseLoop:
             block_size: k, at most the session's width.
             proposer: source of proposals 2..k; by `options.proposer` if None.
             criterion: acceptance; by `options.accept` if None.
-            fitted: whether `resize` may change the block size; the session's width then follows it.
-            confident: chooses the block size of every iteration, up to `block_size`; the loop must be `fitted`.
+            resizable: whether `resize` may change the block size; the session's width then follows it.
+            confident: chooses the block size of every iteration, up to `block_size`; the loop must be `resizable`.
         """
         proposer = proposer or PROPOSERS[options.proposer]()
         stateless = criterion is None and getattr(proposer, "stateless", False)
-        self.fitted, self.complete, self.confident = fitted, False, confident
+        self.resizable, self.complete, self.confident = resizable, False, confident
         self.torch_threads = TorchThreads(1 if model.own_threads else None)
         self.seed, self.keys = options.seed, keys.clone()
-        self.recorder, self.finite = TraceRecorder(), FiniteScores(len(keys), session.width, keys.device)
+        self.recorder, self.nan_check = TraceRecorder(), NanCheck(len(keys), session.width, keys.device)
         # The filler must not be the end token, or a row would end where it starts.
         self.state = DecodeState(
             len(keys), model.length, session.width, block_size, int(model.end_token == 0), keys.device)
@@ -107,14 +107,14 @@ class BlockwiseLoop:
         if stateless and model.graph_capture is not None and model.peers is None:
             self.captured = CapturedIterations(model.graph_capture.capture, self.state.proposals)
         buffer_width = None if self.captured is None else session.width
-        self.make_chooser = partial(Chooser, options, vocabulary=model.vocabulary, buffer_width=buffer_width)
+        self.make_samplers = partial(Samplers, options, vocabulary=model.vocabulary, buffer_width=buffer_width)
         self.decoding = decoding_type(proposer, block_size)(
             model, session, options, criterion or CRITERIA[options.accept](options), proposer,
-            self.make_chooser(self.keys), self.state, self.finite.note)
-        self.widths: Widths | None = None
+            self.make_samplers(self.keys), self.state, self.nan_check.note)
+        self.block_costs: BlockCosts | None = None
         if confident is not None:
-            self.decoding.judged = Judged(self.decoding.choice)
-            self.widths = confident.widths(len(keys), session.shape)
+            self.decoding.head_confidence = HeadConfidence(self.decoding.sampler)
+            self.block_costs = confident.block_costs(len(keys), session.shape)
         # Native iterations take the criterion's rule, the sampling and the proposer as data. A class of the user that
         # derives from a proposer may propose other tokens.
         self.proposer = proposer if criterion is None and type(proposer) in PROPOSERS.values() else None
@@ -164,9 +164,9 @@ class BlockwiseLoop:
             block, accepted = self.decoding.iterate(self.state)
             self.recorder.record(self.state.position - accepted, block[:, :size], accepted)
             self.state.starting = False
-            if self.confident is not None and self.widths is not None and self.decoding.judged is not None:
-                wanted = self.confident.choose(
-                    self.decoding.judged, self.state.proposals, self.state.room(), self.widths)
+            heads, costs = self.decoding.head_confidence, self.block_costs
+            if self.confident is not None and costs is not None and heads is not None:
+                wanted = self.confident.choose(heads, self.state.proposals, self.state.room(), costs)
                 self.state.block_size = wanted
         elif wanted != size:
             count = 1
@@ -175,7 +175,7 @@ class BlockwiseLoop:
         else:
             count = min(count, BURST)
             self.captured.run(self._recorded_iteration, size, count, self.recorder)
-        if self.fitted and self.session.width != wanted:
+        if self.resizable and self.session.width != wanted:
             self.session.resize(wanted)
             self.state.fit(wanted)
         return count
@@ -192,11 +192,11 @@ class BlockwiseLoop:
             self.native[size] = None
             data = None if self.proposer is None else self.proposer.as_data(self.session)
             if self.rule is not None and data is not None and isinstance(self.session, IteratingSession):
-                self.sampling = self.sampling or self.decoding.chooser.as_data(self.state.proposals.shape[1])
+                self.sampling = self.sampling or self.decoding.samplers.as_data(self.state.proposals.shape[1])
                 self.native[size] = self.session.iterations(LoopState(
                     self.state.position, self.state.limit, self.state.store, self.state.proposals, size,
                     self.decoding.min_block, self.rule, self.decoding.end_token, self.sampling, ProposerData(**data),
-                    self.widths, lookahead=self.decoding.lookahead_data()))
+                    self.block_costs, lookahead=self.decoding.lookahead_data()))
         return self.native[size]
 
     def burst(self, position: int, count: int | None = None) -> int:
@@ -214,7 +214,7 @@ class BlockwiseLoop:
         return len(self.recorder) - before
 
     def resize(self, block_size: int) -> None:
-        """Propose blocks of `block_size` from the end of the next iteration on; the loop must be `fitted`.
+        """Propose blocks of `block_size` from the end of the next iteration on; the loop must be `resizable`.
 
         Args:
             block_size: at most the width that the session was made with.
@@ -253,10 +253,10 @@ class BlockwiseLoop:
         """
         self.session.copy_rows(rows, fresh, chosen, cache=False)
         self.keys.index_copy_(0, rows, keys)
-        self.decoding.chooser.rekey(self.seed, self.keys)
+        self.decoding.samplers.rekey(self.seed, self.keys)
         self.state.start(rows, self._longest(self.session))
         self.decoding.start(rows)
-        self.finite.clear(rows)
+        self.nan_check.clear(rows)
         self.complete = False
 
     def begin_anew(self, fresh: Session, keys: Tensor, seed: int) -> None:
@@ -272,15 +272,16 @@ class BlockwiseLoop:
         session.resize(self.session.width)
         self.keys = self.keys[kept]
         self.state.keep(kept)
-        self.decoding.keep(kept, session, self.make_chooser(self.keys), self.state)
+        self.decoding.keep(kept, session, self.make_samplers(self.keys), self.state)
         if self.sampling is not None:
             self.sampling = replace(self.sampling, keys=self.keys, q=self.sampling.q[kept],
                                     q_total=self.sampling.q_total[kept])
         self.native = {}
-        if self.widths is not None:
-            self.widths = replace(self.widths, sizes=self.widths.sizes[kept], pace=self.widths.pace[kept])
+        if self.block_costs is not None:
+            costs = self.block_costs
+            self.block_costs = replace(costs, sizes=costs.sizes[kept], rate=costs.rate[kept])
         self.recorder.shrink(kept)
-        self.finite.shrink(kept)
+        self.nan_check.shrink(kept)
 
     def check_scores(self) -> None:
         """Check that all scores were finite (reads from the device).
@@ -288,8 +289,8 @@ class BlockwiseLoop:
         Raises:
             ScoresError: scores were not finite.
         """
-        self.finite.is_noted |= self.captured is not None  # captured work sets no flag of the host
-        self.finite.check()
+        self.nan_check.is_noted |= self.captured is not None  # captured work sets no flag of the host
+        self.nan_check.check()
 
     def done(self) -> bool:
         """Tell whether every row is complete (reads from the device).

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.finite import require_finite
-from superres.decoding.sampling import Chooser
+from superres.decoding.nan_check import require_finite
+from superres.decoding.sampling import Samplers
 from superres.interfaces import ScoringModel
 
 
@@ -27,7 +27,7 @@ def sequential_reference(model: ScoringModel, source: Tensor, options: DecodeCon
     Raises:
         ScoresError: the model's scores are not finite.
     """
-    chooser = Chooser(options, torch.tensor([key], device=source.device), model.vocabulary)
+    samplers = Samplers(options, torch.tensor([key], device=source.device), model.vocabulary)
     target = torch.zeros(1, model.length, dtype=torch.int64, device=source.device)
     tokens: list[int] = []
     longest = _longest(model, source)
@@ -35,7 +35,7 @@ def sequential_reference(model: ScoringModel, source: Tensor, options: DecodeCon
         position = torch.tensor([len(tokens)], device=source.device)
         scores = model.uncached_scores(source, target, position)[:, :1]
         require_finite(scores)
-        tokens.append(int(chooser.at(position.unsqueeze(1))(scores)))
+        tokens.append(int(samplers.at(position.unsqueeze(1))(scores)))
         target[0, len(tokens) - 1] = tokens[-1]
     return tokens
 
@@ -58,7 +58,7 @@ def separate_reference(
     Raises:
         ScoresError: the model's scores are not finite.
     """
-    chooser = Chooser(options, torch.tensor([key], device=source.device), model.vocabulary)
+    samplers = Samplers(options, torch.tensor([key], device=source.device), model.vocabulary)
     criterion = CRITERIA[options.accept](options)
     tokens: list[int] = []
     accepted: list[int] = []
@@ -69,13 +69,13 @@ def separate_reference(
         for head in range(block_size):
             heads = model.uncached_scores(source, _padded(model, source, tokens + block), place[:, 0])
             require_finite(heads[:, :1])
-            block.append(int(chooser.at(place[:, head : head + 1])(heads[:, head : head + 1])))
+            block.append(int(samplers.at(place[:, head : head + 1])(heads[:, head : head + 1])))
         length, failed, scored = 1, False, []
         while length < min(block_size, longest - len(tokens)) and block[length - 1] != model.end_token:
             position = place[:, length]
             scores = model.uncached_scores(source, _padded(model, source, tokens + block[:length]), position)[:, :1]
             require_finite(scores)
-            scored.append(chooser.at(position.unsqueeze(1)).adjust(scores))
+            scored.append(samplers.at(position.unsqueeze(1)).adjust(scores))
             proposed = torch.tensor([block[1 : length + 1]], device=source.device)
             # The result may depend on the whole block up to this token.
             passed = criterion.accept(proposed, torch.cat(scored, dim=1), place[:, 1 : length + 1])

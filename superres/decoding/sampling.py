@@ -52,7 +52,7 @@ def filtered(scores: Tensor, top_k: int | None, nucleus: float) -> Tensor:
 
 
 @dataclass
-class Sampler:
+class ScoreFilter:
     """Turns scores into the scores of the distribution to sample from.
 
     Attributes:
@@ -66,7 +66,7 @@ class Sampler:
     nucleus: float = 1.0
 
     @property
-    def filters(self) -> bool:
+    def is_active(self) -> bool:
         """Whether a filter excludes tokens."""
         return self.top_k is not None or self.nucleus < 1
 
@@ -78,51 +78,51 @@ class Sampler:
     def __call__(self, scores: Tensor, temperature: Tensor) -> Tensor:
         """Return `scores` [B, N, V] divided by `temperature` [B, N, 1], and filtered."""
         scores = scores / temperature.to(scores.dtype)
-        return filtered(scores, self.top_k, self.nucleus) if self.filters else scores
+        return filtered(scores, self.top_k, self.nucleus) if self.is_active else scores
 
 
 @dataclass
-class Choice:
+class CoupledSampler:
     """Chooses tokens at N target positions of each row, both for proposals and for their verification.
 
-    It is a `superres.interfaces.Choose`; offsets count from the first of the positions.
+    It is a `superres.interfaces.Sampler`; offsets count from the first of the positions.
 
     Attributes:
         coupled: whether the tokens are seed-coupled samples.
         noise: noise of the positions, [B, N, V] if `coupled`.
         temperature: temperature of the positions, [B, N, 1].
-        sampler: computes the distribution to sample from.
+        filter: computes the distribution to sample from.
     """
 
     coupled: bool
     noise: Tensor
     temperature: Tensor
-    sampler: Sampler
+    filter: ScoreFilter
 
-    def load(self, other: Choice) -> Self:
+    def load(self, other: CoupledSampler) -> Self:
         """Copy `other` into the first positions of this buffer, and return a choice that uses this buffer's memory."""
         count = other.noise.shape[1]
         return replace(self, noise=self.noise[:, :count].copy_(other.noise),
                        temperature=self.temperature[:, :count].copy_(other.temperature))
 
     def __call__(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
-        """See `Choose.__call__`."""
+        """See `Sampler.__call__`."""
         return self.adjust(scores, offsets).argmax(-1)
 
     def adjust(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
         """Return the scores [B, N, V] whose argmax is the choice at `offsets`."""
         if not self.coupled:
             return scores
-        scaled = self.sampler(scores, self.temperature[:, offsets])
+        scaled = self.filter(scores, self.temperature[:, offsets])
         return scaled + self.noise[:, offsets].to(scaled.dtype)
 
     def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
-        """See `Choose.additive`."""
+        """See `Sampler.additive`."""
         if not self.coupled:
             return None, None
-        return None if self.sampler.filters else (self.temperature[:, offsets], self.noise[:, offsets])
+        return None if self.filter.is_active else (self.temperature[:, offsets], self.noise[:, offsets])
 
-    def first(self, scores: Tensor, before: Choice, index: Tensor) -> Tensor:
+    def first(self, scores: Tensor, before: CoupledSampler, index: Tensor) -> Tensor:
         """Return the first token [B, 1] of a block.
 
         Args:
@@ -143,16 +143,16 @@ class Choice:
     def clear(self, rows: Tensor) -> None:
         """Clear the data of the proposals of `rows` [R], which begin new sequences."""
 
-    def inherit(self, before: Choice, kept: Tensor) -> None:
+    def inherit(self, before: CoupledSampler, kept: Tensor) -> None:
         """Copy the data of the proposals in rows `kept` [R] of `before`, a choice at the same positions."""
 
 
-GREEDY = Choice(False, torch.empty(0), torch.empty(0), Sampler(torch.empty(0)))
+GREEDY = CoupledSampler(False, torch.empty(0), torch.empty(0), ScoreFilter(torch.empty(0)))
 """Greedy choice: the argmax of the scores."""
 
 
 @dataclass
-class SpeculativeChoice(Choice):
+class SpeculativeSampler(CoupledSampler):
     """Speculative sampling (Leviathan et al. 2023, algorithm 1; Chen et al. 2023): samples p1's distribution exactly.
 
     A proposal drawn from q passes with probability min(1, p / q). After a rejection, the next block's first token is
@@ -171,12 +171,12 @@ class SpeculativeChoice(Choice):
     q: Tensor
     p: Tensor | None = None
 
-    def load(self, other: Choice) -> Self:
-        """See `Choice.load`; q of the previous proposals stays in the buffer until `first` has used it."""
+    def load(self, other: CoupledSampler) -> Self:
+        """See `CoupledSampler.load`; q of the previous proposals stays in the buffer until `first` has used it."""
         return replace(super().load(other), q=self.q[:, : other.noise.shape[1]])
 
     def __call__(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
-        """Draw a proposal at each of `offsets` [N] and store its distribution; see `Choose.__call__`."""
+        """Draw a proposal at each of `offsets` [N] and store its distribution; see `Sampler.__call__`."""
         if isinstance(offsets, slice):
             raise TypeError("speculative sampling needs the offsets of proposals as a tensor, not as a slice")
         q = self._distribution(scores, offsets)  # [B, N, V]
@@ -184,12 +184,12 @@ class SpeculativeChoice(Choice):
         return draw(q, self._uniform(offsets, PROPOSAL))
 
     def additive(self, offsets: Tensor) -> None:
-        """See `Choose.additive`."""
+        """See `Sampler.additive`."""
 
-    def first(self, scores: Tensor, before: Choice, index: Tensor) -> Tensor:
-        """See `Choice.first`."""
+    def first(self, scores: Tensor, before: CoupledSampler, index: Tensor) -> Tensor:
+        """See `CoupledSampler.first`."""
         p = self._distribution(scores, slice(1))  # [B, 1, V]
-        if isinstance(before, SpeculativeChoice):
+        if isinstance(before, SpeculativeSampler):
             q = before.q.gather(1, index.view(-1, 1, 1).expand(-1, 1, p.shape[-1]))  # [B, 1, V]
             rest = (p - q).clamp(min=0)
             # The difference is 0 where p equals q; a rejection there is due to rounding.
@@ -198,31 +198,31 @@ class SpeculativeChoice(Choice):
         return draw(p, self._uniform(slice(1), COMMITTED))
 
     def propose(self, proposer: Proposer, context: Context, offsets: Tensor) -> Tensor:
-        """See `Choice.propose`."""
+        """See `CoupledSampler.propose`."""
         if getattr(proposer, "draws", False):
             return proposer.propose(context, offsets)
-        tokens = proposer.propose(replace(context, choose=GREEDY), offsets)
+        tokens = proposer.propose(replace(context, sampler=GREEDY), offsets)
         self.q[:, : tokens.shape[1]].scatter_(-1, tokens.unsqueeze(-1), 1.0)
         return tokens
 
     def accept(self, criterion: Criterion, proposed: Tensor, scores: Tensor, target: Tensor) -> Tensor:
-        """See `Choice.accept`; the criterion is not used."""
+        """See `CoupledSampler.accept`; the criterion is not used."""
         self.p = self._distribution(scores, slice(1, None))
         own = proposed.unsqueeze(-1)  # [B, k - 1, 1]
         p, q = self.p.gather(-1, own), self.q[:, :-1].gather(-1, own)
         return (self._uniform(slice(1, None), VERDICT) * q < p).squeeze(-1)
 
     def clear(self, rows: Tensor) -> None:
-        """See `Choice.clear`."""
+        """See `CoupledSampler.clear`."""
         self.q.index_fill_(0, rows, 0.0)
 
-    def inherit(self, before: Choice, kept: Tensor) -> None:
-        """See `Choice.inherit`."""
-        if isinstance(before, SpeculativeChoice):
+    def inherit(self, before: CoupledSampler, kept: Tensor) -> None:
+        """See `CoupledSampler.inherit`."""
+        if isinstance(before, SpeculativeSampler):
             self.q.copy_(before.q[kept])
 
     def _distribution(self, scores: Tensor, offsets: Tensor | slice) -> Tensor:
-        return distribution(self.sampler(scores, self.temperature[:, offsets]))
+        return distribution(self.filter(scores, self.temperature[:, offsets]))
 
     def _uniform(self, offsets: Tensor | slice, purpose: int) -> Tensor:
         return self.noise[:, offsets, purpose].unsqueeze(-1)
@@ -242,11 +242,11 @@ def draw(probability: Tensor, uniform: Tensor) -> Tensor:
     sums = (probability.double() / LEAST_WEIGHT).long().cumsum(-1)  # [B, N, V], exact
     place = (uniform.double() * sums[..., -1:].double()).long()
     tokens = torch.searchsorted(sums, place, right=True).squeeze(-1)
-    # NaN weights raise an error later (`superres.decoding.finite`); until then every token must be in range.
+    # NaN weights raise an error later (`superres.decoding.nan_check`); until then every token must be in range.
     return tokens.clamp(max=probability.shape[-1] - 1)
 
 
-class Chooser:
+class Samplers:
     """Makes the choices of a decode: greedy, by seed-coupled sampling, or by speculative sampling."""
 
     def __init__(self, options: DecodeConfig, keys: Tensor, vocabulary: int, buffer_width: int | None = None) -> None:
@@ -259,7 +259,7 @@ class Chooser:
             buffer_width: number of positions of a fixed buffer that every choice is copied to; None for new memory.
         """
         temperatures = torch.tensor(options.temperatures, dtype=torch.float64, device=keys.device)
-        self.sampler = Sampler(temperatures, options.sample_top_k, options.nucleus)
+        self.filter = ScoreFilter(temperatures, options.sample_top_k, options.nucleus)
         self.vocabulary = vocabulary
         self.noise: GumbelNoise | None = None
         self.uniforms: RandomWords | None = None
@@ -284,23 +284,23 @@ class Chooser:
         shape = len(self.keys), width if speculative else 0
         return Sampling(
             "speculative" if speculative else "gumbel", self.options.seed, self.keys,
-            self.sampler.temperatures.float(), self.sampler.top_k, self.sampler.nucleus,
+            self.filter.temperatures.float(), self.filter.top_k, self.filter.nucleus,
             self.keys.new_zeros(*shape, self.vocabulary, dtype=torch.int32), self.keys.new_zeros(shape))
 
-    def at(self, position: Tensor) -> Choice:
+    def at(self, position: Tensor) -> CoupledSampler:
         """Return the choice at target positions [B, N]."""
-        choice = self._make(position)
-        return choice if self.buffer is None or choice is GREEDY else self.buffer.load(choice)
+        sampler = self._make(position)
+        return sampler if self.buffer is None or sampler is GREEDY else self.buffer.load(sampler)
 
-    def _make(self, position: Tensor) -> Choice:
+    def _make(self, position: Tensor) -> CoupledSampler:
         if self.noise is None and self.uniforms is None:
             return GREEDY
-        temperature = self.sampler.temperature(position)  # [B, N, 1]
+        temperature = self.filter.temperature(position)  # [B, N, 1]
         if self.noise is not None:
-            return Choice(True, self.noise.at(position), temperature, self.sampler)
+            return CoupledSampler(True, self.noise.at(position), temperature, self.filter)
         shape = *position.shape, self.vocabulary
         q = torch.zeros(shape, dtype=torch.float64, device=position.device)  # [B, N, V]
-        return SpeculativeChoice(False, self.uniform(position), temperature, self.sampler, q)
+        return SpeculativeSampler(False, self.uniform(position), temperature, self.filter, q)
 
     def uniform(self, position: Tensor) -> Tensor:
         """Return uniform numbers in (0, 1) for target positions [B, N], one per purpose, float64 [B, N, 3].

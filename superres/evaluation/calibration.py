@@ -10,7 +10,7 @@ import torch
 
 from superres.config import Confidence, DecodeConfig
 from superres.config.decoding import LARGEST_COEFFICIENT
-from superres.decoding.confidence import Judged, passing, passing_by_odds
+from superres.decoding.confidence import HeadConfidence, passing, passing_by_odds
 from superres.decoding.loop import BlockwiseLoop
 from superres.nn.engines.torch_model import StepModel
 from superres.nn.model import EncoderDecoder
@@ -92,12 +92,12 @@ def verified_proposals(
     loop = BlockwiseLoop(engine, engine.session(source, count, padding), DecodeConfig(), rows, count)
     parts, offset = [], np.arange(1, count)
     while not loop.done():
-        judged = loop.decoding.judged
-        loop.decoding.judged = Judged(loop.decoding.choice)
+        heads = loop.decoding.head_confidence
+        loop.decoding.head_confidence = HeadConfidence(loop.decoding.sampler)
         loop.iterate()
-        if judged is None:
+        if heads is None:
             continue
-        seen = judged.seen or (torch.cat(judged.log_odds, dim=1),)
+        seen = heads.seen or (torch.cat(heads.log_odds, dim=1),)
         _, accepted, _ = loop.recorder.since(len(loop.recorder) - 1)
         reached = (offset <= accepted.T) & (loop.state.room().cpu().numpy()[:, None] > 0)  # [B, K - 1]
         row = np.broadcast_to(np.arange(len(source))[:, None], reached.shape)

@@ -162,7 +162,7 @@ def _finite(value: float) -> float | None:
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedPictures:
     """The results of one variant of decoding on a data set.
 
     Attributes:
@@ -186,7 +186,7 @@ class Decoded:
 
 def decode_interleaved(
     sources: Pixels, upscaler: Upscaler, variants: dict[str, DecodeConfig], batch_size: int,
-) -> dict[str, Decoded]:
+) -> dict[str, DecodedPictures]:
     """Decode every batch with each variant in turn, so that other load slows all variants alike.
 
     An untimed decoding of the first batch warms up (compilation, graph capture, caches). A shorter last batch is not
@@ -214,7 +214,8 @@ def decode_interleaved(
             images[variant].append(result.images)
             traces[variant].extend(result.traces)
             seconds[variant] += is_timed * result.seconds
-    return {name: Decoded(np.concatenate(images[name]), traces[name], seconds[name] / timed) for name in variants}
+    return {name: DecodedPictures(
+        np.concatenate(images[name]), traces[name], seconds[name] / timed) for name in variants}
 
 
 def bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batch_size: int) -> Scores:

@@ -86,7 +86,7 @@ def longest_targets(source_tokens: Tensor, config: ModelConfig) -> Tensor:
 
 
 @dataclass
-class Decoded:
+class DecoderOutput:
     """Teacher-forced decoder output.
 
     Attributes:
@@ -178,7 +178,7 @@ class EncoderDecoder(nn.Module):
                 memory.residual_sum = self.neighbourhood.residual_sum(source, memory.estimate)
         return memory
 
-    def forward(self, source: Tensor, target: Tensor, padding: Tensor | None = None) -> Decoded:
+    def forward(self, source: Tensor, target: Tensor, padding: Tensor | None = None) -> DecoderOutput:
         """Run the decoder over whole targets (teacher forcing).
 
         Args:
@@ -207,15 +207,15 @@ class EncoderDecoder(nn.Module):
                 x = checkpoint(layer, x, memory.states, memory.mask, use_reentrant=False)
             else:
                 x = layer(x, memory.states, memory.mask)
-        return Decoded(self.decoder_norm(x), target, neighbours, deviation, memory)
+        return DecoderOutput(self.decoder_norm(x), target, neighbours, deviation, memory)
 
-    def scores(self, decoded: Decoded) -> Tensor:
+    def scores(self, decoded: DecoderOutput) -> Tensor:
         """Return p1's scores (logits) at every position, [B, T, V] in at least float32."""
         batch, length = decoded.hidden.shape[:2]
         position = torch.arange(length, device=decoded.hidden.device).expand(batch, -1)
         return self.head_scores(decoded, position, 0)
 
-    def head_scores(self, decoded: Decoded, position: Tensor, head: int) -> Tensor:
+    def head_scores(self, decoded: DecoderOutput, position: Tensor, head: int) -> Tensor:
         """Return one head's scores: head i (0-based) at position t scores token t + i.
 
         Args:
@@ -262,7 +262,7 @@ class EncoderDecoder(nn.Module):
             deviation = extrapolate(self.neighbourhood.direct, neighbours, position)
         return self._finish(hidden, estimate, position, deviation)
 
-    def block_scores(self, decoded: Decoded, position: Tensor, chosen: Tensor | None = None) -> Tensor:
+    def block_scores(self, decoded: DecoderOutput, position: Tensor, chosen: Tensor | None = None) -> Tensor:
         """Return the scores of all heads in the head layer: p2..pk, and p1 where it is not the identity.
 
         Args:
@@ -283,7 +283,7 @@ class EncoderDecoder(nn.Module):
         return self._layer_scores(self.heads, decoded, position, self.heads.first, self.heads.count, chosen)
 
     def _recurrent_scores(
-        self, heads: RecurrentHeads, decoded: Decoded, position: Tensor, count: int, chosen: Tensor | None = None,
+        self, heads: RecurrentHeads, decoded: DecoderOutput, position: Tensor, count: int, chosen: Tensor | None = None,
     ) -> Tensor:
         """Return the scores [B, P, count, V] of the first `count` recurrent heads, or [N, V] of the chosen targets."""
         place = position.unsqueeze(-1) + torch.arange(count, device=position.device)
@@ -294,7 +294,7 @@ class EncoderDecoder(nn.Module):
         return self._finish(states, memory.estimate, place, None, chosen)
 
     def _layer_scores(
-        self, heads: PredictionHeads, decoded: Decoded, position: Tensor, head: int, count: int,
+        self, heads: PredictionHeads, decoded: DecoderOutput, position: Tensor, head: int, count: int,
         chosen: Tensor | None = None,
     ) -> Tensor:
         """Return the scores [B, P, count, V] of `count` heads from `head` on, or [N, V] of the chosen targets."""

@@ -18,9 +18,9 @@ from superres.decoding.cost import measured_costs
 from superres.decoding.decode import BlockSizeChooser
 from superres.errors import OutputError
 from superres.interfaces import ScoringModel
-from superres.system.idle import training_paused
 from superres.system.machine import machine
 from superres.system.output import cache_folder, write_result
+from superres.system.training_lock import training_paused
 
 PATIENCE = 5.0
 """Longest time that a first decode waits for training to pause, in seconds."""
@@ -72,7 +72,7 @@ class BlockSizes:
         """Return whether every iteration can choose its block size.
 
         Sampling, and criteria without a rule, have no known reach; tokens of text have none but in exact acceptance.
-        Widths hardly cost anything on an accelerator.
+        BlockCosts hardly cost anything on an accelerator.
         """
         rule = CRITERIA[options.accept](options).rule
         known = rule is not None and (options.is_exact or self.model.end_token is None)

@@ -30,7 +30,7 @@ from superres.pipeline.base import Pipeline, at_intervals
 from superres.pipeline.display import counted, images_html, images_png
 from superres.system.machine import free_bytes
 from superres.tasks.faces import INTENSITIES, FaceTask, encode
-from superres.tasks.photos import DEFAULT_CROP, Crop, PictureLike, Sources, read_sources
+from superres.tasks.photos import DEFAULT_CROP, Crop, PhotoSources, PictureLike, read_sources
 
 USEFUL_ROWS = {"cpu": 16, "cuda": 512}
 """Batch size beyond which a device hardly gets faster, by kind of device."""
@@ -248,12 +248,12 @@ class Upscaler(Pipeline):
 
     def _prepare(
         self, sources: Pictures, crop: str, options: DecodeConfig, keys: Sequence[int] | None,
-    ) -> tuple[Sources, torch.Tensor, torch.Tensor]:
+    ) -> tuple[PhotoSources, torch.Tensor, torch.Tensor]:
         """Check the arguments of a call; return the inputs, and their tokens [N, S] and keys [N] on the device."""
         self.block_size(options)
         shape = self.model_config.source_shape
         if isinstance(sources, np.ndarray) and sources.ndim == 4 and sources.shape[1:] == shape:
-            given = Sources(sources, [], list(range(len(sources))), [])  # checked by `source_tokens`
+            given = PhotoSources(sources, [], list(range(len(sources))), [])  # checked by `source_tokens`
         else:
             given = read_sources(sources, self.face_task, crop)
         return given, self.source_tokens(given.images), noise_keys(keys, len(given.images), self.device)
@@ -281,6 +281,6 @@ class Upscaler(Pipeline):
         values: np.ndarray = bits_per_dim(self.model, source, target, batch_size).numpy()
         return values
 
-    def _upscaled(self, decoded: Decoded, seconds: float, given: Sources) -> Upscaled:
+    def _upscaled(self, decoded: Decoded, seconds: float, given: PhotoSources) -> Upscaled:
         images = self.face_task.decode(decoded.tokens.cpu().numpy())
         return Upscaled(images, decoded.traces, seconds, given.images, given.crops, given.inputs, given.notes)

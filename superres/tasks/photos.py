@@ -171,7 +171,7 @@ def to_pixels(image: Pixels | Image.Image, least: int) -> Pixels:
 
 
 @dataclass(frozen=True, eq=False)
-class Sources:
+class PhotoSources:
     """The model's inputs from pictures of any kind.
 
     Attributes:
@@ -189,7 +189,7 @@ class Sources:
 
 def read_sources(
     pictures: PictureLike | Iterable[PictureLike], task: FaceTask, crop: str = DEFAULT_CROP,
-) -> Sources:
+) -> PhotoSources:
     """Read pictures one by one, and reduce their squares to the model's inputs.
 
     Args:
@@ -209,7 +209,7 @@ def read_sources(
             raise InvalidInputError(f"pictures are {pictures.dtype} {list(pictures.shape)}; give uint8 [N, H, W, 3]")
     elif not is_one and not isinstance(pictures, Iterable):
         raise InvalidInputError(f"pictures are a {type(pictures).__name__}; give a path, a Pillow image or an array")
-    result = Sources(np.empty((0, *task.source_shape), np.uint8), [], [], [])
+    result = PhotoSources(np.empty((0, *task.source_shape), np.uint8), [], [], [])
     images: list[Pixels] = []
     for number, picture in enumerate([pictures] if is_one else pictures):  # type: ignore[arg-type]
         is_path = isinstance(picture, str | os.PathLike)

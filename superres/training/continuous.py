@@ -21,9 +21,9 @@ from superres.errors import ConfigError
 from superres.evaluation.pictures import psnr, ssim
 from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler
-from superres.system.idle import times_are_measured, training_turn
 from superres.system.output import lock_file, prepare_folder, short_digest, write_result
 from superres.system.progress import say
+from superres.system.training_lock import times_are_measured, training_turn
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import Pixels
@@ -54,7 +54,7 @@ def train_continuously(stage: Stage, round_seconds: float, stop: Stop, report: R
     The folder `stage.output` gets `report.jsonl`, `checkpoint` (averaged weights of the last round) and `best` (the
     round with the fewest bits/dim among those that are better than the reference in every score). The reference is the
     bundled checkpoint, or `stage.start` if its pictures have other sizes. Training pauses while
-    `superres.system.idle.training_paused` is in use.
+    `superres.system.training_lock.training_paused` is in use.
 
     Args:
         stage: endless settings, data, folder, development data, and the checkpoint to start from.

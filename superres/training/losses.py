@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from superres.nn.model import Decoded, EncoderDecoder
+from superres.nn.model import DecoderOutput, EncoderDecoder
 from superres.training.settings import TrainConfig
 
 IGNORED = -100
@@ -112,7 +112,7 @@ class TeacherForcingLoss(nn.Module):
         return F.cross_entropy(scores.flatten(0, 1), target.masked_fill(~inside, IGNORED).flatten(),
                                ignore_index=IGNORED, label_smoothing=self.settings.label_smoothing)
 
-    def _all_heads(self, decoded: Decoded, wanted: Tensor, draw: int, lengths: Tensor | None) -> Tensor:
+    def _all_heads(self, decoded: DecoderOutput, wanted: Tensor, draw: int, lengths: Tensor | None) -> Tensor:
         """Return the mean loss of all proposal heads at a random subset of positions; `wanted` as in `mean_loss`."""
         batch, length = wanted.shape[:2]
         count = min(self.settings.head_positions, length)
@@ -128,7 +128,7 @@ class TeacherForcingLoss(nn.Module):
         scores = self.model.block_scores(decoded, position, inside)
         return mean_loss(scores, target, inside, wanted, self._distance_weight)
 
-    def _one_head(self, decoded: Decoded, wanted: Tensor, head: int, lengths: Tensor | None) -> Tensor:
+    def _one_head(self, decoded: DecoderOutput, wanted: Tensor, head: int, lengths: Tensor | None) -> Tensor:
         """Return the loss of one head at all positions; `wanted` as in `mean_loss`."""
         position = torch.arange(wanted.shape[1], device=wanted.device).expand(len(wanted), -1)
         inside = is_inside(position + head, wanted.shape[1], lengths)

@@ -30,7 +30,7 @@ from superres.decoding.noise import GumbelNoise
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.lookahead import decoding as lookahead
 from superres.decoding.proposers.lookahead import sampling as candidates
-from superres.decoding.sampling import SpeculativeChoice
+from superres.decoding.sampling import SpeculativeSampler
 from superres.nn import cache
 from superres.nn.attention import local_visible
 from superres.nn.cache import KeyValueCache
@@ -293,7 +293,7 @@ SAMPLING = {
     "noise is uniform": Mutation(
         GumbelNoise, "at", lambda at: lambda self, position: (-(-at(self, position)).exp()).exp(), check_softmax),
     **{f"{rule}, proposals of {way}": Mutation(
-        SpeculativeChoice, name, lambda _, broken=broken: broken, partial(check_speculative, way))
+        SpeculativeSampler, name, lambda _, broken=broken: broken, partial(check_speculative, way))
         for rule, (name, broken) in RULES.items() for way in ("heads", "another model")},
     "verdicts and proposals share their noise": Mutation(
         sampling, "VERDICT", lambda _: sampling.PROPOSAL, check_speculative),

@@ -12,9 +12,9 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
 
     from superres.config import DecodeConfig
     from superres.interfaces import (
-        Choose,
         LoopState,
         Peers,
+        Sampler,
         ScoringModel,
         Session,
         Sources,
@@ -35,7 +35,7 @@ class Context:
         position: number of committed tokens, [B].
         first: the token at `position`, which the loop has already chosen, [B].
         tokens: committed tokens [B, T + W]; the tokens from `position` on are undefined.
-        choose: turns scores of the tokens at `position` + offsets into tokens, exactly as the verifier does. In
+        sampler: turns scores of the tokens at `position` + offsets into tokens, exactly as the verifier does. In
             speculative sampling it draws proposals instead.
     """
 
@@ -45,7 +45,7 @@ class Context:
     position: Tensor
     first: Tensor
     tokens: Tensor
-    choose: Choose
+    sampler: Sampler
 
 
 class ProposerState(Protocol):

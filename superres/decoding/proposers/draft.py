@@ -69,7 +69,7 @@ class DraftProposer(Proposer):
         tokens = [before, first]  # each [B, 1]
         for number in range(len(offsets)):
             output = session.step(torch.cat(tokens[-READ:], dim=1), position + number)  # scores [B, 2, V]
-            tokens.append(context.choose(output.scores[:, -1:], offsets[number : number + 1]))
+            tokens.append(context.sampler(output.scores[:, -1:], offsets[number : number + 1]))
         return torch.cat(tokens[READ:], dim=1)  # [B, k - 1]
 
     @property

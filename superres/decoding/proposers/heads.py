@@ -26,4 +26,4 @@ class HeadProposer(Proposer):
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""
-        return context.session.propose(context.output, context.index, context.first, offsets, context.choose)
+        return context.session.propose(context.output, context.index, context.first, offsets, context.sampler)

@@ -31,4 +31,4 @@ class JacobiProposer(Proposer):
         """See `Proposer.propose`."""
         scores = context.output.scores
         column = (context.index.unsqueeze(1) + offsets).clamp(max=len(offsets))  # [B, N]
-        return context.choose(scores.gather(1, column.unsqueeze(-1).expand(-1, -1, scores.shape[-1])), offsets)
+        return context.sampler(scores.gather(1, column.unsqueeze(-1).expand(-1, -1, scores.shape[-1])), offsets)

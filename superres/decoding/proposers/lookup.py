@@ -17,7 +17,7 @@ LONGEST = 3
 
 
 @dataclass
-class Sources:
+class LookupState:
     """The source tokens of a batch, [B, S]: a `superres.decoding.proposers.base.ProposerState`."""
 
     tokens: Tensor
@@ -26,7 +26,7 @@ class Sources:
         """See `ProposerState.select`."""
         self.tokens = self.tokens[rows]
 
-    def copy_rows(self, rows: Tensor, other: Sources, chosen: Tensor, cache: bool = True) -> None:
+    def copy_rows(self, rows: Tensor, other: LookupState, chosen: Tensor, cache: bool = True) -> None:
         """See `ProposerState.copy_rows`."""
         self.tokens.index_copy_(0, rows, other.tokens[chosen])
 
@@ -41,9 +41,9 @@ class LookupProposer(Proposer):
     A continuation that reaches the latest token starts over. Without a match, the latest token is repeated.
     """
 
-    def new_state(self, source: Tensor, width: int, padding: Tensor | None, copies: int) -> Sources:
+    def new_state(self, source: Tensor, width: int, padding: Tensor | None, copies: int) -> LookupState:
         """See `Proposer.new_state`."""
-        return Sources(source.repeat_interleave(copies, dim=0))
+        return LookupState(source.repeat_interleave(copies, dim=0))
 
     def as_data(self, session: Session) -> dict[str, Any]:
         """See `Proposer.as_data`."""

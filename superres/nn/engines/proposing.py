@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from superres.interfaces import Choose, Judge, LimitedChoose, StepOutput
+from superres.interfaces import ConfidenceSampler, LimitedSampler, Sampler, StepOutput
 from superres.nn.heads import PredictionHeads
 from superres.nn.image_priors import RESIDUAL_SCALE, ordinal_term, scores_around
 from superres.nn.model import EncoderDecoder, Memory
@@ -85,11 +85,11 @@ class ProposingSession:
         place = target if self.row_start is None else target + self.row_start
         return table.flatten(0, 1).index_select(0, place.flatten()).view(*target.shape, -1)
 
-    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
+    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler) -> Tensor:
         """See `superres.interfaces.Session.propose`."""
         count, here = len(offsets), output.state.at(index)
         if isinstance(self.heads, RecurrentHeads):
-            return self._recur(self.heads, here.hidden, first, offsets, choose)
+            return self._recur(self.heads, here.hidden, first, offsets, sampler)
         if not isinstance(self.heads, PredictionHeads):
             raise ValueError("a model of one prediction head makes no proposals")
         # p1's target, then the heads' targets.
@@ -98,13 +98,13 @@ class ProposingSession:
         states = self.heads(here.hidden, 1, count, vectors)  # [B, count, D]
         projected = self.model.project(states)
         if not self.config.ordinal_output or self.estimate is None:
-            return choose(projected, offsets)
+            return sampler(projected, offsets)
         estimate = self.estimate.gather(1, target)
-        return self._around(self.heads, here, states, projected, estimate, first, offsets, choose)
+        return self._around(self.heads, here, states, projected, estimate, first, offsets, sampler)
 
     def _around(
         self, heads: PredictionHeads, here: StepState, states: Tensor, projected: Tensor, estimate: Tensor,
-        first: Tensor, offsets: Tensor, choose: Choose,
+        first: Tensor, offsets: Tensor, sampler: Sampler,
     ) -> Tensor:
         """Propose intensities from the heads' states [B, N, D] and outputs `projected` around `estimate` [B, 1 + N]."""
         count, weights = len(offsets), None
@@ -116,25 +116,25 @@ class ProposingSession:
             # The weights multiply deviations from the estimates; the tokens' part is added as they are chosen.
             weights = weights[..., :count]
             mu = torch.baddbmm(mu.unsqueeze(2), weights, estimate[:, :count].unsqueeze(2), alpha=-1).squeeze(2)
-        if not self.config.free_scores and choose.additive(offsets) == (None, None):
-            limit = choose.limit if isinstance(choose, LimitedChoose) else None
+        if not self.config.free_scores and sampler.additive(offsets) == (None, None):
+            limit = sampler.limit if isinstance(sampler, LimitedSampler) else None
             chosen, centre = nearest(mu, weights, first, self.config.vocabulary - 1, limit)
-            if isinstance(choose, Judge):
-                choose.judge(centre, slope, chosen)
+            if isinstance(sampler, ConfidenceSampler):
+                sampler.observe(centre, slope, chosen)
             return chosen
         if weights is None:
-            return choose(scores_around(mu, slope, projected, self.config), offsets)
+            return sampler(scores_around(mu, slope, projected, self.config), offsets)
         tokens = [first.unsqueeze(1)]
         for head in range(count):
             # A head reads the tokens of the heads before it, so the heads choose in order.
             mu = torch.addcmul(mu, weights[:, :, head], tokens[head].to(mu.dtype))
             own = slice(head, head + 1)
             scores = scores_around(mu[:, own], slope[:, own], projected[:, own], self.config)
-            tokens.append(choose(scores, offsets[own]))
+            tokens.append(sampler(scores, offsets[own]))
         return torch.cat(tokens[1:], dim=1)
 
     def _recur(
-        self, heads: RecurrentHeads, state: Tensor, first: Tensor, offsets: Tensor, choose: Choose,
+        self, heads: RecurrentHeads, state: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler,
     ) -> Tensor:
         """Propose with recurrent heads from decoder outputs `state` [B, D]; other arguments as for `propose`."""
         key, value, mask = self.source
@@ -143,9 +143,9 @@ class ProposingSession:
             token = self.model.target_embedding(tokens[head], self.ahead[:1])
             state = heads.advance(state, token, (key, value), mask)
             scores = self.model.project(heads.norm(state))  # [B, 1, V]
-            tokens.append(choose(scores, offsets[head : head + 1]))
-            if isinstance(choose, Judge):
-                choose.judge_scores(scores, tokens[-1])
+            tokens.append(sampler(scores, offsets[head : head + 1]))
+            if isinstance(sampler, ConfidenceSampler):
+                sampler.observe_scores(scores, tokens[-1])
         return torch.cat(tokens[1:], dim=1)
 
 

@@ -26,7 +26,7 @@ from superres.decoding.blockwise import BlockwiseDecoding
 from superres.decoding.proposers.base import Proposer
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.sampling import verify_candidates
-from superres.decoding.sampling import COMMITTED, VERDICT, Chooser, distribution
+from superres.decoding.sampling import COMMITTED, VERDICT, Samplers, distribution
 from superres.decoding.state import DecodeState
 from superres.interfaces import LookaheadData, Peers, ScoringModel, Session, Sources, StepOutput, Tree, TreeSession
 
@@ -123,10 +123,10 @@ class LookaheadDecoding(BlockwiseDecoding):
 
     def __init__(
         self, model: ScoringModel, session: Session, options: DecodeConfig, criterion: Criterion, proposer: Proposer,
-        chooser: Chooser, state: DecodeState, observe: Callable[[Tensor], None] = lambda scores: None,
+        samplers: Samplers, state: DecodeState, observe: Callable[[Tensor], None] = lambda scores: None,
     ) -> None:
         """See `BlockwiseDecoding`."""
-        super().__init__(model, session, options, criterion, proposer, chooser, state, observe)
+        super().__init__(model, session, options, criterion, proposer, samplers, state, observe)
         batch, device, self.size, self.peers = len(state.position), state.position.device, self.block_size, model.peers
         layout, self.candidates = Layout.of(options, self.size, model.peers), options.candidates
         self.paths, self.guesses, self.cells = (x.to(device) for x in (layout.paths, layout.guesses, layout.cells))
@@ -183,9 +183,9 @@ class LookaheadDecoding(BlockwiseDecoding):
         self.known.index_fill_(0, rows, False)
         self.pool.clear(rows)
 
-    def keep(self, rows: Tensor, session: Session, chooser: Chooser, state: DecodeState) -> None:
+    def keep(self, rows: Tensor, session: Session, samplers: Samplers, state: DecodeState) -> None:
         """See `BlockwiseDecoding.keep`."""
-        super().keep(rows, session, chooser, state)
+        super().keep(rows, session, samplers, state)
         self.window, self.known = self.window[rows], self.known[rows]
         self.pool.shrink(rows)
 
@@ -206,17 +206,17 @@ class LookaheadDecoding(BlockwiseDecoding):
         batch, (count, size) = len(scores), self.paths.shape
         proposed = state.proposals[:, self.paths[:, 1:]]  # [B, G, N - 1]
         target = state.place + self.offsets[1:]  # [B, N]
-        if self.chooser.uniforms is not None:
+        if self.samplers.uniforms is not None:
             return self._sampled_candidate(scores, proposed, target)
-        choice = self.chooser.at(target)
+        sampler = self.samplers.at(target)
         offsets = self.offsets[: size - 1].repeat(count)  # [G (N - 1)]
-        adjusted = choice.adjust(scores[:, self.paths[:, :-1].flatten()], offsets)  # [B, G (N - 1), V]
+        adjusted = sampler.adjust(scores[:, self.paths[:, :-1].flatten()], offsets)  # [B, G (N - 1), V]
         adjusted = adjusted.view(batch * count, size - 1, -1)  # [B G, N - 1, V]
         verdicts = self.criterion.accept(proposed.flatten(0, 1), adjusted, target[:, :-1].repeat_interleave(count, 0))
         passed = verdicts.view(batch, count, -1) & self.known.unsqueeze(-1)  # [B, G, N - 1]
         accepted, best = (1 + passed.long().cumprod(2).sum(2)).max(1)
         path = self.paths[best].unsqueeze(-1).expand(-1, -1, scores.shape[-1])  # [B, N, V]
-        chosen = choice(scores.gather(1, path))  # [B, N]
+        chosen = sampler(scores.gather(1, path))  # [B, N]
         return best, accepted, chosen.gather(1, accepted.unsqueeze(1) - 1).squeeze(1)
 
     def _sampled_candidate(self, scores: Tensor, proposed: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -227,14 +227,14 @@ class LookaheadDecoding(BlockwiseDecoding):
             proposed: tokens of the candidates, [B, G, N - 1].
             target: target positions, [B, N].
         """
-        rows, sampler = torch.arange(len(scores), device=scores.device), self.chooser.sampler
-        temperature = sampler.temperature(target)  # [B, N, 1]
+        rows, filter = torch.arange(len(scores), device=scores.device), self.samplers.filter
+        temperature = filter.temperature(target)  # [B, N, 1]
 
         def at_place(candidate: Tensor, place: int) -> Tensor:
             own = scores[rows, self.paths[candidate, place]].unsqueeze(1)  # [B, 1, V]
-            return distribution(sampler(own, temperature[:, place : place + 1])).squeeze(1)
+            return distribution(filter(own, temperature[:, place : place + 1])).squeeze(1)
 
-        uniform = self.chooser.uniform(target)  # [B, N, 3]
+        uniform = self.samplers.uniform(target)  # [B, N, 3]
         verdict, committed = uniform[:, :-1, VERDICT], uniform[..., COMMITTED]  # [B, N - 1], [B, N]
         best, passed, first = verify_candidates(at_place, proposed, self.known, verdict, committed)
         return best, 1 + passed, first

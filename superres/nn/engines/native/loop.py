@@ -7,15 +7,15 @@ from ctypes import pointer
 import torch
 from torch import Tensor
 
-from superres.interfaces import LookaheadData, LoopState, ProposerData, Sampling, SumLimits, Widths
+from superres.interfaces import BlockCosts, LookaheadData, LoopState, ProposerData, Sampling, SumLimits
 from superres.nn.engines.native.abi import (
+    CBlockCosts,
     CLimits,
     CLookahead,
     CLoopState,
     CProposer,
     CSampling,
     CSession,
-    CWidths,
     value,
 )
 
@@ -57,8 +57,8 @@ def loop_of(state: LoopState, session: CSession, scratch: Tensor | None, draft: 
     loop.proposer = proposer
     if state.sampling is not None:
         loop.sampling = pointer(_sampling_of(state.sampling, batch, room, vocabulary))
-    if state.widths is not None:
-        loop.widths = _widths_of(state.widths, batch, size.channels)
+    if state.block_costs is not None:
+        loop.block_costs = _block_costs_of(state.block_costs, batch, size.channels)
     if state.limits is not None:
         loop.limits = _limits_of(state.limits, batch, size.length)
     lookahead = None if state.lookahead is None else _lookahead_of(state.lookahead, batch)
@@ -101,12 +101,12 @@ def _sampling_of(sampling: Sampling, batch: int, room: int, vocabulary: int) -> 
     )
 
 
-def _widths_of(widths: Widths, batch: int, channels: int) -> CWidths:
-    """Return the form in which native.cpp reads `widths`."""
-    return CWidths(
-        count=len(widths.costs), costs=address(widths.costs, torch.float64, len(widths.costs)),
-        sizes=address(widths.sizes, torch.int64, batch), pace=address(widths.pace, torch.float64, batch, 2 + channels),
-        offset=widths.offset, exponent=widths.exponent, reach=widths.reach)
+def _block_costs_of(given: BlockCosts, batch: int, channels: int) -> CBlockCosts:
+    """Return the form in which native.cpp reads `given`."""
+    return CBlockCosts(
+        count=len(given.costs), costs=address(given.costs, torch.float64, len(given.costs)),
+        sizes=address(given.sizes, torch.int64, batch), rate=address(given.rate, torch.float64, batch, 2 + channels),
+        offset=given.offset, exponent=given.exponent, reach=given.reach)
 
 
 def _limits_of(limits: SumLimits, batch: int, length: int) -> CLimits:

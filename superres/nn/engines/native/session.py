@@ -18,7 +18,7 @@ from torch import Tensor
 
 from superres.config import ModelConfig
 from superres.errors import ScoresError
-from superres.interfaces import Choose, LimitedChoose, LoopState, Sources, StepOutput, Tree, TreeSession
+from superres.interfaces import LimitedSampler, LoopState, Sampler, Sources, StepOutput, Tree, TreeSession
 from superres.nn.cache import slot_count
 from superres.nn.engines.native.abi import (
     DECLARATIONS,
@@ -129,12 +129,12 @@ class NativeSession(ProposingSession):
         return (memory.states, memory.hidden(memory.states.dtype)) if isinstance(self.heads, RecurrentHeads) else ()
 
     def _recur(
-        self, heads: RecurrentHeads, state: Tensor, first: Tensor, offsets: Tensor, choose: Choose,
+        self, heads: RecurrentHeads, state: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler,
     ) -> Tensor:
         """See `ProposingSession._recur`."""
         kept, self.source = self.source, super()._source_of(Memory(*self.source))
         try:
-            return super()._recur(heads, state, first, offsets, choose)
+            return super()._recur(heads, state, first, offsets, sampler)
         finally:
             self.source = kept
 
@@ -154,12 +154,12 @@ class NativeSession(ProposingSession):
         )
         return StepOutput(scores, NativeState(hidden, position))
 
-    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, choose: Choose) -> Tensor:
+    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor, sampler: Sampler) -> Tensor:
         """See `superres.interfaces.Session.propose`."""
         state: NativeState = output.state
-        rule = None if isinstance(choose, LimitedChoose) else choose.additive(offsets)
+        rule = None if isinstance(sampler, LimitedSampler) else sampler.additive(offsets)
         if rule is None:
-            return super().propose(StepOutput(output.scores, self._plain(state)), index, first, offsets, choose)
+            return super().propose(StepOutput(output.scores, self._plain(state)), index, first, offsets, sampler)
         temperature, noise = (None if part is None else part.float().flatten() for part in rule)
         index, first, count = index.contiguous(), first.contiguous(), len(offsets)
         if count > self.session.heads.count:
@@ -183,7 +183,7 @@ class NativeSession(ProposingSession):
                 is too small for its block size or minimum block size.
         """
         width, room, draft = self.width, state.proposals.shape[1], state.proposer.draft
-        if not isinstance(draft, NativeSession | None) or not self._knows_widths(state):
+        if not isinstance(draft, NativeSession | None) or not self._knows_block_costs(state):
             return None
         most = self._largest_block(state)
         scratch = None if self.heads is None else self.room
@@ -216,14 +216,14 @@ class NativeSession(ProposingSession):
             raise ValueError(f"steps of {width} cannot verify blocks of {state.block_size}, at least {state.min_block}")
         return most
 
-    def _knows_widths(self, state: LoopState) -> bool:
+    def _knows_block_costs(self, state: LoopState) -> bool:
         """Return whether the session can choose the block size of every iteration, or need not."""
-        if state.widths is None:
+        if state.block_costs is None:
             return True
         most = 0 if self.heads is None or state.proposer.kind != "heads" else 1 + self.heads.count
         # The centres of ordinal heads alone must determine their proposals.
         known = isinstance(self.heads, RecurrentHeads) or self.session.size.outputs == self.session.ordinal.parameters
-        return known and state.sampling is None and len(state.widths.costs) <= min(self.width, most)
+        return known and state.sampling is None and len(state.block_costs.costs) <= min(self.width, most)
 
     def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
         """See `superres.nn.engines.torch_step.StepSession.part_seconds`."""
@@ -255,10 +255,10 @@ class NativeSession(ProposingSession):
             self.session.threads.count = threads
             self.step(tokens, position)
 
-        # A patient session uses exactly the number of threads that is timed, even on a busy machine.
-        self.session.threads.patient = True
+        # A waits session uses exactly the number of threads that is timed, even on a busy machine.
+        self.session.threads.waits = True
         self.session.threads.count = trials.fastest(step)
-        self.session.threads.patient = False
+        self.session.threads.waits = False
 
     def select(self, rows: Tensor, length: int) -> None:
         """See `superres.interfaces.Session.select`."""
@@ -447,7 +447,7 @@ class NativeModel(StepModel):
 
     Attributes:
         threads: largest number of threads per step; None measures which number is fastest.
-        shortlists: returns the tokens from which recurrent heads choose, for sources int64 [B, S], as int64 [B, N]: a
+        shortlists: returns the tokens from which recurrent heads sampler, for sources int64 [B, S], as int64 [B, N]: a
             multiple of 32 tokens, -1 past the last; None if they choose from all.
     """
 

@@ -157,12 +157,12 @@ struct Proposer {
   int64_t source_length, longest;         // longest: largest number of latest tokens that are looked up
 };
 
-// How iterations choose their block size: see `Widths` in superres/interfaces.py.
-struct Widths {
+// How iterations choose their block size: see `BlockCosts` in superres/interfaces.py.
+struct BlockCosts {
   int64_t count;        // block sizes 1..count
   const double* costs;  // [count]; null if all iterations have the same block size
   int64_t* sizes;       // [batch]
-  double* pace;         // [batch, 2 + channels]
+  double* rate;         // [batch, 2 + channels]
   float offset, exponent, reach;
 };
 
@@ -196,7 +196,7 @@ struct LoopState {
   float *hidden, *scores, *scratch;
   const Sampling* sampling;  // null if tokens are chosen greedily
   Proposer proposer;
-  Widths widths;
+  BlockCosts block_costs;
   Limits limits;
   Lookahead lookahead;
 };
@@ -207,7 +207,7 @@ enum Part : int64_t { INPUT, ATTENTION, FEED_FORWARD, SCORES };
 // How the threads share the rows.
 struct Threads {
   int64_t count;     // largest number of threads per call
-  int64_t patient;   // whether a call uses all its threads even on a busy machine
+  int64_t waits;   // whether a call uses all its threads even on a busy machine
   int64_t together;  // rows that one thread decodes together: see `superres_iterate`
 };
 

@@ -15,8 +15,8 @@ namespace {
 
 // Calls body(team, begin, end) for all rows; in groups of at most `together` rows if the threads divide the rows.
 template <typename Body>
-void in_groups(int64_t batch, int64_t threads, bool patient, int64_t together, const Body& body) {
-  with_team((int)threads, patient, [&](Team& team) {
+void in_groups(int64_t batch, int64_t threads, bool waits, int64_t together, const Body& body) {
+  with_team((int)threads, waits, [&](Team& team) {
     if (team.size > 1 && batch < team.size) {
       body(team, (int64_t)0, batch);
       return;
@@ -33,7 +33,7 @@ void in_groups(int64_t batch, int64_t threads, bool patient, int64_t together, c
 
 template <typename Body>
 void in_groups(const Session& s, int64_t together, const Body& body) {
-  in_groups(s.size.batch, s.threads.count, s.threads.patient, together, body);
+  in_groups(s.size.batch, s.threads.count, s.threads.waits, together, body);
 }
 
 }  // namespace

@@ -64,10 +64,10 @@ struct BlockwiseDecoding {
     }
     if (!more) return;
     ConfidentBlockSize size(s, l, begin, end);
-    const int64_t made = propose_next(s, l, team, begin, end, more, l.widths.costs ? &size : nullptr);
+    const int64_t made = propose_next(s, l, team, begin, end, more, l.block_costs.costs ? &size : nullptr);
     for (int64_t b = begin; b < end; b++)
       std::memcpy(l.proposals + b * l.room + 1, l.next + b * more, made * sizeof(int64_t));
-    if (l.widths.costs) size.settle();
+    if (l.block_costs.costs) size.settle();
   }
 };
 

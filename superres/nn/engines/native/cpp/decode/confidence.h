@@ -8,33 +8,33 @@
 
 namespace {
 
-// The expected tokens of a team's rows at each block size, and the size with the largest surplus over the current pace.
+// The expected tokens of a team's rows at each block size, and the size with the largest surplus over the current rate.
 struct ConfidentBlockSize {
   const Session& s;
   LoopState& l;
   int64_t begin, end, best = 1;
-  double *pace, *typical;          // see `Widths`
-  double rate, surplus = -INFINITY;  // tokens per second; expected tokens of the best size minus tokens in that time
+  double *rate, *typical;          // see `BlockCosts`
+  double speed, surplus = -INFINITY;  // tokens per second; expected tokens of the best size minus tokens in that time
   double share = 0, expected = 0, chosen = 0;  // rows that accept the latest token; sum of shares; the same at `best`
   double rows = 1;                             // that are not complete
   std::vector<double> survival;    // of each row
 
   ConfidentBlockSize(const Session& s, LoopState& l, int64_t begin, int64_t end) : s(s), l(l), begin(begin), end(end) {
-    if (!l.widths.costs) return;
-    pace = l.widths.pace + begin * (2 + s.size.channels);
-    typical = pace + 2;
+    if (!l.block_costs.costs) return;
+    rate = l.block_costs.rate + begin * (2 + s.size.channels);
+    typical = rate + 2;
     survival.assign(end - begin, 1.0);
     for (int64_t b = begin; b < end; b++) {
       share += l.position[b] < l.limit[b];
       stop_at(b, l.first[b]);
     }
     rows = std::fmax(share, 1.0);
-    rate = rows * pace[0] / pace[1];
+    speed = rows * rate[0] / rate[1];
   }
 
   // Reads row b's proposal of ordinal head p(h + 2), given the head's centre and log(1 / s).
   void judge(int64_t b, int64_t h, float centre, float sharpness, int64_t token) {
-    const Widths& w = l.widths;
+    const BlockCosts& w = l.block_costs;
     const float slope = std::exp(w.offset + w.exponent * sharpness), above = centre - (float)token;
     const bool least = token <= w.reach, most = token >= s.size.vocabulary - 1 - w.reach;
     const float low = least ? 0 : std::exp(-slope * std::fmax(w.reach + above, 0.0f));
@@ -44,7 +44,7 @@ struct ConfidentBlockSize {
 
   // Reads row b's proposal of head p(h + 2), which has the largest of `count` scores.
   void judge(int64_t b, int64_t h, const float* scores, int64_t count, int64_t token) {
-    const Widths& w = l.widths;
+    const BlockCosts& w = l.block_costs;
     const float top = scores[largest_of(scores, count)];
     vec all{};
     int64_t i = 0;
@@ -71,18 +71,18 @@ struct ConfidentBlockSize {
 
   // Takes the first `size` tokens of a block into account, and returns whether more of them may pay.
   bool more(int64_t size) {
-    const Widths& w = l.widths;
+    const BlockCosts& w = l.block_costs;
     expected += share;
-    if (size <= l.minimum || expected - rate * w.costs[size - 1] > surplus) {
+    if (size <= l.minimum || expected - speed * w.costs[size - 1] > surplus) {
       best = size;
       chosen = expected;
-      surplus = expected - rate * w.costs[size - 1];
+      surplus = expected - speed * w.costs[size - 1];
     }
     double hope = expected;
     for (int64_t n = size; n < w.count; n++) {
       share *= typical[(l.position[begin] + n) % s.size.channels];
       hope += share;
-      if (n < l.minimum || hope - rate * w.costs[n] > surplus) {
+      if (n < l.minimum || hope - speed * w.costs[n] > surplus) {
         share = 0;
         return true;
       }
@@ -92,9 +92,9 @@ struct ConfidentBlockSize {
 
   // Takes the best size for the next iteration.
   void settle() {
-    std::fill(l.widths.sizes + begin, l.widths.sizes + end, best);
-    pace[0] += chosen / rows - pace[0] / MEMORY;
-    pace[1] += l.widths.costs[best - 1] - pace[1] / MEMORY;
+    std::fill(l.block_costs.sizes + begin, l.block_costs.sizes + end, best);
+    rate[0] += chosen / rows - rate[0] / MEMORY;
+    rate[1] += l.block_costs.costs[best - 1] - rate[1] / MEMORY;
   }
 
   static constexpr double MEMORY = 100;

@@ -25,11 +25,11 @@ void run(Session& s, LoopState& l, Team& team, int64_t begin, int64_t end, int64
       for (int64_t b = begin; b < end; b++) trace(l, b, 0, record + b * (2 + l.room));
     } else if (l.lookahead.size) {
       LookaheadDecoding{{s, l, team, begin, end}}.iterate(record);
-    } else if (l.widths.costs) {
+    } else if (l.block_costs.costs) {
       Session own = s;
       LoopState state = l;
-      narrow(own, state, begin, end, *std::max_element(l.widths.sizes + begin, l.widths.sizes + end));
-      BlockwiseDecoding{own, state, team, begin, end}.iterate(l.widths.count - 1, record);
+      narrow(own, state, begin, end, *std::max_element(l.block_costs.sizes + begin, l.block_costs.sizes + end));
+      BlockwiseDecoding{own, state, team, begin, end}.iterate(l.block_costs.count - 1, record);
     } else {
       BlockwiseDecoding{s, l, team, begin, end}.iterate((n + 1 < count ? l.block_size : following) - 1, record);
     }

@@ -32,7 +32,7 @@ ALWAYS_INLINE int64_t best_at(const Session& s, const LoopState& l, int64_t b, i
 }
 
 // The block size of row b's pending proposals.
-ALWAYS_INLINE int64_t block_size(const LoopState& l, int64_t b) { return l.widths.costs ? l.widths.sizes[b] : l.block_size; }
+ALWAYS_INLINE int64_t block_size(const LoopState& l, int64_t b) { return l.block_costs.costs ? l.block_costs.sizes[b] : l.block_size; }
 
 // How many tokens row b may accept at most; a row that starts accepts the start alone.
 ALWAYS_INLINE int64_t room(const LoopState& l, int64_t b) { return l.position[b] < 0 ? 1 : l.limit[b] - l.position[b]; }
@@ -52,12 +52,12 @@ ALWAYS_INLINE void commit(LoopState& l, int64_t b, const int64_t* tokens, int64_
   l.position[b] += accepted;
 }
 
-// Writes the trace of one iteration of row b: position, accepted tokens, proposals. With `widths`, -1 follows the block.
+// Writes the trace of one iteration of row b: position, accepted tokens, proposals. With `block_costs`, -1 follows the block.
 ALWAYS_INLINE void trace(const LoopState& l, int64_t b, int64_t accepted, int64_t* record) {
   record[0] = l.position[b];
   record[1] = accepted;
   std::memcpy(record + 2, l.proposals + b * l.room, l.room * sizeof(int64_t));
-  if (l.widths.costs) std::fill(record + 2 + l.widths.sizes[b], record + 2 + l.room, -1);
+  if (l.block_costs.costs) std::fill(record + 2 + l.block_costs.sizes[b], record + 2 + l.room, -1);
 }
 
 }  // namespace

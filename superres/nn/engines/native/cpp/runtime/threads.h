@@ -173,11 +173,11 @@ struct Pool {
   }
 
   // Starts and wakes up to `count` helpers and returns their number, which is smaller if the system allows fewer threads.
-  int summon(int count, bool patient) {
+  int summon(int count, bool waits) {
     while (helpers < count && start(lanes[helpers])) helpers++;
     if (helpers < count) count = helpers;
     for (int i = 0; i < count; i++) lanes[i].call();
-    for (int i = 0; patient && i < count; i++)
+    for (int i = 0; waits && i < count; i++)
       for (int tries = 0; tries < 100 && lanes[i].asleep.load(); tries++) nap();
     return count;
   }
@@ -236,7 +236,7 @@ Pool*& pool() {
 struct Team {
   Pool* pool = nullptr;
   int size = 1;
-  bool patient = false;   // waits for its helpers even on a busy machine
+  bool waits = false;   // waits for its helpers even on a busy machine
   bool is_close = false;  // has shared short jobs, in which threads wait for one another
 
   // Calls body(begin, end) for parts of [0, count), at most one part per thread, and returns when all are done.
@@ -281,7 +281,7 @@ struct Team {
     bool late = false;
     for (int i = 1; i < size; i++) late = await(pool->lanes[i - 1], number) || late;
     is_close = is_close || brief;
-    if (late && brief && !patient) size = 1;  // for the rest of the call
+    if (late && brief && !waits) size = 1;  // for the rest of the call
   }
 
   // Waits until a helper has done its pieces; returns whether the wait exceeded STALL.
@@ -303,7 +303,7 @@ struct Team {
 // Calls body(team) with a team of up to `threads` threads; with one thread if the machine is busy or another call has the
 // helpers.
 template <typename Body>
-void with_team(int threads, bool patient, const Body& body) {
+void with_team(int threads, bool waits, const Body& body) {
   Pool& here = *pool();
   const int others = here.calls.fetch_add(1);
   if (threads > MAX_THREADS) threads = MAX_THREADS;
@@ -312,10 +312,10 @@ void with_team(int threads, bool patient, const Body& body) {
   const bool leads = threads > 1 && !here.led.exchange(true);
   if (leads) {
     const double started = now(), worked = seconds_on_core();
-    const bool rests = !patient && started < here.rest_until;
-    if (!rests) team = Team{&here, 1 + here.summon(threads - 1, patient), patient};
+    const bool rests = !waits && started < here.rest_until;
+    if (!rests) team = Team{&here, 1 + here.summon(threads - 1, waits), waits};
     body(team);
-    if (!rests) here.judge(team.is_close && !patient, now() - started, seconds_on_core() - worked);
+    if (!rests) here.judge(team.is_close && !waits, now() - started, seconds_on_core() - worked);
     here.led.store(false);
   } else {
     body(team);

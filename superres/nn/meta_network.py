@@ -33,7 +33,7 @@ class _NoWeights(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def outline(config: ModelConfig) -> EncoderDecoder:
+def meta_network(config: ModelConfig) -> EncoderDecoder:
     """Return the network of `config` with its weights on the meta device; its other tensors are on the CPU."""
     with _NoWeights():
         return EncoderDecoder(config)

@@ -8,7 +8,7 @@ from torch import Tensor
 from superres.errors import ScoresError
 
 
-class FiniteScores:
+class NanCheck:
     """Records on the device, without synchronisation, whether the scores of a decode are finite.
 
     Only the highest score of each column is checked. So single tokens may have a score of -inf, but not all tokens.
@@ -50,6 +50,6 @@ def require_finite(scores: Tensor) -> None:
     Raises:
         ScoresError: scores are not finite.
     """
-    watch = FiniteScores(scores.shape[0], scores.shape[1], scores.device)
+    watch = NanCheck(scores.shape[0], scores.shape[1], scores.device)
     watch.note(scores)
     watch.check()
