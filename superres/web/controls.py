@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any, TypeVar, cast
 
 import gradio as gr
+from gradio.exceptions import InvalidPathError
 
-from superres.config import FACES, Control, DecodeConfig, Setting, is_number, require, require_whole, settings_of
+from superres.config import FACES, TRANSLATION, DecodeConfig, Setting, is_number, require, require_whole, settings_of
 from superres.decoding.acceptance import CRITERIA
 from superres.errors import InvalidInputError, SuperresError, shown
 from superres.pipeline.options import choices_for
-from superres.web.logs import log_bug
+from superres.web.files import NOT_UPLOADED, is_temporary
 
 MAX_SAMPLES = 16
 """Largest number of pictures that one request may draw."""
@@ -29,20 +33,43 @@ INSTANT: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visib
 """Options of events that only update the page."""
 
 
+@dataclass(frozen=True)
+class Control:
+    """The control of a decoding setting.
+
+    Attributes:
+        label: name of the control on the page.
+        high: largest value of a slider; None gives a text or number field instead.
+        step: distance between two values of a slider.
+        tasks: tasks whose tabs have the control.
+    """
+
+    label: str
+    high: float | None = None
+    step: float = 1
+    tasks: tuple[str, ...] = (FACES,)
+
+
+CONTROLS = {
+    "block_size": Control("Block size", tasks=(FACES, TRANSLATION)),
+    "accept": Control("Acceptance", tasks=(FACES, TRANSLATION)),
+    "epsilon": Control("Epsilon, grey levels"),
+    "top_k": Control("Top k", 16, tasks=(FACES, TRANSLATION)),
+    "consistent": Control("Consistent with the input"),
+    "temperature": Control("Temperature", 1.5, 0.05),
+    "seed": Control("Seed"),
+}
+"""Controls of the settings that the page offers, by the name of the field."""
+
+
 def offered(default: DecodeConfig, task: str) -> dict[str, Setting]:
     """Return the settings that have a control in the tabs of a task, by name, in the order of the controls."""
     return {name: about for name, about in settings_of(type(default)).items()
-            if about.control is not None and task in about.control.tasks}
+            if name in CONTROLS and task in CONTROLS[name].tasks}
 
 
 def decoding_controls(default: DecodeConfig, heads: int, task: str = FACES) -> list[gr.components.Component]:
-    """Lay out the controls of the decoding settings, in the order of `offered`.
-
-    Args:
-        default: initial values.
-        heads: number of prediction heads of the checkpoint.
-        task: task of the tab.
-    """
+    """Lay out the controls of the decoding settings, in the order of `offered`, for a number of prediction heads."""
     settings = offered(default, task)
     controls = {name: control_of(name, about, default, heads, task) for name, about in settings.items()}
     dependent = [name for name, about in settings.items() if about.depends_on == "accept"]
@@ -57,8 +84,7 @@ def decoding_controls(default: DecodeConfig, heads: int, task: str = FACES) -> l
 
 def control_of(name: str, about: Setting, default: DecodeConfig, heads: int, task: str) -> gr.components.Component:
     """Lay out the control of one setting; a block size of 0 is the default's, and with one prediction head it is 1."""
-    control, value = about.control or Control(name), getattr(default, name)
-    low = about.least or 0
+    control, value = CONTROLS[name], getattr(default, name)
     values = value if isinstance(value, tuple) else (value,)
     common: dict[str, Any] = {
         "label": control.label, "info": f"{about.help.partition('. ')[0].removesuffix('.')}.",
@@ -72,18 +98,16 @@ def control_of(name: str, about: Setting, default: DecodeConfig, heads: int, tas
     if about.kind is bool:
         return gr.Checkbox(value, **common)
     if control.high is not None:
-        return gr.Slider(low, control.high, max(values), step=control.step, **common)
+        return gr.Slider(about.least or 0, control.high, max(values), step=control.step, **common)
     if about.kind in (int, float) and about.parse is None:
-        return gr.Number(value, minimum=low, precision=0 if about.kind is int else None, **common)
+        return gr.Number(value, minimum=about.least or 0, precision=0 if about.kind is int else None, **common)
     return gr.Textbox(",".join(map(str, values)), max_lines=1, **common)
 
 
 def buttons_of(tab: str, *names: str) -> tuple[list[gr.Button], gr.Button]:
     """Lay out a tab's buttons, the first one as its main one, and the button that stops what they started.
 
-    Args:
-        tab: suffix of the buttons' element ids, "" or for example "-text".
-        names: texts of the buttons.
+    `tab` is the suffix of the buttons' element ids, "" or for example "-text"; `names` are their texts.
     """
     ids = [f"run{tab}", *(f"{name.split()[0].lower()}{tab}" for name in names[1:])]
     with gr.Row(elem_classes="sr-actions"):
@@ -102,7 +126,7 @@ def decode_on(
         triggers: events that start a decoding, such as a button's `click`.
         handler: function of `inputs` that decodes, and yields values of `outputs`.
         inputs: components that it reads.
-        view: component with the results.
+        view: component with the results, which begins and ends with the decoding.
         outputs: components that it writes.
         stop: button that stops it.
         queue: options of events that decode.
@@ -138,12 +162,7 @@ def named(handler: Callable[..., T], *names: str) -> Callable[..., T]:
 
 
 def options_of(default: DecodeConfig, values: Iterable[Value], task: str = FACES) -> DecodeConfig:
-    """Return the decoding settings for the values of the controls, which may be any JSON values.
-
-    Args:
-        default: settings that have no control.
-        values: values of the controls, in the order of `offered`.
-        task: task of the controls.
+    """Return `default` with the values of the controls, any JSON values in the order of `offered`.
 
     Raises:
         ConfigError: a value is missing or out of range, or two values contradict each other.
@@ -192,17 +211,25 @@ def path_of(upload: Uploaded | None) -> str:
     """Return the path of an upload in the server's temporary folder.
 
     Raises:
-        InvalidInputError: there is no upload.
+        InvalidInputError: there is no upload, or the path is elsewhere.
     """
-    if not upload or not upload.get("path"):
+    if not upload:
         raise InvalidInputError("there is no image yet; upload one or choose an example")
-    return str(upload["path"])
+    path = upload.get("path")
+    if not is_temporary(path):
+        raise InvalidInputError(f"the file {NOT_UPLOADED}")
+    return str(path)
 
 
 def shown_to_visitor(error: Exception) -> gr.Error:
-    """Return an error as the page shows it; errors that are not the visitor's are logged, and their text is hidden."""
+    """Return an error as the page shows it.
+
+    Of an error that is not the visitor's, the type and the place are logged; its text may be visitors' data.
+    """
+    if isinstance(error, (InvalidPathError, OSError)):
+        error = InvalidInputError(f"the file {NOT_UPLOADED}")
     if isinstance(error, SuperresError):
         # Messages spell options as on the command line. The page renders the text as HTML.
         return gr.Error(escape(str(error).replace("--", ""), quote=False), print_exception=False)
-    log_bug(error)
+    logging.getLogger(__name__).error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
     return gr.Error("something went wrong on the server; the server's log has the error", print_exception=False)

@@ -18,7 +18,7 @@ from superres.tasks.faces import FaceTask
 from superres.tasks.photos import FACE, Crop, choose_crops
 from superres.tasks.pictures import Pixels
 from superres.web import controls, drawing
-from superres.web.photos import default_crop, largest, reduce_upload, shrink, take
+from superres.web.photos import default_crop, largest, reduce_picture, shrink, take
 
 PHOTO_SIZE = 768
 """Longer side of the photo on the page, in pixels. Of a photo that is not larger, the browser has every pixel."""
@@ -30,12 +30,7 @@ ON_LOAD = """document.addEventListener("superres-square", event => {
 
 
 def crop_controls(upload: gr.Image, first: Path, task: FaceTask) -> gr.HTML:
-    """Lay out the crop of the upload and its input.
-
-    Args:
-        upload: component of the uploaded picture.
-        first: picture that is chosen initially.
-        task: the sizes of the network's input and output.
+    """Lay out the crop of an upload, which is `first` initially, and the network's input.
 
     Returns:
         The hidden component of the chosen square, "LEFT,TOP,SIDE" in pixels; "" is the default crop.
@@ -63,7 +58,7 @@ def crop_of(path: str, task: FaceTask) -> tuple[str, str, str]:
         chosen = largest(crops)
         return crop_html(image, crops, task), preview_html(image, task, chosen), setting_of(chosen)
 
-    return reduce_upload(path, offer, task.source)
+    return reduce_picture(path, offer, task.source)
 
 
 def offer_crop(task: FaceTask, upload: controls.Uploaded | None) -> tuple[str, str, str]:
@@ -79,7 +74,7 @@ def show_crop(task: FaceTask, upload: controls.Uploaded | None, square: controls
     try:
         if upload is None:
             return ""
-        return reduce_upload(controls.path_of(upload),
+        return reduce_picture(controls.path_of(upload),
                              lambda image: preview_html(image, task, chosen_crop(image, square, task)), task.source)
     except SuperresError as error:
         return drawing.message(str(error))

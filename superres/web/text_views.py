@@ -35,12 +35,7 @@ STEP_SECONDS = 0.3
 
 @dataclass
 class Clock:
-    """Times of a decoding's steps.
-
-    Attributes:
-        calls: model calls until each recorded frame.
-        seconds: decoding time until each recorded frame.
-    """
+    """Times of a decoding's steps: model calls and seconds of decoding until each recorded frame."""
 
     calls: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -66,14 +61,7 @@ def slow_motion(clocks: dict[str, Clock]) -> float:
 def translations_html(
     translator: Translator, lines: Sequence[str], frames: dict[str, Translated], clocks: dict[str, Clock] | None = None,
 ) -> str:
-    """Return the partial or complete translations of all variants.
-
-    Args:
-        translator: checkpoint that translates.
-        lines: source lines.
-        frames: latest frame of each variant, by name.
-        clocks: times of each variant's steps, for a slow-motion replay; None for no replay.
-    """
+    """Return the partial or complete translations of source lines by all variants; `clocks` ask for a slow replay."""
     slower = 0.0 if clocks is None else slow_motion(clocks)
     parts = []
     for name, result in frames.items():
@@ -84,14 +72,8 @@ def translations_html(
                      f"{statistics}{steps_html(translator, result)}</section>")
     return (f'<div class="sr-result"><div class="sr-variants">{"".join(parts)}</div>'
             f"{hints_html(translator, frames, slower)}"
-            f"{stepper_html(translator, frames)}"
+            f"{drawing.fold('Step through it', text_stepper(translator, frames)) if is_complete(frames) else ''}"
             f"{plain_html(translator, list(frames.values())[-1])}</div>")
-
-
-def stepper_html(translator: Translator, frames: dict[str, Translated]) -> str:
-    """Return the folded steps of complete translations; "" without them."""
-    stepper = text_stepper(translator, frames) if is_complete(frames) else ""
-    return drawing.fold("Step through it", stepper) if stepper else ""
 
 
 def lines_html(
@@ -191,9 +173,7 @@ def hints_html(translator: Translator, frames: dict[str, Translated], slower: fl
     return f'<p class="sr-hint" role="status">{" ".join(hints)}</p>'
 
 
-def report_of(
-    translator: Translator, options: DecodeConfig | BeamConfig, result: Translated,
-) -> dict[str, Any]:
+def report_of(translator: Translator, options: DecodeConfig | BeamConfig, result: Translated) -> dict[str, Any]:
     """Return the report of a frame for programs, with one entry per line."""
     resolved = {} if isinstance(options, BeamConfig) else {"block_size": translator.block_size(options)}
     lines = []

@@ -29,13 +29,7 @@ HINT = ('<p class="sr-hint">The translation will appear here, step by step. The 
 
 
 def translate_tab(decoder: Decoder, translator: Translator, queue: dict[str, Any]) -> None:
-    """Lay out the tab.
-
-    Args:
-        decoder: decodes for the tab.
-        translator: the decoder's checkpoint for text.
-        queue: options of events that decode.
-    """
+    """Lay out the tab of the decoder's `translator`; `queue` has the options of events that decode."""
     source = translator.languages[0]
     gr.Markdown(INTRODUCTION.format(*map(language_name, translator.languages)), elem_classes="sr-introduction")
     examples = EXAMPLES.get(source, ())
@@ -69,11 +63,7 @@ def text_controls(translator: Translator) -> list[gr.components.Component]:
 
 
 def variant_of(default: DecodeConfig, *values: controls.Value) -> DecodeConfig | BeamConfig:
-    """Return the settings for the values of the controls, which may be any JSON values.
-
-    Args:
-        default: settings that have no control.
-        values: values of the controls of the decoding settings and of beam search; 0 there decodes in blocks.
+    """Return `default` with the values of the controls, any JSON values; the last one is beam search's, 0 for blocks.
 
     Raises:
         ConfigError: a value is missing or out of range.

@@ -17,9 +17,8 @@ from superres.tasks.pictures import Pixels
 from superres.web import controls, drawing
 from superres.web.cropping import chosen_crop, crop_controls
 from superres.web.decoding import Decoder, is_complete
-from superres.web.files import Workspace
-from superres.web.photos import MAX_PIXELS, CropShare, Subject, reduce_upload, take
-from superres.web.uploads import MAX_FILE_BYTES
+from superres.web.files import MAX_FILE_BYTES, save_pictures
+from superres.web.photos import MAX_PIXELS, CropShare, Subject, reduce_picture, take
 from superres.web.views import live_html, record_of, report_of, results_html
 
 INTRODUCTION = f"""A face of {{source}} pixels becomes one of {{target}}, several tokens per step. **The detail is
@@ -33,14 +32,10 @@ SHEET_TEMPERATURE = 0.7
 """Temperature of a sheet if the settings are greedy; the higher it is, the more faces are torn."""
 
 
-def upscale_tab(decoder: Decoder, workspace: Workspace, examples: Sequence[Path], queue: dict[str, Any]) -> None:
-    """Lay out the tab.
+def upscale_tab(decoder: Decoder, examples: Sequence[Path], queue: dict[str, Any]) -> None:
+    """Lay out the tab with its examples, of which the first one is chosen initially.
 
-    Args:
-        decoder: decodes for the tab.
-        workspace: folder for the files that programs get.
-        examples: example pictures inside the workspace; the first one is chosen initially.
-        queue: options of events that decode.
+    `queue` has the options of events that decode.
     """
     heads, task = decoder.upscaler.model_config.prediction_heads, decoder.upscaler.face_task
     gr.Markdown(INTRODUCTION.format(source=task.source_size, target=task.target_size), elem_classes="sr-introduction")
@@ -69,7 +64,7 @@ def upscale_tab(decoder: Decoder, workspace: Workspace, examples: Sequence[Path]
                        functools.partial(sheet_for_page, decoder), [upload, square, samples, *settings],
                        results, [results], stop, queue)
     controls.note_changes(results, [upload, square, race, samples, *settings])
-    endpoint(decoder, workspace, settings, queue)
+    endpoint(decoder, settings, queue)
 
 
 def example_buttons(examples: Sequence[Path]) -> list[gr.Button]:
@@ -122,12 +117,10 @@ def subject_of(
 ) -> Subject:
     """Return the input of a decoding for an upload, whose crop `choose` returns."""
     task = decoder.upscaler.face_task
-    return reduce_upload(controls.path_of(upload), lambda image: take(image, task, choose(image, task)), task.source)
+    return reduce_picture(controls.path_of(upload), lambda image: take(image, task, choose(image, task)), task.source)
 
 
-def endpoint(
-    decoder: Decoder, workspace: Workspace, settings: list[gr.components.Component], queue: dict[str, Any],
-) -> None:
+def endpoint(decoder: Decoder, settings: list[gr.components.Component], queue: dict[str, Any]) -> None:
     """Add the endpoint `/upscale`, which streams pictures and a report to programs."""
 
     def upscale(
@@ -140,7 +133,7 @@ def endpoint(
             result = frames[""]
             pictures = [(f"face-{row + 1}.png", drawing.unfinished(result, row),
                          record_of(decoder.upscaler, options, row + 1)) for row in range(len(result.images))]
-            yield workspace.save_pictures(pictures), report_of(subject, result)
+            yield save_pictures(pictures), report_of(subject, result)
 
     with gr.Row(visible=False):
         image = gr.Image(type="filepath", format="png", label="image")
