@@ -12,6 +12,7 @@ import gradio as gr
 from superres.config import FACES
 from superres.web import controls, drawing
 from superres.web.batches import MAX_FILES, Progress, manifest, upscale_batch
+from superres.web.controls import Value
 from superres.web.decoding import Decoder
 from superres.web.files import MAX_FILE_BYTES, save_zip
 from superres.web.photos import MAX_PIXELS
@@ -23,10 +24,9 @@ detail is invented**: never use it to identify anyone."""
 """Text above the tab, with places for the sizes of input and output."""
 
 
-def batch_tab(decoder: Decoder, queue: dict[str, Any]) -> None:
-    """Lay out the tab; `queue` has the options of events that decode."""
-    heads = decoder.upscaler.model_config.prediction_heads
-    task = decoder.upscaler.face_task
+def batch_tab(decoder: Decoder) -> None:
+    """Lay out the tab."""
+    heads, task = decoder.upscaler.model_config.prediction_heads, decoder.upscaler.face_task
     gr.Markdown(INTRODUCTION.format(source=task.source_size, target=task.target_size), elem_classes="sr-introduction")
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
@@ -43,14 +43,12 @@ def batch_tab(decoder: Decoder, queue: dict[str, Any]) -> None:
                               elem_id="archive")
             gallery = gr.HTML(elem_id="gallery")
     controls.decode_on([run.click], functools.partial(batch_for_page, decoder), [files, *settings], gallery,
-                       [state, gallery, archive], stop, queue)
+                       [state, gallery, archive], stop)
     controls.note_changes(gallery, [files, *settings])
-    endpoint(decoder, settings, queue)
+    endpoint(decoder, settings)
 
 
-def batch_for_page(
-    decoder: Decoder, uploads: list[controls.Uploaded] | None, *settings: controls.Value,
-) -> Iterator[tuple[str, Any, Any]]:
+def batch_for_page(decoder: Decoder, uploads: Value, *settings: Value) -> Iterator[tuple[str, Any, Any]]:
     """Upscale uploads, and yield the progress, the gallery and the zip file for the page."""
     finished = -1
     yield '<p class="sr-hint">Reading the files ...</p>', "", gr.update(value=None, visible=False)
@@ -86,12 +84,10 @@ def gallery_html(progress: Progress) -> str:
     return f'<div class="sr-result">{drawing.figures(parts, "Results")}</div>' if parts else ""
 
 
-def endpoint(decoder: Decoder, settings: list[gr.components.Component], queue: dict[str, Any]) -> None:
+def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
     """Add the endpoint `/upscale_batch`, which streams a zip file and the manifest's rows to programs."""
 
-    def upscale_files(
-        files: list[controls.Uploaded] | None, *values: controls.Value,
-    ) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    def upscale_files(files: Value, *values: Value) -> Iterator[tuple[str | None, dict[str, Any]]]:
         options = controls.options_of(decoder.upscaler.default, values)
         finished = -1
         for progress in upscale_batch(decoder, [controls.path_of(file) for file in files or []], options):
@@ -105,4 +101,4 @@ def endpoint(decoder: Decoder, settings: list[gr.components.Component], queue: d
         archive, report = gr.File(label="zip"), gr.JSON(label="report")
         handler = controls.named(upscale_files, *controls.offered(decoder.upscaler.default, FACES))
         gr.Button("upscale_batch").click(handler, [files, *settings], [archive, report], api_name="upscale_batch",
-                                         **queue)
+                                         **controls.QUEUED)

@@ -29,7 +29,6 @@ MAX_ENTRIES = 10 * MAX_FILES
 """Largest number of entries in a zip file, including folders and metadata."""
 GROUP_SIZE = 8
 """Images decoded together."""
-_ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 _UNPACKING_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, NotImplementedError, ValueError, EOFError)
 
 
@@ -122,7 +121,7 @@ def find_files(uploads: Sequence[str]) -> list[File]:
     """
     files, taken = list[File](), set[str]()
     for upload in map(Path, uploads):
-        for member in _members(upload) if _is_zip(upload) else [None]:
+        for member in _members(upload) if zipfile.is_zipfile(upload) else [None]:
             name = file_name(upload.name if member is None else member.filename)
             files.append(File(name, _output_name(name, taken), upload, member))
             taken.add(files[-1].output)
@@ -132,14 +131,6 @@ def find_files(uploads: Sequence[str]) -> list[File]:
     if not files:
         raise InvalidInputError("there is no file yet; upload images, or a zip file of images")
     return files
-
-
-def _is_zip(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) in _ZIP_STARTS
-    except (OSError, ValueError):
-        return False  # deleted because of its age; reading it gives the error
 
 
 def _members(path: Path) -> list[zipfile.ZipInfo]:
@@ -166,11 +157,7 @@ def _output_name(name: str, taken: set[str]) -> str:
 
 
 def _read(file: File, budget: Budget, task: FaceTask) -> Pixels:
-    """Read and reduce a file to the network's input, uint8 [source, source, 3].
-
-    Raises:
-        InvalidInputError: the file cannot be read or unpacked, or the batch has read too much before.
-    """
+    """Read and reduce a file to the network's input, uint8 [source, source, 3]."""
     if min(budget.pixels, budget.bytes) < 0:
         raise InvalidInputError(f"{file.name} is too much for one batch; upload it in another one")
 
@@ -183,11 +170,7 @@ def _read(file: File, budget: Budget, task: FaceTask) -> Pixels:
 
 
 def _unpack(file: File, member: zipfile.ZipInfo, budget: Budget) -> io.BytesIO:
-    """Return the content of a file inside a zip file.
-
-    Raises:
-        InvalidInputError: the file cannot be unpacked, or is too large.
-    """
+    """Return the content of a file inside a zip file, of at most `budget.member_bytes`."""
     most = budget.member_bytes
     try:
         with zipfile.ZipFile(file.upload) as archive, archive.open(member) as opened:

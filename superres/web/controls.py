@@ -24,11 +24,11 @@ MAX_SAMPLES = 16
 T = TypeVar("T")
 Value = Any
 """Value of a control as a visitor sent it: any JSON value."""
-Uploaded = dict[str, Any]
-"""A file as Gradio passes it to a handler, after checking that it was uploaded to this server."""
 RAW: dict[str, Any] = {"preprocess": False}
 """Options of events that read pictures or decode. Gradio's preprocessing would clip 16-bit grey, drop alpha and fail on
 damaged files."""
+QUEUED: dict[str, Any] = {"concurrency_id": "decoding", "concurrency_limit": 1, **RAW}
+"""Options of events that decode, one at a time."""
 INSTANT: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 """Options of events that only update the page."""
 
@@ -39,8 +39,7 @@ class Control:
 
     Attributes:
         label: name of the control on the page.
-        high: largest value of a slider; None gives a text or number field instead.
-        step: distance between two values of a slider.
+        high: largest value of a slider, with distances of `step`; None gives a text or number field instead.
         tasks: tasks whose tabs have the control.
     """
 
@@ -118,22 +117,15 @@ def buttons_of(tab: str, *names: str) -> tuple[list[gr.Button], gr.Button]:
 
 def decode_on(
     triggers: Sequence[Any], handler: Callable[..., Any], inputs: Sequence[gr.components.Component],
-    view: gr.components.Component, outputs: Sequence[gr.components.Component], stop: gr.Button, queue: dict[str, Any],
+    view: gr.components.Component, outputs: Sequence[gr.components.Component], stop: gr.Button,
 ) -> None:
-    """Decode when an event of a tab is triggered; Stop is shown only until the decoding has ended.
+    """Decode when an event, such as a button's `click`, triggers it; `stop` is shown until the decoding has ended.
 
-    Args:
-        triggers: events that start a decoding, such as a button's `click`.
-        handler: function of `inputs` that decodes, and yields values of `outputs`.
-        inputs: components that it reads.
-        view: component with the results, which begins and ends with the decoding.
-        outputs: components that it writes.
-        stop: button that stops it.
-        queue: options of events that decode.
+    `handler` decodes for values of `inputs`, and yields values of `outputs`; `view` has the results.
     """
     for trigger in triggers:
         begun = trigger(None, None, None, **script("begin", view))
-        started = begun.then(handler, inputs, outputs, show_progress="minimal", api_visibility="private", **queue)
+        started = begun.then(handler, inputs, outputs, show_progress="minimal", api_visibility="private", **QUEUED)
         for ended in (started.success, started.failure):
             ended(None, None, None, **script("end", view))
         stop.click(None, None, None, cancels=[started], **script("end", view))
@@ -167,47 +159,30 @@ def options_of(default: DecodeConfig, values: Iterable[Value], task: str = FACES
     Raises:
         ConfigError: a value is missing or out of range, or two values contradict each other.
     """
-    settings = offered(default, task).items()
-    given = {name: value_of(name, about, value) for (name, about), value in zip(settings, values, strict=True)}
+    given = {}
+    for (name, about), value in zip(offered(default, task).items(), values, strict=True):
+        if about.parse is not None:
+            given[name] = about.parse(value if isinstance(value, str) else shown(value))
+        else:
+            given[name] = whole_number(name.replace("_", " "), value) if about.kind is int else value
     if given["block_size"] == 0:
         del given["block_size"]
     return default.changed(given)
 
 
-def value_of(name: str, about: Setting, value: Value) -> Any:  # noqa: ANN401 -- the type of the setting
-    """Convert a visitor's value to the type of a setting; `DecodeConfig` checks its range.
+def whole_number(name: str, value: Value, least: int = 1 - 2**63, most: int = 2**63 - 1) -> int:
+    """Return a visitor's value of the control `name`, any JSON value, as a whole number.
 
     Raises:
-        ConfigError: the value cannot be converted.
+        ConfigError: the value is not a whole number from `least` to `most`.
     """
-    if about.parse is not None:
-        return about.parse(value if isinstance(value, str) else shown(value))
-    return whole_number(name.replace("_", " "), value) if about.kind is int else value
-
-
-def whole_number(name: str, value: Value) -> int:
-    """Return a visitor's value of the control `name` as a whole number.
-
-    Raises:
-        ConfigError: the value is not a whole number below 2**63.
-    """
-    is_whole = is_number(value) and value % 1 == 0
-    require(is_whole and abs(value) < 2**63, f"{name} must be a whole number below 2**63, not {shown(value)}")
+    require(is_number(value) and value % 1 == 0 and abs(value) < 2**63,
+            f"{name} must be a whole number below 2**63, not {shown(value)}")
+    require_whole(name, int(value), least, most)
     return int(value)
 
 
-def samples_of(value: Value) -> int:
-    """Return the number of samples that a visitor asks for.
-
-    Raises:
-        ConfigError: the value is not a whole number from 1 to MAX_SAMPLES.
-    """
-    count = whole_number("samples", value)
-    require_whole("samples", count, 1, MAX_SAMPLES)
-    return count
-
-
-def path_of(upload: Uploaded | None) -> str:
+def path_of(upload: Value) -> str:
     """Return the path of an upload in the server's temporary folder.
 
     Raises:
@@ -215,7 +190,7 @@ def path_of(upload: Uploaded | None) -> str:
     """
     if not upload:
         raise InvalidInputError("there is no image yet; upload one or choose an example")
-    path = upload.get("path")
+    path = upload.get("path") if isinstance(upload, dict) else None
     if not is_temporary(path):
         raise InvalidInputError(f"the file {NOT_UPLOADED}")
     return str(path)

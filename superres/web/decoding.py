@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +47,7 @@ class Decoder:
         time_limit: largest duration of a request in seconds.
         frame_seconds: seconds of decoding between two frames.
         is_busy: whether a request is being decoded.
+        is_closing: whether `close` was called.
     """
 
     def __init__(
@@ -57,8 +57,7 @@ class Decoder:
         """Create a decoder; see the attributes."""
         self.upscaler, self.translator, self.time_limit = upscaler, translator, time_limit
         self.frame_seconds = frame_seconds
-        self.is_busy = False
-        self._closing = threading.Event()
+        self.is_busy = self.is_closing = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoding")
 
     def warm_up(self) -> None:
@@ -72,12 +71,7 @@ class Decoder:
 
     def close(self) -> None:
         """Stop the current decoding at its next frame with StoppedError, and refuse further requests."""
-        self._closing.set()
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether `close` was called."""
-        return self._closing.is_set()
+        self.is_closing = True
 
     def deadline(self) -> float:
         """Return the time, as of `time.monotonic()`, at which a request that starts now must end."""

@@ -38,7 +38,7 @@ def figure(image: Pixels, caption: str, alt: str, overlay: str = "", below: str 
     `overlay` has SVG shapes in units of its pixels, `below` has HTML, and `size` is "large", "small" or "".
     """
     height, width = image.shape[:2]
-    shapes = f'<svg viewBox="0 0 {width} {height}" aria-hidden="true">{overlay}</svg>' if overlay else ""
+    shapes = overlay and f'<svg viewBox="0 0 {width} {height}" aria-hidden="true">{overlay}</svg>'
     return (f'<figure class="sr-figure sr-pixels{f" sr-{size}" if size else ""}"><div class="sr-frame">'
             f'<img src="{data_uri(image)}" alt="{escape(alt)}">{shapes}</div>'
             f"<figcaption>{escape(caption)}{below}</figcaption></figure>")

@@ -89,11 +89,7 @@ def files_below(folder: Path) -> dict[Path, os.stat_result]:
 def sweep(folder: Path, kept: Collection[Path], age: float = KEEP_SECONDS, most_bytes: int = KEEP_BYTES) -> None:
     """Delete files not used for `age` seconds, the oldest files beyond a total of `most_bytes`, and empty folders.
 
-    Args:
-        folder: folder to sweep.
-        kept: files of the page itself, which stay.
-        age: time in seconds since the last use, which is the time of modification.
-        most_bytes: largest total size of the files that stay, not counting `kept`.
+    The last use is the time of modification. Files in `kept`, which belong to the page, stay and are not counted.
     """
     oldest, total = time.time() - age, 0
     found = [(status.st_mtime, status.st_size, path) for path, status in files_below(folder).items()

@@ -11,7 +11,7 @@ import gradio as gr
 
 from superres.tasks.faces import FaceTask
 from superres.web.batch_tab import batch_tab
-from superres.web.controls import RAW, shown_to_visitor
+from superres.web.controls import shown_to_visitor
 from superres.web.decoding import Decoder
 from superres.web.translate_tab import translate_tab
 from superres.web.upscale_tab import upscale_tab
@@ -58,27 +58,21 @@ class Page(gr.Blocks):
 def build_page(
     decoder: Decoder, examples: Sequence[Path], max_queue: int, with_survey: bool = False, root_path: str = "",
 ) -> gr.Blocks:
-    """Build the page.
+    """Build the page, under the path `root_path` of a proxy, with a queue of at most `max_queue` waiting requests.
 
-    Args:
-        decoder: decodes for the page.
-        examples: example pictures in Gradio's folder of temporary files; the first one is chosen initially.
-        max_queue: largest number of waiting requests.
-        with_survey: whether the page has the tabs of a survey.
-        root_path: path under which a proxy serves the page, or "".
+    The examples are pictures in Gradio's folder of temporary files; the first one is chosen initially.
     """
-    queue: dict[str, Any] = {"concurrency_id": "decoding", "concurrency_limit": 1, **RAW}
     page = Page(title=TITLE, analytics_enabled=False, fill_width=True)
     with page:
         gr.Markdown("# superres", elem_id="head")
         with gr.Tabs():
             with gr.Tab("Upscale"):
-                upscale_tab(decoder, examples, queue)
+                upscale_tab(decoder, examples)
             with gr.Tab("Batch"):
-                batch_tab(decoder, queue)
+                batch_tab(decoder)
             if decoder.translator is not None:
                 with gr.Tab("Translate"):
-                    translate_tab(decoder, decoder.translator, queue)
+                    translate_tab(decoder, decoder.translator)
             if with_survey:
                 survey_tabs(root_path)
     # Only events that decode are queued, so the limit counts only them.

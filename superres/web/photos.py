@@ -11,7 +11,7 @@ from typing import IO, TypeVar
 
 from superres.config import require
 from superres.errors import InvalidInputError
-from superres.tasks.faces import FaceTask, area_reduce
+from superres.tasks.faces import FaceTask
 from superres.tasks.photos import Crop, choose_crops
 from superres.tasks.pictures import Pixels, read_picture
 from superres.web.files import NOT_UPLOADED
@@ -106,13 +106,6 @@ def take(image: Pixels, task: FaceTask, crop: Crop | None = None) -> Subject:
     crop = crop or default_crop(image, task)
     square = crop.take(image)
     return Subject(task.source_of(square), task.target_of(square) if crop.size >= task.target else None, crop)
-
-
-def shrink(image: Pixels, longest: int) -> Pixels:
-    """Return a picture reduced to at most `longest` pixels per side."""
-    height, width = image.shape[:2]
-    scale = min(1.0, longest / max(height, width))
-    return area_reduce(image, max(1, round(height * scale)), max(1, round(width * scale)))
 
 
 def file_name(path: str) -> str:

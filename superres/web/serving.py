@@ -84,8 +84,7 @@ def build_server(
         page: the page.
         decoder: decodes for the page.
         folder: Gradio's folder of temporary files; the files in it at the start of the server stay.
-        auth: names and passwords of users; None for a page without login. The survey needs no login: raters vote
-            without it, and the results need the owner's token.
+        auth: names and passwords; None for no login. A survey needs none: its results need the owner's token.
         root_path: path under which a proxy serves the page.
         survey: application of a survey for SURVEY_PATH, or None.
     """

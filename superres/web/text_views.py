@@ -5,6 +5,7 @@ All text is visitors' data: it is escaped, and never logged.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -95,28 +96,20 @@ def lines_html(
 
 def blocks_html(translator: Translator, traces: Sequence[RowTrace], clock: Clock | None, slower: float) -> str:
     """Return the accepted blocks of a line; the numbers of the steps continue over the parts of the line."""
-    parts = []
-    number = 0
+    parts, numbers = list[str](), itertools.count(1)
     for trace in traces:
-        spans = []
+        parts.append("")
         steps = accepted_tokens([trace])
         surfaces = iter(translator.codec.surfaces([token for tokens in steps for token in tokens]))
         for step, tokens in enumerate(steps):
-            number += 1
-            text = "".join(next(surfaces) for _ in tokens)
+            text, number = "".join(itertools.islice(surfaces, len(tokens))), next(numbers)
+            block = text.lstrip()
             seconds = "" if clock is None else f' style="--at: {slower * clock.at(step):.3f}s"'
-            spans.append(block_html(text, number, tokens, seconds))
-        parts.append("".join(spans))
+            title = f"Step {number}: {len(tokens)} token{'s' if len(tokens) > 1 else ''}"
+            ends = " sr-ends" if END in tokens else ""
+            parts[-1] += (f'{escape(text[:len(text) - len(block)])}<span class="sr-step{ends}" data-step="{number}" '
+                          f'title="{title}"{seconds}>{escape(block)}</span>')
     return " ".join(parts)
-
-
-def block_html(text: str, number: int, tokens: Sequence[int], style: str) -> str:
-    """Return an accepted block; white space at its start is placed before the block."""
-    start = len(text) - len(text.lstrip())
-    title = f"Step {number}: {len(tokens)} token{'s' if len(tokens) > 1 else ''}"
-    ends = " sr-ends" if END in tokens else ""
-    return (f'{escape(text[:start])}<span class="sr-step{ends}" data-step="{number}" title="{title}"{style}>'
-            f"{escape(text[start:])}</span>")
 
 
 def plain_html(translator: Translator, result: Translated) -> str:
@@ -143,17 +136,13 @@ def statistics_of(result: Translated) -> list[tuple[str, str]]:
 
 
 def steps_html(translator: Translator, result: Translated) -> str:
-    """Return the accepted tokens of each step, as in section 7.4 of the paper."""
-    lists = []
-    for number, traces in enumerate(result.traces, 1):
-        if traces:
-            heading = [f"Line {number}"] if len(result.traces) > 1 else []
-            lists.append("\n".join([*heading, *trace_lines(translator, traces)]))
-    if not lists:
-        return ""
-    opened = " open" if len(result.traces) == 1 else ""
-    text = escape("\n\n".join(lists))
-    return f'<details{opened}><summary>Steps</summary><pre class="sr-trace" tabindex="0">{text}</pre></details>'
+    """Return the accepted tokens of each step, as in section 7.4 of the paper; "" without any."""
+    is_single = len(result.traces) == 1
+    lists = ["\n".join([*([] if is_single else [f"Line {number}"]), *trace_lines(translator, traces)])
+             for number, traces in enumerate(result.traces, 1) if traces]
+    opened, text = " open" if is_single else "", escape("\n\n".join(lists))
+    steps = f'<pre class="sr-trace" tabindex="0">{text}</pre>'
+    return text and f"<details{opened}><summary>Steps</summary>{steps}</details>"
 
 
 def hints_html(translator: Translator, frames: dict[str, Translated], slower: float) -> str:
