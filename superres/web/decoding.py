@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -32,6 +33,7 @@ class StoppedError(SuperresError):
     """A decoding was stopped: it exceeded the time limit, or the server is stopping."""
 
 
+@dataclass(eq=False)
 class Decoder:
     """Decodes for visitors, one request at a time.
 
@@ -50,14 +52,14 @@ class Decoder:
         is_closing: whether `close` was called.
     """
 
-    def __init__(
-        self, upscaler: Upscaler, time_limit: float = 120.0, translator: Translator | None = None,
-        frame_seconds: float = FRAME_SECONDS,
-    ) -> None:
-        """Create a decoder; see the attributes."""
-        self.upscaler, self.translator, self.time_limit = upscaler, translator, time_limit
-        self.frame_seconds = frame_seconds
-        self.is_busy = self.is_closing = False
+    upscaler: Upscaler
+    time_limit: float = 120.0
+    translator: Translator | None = None
+    frame_seconds: float = FRAME_SECONDS
+    is_busy: bool = field(default=False, init=False)
+    is_closing: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoding")
 
     def warm_up(self) -> None:
