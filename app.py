@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 from contextlib import ExitStack, closing, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +22,6 @@ from superres.errors import ConfigError, SuperresError
 from superres.survey.commands import DEFAULT_STORE
 from superres.system.asgi import how_to_leave, local_address
 from superres.system.terminal import echo
-from superres.web.logs import log, logging_as_json
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from superres.pipeline.translator import Translator
     from superres.survey.store import Store
     from superres.web.decoding import Decoder
-    from superres.web.files import Workspace
 
 FACES = Path(__file__).parent / "scripts" / "faces"
 
@@ -50,29 +49,20 @@ Survey = Annotated[str | None, typer.Option(
     "/survey/, which needs no password.")]
 
 
-def build_app(
-    decoder: Decoder, workspace: Workspace, max_queue: int = 16, with_survey: bool = False, root_path: str = "",
-) -> gr.Blocks:
-    """Build the page.
-
-    Args:
-        decoder: decodes for the page.
-        workspace: folder of temporary files, already entered.
-        max_queue: largest number of waiting requests.
-        with_survey: whether the page has the tabs of a survey.
-        root_path: path under which a proxy serves the page.
-    """
+def build_app(decoder: Decoder, max_queue: int = 16, with_survey: bool = False, root_path: str = "") -> gr.Blocks:
+    """Build the page with its examples, inside `temporary_files()`; see `superres.web.page.build_page`."""
     from PIL import Image
     from skimage import data
 
+    from superres.web.files import new_folder
     from superres.web.page import build_page
 
-    folder = workspace.new_folder()  # the page may serve files from the workspace only
+    folder = new_folder()  # the page may serve temporary files only
     Image.fromarray(data.astronaut()[:210, 140:310]).save(folder / "astronaut.png")  # its centre is framed as in CelebA
     least = decoder.upscaler.face_task.source
     faces = [path for path in sorted(FACES.glob("*.png")) if min(Image.open(path).size) >= least]
     examples = [folder / "astronaut.png", *(Path(shutil.copy(path, folder)) for path in faces)]
-    return build_page(decoder, workspace, examples, max_queue, with_survey, root_path)
+    return build_page(decoder, examples, max_queue, with_survey, root_path)
 
 
 def load_translator(checkpoint: str | None, device: str) -> Translator | None:
@@ -105,16 +95,8 @@ def open_survey(name: str, store: str) -> tuple[Store, FastAPI]:
     return opened, study_app(opened, opened.study(name))
 
 
-def announce(host: str, root_path: str, survey: str | None, store: str, port: int) -> None:
-    """Print where to open the page, and the survey's pages, on standard output: the log is for programs.
-
-    Args:
-        host: address on which the server listens.
-        root_path: path under which a proxy serves the page.
-        survey: name of the study, or None.
-        store: location of the study's store.
-        port: port on which the server listens.
-    """
+def announce(host: str, port: int, root_path: str, survey: str | None, store: str) -> None:
+    """Print where to open the page and the pages of a survey, a study in a store, on standard output."""
     address = local_address(host, port, root_path)
     lines = [f"open {address} ({how_to_leave(host)})"]
     if survey is not None:
@@ -124,6 +106,19 @@ def announce(host: str, root_path: str, survey: str | None, store: str, port: in
         lines += [f"raters vote at {raters}", results_line(raters, survey, store)]
     with suppress(OSError):  # nobody reads it
         echo("\n".join(f"superres: {line}" for line in lines))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, before anything is loaded.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+                                    backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}, port {port}; choose another --port or --host") from error
 
 
 def parse_auth(pairs: list[str]) -> list[tuple[str, str]] | None:
@@ -164,11 +159,11 @@ def main(
     # torch reads this variable at its import. Its threads wait for each other at each step, so one core is left free
     # for the page.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
-    from superres.web.files import Workspace
-    from superres.web.memory import return_large_blocks
+    from superres.web.files import temporary_files
 
-    return_large_blocks()
-    with logging_as_json(), Workspace() as workspace, ExitStack() as stack:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("superres.web").setLevel(logging.INFO)
+    with listen(host, port) as listening, temporary_files() as folder, ExitStack() as stack:
         pages, location = None, store
         if survey is not None:
             opened, pages = open_survey(survey, store)
@@ -180,13 +175,11 @@ def main(
 
         translator = load_translator(translation_checkpoint, device)
         decoder = Decoder(Upscaler.load(checkpoint, device), time_limit, translator)
-        log("loaded", checkpoint=decoder.upscaler.name, device=str(decoder.upscaler.device),
-            translation_checkpoint=translator.name if translator is not None else None, survey=survey)
         decoder.warm_up()
-        page = build_app(decoder, workspace, max_queue, pages is not None, root_path)
-        server = build_server(page, decoder, workspace, visitors, root_path, pages)
-        if not serve(server, decoder, host, port, partial(announce, host, root_path, survey, location)):
-            raise ConfigError(f"cannot listen on {host}, port {port}; choose another --port or --host")
+        page = build_app(decoder, max_queue, pages is not None, root_path)
+        server = build_server(page, decoder, folder, visitors, root_path, pages)
+        announce(host, listening.getsockname()[1], root_path, survey, location)
+        serve(server, decoder, listening)
 
 
 if __name__ == "__main__":

@@ -194,7 +194,7 @@ def test_all_numbers_are_tried():
                                    {}, "9" * 9999], ids=lambda value: repr(value)[:20])
 def test_what_a_visitor_sends_in_place_of_a_number_is_refused(value):
     pytest.importorskip("gradio")
-    from superres.web.controls import options_of, samples_of
+    from superres.web.controls import MAX_SAMPLES, options_of, whole_number
     from superres.web.translate_tab import variant_of
 
     good = {"block_size": 4, "accept": "distance", "epsilon": 2, "top_k": 2, "consistent": True,
@@ -209,7 +209,7 @@ def test_what_a_visitor_sends_in_place_of_a_number_is_refused(value):
             variant_of(
                 DecodeConfig(), *{"block_size": 4, "accept": "exact", "top_k": 2, "beam": 0, name: value}.values())
     with pytest.raises(ConfigError):
-        samples_of(value)
+        whole_number("samples", value, 1, MAX_SAMPLES)
 
 
 @pytest.mark.parametrize("words", [

@@ -14,7 +14,7 @@ from test_cli_options import COMMANDS
 
 from superres.cli.main import run
 from superres.cli.options import DecodingCommand, decode_config
-from superres.config import FACES, TRANSLATION, Control, DecodeConfig, Registry, setting, settings_of
+from superres.config import FACES, TRANSLATION, DecodeConfig, Registry, setting, settings_of
 from superres.decoding.acceptance import CRITERIA, Exact
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.heads import HeadProposer
@@ -69,9 +69,9 @@ assert "torch" not in sys.modules
 class Toy(DecodeConfig):
     """The settings with three more, which the demo offers."""
 
-    patience: int = setting(3, "Steps to wait.", least=1, control=Control("Patience", 9))
-    careful: bool = setting(False, "Look twice.", control=Control("Careful", tasks=(FACES, TRANSLATION)))
-    fan: int = setting(4, "Ways to go on.", depends_on="accept", control=Control("Fan"))
+    patience: int = setting(3, "Steps to wait.", least=1)
+    careful: bool = setting(False, "Look twice.")
+    fan: int = setting(4, "Ways to go on.", depends_on="accept")
 
 
 def test_a_new_field_is_an_option_with_its_help_and_a_key_of_a_survey(tmp_path):
@@ -89,10 +89,13 @@ def test_a_new_field_is_an_option_with_its_help_and_a_key_of_a_survey(tmp_path):
     assert "patience must be at least 0, not -1" in made.stderr
 
 
-def test_a_new_field_with_a_control_is_on_the_page_and_in_its_interface():
+def test_a_new_field_with_a_control_is_on_the_page_and_in_its_interface(monkeypatch):
     gr = pytest.importorskip("gradio")
-    from superres.web.controls import decoding_controls, named, offered, options_of
+    from superres.web.controls import CONTROLS, Control, decoding_controls, named, offered, options_of
 
+    monkeypatch.setitem(CONTROLS, "patience", Control("Patience", 9))
+    monkeypatch.setitem(CONTROLS, "careful", Control("Careful", tasks=(FACES, TRANSLATION)))
+    monkeypatch.setitem(CONTROLS, "fan", Control("Fan"))
     with gr.Blocks():
         *_, patience, careful, fan = decoding_controls(Toy(), 10)
         text = decoding_controls(Toy(), 10, TRANSLATION)

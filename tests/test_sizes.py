@@ -186,7 +186,8 @@ def test_a_survey_shows_pictures_of_the_checkpoint_s_sizes(folder, prepared):
     assert {image.shape for image in images.photographs.values()} == {(18, 18, 3)}
 
 
-def test_the_page_shows_inputs_and_pictures_of_the_checkpoint_s_sizes(toy, tmp_path):
+def test_the_page_shows_inputs_and_pictures_of_the_checkpoint_s_sizes(toy, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     photo = data.astronaut()
     Image.fromarray(photo).save(tmp_path / "photo.png")
     element, preview, square = cropping.crop_of(str(tmp_path / "photo.png"), TASK)

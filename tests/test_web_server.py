@@ -7,14 +7,17 @@ import re
 import signal
 import socket
 import zipfile
+from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from gradio_client import Client, handle_file
 from PIL import Image
 from survey_tools import add_study
-from web_demo import FACES, FAST, HTTP, Blocked, events, read_log, running, start, stress_demo, wait
+from textual import write_checkpoint
+from web_demo import FACES, FAST, FILE, HTTP, Blocked, events, running, start, stress_demo, wait
 
 import app
 from superres.config import DecodeConfig
@@ -22,7 +25,9 @@ from superres.errors import ConfigError
 from superres.survey.store import Store
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.pictures import read_image
+from superres.web.files import files_below, sweep
 from superres.web.photos import CropShare, take
+from superres.web.serving import MAX_CONNECTIONS
 
 TASK = FaceTask(8, 32)
 ROOT = Path(__file__).parents[1]
@@ -59,15 +64,6 @@ def test_upscale_gives_what_the_upscaler_gives(client, upscaler):
     assert [entry["key"] for entry in report["samples"]] == keys
 
 
-def test_upscale_streams_frames_while_it_decodes(client):
-    job = client.submit(handle_file(FACES[0]), **SLOW, api_name="/upscale")
-    job.result(timeout=300)
-    tokens = [report["samples"][0]["tokens"] for _, report in job.outputs()]
-    assert tokens == sorted(tokens)
-    assert len(set(tokens)) > 2
-    assert tokens[-1] == 3072
-
-
 def test_a_photo_is_cropped_as_asked_and_scored_against_its_truth(client, rng, tmp_path):
     photo = rng.integers(0, 256, (100, 80, 3), np.uint8)
     Image.fromarray(photo).save(tmp_path / "photo.png")
@@ -89,7 +85,7 @@ def test_a_batch_gives_a_zip_with_a_manifest_and_names_the_bad_file(client, tmp_
     assert rows == report["rows"]
 
 
-def test_the_documented_example_runs(demo, tmp_path, monkeypatch, capsys):
+def test_the_documented_example_runs_and_streams_frames(demo, tmp_path, monkeypatch, capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/web-demo.md").read_text(), re.S)
     example = next(block for block in blocks if "gradio_client" in block)
     assert "http://127.0.0.1:7860" in example
@@ -101,7 +97,11 @@ def test_the_documented_example_runs(demo, tmp_path, monkeypatch, capsys):
     names = {}
     exec(example.replace("http://127.0.0.1:7860", demo.url), names)  # noqa: S102 -- our own page
     assert [row["input"] for row in names["batch"]["rows"]] == ["face.png", "other.png"]
-    assert capsys.readouterr().out.splitlines()[-1].startswith("True 3072 ")
+    frames = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("True ", "False "))]
+    tokens = [int(frame[1]) for frame in frames]
+    assert tokens == sorted(tokens)
+    assert len(set(tokens)) > 2
+    assert frames[-1][:2] == ["True", "3072"]
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -130,34 +130,6 @@ def test_hostile_uploads_end_in_a_clear_message_or_a_right_result(demo):
 # What nobody may have or do
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", str(ROOT / "README.md"), "https://example.com/face.png",
-                                  "http://127.0.0.1:1/face.png"])
-@pytest.mark.parametrize("endpoint", ["upscale", "upscale_batch"])
-def test_only_what_was_uploaded_is_read(demo, path, endpoint):
-    file = {"path": path, "meta": {"_type": "gradio.FileData"}}
-    arguments = {"image": file} if endpoint == "upscale" else {"files": [file]}
-    outputs, error = stress_demo().call(demo.url, endpoint, arguments)
-    assert outputs == []
-    assert "not uploaded by a user" in error or "not an address on the network" in error
-
-
-def test_the_page_s_own_events_read_only_what_was_uploaded(demo):
-    config = HTTP.get(f"{demo.url}/config").json()
-    file = {"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}
-    for dependency in config["dependencies"]:
-        if dependency["queue"] or not dependency["inputs"]:
-            continue
-        body = {"data": [file] * len(dependency["inputs"]), "fn_index": dependency["id"], "session_hash": "x"}
-        answer = HTTP.post(f"{demo.url}/gradio_api/run/predict", json=body)
-        assert "root:" not in answer.text
-        assert answer.status_code != 200 or "passwd" not in answer.text
-
-
-@pytest.mark.parametrize("path", ["/gradio_api/file=/etc/passwd", f"/gradio_api/file={ROOT}/README.md"])
-def test_no_file_of_the_machine_is_served(demo, path):
-    assert HTTP.get(demo.url + path).status_code == 403
-
-
 @pytest.mark.parametrize("path", ["/gradio_api/runs", "/monitoring", "/gradio_api/deep_link?session_hash=x",
                                   "/gradio_api/proxy=https://a.hf.space/", "/gradio_api/component_server"])
 def test_what_the_page_does_not_use_is_closed(demo, path):
@@ -172,9 +144,11 @@ def test_a_decoding_cannot_get_around_the_queue(demo):
         assert "data" not in answer.json()
 
 
-def test_a_file_over_the_limit_is_refused(demo):
+def test_a_file_over_the_limit_is_refused_and_leaves_nothing(demo):
+    before = files_below(demo.folder).keys()
     answer = HTTP.post(f"{demo.url}/gradio_api/upload", files={"files": ("a.png", bytes(11_000_000))})
     assert answer.status_code == 413
+    assert files_below(demo.folder).keys() == before
 
 
 @pytest.mark.parametrize("header", ["Content-Length: 200000001", "Transfer-Encoding: chunked"])
@@ -192,14 +166,46 @@ def test_answers_forbid_other_hosts_and_keeping_what_belongs_to_a_visitor(demo):
     assert HTTP.get(f"{demo.url}/gradio_api/info").headers["cache-control"] == "no-store"
 
 
-def test_all_files_of_visitors_are_in_the_folder_that_is_swept(demo, client):
-    client.predict(handle_file(FACES[0]), **FAST, api_name="/upscale")
-    assert demo.workspace.sweep(-1) > 0
-    left = [path for path in demo.workspace.folder.rglob("*") if path.is_file()]
-    assert {path.name for path in left} <= {"astronaut.png", *(face.name for face in FACES)}
-    assert "deleted; upload it again" in stress_demo().call(
-        demo.url, "upscale", {"image": {"path": str(demo.workspace.folder / "x.png"),
-                                        "meta": {"_type": "gradio.FileData"}}})[1]
+def test_all_files_of_visitors_are_in_the_folder_that_is_swept(demo):
+    image, started = demo.upload("face.png", FACES[0].read_bytes()), files_below(demo.folder)
+    assert stress_demo().call(demo.url, "upscale", {"image": image, **FAST})[1] == ""
+    made = files_below(demo.folder).keys() - started.keys()
+    assert {path.name for path in made} == {"face-1.png"}
+    sweep(demo.folder, started.keys() - {Path(image["path"])}, age=-1)
+    assert files_below(demo.folder).keys() == started.keys() - {Path(image["path"])}
+    assert "deleted; upload it again" in stress_demo().call(demo.url, "upscale", {"image": image})[1]
+
+
+def test_a_page_with_passwords_is_closed_to_strangers(upscaler):
+    with running(upscaler, auth=[("eve", "secret"), ("bob", "other")]) as demo:
+        closed = [("GET", "config"), ("GET", "gradio_api/info"), ("GET", "gradio_api/openapi.json"),
+                  ("POST", "gradio_api/upload"), ("GET", "gradio_api/file=/etc/passwd"),
+                  ("POST", "gradio_api/queue/join"), ("GET", "gradio_api/queue/data?session_hash=x"),
+                  ("POST", "gradio_api/call/upscale"), ("POST", "gradio_api/call/v2/upscale"),
+                  ("GET", "gradio_api/call/upscale/x"), ("POST", "gradio_api/run/offer_crop"),
+                  ("POST", "gradio_api/api/offer_crop")]
+        statuses = [HTTP.request(method, f"{demo.url}/{path}").status_code for method, path in closed]
+        assert statuses == [401] * len(closed)
+        assert '"auth_required":true' in HTTP.get(demo.url).text
+        assert demo.health()["status"] == "ok"
+        with httpx.Client(base_url=demo.url, timeout=300) as user:
+            for name, password in (("eve", "wrong"), ("eve", "other"), ("eva", ""), ("", "")):
+                assert user.post("/login", data={"username": name, "password": password}).status_code >= 400
+                assert user.get("/config").status_code == 401
+            assert user.post("/login", data={"username": "eve", "password": "secret"}).json() == {"success": True}
+            path = user.post("/gradio_api/upload", files={"files": ("a.png", FACES[0].read_bytes())}).json()[0]
+            assert user.get(f"/gradio_api/file={path}").content == FACES[0].read_bytes()
+            user.get("/logout")
+            assert user.get("/config").status_code == 401
+        assert Client(demo.url, auth=("bob", "other"), verbose=False).endpoints
+
+
+def test_a_server_with_too_many_connections_says_so(demo):
+    with ExitStack() as stack:
+        for _ in range(MAX_CONNECTIONS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", int(demo.url.rpartition(":")[2]))))
+        demo.wait(lambda: httpx.get(f"{demo.url}/health", timeout=300).status_code == 503)
+    demo.wait(lambda: httpx.get(f"{demo.url}/health", timeout=300).status_code == 200)
 
 
 # The queue
@@ -241,18 +247,10 @@ def test_a_visitor_who_leaves_frees_the_decoder(demo, caplog):
         if message["msg"] == "process_generating":
             break  # and the connection closes
     wait(lambda: caplog.records)
-    assert [record.fields["outcome"] for record in caplog.records if record.message == "decoding"] == ["stopped"]
+    assert [record.message.split()[:2] for record in caplog.records] == [["upscale:", "stopped"]]
 
 
 # The process
-
-
-def test_only_those_with_a_password_enter(upscaler):
-    with running(upscaler, auth=[("eve", "secret")]) as demo:
-        assert HTTP.get(f"{demo.url}/config").status_code == 401
-        assert HTTP.post(f"{demo.url}/gradio_api/upload", files={"files": ("a.png", b"x")}).status_code == 401
-        assert demo.health()["status"] == "ok"
-        assert Client(demo.url, auth=("eve", "secret"), verbose=False).endpoints
 
 
 @pytest.mark.parametrize("pairs", [["name"], ["name:"], [":password"]])
@@ -261,36 +259,17 @@ def test_a_password_that_is_missing_is_refused(pairs):
         app.parse_auth(pairs)
 
 
-def test_it_stops_in_the_middle_of_a_decoding_and_leaves_nothing_behind(tmp_path):
-    process = start(TMPDIR=str(tmp_path))
-    lines = []
-    try:
-        url = f"http://127.0.0.1:{read_log(process, 'ready', lines)['port']}"
-        assert next(iter(tmp_path.iterdir())).name.startswith("superres-web-")
-        files = {"files": ("private-name.png", FACES[0].read_bytes())}
-        path = HTTP.post(f"{url}/gradio_api/upload", files=files).json()[0]
-        image = {"path": path, "meta": {"_type": "gradio.FileData"}}
-        body = {"image": image, "block_size": 1, "temperature": 0.9, "samples": 16}  # one face is done in 0.1 seconds
-        event = HTTP.post(f"{url}/gradio_api/call/v2/upscale", json=body).json()["event_id"]
-        with HTTP.stream("GET", f"{url}/gradio_api/call/upscale/{event}") as answers:
-            received = answers.iter_lines()
-            assert next(received) == "event: generating"
-            process.send_signal(signal.SIGTERM)
-            assert any("server is stopping" in line for line in received)
-        read_log(process, "stopped", lines)
-        assert process.wait(timeout=300) == 0
-    finally:
-        process.kill()
-    outcomes = [line["outcome"] for line in lines if line["event"] == "decoding"]
-    assert outcomes == ["done", "done", "StoppedError"]  # first the warm-up: a face, a sentence
-    assert not any("private-name" in json.dumps(line) or "127.0.0.1:" in json.dumps(line) for line in lines)
-    assert [path.name for path in tmp_path.iterdir()] == []
+def test_a_port_in_use_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="choose another --port"):
+        app.listen("127.0.0.1", taken.getsockname()[1])
 
 
-def test_where_to_open_the_page_and_the_survey_is_printed_when_they_are_ready(tmp_path):
-    store = Store(tmp_path / "my votes.db", create=True)
+def test_the_program_says_where_its_pages_are_and_stops_in_the_middle_of_a_decoding(tmp_path):
+    store, temporary = Store(tmp_path / "my votes.db", create=True), tmp_path / "temporary"
     add_study(store)
-    process = start("--host", "0.0.0.0", "--root-path", "/demo", "--survey", "study", "--store", store.location)  # noqa: S104
+    temporary.mkdir()
+    process = start("--host", "0.0.0.0", "--root-path", "/demo", "--survey", "study", "--store", store.location,  # noqa: S104
+                    "--translation-checkpoint", str(write_checkpoint(tmp_path / "toy")), TMPDIR=str(temporary))
     try:
         page, raters, results = (process.stdout.readline() for _ in range(3))
         address = page.split()[2]
@@ -299,22 +278,25 @@ def test_where_to_open_the_page_and_the_survey_is_printed_when_they_are_ready(tm
         assert f"results are at {address}survey/results/ " in results
         assert results.endswith(f"superres survey token study --store '{store.location}'\n")
         for path, text in (("", "gradio_config"), ("survey/", "<title>Survey<"), ("survey/results/", "Survey results"),
-                           ("health", '"status":"ok"')):
+                           ("config", "/demo/survey/results/"), ("health", '"status":"ok"')):
             for url in (address + path, address.replace("/demo", "") + path):  # a proxy may remove its own path
                 assert text in HTTP.get(url).text
         assert HTTP.get(address.removesuffix("/"), follow_redirects=True).url == address
+        path = HTTP.post(f"{address}gradio_api/upload", files={"files": ("private.png", FACES[0].read_bytes())}).json()
+        body = {"image": {"path": path[0], "meta": FILE}, "block_size": 1, "temperature": 0.9, "samples": 16}
+        event = HTTP.post(f"{address}gradio_api/call/v2/upscale", json=body).json()["event_id"]
+        with HTTP.stream("GET", f"{address}gradio_api/call/upscale/{event}") as answers:
+            received = answers.iter_lines()
+            assert next(received) == "event: generating"
+            process.send_signal(signal.SIGTERM)
+            assert any("server is stopping" in line for line in received)
+        assert process.wait(timeout=300) == 0
+        log = process.stderr.read()
     finally:
         process.kill()
-        process.communicate()
         store.close()
-
-
-def test_a_port_in_use_is_one_line(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        process = start("--port", str(port), TMPDIR=str(tmp_path))
-        _, err = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert err.splitlines()[-1] == f"app: cannot listen on 127.0.0.1, port {port}; choose another --port or --host"
-    assert "Traceback" not in err
-    assert list(tmp_path.iterdir()) == []
+    assert [line.split(": ")[1].split()[0] for line in log.splitlines() if ": " in line] == [
+        "done", "done", "StoppedError"]  # first the warm-up: a face, a sentence
+    assert "private" not in log
+    assert "127.0.0.1" not in log
+    assert [path.name for path in temporary.iterdir()] == []

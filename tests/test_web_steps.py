@@ -45,8 +45,7 @@ def rows_of(trace):
 
 
 @pytest.mark.parametrize("settings", [
-    {}, {"block_size": 1}, {"block_size": 10}, {"block_size": 10, "accept": "distance"},
-    {"block_size": 4, "temperature": 1.0}], ids=str)
+    {}, {"block_size": 1}, {"block_size": 4, "temperature": 1.0}], ids=str)
 def test_the_steps_of_faces_are_those_of_the_trace(upscaler, settings):
     source = read_image(FACES[0])
     options = upscaler.default.changed(settings)
@@ -61,15 +60,6 @@ def test_the_steps_of_faces_are_those_of_the_trace(upscaler, settings):
         tokens = [token for row, kept in zip(part["proposed"], part["accepted"], strict=True) for token in row[:kept]]
         np.testing.assert_array_equal(np.array(tokens, np.uint8).reshape(image.shape), image)
         assert decode["seconds"] == result.seconds
-
-
-def test_an_exact_block_breaks_where_the_model_gives_another_token(upscaler):
-    (trace,) = upscaler(read_image(FACES[0])[None]).traces
-    rows = rows_of(trace)
-    breaks = [(row[kept], after[0]) for row, kept, after in zip(rows, trace.accepted, rows[1:], strict=False)
-              if kept < len(row)]
-    assert len(breaks) > 100
-    assert all(proposed != given for proposed, given in breaks)
 
 
 def test_the_steps_of_text_are_those_of_the_trace():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 
@@ -10,9 +9,8 @@ import httpx
 import pytest
 import typer
 from survey_tools import SIGHT, add_study
-from textual import write_checkpoint
 from typer.testing import CliRunner
-from web_demo import HTTP, read_log, running, start
+from web_demo import HTTP, running
 
 import app
 from superres.errors import ConfigError, StoreError
@@ -70,41 +68,15 @@ def test_a_path_without_its_slash_leads_to_the_page(demo, path, home):
     assert answer.headers["cache-control"] == "no-store"
 
 
-def test_health_is_as_without_a_survey(demo, upscaler):
-    health = demo.health()
-    assert health["status"] == "ok"
-    assert "survey" not in str(health)
-
-
 @pytest.mark.parametrize(("root_path", "address"), [("", "/survey/"), ("/demo", "/demo/survey/"),
                                                     ("/demo/", "/demo/survey/")])
-def test_the_tabs_hold_the_pages_under_the_proxy_s_path(demo, root_path, address):
-    page = app.build_app(demo.decoder, demo.workspace, 2, True, root_path)
+def test_the_tabs_hold_the_pages_under_the_proxy_s_path(demo, root_path, address, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(demo.folder))
+    page = app.build_app(demo.decoder, 2, True, root_path)
     held = [block.value for block in page.blocks.values() if "sr-survey" in str(getattr(block, "value", ""))]
     assert [f'src="{address}"' in held[0], f'src="{address}results/"' in held[1]] == [True, True]
     tabs = [block.label for block in page.blocks.values() if block.get_block_name() == "tabitem"]
     assert tabs == ["Upscale", "Batch", "Survey", "Results"]
-
-
-def test_the_program_serves_page_translation_and_survey_and_stops(kept, tmp_path):
-    store, *_ = kept
-    words = ["--survey", "study", "--store", str(store.location), "--root-path", "/demo",
-             "--translation-checkpoint", str(write_checkpoint(tmp_path / "toy"))]
-    process, lines = start(*words), []
-    try:
-        url = f"http://127.0.0.1:{read_log(process, 'ready', lines)['port']}"
-        loaded = next(line for line in lines if line["event"] == "loaded")
-        assert (loaded["checkpoint"], loaded["translation_checkpoint"], loaded["survey"]) == (
-            "celeba-8to32", "toy", "study")
-        assert HTTP.get(f"{url}/survey/").status_code == 200
-        assert "/demo/survey/results/" in HTTP.get(f"{url}/config").text
-        process.send_signal(signal.SIGTERM)
-        read_log(process, "stopped", lines)
-        assert process.wait(timeout=300) == 0
-    finally:
-        process.kill()
-    warmed = [(line["outcome"], "lines" in line) for line in lines if line["event"] == "decoding"]
-    assert warmed == [("done", False), ("done", True)]
 
 
 def test_a_study_or_store_that_is_missing_is_told_in_one_line(tmp_path, kept):

@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import threading
@@ -13,15 +15,12 @@ from pathlib import Path
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before Gradio is imported
 
-import gradio as gr
 import httpx
 import uvicorn
-from fastapi import FastAPI
 
 import app
-from superres.web.connections import Connection
 from superres.web.decoding import FRAME_SECONDS, Decoder
-from superres.web.files import Workspace
+from superres.web.files import temporary_files
 from superres.web.serving import build_server, configure
 
 HTTP = httpx.Client(timeout=300)
@@ -30,6 +29,8 @@ HTTP = httpx.Client(timeout=300)
 
 ROOT = Path(__file__).parents[1]
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
+FILE = {"_type": "gradio.FileData"}
+"""What marks a file in a request."""
 FAST = {"accept": "distance", "epsilon": 255}
 """Settings that accept everything: few calls."""
 
@@ -46,18 +47,16 @@ def stress_demo():
 class Demo:
     url: str
     decoder: Decoder
-    workspace: Workspace
-    page: gr.Blocks
-    app: FastAPI
+    folder: Path
 
     def health(self):
         return HTTP.get(f"{self.url}/health").json()
 
     def upload(self, name, content):
-        """Upload a file as a program without cookies, and return what stands for it in a request from this machine."""
+        """Upload a file, and return what stands for it in a request."""
         response = httpx.post(f"{self.url}/gradio_api/upload", files={"files": (name, content)}, timeout=300)
         response.raise_for_status()
-        return {"path": response.json()[0], "orig_name": name, "meta": {"_type": "gradio.FileData"}}
+        return {"path": response.json()[0], "orig_name": name, "meta": FILE}
 
     def join(self, session, **arguments):
         """Ask for a decoding of a face, and do not wait for it."""
@@ -83,19 +82,18 @@ def wait(condition, seconds=300):
 
 @contextmanager
 def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None, survey=None,
-            connection=Connection, frame_seconds=FRAME_SECONDS):
+            frame_seconds=FRAME_SECONDS):
     """Serve the demo around `upscaler`, a `translator` and a `survey`'s application, and stop it at the end."""
-    with Workspace() as workspace:
+    with temporary_files() as folder:
         decoder = Decoder(upscaler, time_limit, translator, frame_seconds)
-        page = app.build_app(decoder, workspace, max_queue, survey is not None)
-        built = build_server(page, decoder, workspace, auth, survey=survey)
-        server = uvicorn.Server(configure(built, "127.0.0.1", 0, grace_seconds=1, connection=connection))
-        thread = threading.Thread(target=server.run)
+        page = app.build_app(decoder, max_queue, survey is not None)
+        server = uvicorn.Server(configure(build_server(page, decoder, folder, auth, survey=survey), grace_seconds=1))
+        listening = socket.create_server(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, args=[[listening]])
         thread.start()
         try:
             wait(lambda: server.started or not thread.is_alive())
-            port = server.servers[0].sockets[0].getsockname()[1]
-            yield Demo(f"http://127.0.0.1:{port}", decoder, workspace, page, built)
+            yield Demo(f"http://127.0.0.1:{listening.getsockname()[1]}", decoder, folder)
         finally:
             decoder.close()
             server.should_exit = True
@@ -103,26 +101,20 @@ def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None
 
 
 def start(*words, **environment):
-    """Start app.py as a process of its own, on a free port; `stderr` has its log, `stdout` its lines for people."""
+    """Start app.py as a process of its own, on a free port; `stderr` has its log, `stdout` where it is."""
     command = [sys.executable, str(ROOT / "app.py"), "--port", "0", "--device", "cpu", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
                             env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
 
 
-def read_log(process, event, lines):
-    """Read the log of app.py up to the line of `event`, which is returned; all lines are added to `lines`."""
-    for line in process.stderr:
-        lines.append(json.loads(line))
-        if lines[-1]["event"] == event:
-            return lines[-1]
-    raise AssertionError(lines)
+def opened(process):
+    """Return the address that app.py prints when it is ready."""
+    return re.search(r"open (\S+)/ ", process.stdout.readline())[1]
 
 
-def events(url, session, cookies=None):
+def events(url, session):
     """Yield the messages that the server sends to a session."""
-    headers = {"cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())} if cookies else {}
-    address = f"{url}/gradio_api/queue/data"
-    with HTTP.stream("GET", address, params={"session_hash": session}, headers=headers) as stream:
+    with HTTP.stream("GET", f"{url}/gradio_api/queue/data", params={"session_hash": session}) as stream:
         for line in stream.iter_lines():
             if line.startswith("data:"):
                 yield json.loads(line[5:])

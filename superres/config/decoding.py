@@ -7,16 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from superres.config.checks import Config, is_number, require, require_probability, require_whole
-from superres.config.settings import (
-    EXPERTS,
-    FACES,
-    SAMPLING,
-    TRANSLATION,
-    Control,
-    documented,
-    setting,
-    settings_of,
-)
+from superres.config.settings import EXPERTS, FACES, SAMPLING, documented, setting, settings_of
 from superres.errors import ConfigError, shown
 
 DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR = "celeba-8to32", "multi30k-en-de"
@@ -77,29 +68,26 @@ class DecodeConfig(Config):
     retired: ClassVar[dict[str, Any]] = {"budget": 8, "noise": "gumbel"}
 
     block_size: int | None = setting(
-        None, "Tokens proposed per step; 1 decodes greedily.", "K", unset="all prediction heads", least=1,
-        control=Control("Block size", tasks=(FACES, TRANSLATION)))
+        None, "Tokens proposed per step; 1 decodes greedily.", "K", unset="all prediction heads", least=1)
     accept: str = setting(
         "exact", "Criterion that accepts proposals: exact gives the greedy result; the others trade quality for speed.",
-        choices=CRITERION_NAMES, control=Control("Acceptance", tasks=(FACES, TRANSLATION)))
+        choices=CRITERION_NAMES)
     epsilon: int = setting(
         2, "Largest accepted difference between a proposal and the verifier's token, in grey levels, 0 or more.", "E",
-        least=0, depends_on="accept", tasks=(FACES,), control=Control("Epsilon, grey levels"))
+        least=0, depends_on="accept", tasks=(FACES,))
     top_k: int = setting(
-        2, "Rank within which top-k accepts a proposal, 1 or more.", "N", least=1, depends_on="accept",
-        control=Control("Top k", 16, tasks=(FACES, TRANSLATION)))
+        2, "Rank within which top-k accepts a proposal, 1 or more.", "N", least=1, depends_on="accept")
     min_block: int = setting(
         1, "Tokens accepted per step regardless of the criterion, up to the block size; 1 is off.", "L", least=1)
     consistent: bool = setting(
         False, "Decode only pictures that reduce to exactly their input (consistency with the low-resolution "
-        "input).", tasks=(FACES,), control=Control("Consistent with the input"))
+        "input).", tasks=(FACES,))
     temperature: float | tuple[float, ...] = setting(
         0.0, "0 decodes greedily, for smooth pictures; above 0, tokens are sampled (try 0.9). The smallest value above "
         f"0 is {LEAST_TEMPERATURE:g}. For pictures, three values set red, green and blue.", "T[,T,T]", panel=SAMPLING,
-        parse=parse_temperature, control=Control("Temperature", 1.5, 0.05))
+        parse=parse_temperature)
     seed: int = setting(
-        0, "Seed of the sampling noise, 0 to 2**63 - 1.", "S", panel=SAMPLING, least=0, most=2**63 - 1,
-        control=Control("Seed"))
+        0, "Seed of the sampling noise, 0 to 2**63 - 1.", "S", panel=SAMPLING, least=0, most=2**63 - 1)
     proposer: str = setting("heads", "Source of proposals.", panel=EXPERTS, choices=PROPOSER_NAMES)
     adaptive: bool = setting(
         False, "Choose the fastest block size while decoding, up to --block-size. With exact acceptance, the tokens "

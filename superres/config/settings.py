@@ -1,7 +1,7 @@
-"""Descriptions of settings: help, text form, range, and place in the user interfaces.
+"""Descriptions of settings: help, text form, and range.
 
-Every field of a settings class has a `Setting`. The options of the command line, the methods of a survey and the
-controls of the web demo derive from it, so a new setting is written in one place.
+Every field of a settings class has a `Setting`. The options of the command line and the methods of a survey derive from
+it, so a new setting is written in one place. The controls of the web demo are in `superres.web.controls`.
 """
 
 from __future__ import annotations
@@ -28,23 +28,6 @@ DECODING, SAMPLING, EXPERTS = "Decoding", "Sampling", "Experts"
 
 
 @dataclass(frozen=True)
-class Control:
-    """The control of a setting in the web demo.
-
-    Attributes:
-        label: name of the control on the page.
-        high: largest value of a slider; None gives a text or number field instead.
-        step: distance between two values of a slider.
-        tasks: tasks whose tabs have the control.
-    """
-
-    label: str
-    high: float | None = None
-    step: float = 1
-    tasks: tuple[str, ...] = (FACES,)
-
-
-@dataclass(frozen=True)
 class Setting:
     """The description of a setting.
 
@@ -59,7 +42,6 @@ class Setting:
         most: largest valid whole number.
         depends_on: setting whose value decides whether this setting is used: "accept", "proposer" or "temperature".
         tasks: tasks that use the setting.
-        control: control in the web demo, or None.
         kind: type of the value, or of each value in a tuple; taken from the annotation.
     """
 
@@ -73,7 +55,6 @@ class Setting:
     most: int = LARGEST
     depends_on: str | None = None
     tasks: tuple[str, ...] = (FACES, TRANSLATION)
-    control: Control | None = None
     kind: type = str
 
     def read(self, name: str, text: str) -> Any:  # noqa: ANN401 -- the type of the setting

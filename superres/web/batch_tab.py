@@ -12,10 +12,10 @@ import gradio as gr
 from superres.config import FACES
 from superres.web import controls, drawing
 from superres.web.batches import MAX_FILES, Progress, manifest, upscale_batch
+from superres.web.controls import Value
 from superres.web.decoding import Decoder
-from superres.web.files import Workspace
+from superres.web.files import MAX_FILE_BYTES, save_zip
 from superres.web.photos import MAX_PIXELS
-from superres.web.uploads import MAX_FILE_BYTES
 
 ZIP_NAME = "superres-batch.zip"
 INTRODUCTION = f"""Many photos, or pictures of {{source}} pixels, become faces of {{target}}. A request may have
@@ -24,16 +24,9 @@ detail is invented**: never use it to identify anyone."""
 """Text above the tab, with places for the sizes of input and output."""
 
 
-def batch_tab(decoder: Decoder, workspace: Workspace, queue: dict[str, Any]) -> None:
-    """Lay out the tab.
-
-    Args:
-        decoder: decodes for the tab.
-        workspace: folder for unpacked and written zip files.
-        queue: options of events that decode.
-    """
-    heads = decoder.upscaler.model_config.prediction_heads
-    task = decoder.upscaler.face_task
+def batch_tab(decoder: Decoder) -> None:
+    """Lay out the tab."""
+    heads, task = decoder.upscaler.model_config.prediction_heads, decoder.upscaler.face_task
     gr.Markdown(INTRODUCTION.format(source=task.source_size, target=task.target_size), elem_classes="sr-introduction")
     with gr.Row(elem_classes="sr-columns"):
         with gr.Column(scale=2, min_width=300):
@@ -49,37 +42,30 @@ def batch_tab(decoder: Decoder, workspace: Workspace, queue: dict[str, Any]) -> 
             archive = gr.File(label="Results and manifest, as a zip file", interactive=False, visible=False,
                               elem_id="archive")
             gallery = gr.HTML(elem_id="gallery")
-    controls.decode_on([run.click], functools.partial(batch_for_page, decoder, workspace), [files, *settings], gallery,
-                       [state, gallery, archive], stop, queue)
+    controls.decode_on([run.click], functools.partial(batch_for_page, decoder), [files, *settings], gallery,
+                       [state, gallery, archive], stop)
     controls.note_changes(gallery, [files, *settings])
-    endpoint(decoder, workspace, settings, queue)
+    endpoint(decoder, settings)
 
 
-def batch_for_page(
-    decoder: Decoder, workspace: Workspace, uploads: list[controls.Uploaded] | None, *settings: controls.Value,
-) -> Iterator[tuple[str, Any, Any]]:
+def batch_for_page(decoder: Decoder, uploads: Value, *settings: Value) -> Iterator[tuple[str, Any, Any]]:
     """Upscale uploads, and yield the progress, the gallery and the zip file for the page."""
     finished = -1
-    yield '<p class="sr-hint">Reading the files ...</p>', "", archive_update(None)
+    yield '<p class="sr-hint">Reading the files ...</p>', "", gr.update(value=None, visible=False)
     paths = [controls.path_of(upload) for upload in uploads or []]
     options = controls.options_of(decoder.upscaler.default, settings)
-    for progress in upscale_batch(decoder, workspace, paths, options):
+    for progress in upscale_batch(decoder, paths, options):
         if len(progress.rows) == finished:
             yield state_html(progress), gr.skip(), gr.skip()
         else:
             finished = len(progress.rows)
-            yield state_html(progress), gallery_html(progress), archive_update(save(workspace, progress))
+            path = save(progress)
+            yield state_html(progress), gallery_html(progress), gr.update(value=path, visible=path is not None)
 
 
-def archive_update(path: str | None) -> dict[str, Any]:
-    """Return the update that shows the zip file, or hides the box while there is none."""
-    update: dict[str, Any] = gr.update(value=path, visible=path is not None)
-    return update
-
-
-def save(workspace: Workspace, progress: Progress) -> str | None:
+def save(progress: Progress) -> str | None:
     """Write the finished results as a zip file, and return its path; None without results."""
-    return workspace.save_zip(ZIP_NAME, progress.pictures, manifest(progress.rows)) if progress.pictures else None
+    return save_zip(ZIP_NAME, progress.pictures, manifest(progress.rows)) if progress.pictures else None
 
 
 def state_html(progress: Progress) -> str:
@@ -98,25 +84,21 @@ def gallery_html(progress: Progress) -> str:
     return f'<div class="sr-result">{drawing.figures(parts, "Results")}</div>' if parts else ""
 
 
-def endpoint(
-    decoder: Decoder, workspace: Workspace, settings: list[gr.components.Component], queue: dict[str, Any],
-) -> None:
+def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
     """Add the endpoint `/upscale_batch`, which streams a zip file and the manifest's rows to programs."""
 
-    def upscale_files(
-        files: list[controls.Uploaded] | None, *values: controls.Value,
-    ) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    def upscale_files(files: Value, *values: Value) -> Iterator[tuple[str | None, dict[str, Any]]]:
         options = controls.options_of(decoder.upscaler.default, values)
         finished = -1
-        for progress in upscale_batch(decoder, workspace, [controls.path_of(file) for file in files or []], options):
+        for progress in upscale_batch(decoder, [controls.path_of(file) for file in files or []], options):
             if len(progress.rows) > finished:
                 finished = len(progress.rows)
                 report = {"total": progress.total, "finished": finished, "rows": manifest(progress.rows)}
-                yield save(workspace, progress), report
+                yield save(progress), report
 
     with gr.Row(visible=False):
         files = gr.File(file_count="multiple", type="filepath", label="files")
         archive, report = gr.File(label="zip"), gr.JSON(label="report")
         handler = controls.named(upscale_files, *controls.offered(decoder.upscaler.default, FACES))
         gr.Button("upscale_batch").click(handler, [files, *settings], [archive, report], api_name="upscale_batch",
-                                         **queue)
+                                         **controls.QUEUED)

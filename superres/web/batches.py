@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
+import io
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,8 @@ from superres.pipeline.options import resolve_options
 from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import Pixels
 from superres.web.decoding import Decoder, StoppedError
-from superres.web.files import NamedPicture, Workspace
-from superres.web.photos import file_name, reduce_upload, take
+from superres.web.files import NamedPicture
+from superres.web.photos import file_name, reduce_picture, take
 from superres.web.views import record_of
 
 MAX_FILES = 100
@@ -29,22 +29,21 @@ MAX_ENTRIES = 10 * MAX_FILES
 """Largest number of entries in a zip file, including folders and metadata."""
 GROUP_SIZE = 8
 """Images decoded together."""
-_ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 _UNPACKING_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, NotImplementedError, ValueError, EOFError)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits on the size of a batch.
+@dataclass
+class Budget:
+    """What a batch may still read.
 
     Attributes:
         member_bytes: largest unpacked size of a file inside a zip file.
-        all_member_bytes: largest unpacked size of all files inside zip files.
-        pixels: largest number of pixels before the last picture of a batch; reading them takes about half a minute.
+        bytes: bytes to unpack from zip files; negative after the file that exceeds them.
+        pixels: pixels to read, which takes about half a minute; negative after the picture that exceeds them.
     """
 
     member_bytes: int = 10_000_000
-    all_member_bytes: int = 200_000_000
+    bytes: int = 200_000_000
     pixels: int = 600_000_000
 
 
@@ -70,138 +69,68 @@ class Progress:
         return [row for row in self.rows if row.status == "failed"]
 
 
-@dataclass(frozen=True, eq=False)
-class _Item:
-    """A file that is ready to decode: its name, the name of its output, and its source, uint8 [source, source, 3]."""
+@dataclass(frozen=True)
+class File:
+    """A file of a batch: its name without folders, that of its output, the upload, and its entry if that is a zip."""
 
     name: str
     output: str
-    source: Pixels
+    upload: Path
+    member: zipfile.ZipInfo | None = None
 
 
 def upscale_batch(
-    decoder: Decoder, workspace: Workspace, uploads: Sequence[str], options: DecodeConfig,
-    limits: Limits = Limits(),
+    decoder: Decoder, uploads: Sequence[str], options: DecodeConfig, budget: Budget | None = None,
 ) -> Iterator[Progress]:
     """Upscale uploads, and yield the updated progress after every change; a bad file gives a row with its error.
-
-    Args:
-        decoder: decodes the batch.
-        workspace: folder for the unpacked files of zip files.
-        uploads: paths of the uploads.
-        options: decoding settings.
-        limits: limits on the size of the batch.
 
     Raises:
         InvalidInputError: there is no file, or there are too many files.
         ConfigError: the settings do not fit the checkpoint.
         StoppedError: the server is stopping.
     """
-    options = resolve_options(options, decoder.upscaler)
-    deadline = decoder.deadline()
-    files = find_files(uploads)
-    progress = Progress(len(files))
-    waiting: list[_Item] = []
-    budget = _Budget(limits, limits.all_member_bytes, limits.pixels)
-    for number, file in enumerate(files):
-        taken = {item.output for item in waiting}
-        try:
+    options, budget = resolve_options(options, decoder.upscaler), budget or Budget()
+    deadline, files = decoder.deadline(), find_files(uploads)
+    progress, sources = Progress(len(files)), dict[File, Pixels]()
+    try:
+        for file in files:
             decoder.check_time(deadline)
-        except StoppedError as error:
-            if decoder.is_closing:
-                raise
-            progress.rows += [_failed(late.name, str(error), taken) for late in files[number:]]
-            break
-        read = _read(file, workspace, budget, taken, decoder.upscaler.face_task)
-        if isinstance(read, Row):
-            progress.rows.append(read)
-        else:
-            waiting.append(read)
-        yield progress
-    for start in range(0, len(waiting), GROUP_SIZE):
-        group = waiting[start:start + GROUP_SIZE]
-        try:
+            try:
+                sources[file] = _read(file, budget, decoder.upscaler.face_task)
+            except InvalidInputError as error:
+                progress.rows.append(Row(file.name, file.output, "failed", str(error)))
+            yield progress
+        waiting = list(sources)
+        for start in range(0, len(waiting), GROUP_SIZE):
+            group = {file: sources[file] for file in waiting[start:start + GROUP_SIZE]}
             yield from _decode(decoder, group, options, deadline, progress)
-        except StoppedError as error:
-            if decoder.is_closing:
-                raise
-            progress.rows += [Row(item.name, item.output, "failed", str(error)) for item in waiting[start:]]
-            break
+    except StoppedError as error:
+        if decoder.is_closing:
+            raise
+        finished = {row.output for row in progress.rows}
+        progress.rows += [Row(file.name, file.output, "failed", str(error)) for file in files
+                          if file.output not in finished]
     yield progress
 
 
-@dataclass(frozen=True)
-class _File:
-    """A file of a batch.
-
-    Attributes:
-        upload: path of the upload.
-        member: the file's entry if the upload is a zip file; None otherwise.
-    """
-
-    upload: Path
-    member: zipfile.ZipInfo | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of the file without folders."""
-        return file_name(self.upload.name if self.member is None else self.member.filename)
-
-
-@dataclass
-class _Budget:
-    """Remaining bytes from zip files and remaining pixels of a batch; negative once a limit is exceeded."""
-
-    limits: Limits
-    member_bytes: int
-    pixels: int
-
-
-def find_files(uploads: Sequence[str]) -> list[_File]:
-    """Return the files of the uploads and of their zip files.
+def find_files(uploads: Sequence[str]) -> list[File]:
+    """Return the files of the uploads and of their zip files, each with an output name of its own.
 
     Raises:
         InvalidInputError: there is no file, there are more than MAX_FILES, or a zip file is damaged.
     """
-    files: list[_File] = []
+    files, taken = list[File](), set[str]()
     for upload in map(Path, uploads):
-        files += [_File(upload, member) for member in _members(upload)] if _is_zip(upload) else [_File(upload)]
+        for member in _members(upload) if zipfile.is_zipfile(upload) else [None]:
+            name = file_name(upload.name if member is None else member.filename)
+            files.append(File(name, _output_name(name, taken), upload, member))
+            taken.add(files[-1].output)
         if len(files) > MAX_FILES:
             raise InvalidInputError(f"{len(files)} files are too many at once; upload at most {MAX_FILES}, or use the "
                                     "command superres upscale")
     if not files:
         raise InvalidInputError("there is no file yet; upload images, or a zip file of images")
     return files
-
-
-def _unpack(file: _File, member: zipfile.ZipInfo, folder: Path, budget: _Budget) -> Path:
-    """Unpack a file of a zip file into `folder`, and return its path.
-
-    Raises:
-        InvalidInputError: the file cannot be unpacked, or is too large.
-    """
-    most = budget.limits.member_bytes
-    try:
-        with zipfile.ZipFile(file.upload) as archive, archive.open(member) as opened:
-            content = opened.read(most + 1)
-    except _UNPACKING_ERRORS as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        message = f"{file.name} cannot be unpacked ({reason}); pack it again without a password"
-        raise InvalidInputError(message) from None
-    budget.member_bytes -= len(content)
-    if len(content) > most:
-        raise InvalidInputError(f"{file.name} has over {most / 1e6:g} MB unpacked; reduce it first")
-    path = folder / "member"  # not the name inside the zip file, which may contain folders
-    path.write_bytes(content)
-    return path
-
-
-def _is_zip(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) in _ZIP_STARTS
-    except (OSError, ValueError):
-        return False  # deleted because of its age; reading it gives the error
 
 
 def _members(path: Path) -> list[zipfile.ZipInfo]:
@@ -217,33 +146,6 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
     return [info for info in found if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
 
 
-def _read(file: _File, workspace: Workspace, budget: _Budget, taken: set[str], task: FaceTask) -> _Item | Row:
-    """Read and reduce a file; return a row with the error if this fails."""
-    if min(budget.pixels, budget.member_bytes) < 0:
-        limits = budget.limits
-        return _failed(file.name, f"{file.name} is too much for one batch; upload at most {limits.pixels / 1e6:g} "
-                                  "megapixels at once, and in zip files at most "
-                                  f"{limits.all_member_bytes / 1e6:g} MB", taken)
-    folder = workspace.new_folder()
-    try:
-        path = file.upload if file.member is None else _unpack(file, file.member, folder, budget)
-        source = reduce_upload(path, lambda image: _reduced(image, budget, task), task.source, file.name)
-    except InvalidInputError as error:
-        return _failed(file.name, str(error), taken)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return _Item(file.name, _output_name(file.name, taken), source)
-
-
-def _reduced(image: Pixels, budget: _Budget, task: FaceTask) -> Pixels:
-    budget.pixels -= image.shape[0] * image.shape[1]
-    return take(image, task).source
-
-
-def _failed(name: str, reason: str, taken: set[str]) -> Row:
-    return Row(name, _output_name(name, taken), "failed", reason)
-
-
 def _output_name(name: str, taken: set[str]) -> str:
     """Return the name of the output, with a number if another file has this name."""
     stem = "".join(letter if letter.isprintable() else "_" for letter in Path(name).stem)[:100]
@@ -254,22 +156,50 @@ def _output_name(name: str, taken: set[str]) -> str:
     return output
 
 
+def _read(file: File, budget: Budget, task: FaceTask) -> Pixels:
+    """Read and reduce a file to the network's input, uint8 [source, source, 3]."""
+    if min(budget.pixels, budget.bytes) < 0:
+        raise InvalidInputError(f"{file.name} is too much for one batch; upload it in another one")
+
+    def reduced(image: Pixels) -> Pixels:
+        budget.pixels -= image.shape[0] * image.shape[1]
+        return take(image, task).source
+
+    content = file.upload if file.member is None else _unpack(file, file.member, budget)
+    return reduce_picture(content, reduced, task.source, file.name)
+
+
+def _unpack(file: File, member: zipfile.ZipInfo, budget: Budget) -> io.BytesIO:
+    """Return the content of a file inside a zip file, of at most `budget.member_bytes`."""
+    most = budget.member_bytes
+    try:
+        with zipfile.ZipFile(file.upload) as archive, archive.open(member) as opened:
+            content = opened.read(most + 1)
+    except _UNPACKING_ERRORS as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        message = f"{file.name} cannot be unpacked ({reason}); pack it again without a password"
+        raise InvalidInputError(message) from None
+    budget.bytes -= len(content)
+    if len(content) > most:
+        raise InvalidInputError(f"{file.name} has over {most / 1e6:g} MB unpacked; reduce it first")
+    return io.BytesIO(content)
+
+
 def _decode(
-    decoder: Decoder, group: Sequence[_Item], options: DecodeConfig, deadline: float, progress: Progress,
+    decoder: Decoder, group: dict[File, Pixels], options: DecodeConfig, deadline: float, progress: Progress,
 ) -> Iterator[Progress]:
-    """Decode a group into `progress`, and yield it after each frame."""
+    """Decode a group of sources into `progress`, and yield it after each frame."""
     before = progress.done
     checkpoint = f"{decoder.upscaler.name}@{decoder.upscaler.revision}"
-    sources = np.stack([item.source for item in group])
-    for frames in decoder.upscale("batch", sources, {"": options}, deadline=deadline):
+    for frames in decoder.upscale("batch", np.stack(list(group.values())), {"": options}, deadline=deadline):
         result = frames[""]
         progress.done = before + float(result.filled.mean()) * len(group)
         if result.is_complete:
             seconds = result.seconds / len(group)
-            for item, image, trace in zip(group, result.images, result.traces, strict=True):
-                progress.pictures.append((item.output, image, record_of(decoder.upscaler, options, 1)))
+            for file, image, trace in zip(group, result.images, result.traces, strict=True):
+                progress.pictures.append((file.output, image, record_of(decoder.upscaler, options, 1)))
                 progress.rows.append(Row(
-                    item.name, item.output, "ok", None, trace.tokens, trace.iterations, trace.model_calls,
+                    file.name, file.output, "ok", None, trace.tokens, trace.iterations, trace.model_calls,
                     trace.mean_accepted_block_size, seconds, checkpoint, options.to_dict(), options.seed))
         yield progress
 

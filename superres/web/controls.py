@@ -3,46 +3,72 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any, TypeVar, cast
 
 import gradio as gr
+from gradio.exceptions import InvalidPathError
 
-from superres.config import FACES, Control, DecodeConfig, Setting, is_number, require, require_whole, settings_of
+from superres.config import FACES, TRANSLATION, DecodeConfig, Setting, is_number, require, require_whole, settings_of
 from superres.decoding.acceptance import CRITERIA
 from superres.errors import InvalidInputError, SuperresError, shown
 from superres.pipeline.options import choices_for
-from superres.web.logs import log_bug
+from superres.web.files import NOT_UPLOADED, is_temporary
 
 MAX_SAMPLES = 16
 """Largest number of pictures that one request may draw."""
 T = TypeVar("T")
 Value = Any
 """Value of a control as a visitor sent it: any JSON value."""
-Uploaded = dict[str, Any]
-"""A file as Gradio passes it to a handler, after checking that it was uploaded to this server."""
 RAW: dict[str, Any] = {"preprocess": False}
 """Options of events that read pictures or decode. Gradio's preprocessing would clip 16-bit grey, drop alpha and fail on
 damaged files."""
+QUEUED: dict[str, Any] = {"concurrency_id": "decoding", "concurrency_limit": 1, **RAW}
+"""Options of events that decode, one at a time."""
 INSTANT: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 """Options of events that only update the page."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """The control of a decoding setting.
+
+    Attributes:
+        label: name of the control on the page.
+        high: largest value of a slider, with distances of `step`; None gives a text or number field instead.
+        tasks: tasks whose tabs have the control.
+    """
+
+    label: str
+    high: float | None = None
+    step: float = 1
+    tasks: tuple[str, ...] = (FACES,)
+
+
+CONTROLS = {
+    "block_size": Control("Block size", tasks=(FACES, TRANSLATION)),
+    "accept": Control("Acceptance", tasks=(FACES, TRANSLATION)),
+    "epsilon": Control("Epsilon, grey levels"),
+    "top_k": Control("Top k", 16, tasks=(FACES, TRANSLATION)),
+    "consistent": Control("Consistent with the input"),
+    "temperature": Control("Temperature", 1.5, 0.05),
+    "seed": Control("Seed"),
+}
+"""Controls of the settings that the page offers, by the name of the field."""
 
 
 def offered(default: DecodeConfig, task: str) -> dict[str, Setting]:
     """Return the settings that have a control in the tabs of a task, by name, in the order of the controls."""
     return {name: about for name, about in settings_of(type(default)).items()
-            if about.control is not None and task in about.control.tasks}
+            if name in CONTROLS and task in CONTROLS[name].tasks}
 
 
 def decoding_controls(default: DecodeConfig, heads: int, task: str = FACES) -> list[gr.components.Component]:
-    """Lay out the controls of the decoding settings, in the order of `offered`.
-
-    Args:
-        default: initial values.
-        heads: number of prediction heads of the checkpoint.
-        task: task of the tab.
-    """
+    """Lay out the controls of the decoding settings, in the order of `offered`, for a number of prediction heads."""
     settings = offered(default, task)
     controls = {name: control_of(name, about, default, heads, task) for name, about in settings.items()}
     dependent = [name for name, about in settings.items() if about.depends_on == "accept"]
@@ -57,8 +83,7 @@ def decoding_controls(default: DecodeConfig, heads: int, task: str = FACES) -> l
 
 def control_of(name: str, about: Setting, default: DecodeConfig, heads: int, task: str) -> gr.components.Component:
     """Lay out the control of one setting; a block size of 0 is the default's, and with one prediction head it is 1."""
-    control, value = about.control or Control(name), getattr(default, name)
-    low = about.least or 0
+    control, value = CONTROLS[name], getattr(default, name)
     values = value if isinstance(value, tuple) else (value,)
     common: dict[str, Any] = {
         "label": control.label, "info": f"{about.help.partition('. ')[0].removesuffix('.')}.",
@@ -72,18 +97,16 @@ def control_of(name: str, about: Setting, default: DecodeConfig, heads: int, tas
     if about.kind is bool:
         return gr.Checkbox(value, **common)
     if control.high is not None:
-        return gr.Slider(low, control.high, max(values), step=control.step, **common)
+        return gr.Slider(about.least or 0, control.high, max(values), step=control.step, **common)
     if about.kind in (int, float) and about.parse is None:
-        return gr.Number(value, minimum=low, precision=0 if about.kind is int else None, **common)
+        return gr.Number(value, minimum=about.least or 0, precision=0 if about.kind is int else None, **common)
     return gr.Textbox(",".join(map(str, values)), max_lines=1, **common)
 
 
 def buttons_of(tab: str, *names: str) -> tuple[list[gr.Button], gr.Button]:
     """Lay out a tab's buttons, the first one as its main one, and the button that stops what they started.
 
-    Args:
-        tab: suffix of the buttons' element ids, "" or for example "-text".
-        names: texts of the buttons.
+    `tab` is the suffix of the buttons' element ids, "" or for example "-text"; `names` are their texts.
     """
     ids = [f"run{tab}", *(f"{name.split()[0].lower()}{tab}" for name in names[1:])]
     with gr.Row(elem_classes="sr-actions"):
@@ -94,22 +117,15 @@ def buttons_of(tab: str, *names: str) -> tuple[list[gr.Button], gr.Button]:
 
 def decode_on(
     triggers: Sequence[Any], handler: Callable[..., Any], inputs: Sequence[gr.components.Component],
-    view: gr.components.Component, outputs: Sequence[gr.components.Component], stop: gr.Button, queue: dict[str, Any],
+    view: gr.components.Component, outputs: Sequence[gr.components.Component], stop: gr.Button,
 ) -> None:
-    """Decode when an event of a tab is triggered; Stop is shown only until the decoding has ended.
+    """Decode when an event, such as a button's `click`, triggers it; `stop` is shown until the decoding has ended.
 
-    Args:
-        triggers: events that start a decoding, such as a button's `click`.
-        handler: function of `inputs` that decodes, and yields values of `outputs`.
-        inputs: components that it reads.
-        view: component with the results.
-        outputs: components that it writes.
-        stop: button that stops it.
-        queue: options of events that decode.
+    `handler` decodes for values of `inputs`, and yields values of `outputs`; `view` has the results.
     """
     for trigger in triggers:
         begun = trigger(None, None, None, **script("begin", view))
-        started = begun.then(handler, inputs, outputs, show_progress="minimal", api_visibility="private", **queue)
+        started = begun.then(handler, inputs, outputs, show_progress="minimal", api_visibility="private", **QUEUED)
         for ended in (started.success, started.failure):
             ended(None, None, None, **script("end", view))
         stop.click(None, None, None, cancels=[started], **script("end", view))
@@ -138,71 +154,57 @@ def named(handler: Callable[..., T], *names: str) -> Callable[..., T]:
 
 
 def options_of(default: DecodeConfig, values: Iterable[Value], task: str = FACES) -> DecodeConfig:
-    """Return the decoding settings for the values of the controls, which may be any JSON values.
-
-    Args:
-        default: settings that have no control.
-        values: values of the controls, in the order of `offered`.
-        task: task of the controls.
+    """Return `default` with the values of the controls, any JSON values in the order of `offered`.
 
     Raises:
         ConfigError: a value is missing or out of range, or two values contradict each other.
     """
-    settings = offered(default, task).items()
-    given = {name: value_of(name, about, value) for (name, about), value in zip(settings, values, strict=True)}
+    given = {}
+    for (name, about), value in zip(offered(default, task).items(), values, strict=True):
+        if about.parse is not None:
+            given[name] = about.parse(value if isinstance(value, str) else shown(value))
+        else:
+            given[name] = whole_number(name.replace("_", " "), value) if about.kind is int else value
     if given["block_size"] == 0:
         del given["block_size"]
     return default.changed(given)
 
 
-def value_of(name: str, about: Setting, value: Value) -> Any:  # noqa: ANN401 -- the type of the setting
-    """Convert a visitor's value to the type of a setting; `DecodeConfig` checks its range.
+def whole_number(name: str, value: Value, least: int = 1 - 2**63, most: int = 2**63 - 1) -> int:
+    """Return a visitor's value of the control `name`, any JSON value, as a whole number.
 
     Raises:
-        ConfigError: the value cannot be converted.
+        ConfigError: the value is not a whole number from `least` to `most`.
     """
-    if about.parse is not None:
-        return about.parse(value if isinstance(value, str) else shown(value))
-    return whole_number(name.replace("_", " "), value) if about.kind is int else value
-
-
-def whole_number(name: str, value: Value) -> int:
-    """Return a visitor's value of the control `name` as a whole number.
-
-    Raises:
-        ConfigError: the value is not a whole number below 2**63.
-    """
-    is_whole = is_number(value) and value % 1 == 0
-    require(is_whole and abs(value) < 2**63, f"{name} must be a whole number below 2**63, not {shown(value)}")
+    require(is_number(value) and value % 1 == 0 and abs(value) < 2**63,
+            f"{name} must be a whole number below 2**63, not {shown(value)}")
+    require_whole(name, int(value), least, most)
     return int(value)
 
 
-def samples_of(value: Value) -> int:
-    """Return the number of samples that a visitor asks for.
-
-    Raises:
-        ConfigError: the value is not a whole number from 1 to MAX_SAMPLES.
-    """
-    count = whole_number("samples", value)
-    require_whole("samples", count, 1, MAX_SAMPLES)
-    return count
-
-
-def path_of(upload: Uploaded | None) -> str:
+def path_of(upload: Value) -> str:
     """Return the path of an upload in the server's temporary folder.
 
     Raises:
-        InvalidInputError: there is no upload.
+        InvalidInputError: there is no upload, or the path is elsewhere.
     """
-    if not upload or not upload.get("path"):
+    if not upload:
         raise InvalidInputError("there is no image yet; upload one or choose an example")
-    return str(upload["path"])
+    path = upload.get("path") if isinstance(upload, dict) else None
+    if not is_temporary(path):
+        raise InvalidInputError(f"the file {NOT_UPLOADED}")
+    return str(path)
 
 
 def shown_to_visitor(error: Exception) -> gr.Error:
-    """Return an error as the page shows it; errors that are not the visitor's are logged, and their text is hidden."""
+    """Return an error as the page shows it.
+
+    Of an error that is not the visitor's, the type and the place are logged; its text may be visitors' data.
+    """
+    if isinstance(error, (InvalidPathError, OSError)):
+        error = InvalidInputError(f"the file {NOT_UPLOADED}")
     if isinstance(error, SuperresError):
         # Messages spell options as on the command line. The page renders the text as HTML.
         return gr.Error(escape(str(error).replace("--", ""), quote=False), print_exception=False)
-    log_bug(error)
+    logging.getLogger(__name__).error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
     return gr.Error("something went wrong on the server; the server's log has the error", print_exception=False)

@@ -12,16 +12,18 @@ from pathlib import Path
 
 import gradio as gr
 import numpy as np
+from PIL import Image
 
 from superres.errors import SuperresError
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import FACE, Crop, choose_crops
 from superres.tasks.pictures import Pixels
 from superres.web import controls, drawing
-from superres.web.photos import default_crop, largest, reduce_upload, shrink, take
+from superres.web.controls import Value
+from superres.web.photos import default_crop, largest, reduce_picture, take
 
 PHOTO_SIZE = 768
-"""Longer side of the photo on the page, in pixels. Of a photo that is not larger, the browser has every pixel."""
+"""Longer side of the photo on the page, in pixels."""
 ON_LOAD = """document.addEventListener("superres-square", event => {
     props.value = event.detail;
     trigger("input");
@@ -30,12 +32,7 @@ ON_LOAD = """document.addEventListener("superres-square", event => {
 
 
 def crop_controls(upload: gr.Image, first: Path, task: FaceTask) -> gr.HTML:
-    """Lay out the crop of the upload and its input.
-
-    Args:
-        upload: component of the uploaded picture.
-        first: picture that is chosen initially.
-        task: the sizes of the network's input and output.
+    """Lay out the crop of an upload, which is `first` initially, and the network's input.
 
     Returns:
         The hidden component of the chosen square, "LEFT,TOP,SIDE" in pixels; "" is the default crop.
@@ -63,10 +60,10 @@ def crop_of(path: str, task: FaceTask) -> tuple[str, str, str]:
         chosen = largest(crops)
         return crop_html(image, crops, task), preview_html(image, task, chosen), setting_of(chosen)
 
-    return reduce_upload(path, offer, task.source)
+    return reduce_picture(path, offer, task.source)
 
 
-def offer_crop(task: FaceTask, upload: controls.Uploaded | None) -> tuple[str, str, str]:
+def offer_crop(task: FaceTask, upload: Value) -> tuple[str, str, str]:
     """Return the element of a new upload, the view of its input, and its first square."""
     try:
         return ("", "", "") if upload is None else crop_of(controls.path_of(upload), task)
@@ -74,18 +71,18 @@ def offer_crop(task: FaceTask, upload: controls.Uploaded | None) -> tuple[str, s
         return "", drawing.message(str(error)), ""
 
 
-def show_crop(task: FaceTask, upload: controls.Uploaded | None, square: controls.Value) -> str:
+def show_crop(task: FaceTask, upload: Value, square: Value) -> str:
     """Return the view of an upload's input with another square."""
     try:
         if upload is None:
             return ""
-        return reduce_upload(controls.path_of(upload),
+        return reduce_picture(controls.path_of(upload),
                              lambda image: preview_html(image, task, chosen_crop(image, square, task)), task.source)
     except SuperresError as error:
         return drawing.message(str(error))
 
 
-def chosen_crop(image: Pixels, square: controls.Value, task: FaceTask) -> Crop:
+def chosen_crop(image: Pixels, square: Value, task: FaceTask) -> Crop:
     """Return the crop of a picture for the value of the component of the square; an input is used whole.
 
     Raises:
@@ -102,13 +99,14 @@ def setting_of(crop: Crop) -> str:
 
 def crop_html(image: Pixels, crops: Sequence[Crop], task: FaceTask) -> str:
     """Return a photo, uint8 [H, W, 3], in the element that moves its crop, which begins at the largest of `crops`."""
-    small = shrink(image, PHOTO_SIZE)
+    small = Image.fromarray(image)
+    small.thumbnail((PHOTO_SIZE, PHOTO_SIZE))
     data = json.dumps({
         "photo": photo_key(image), "turn": secrets.token_hex(4),  # the page hears of a photo that is chosen again
         "width": image.shape[1], "height": image.shape[0], "least": task.source, "chosen": crops.index(largest(crops)),
         "crops": [{"square": [crop.left, crop.top, crop.size], **names_of(crop)} for crop in crops]})
-    return (f'<superres-crop data-photo="{escape(data)}"><img src="{drawing.data_uri(small)}" alt="Your photo">'
-            f"</superres-crop>")
+    photo = f'<img src="{drawing.data_uri(np.asarray(small))}" alt="Your photo">'
+    return f'<superres-crop data-photo="{escape(data)}">{photo}</superres-crop>'
 
 
 def photo_key(image: Pixels) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+import logging
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -17,7 +17,6 @@ from superres.pipeline.translator import Translated
 from superres.pipeline.upscaler import Upscaled
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import Pixels
-from superres.web.logs import log
 
 if TYPE_CHECKING:
     from superres.config import BeamConfig, DecodeConfig
@@ -34,6 +33,7 @@ class StoppedError(SuperresError):
     """A decoding was stopped: it exceeded the time limit, or the server is stopping."""
 
 
+@dataclass(eq=False)
 class Decoder:
     """Decodes for visitors, one request at a time.
 
@@ -49,17 +49,17 @@ class Decoder:
         time_limit: largest duration of a request in seconds.
         frame_seconds: seconds of decoding between two frames.
         is_busy: whether a request is being decoded.
+        is_closing: whether `close` was called.
     """
 
-    def __init__(
-        self, upscaler: Upscaler, time_limit: float = 120.0, translator: Translator | None = None,
-        frame_seconds: float = FRAME_SECONDS,
-    ) -> None:
-        """Create a decoder."""
-        self.upscaler, self.translator, self.time_limit = upscaler, translator, time_limit
-        self.frame_seconds = frame_seconds
-        self.is_busy = False
-        self._closing = threading.Event()
+    upscaler: Upscaler
+    time_limit: float = 120.0
+    translator: Translator | None = None
+    frame_seconds: float = FRAME_SECONDS
+    is_busy: bool = field(default=False, init=False)
+    is_closing: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoding")
 
     def warm_up(self) -> None:
@@ -73,12 +73,7 @@ class Decoder:
 
     def close(self) -> None:
         """Stop the current decoding at its next frame with StoppedError, and refuse further requests."""
-        self._closing.set()
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether `close` was called."""
-        return self._closing.is_set()
+        self.is_closing = True
 
     def deadline(self) -> float:
         """Return the time, as of `time.monotonic()`, at which a request that starts now must end."""
@@ -95,7 +90,7 @@ class Decoder:
             sources: uint8 [N, source, source, 3].
             variants: decoding settings by name.
             samples: samples per source, which are neighbours in the frames.
-            deadline: time, as of `time.monotonic()`, at which the request must end; by default `deadline()`.
+            deadline: end of the request; by default `deadline()`.
 
         Raises:
             ConfigError: settings do not fit the checkpoint, or contradict each other.
@@ -111,11 +106,6 @@ class Decoder:
         self, purpose: str, lines: Sequence[str], variants: Mapping[str, DecodeConfig | BeamConfig],
     ) -> Iterator[dict[str, Translated]]:
         """Translate lines of text together, and yield the latest step of every variant; the last steps are complete.
-
-        Args:
-            purpose: reason for the decoding, for the log.
-            lines: text.
-            variants: settings by name.
 
         Raises:
             ConfigError: settings do not fit the checkpoint, or text.
@@ -149,8 +139,7 @@ class Decoder:
             self.is_busy = False
             for stream in streams.values():
                 self._thread.submit(stream.close)  # type: ignore[attr-defined]
-            log("decoding", purpose=purpose, outcome=outcome, seconds=round(time.monotonic() - started, 3),
-                **_counts(list(frames.values())))
+            logging.getLogger(__name__).info("%s: %s in %.3f seconds", purpose, outcome, time.monotonic() - started)
 
     def _on_thread(self, stream: Iterator[Frame]) -> Iterator[Frame]:
         while (frame := self._thread.submit(next, stream, None).result()) is not None:
@@ -181,17 +170,3 @@ def take_turns(streams: Mapping[str, Iterator[Frame]]) -> Iterator[tuple[str, Fr
         else:
             clocks[name] = frame.seconds
             yield name, frame
-
-
-def _counts(frames: Sequence[Upscaled | Translated]) -> dict[str, int]:
-    """Return the sums over all images or lines, for the log."""
-    counts: Counter[str] = Counter()
-    for frame in frames:
-        if isinstance(frame, Upscaled):
-            traces = frame.traces
-            counts.update(images=len(traces), tokens=sum(trace.tokens for trace in traces))
-        else:
-            traces = [trace for line in frame.traces for trace in line]
-            counts.update(lines=len(frame.texts), tokens=sum(frame.tokens))
-        counts.update(iterations=sum(trace.iterations for trace in traces))
-    return dict(counts)

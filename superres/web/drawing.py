@@ -32,21 +32,13 @@ def data_uri(image: Pixels, record: dict[str, Any] | None = None) -> str:
     return "data:image/png;base64," + base64.b64encode(encode_png(Picture(image), record or {})).decode("ascii")
 
 
-def figure(
-    image: Pixels, caption: str, alt: str, overlay: str = "", below: str = "", size: str = "",
-) -> str:
-    """Return a picture with its caption.
+def figure(image: Pixels, caption: str, alt: str, overlay: str = "", below: str = "", size: str = "") -> str:
+    """Return a picture, uint8 [H, W, 3], with its caption.
 
-    Args:
-        image: uint8 [H, W, 3].
-        caption: text below the picture.
-        alt: description for screen readers.
-        overlay: SVG shapes over the picture, in units of its pixels.
-        below: HTML below the caption.
-        size: "large", "small", or "" for the usual size.
+    `overlay` has SVG shapes in units of its pixels, `below` has HTML, and `size` is "large", "small" or "".
     """
     height, width = image.shape[:2]
-    shapes = f'<svg viewBox="0 0 {width} {height}" aria-hidden="true">{overlay}</svg>' if overlay else ""
+    shapes = overlay and f'<svg viewBox="0 0 {width} {height}" aria-hidden="true">{overlay}</svg>'
     return (f'<figure class="sr-figure sr-pixels{f" sr-{size}" if size else ""}"><div class="sr-frame">'
             f'<img src="{data_uri(image)}" alt="{escape(alt)}">{shapes}</div>'
             f"<figcaption>{escape(caption)}{below}</figcaption></figure>")
@@ -102,13 +94,7 @@ def heat_map(image: Pixels, trace: RowTrace, block_size: int) -> Pixels:
 
 
 def histogram(accepted: Sequence[int], block_size: int, mean: float) -> str:
-    """Return a bar chart of accepted block sizes, with a description for screen readers.
-
-    Args:
-        accepted: tokens accepted in each iteration.
-        block_size: k, the largest block size.
-        mean: the mean accepted block size.
-    """
+    """Return a bar chart of the tokens accepted in each iteration, 1 to `block_size`, with their mean."""
     counts = np.bincount(np.asarray(accepted, np.int64), minlength=block_size + 1)[1:]
     shares = counts / max(counts.sum(), 1)
     bars = []
@@ -148,8 +134,8 @@ def legend(lowest: str, highest: str) -> str:
 
 
 def fold(summary: str, html: str) -> str:
-    """Return details that are folded until their summary is chosen."""
-    return f'<details class="sr-fold"><summary>{escape(summary)}</summary><div>{html}</div></details>'
+    """Return details that are folded until their summary is chosen; "" without details."""
+    return html and f'<details class="sr-fold"><summary>{escape(summary)}</summary><div>{html}</div></details>'
 
 
 def statistics(values: Sequence[tuple[str, str]]) -> str:

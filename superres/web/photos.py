@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import os
-import stat
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from superres.config import require
 from superres.errors import InvalidInputError
-from superres.tasks.faces import FaceTask, area_reduce
+from superres.tasks.faces import FaceTask
 from superres.tasks.photos import Crop, choose_crops
-from superres.tasks.pictures import Pixels, read_image
+from superres.tasks.pictures import Pixels, read_picture
 from superres.web.files import NOT_UPLOADED
 
 Result = TypeVar("Result")
 
 MAX_PIXELS = 24_000_000
 """Largest number of pixels of a picture, about 72 MB in memory; the header is checked before decoding."""
-READING = threading.Lock()
-"""Lock of the one picture that is in memory at its full size."""
+READER = ThreadPoolExecutor(1, thread_name_prefix="reading")
+"""Thread that reads pictures: one is in memory at its full size, and one heap of the C library keeps freed memory."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,13 @@ class Subject:
     crop: Crop | None = None
 
 
-def reduce_upload(
-    path: str | os.PathLike[str], reduce: Callable[[Pixels], Result], least: int, name: str = "the file",
+def reduce_picture(
+    file: str | os.PathLike[str] | IO[bytes], reduce: Callable[[Pixels], Result], least: int, name: str = "the file",
 ) -> Result:
-    """Read an upload and return `reduce` of the picture; the result must not refer to the picture's memory.
+    """Read a picture file and return `reduce` of its pixels; the result must not refer to their memory.
 
     Args:
-        path: temporary file of the visitor.
+        file: an upload's path, or an open file. An upload counts as used now, so a sweep keeps it.
         reduce: function of the picture, uint8 [H, W, 3].
         least: smallest width and height of the picture, the side of the network's input.
         name: name of the file in messages, which never contain the server's paths.
@@ -82,19 +81,12 @@ def reduce_upload(
     Raises:
         InvalidInputError: the file is not a picture, is damaged, too small or too large, or has been deleted.
     """
-    try:
-        is_readable = stat.S_ISREG(os.lstat(path).st_mode) and os.access(path, os.R_OK)
-        if is_readable:
-            os.utime(path)  # marks the file as used, so that the sweep of old files keeps it
-    except (OSError, ValueError):
-        is_readable = False
-    if not is_readable:
-        raise InvalidInputError(f"{name} {NOT_UPLOADED}")
-    try:
-        with READING:
-            return reduce(read_image(path, MAX_PIXELS, least))
-    except InvalidInputError as error:
-        raise InvalidInputError(str(error).replace(str(path), name)) from None
+    if isinstance(file, (str, os.PathLike)):
+        try:
+            os.utime(file)
+        except (OSError, ValueError):
+            raise InvalidInputError(f"{name} {NOT_UPLOADED}") from None
+    return READER.submit(lambda: reduce(read_picture(file, name, MAX_PIXELS, least=least).rgb)).result()
 
 
 def default_crop(image: Pixels, task: FaceTask) -> Crop:
@@ -108,25 +100,12 @@ def largest(crops: Sequence[Crop]) -> Crop:
 
 
 def take(image: Pixels, task: FaceTask, crop: Crop | None = None) -> Subject:
-    """Crop and reduce a picture, uint8 [H, W, 3]; one of the input's size is the source itself.
-
-    Args:
-        image: picture.
-        task: the sizes of the network's input and output.
-        crop: square of the photo; the crop of `superres upscale` if None.
-    """
+    """Crop a picture, uint8 [H, W, 3], by default as `superres upscale` does; one of the input's size is the source."""
     if task.is_source(image):
         return Subject(image)
     crop = crop or default_crop(image, task)
     square = crop.take(image)
     return Subject(task.source_of(square), task.target_of(square) if crop.size >= task.target else None, crop)
-
-
-def shrink(image: Pixels, longest: int) -> Pixels:
-    """Return a picture reduced to at most `longest` pixels per side."""
-    height, width = image.shape[:2]
-    scale = min(1.0, longest / max(height, width))
-    return area_reduce(image, max(1, round(height * scale)), max(1, round(width * scale)))
 
 
 def file_name(path: str) -> str:

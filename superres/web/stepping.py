@@ -30,12 +30,7 @@ def faces_stepper(result: Upscaled) -> str:
 
 
 def text_stepper(translator: Translator, frames: dict[str, Translated]) -> str:
-    """Return the element that steps through finished translations; "" if none has a trace.
-
-    Args:
-        translator: checkpoint that translated.
-        frames: finished translations of each variant, by name. The last variant is chosen initially.
-    """
+    """Return the element that steps through finished translations, first the last variant's; "" if none has a trace."""
     decodes = [
         {"name": f"{name}, line {number}" if name else f"Line {number}",
          "seconds": result.seconds, "parts": [_text_part(translator, trace) for trace in traces]}
@@ -64,14 +59,7 @@ def _text_part(translator: Translator, trace: RowTrace) -> dict[str, Any]:
 
 
 def _element(kind: str, decodes: Sequence[dict[str, Any]], language: str = "", side: int = 0) -> str:
-    """Return the element for `stepper.js`.
-
-    Args:
-        kind: "face" or "text".
-        decodes: name, duration in seconds and parts of each decode; a part is one sequence.
-        language: tag of the text's language.
-        side: side of the faces in pixels.
-    """
+    """Return the element for `stepper.js` from name, seconds and parts of each decode; a part is one sequence."""
     data = json.dumps({"kind": kind, "decodes": decodes, "language": language, "side": side},
                       separators=(",", ":"), ensure_ascii=False)
     return ('<superres-stepper role="group" aria-label="Step through the decode" '

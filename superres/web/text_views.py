@@ -5,6 +5,7 @@ All text is visitors' data: it is escaped, and never logged.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -35,12 +36,7 @@ STEP_SECONDS = 0.3
 
 @dataclass
 class Clock:
-    """Times of a decoding's steps.
-
-    Attributes:
-        calls: model calls until each recorded frame.
-        seconds: decoding time until each recorded frame.
-    """
+    """Times of a decoding's steps: model calls and seconds of decoding until each recorded frame."""
 
     calls: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -66,14 +62,7 @@ def slow_motion(clocks: dict[str, Clock]) -> float:
 def translations_html(
     translator: Translator, lines: Sequence[str], frames: dict[str, Translated], clocks: dict[str, Clock] | None = None,
 ) -> str:
-    """Return the partial or complete translations of all variants.
-
-    Args:
-        translator: checkpoint that translates.
-        lines: source lines.
-        frames: latest frame of each variant, by name.
-        clocks: times of each variant's steps, for a slow-motion replay; None for no replay.
-    """
+    """Return the partial or complete translations of source lines by all variants; `clocks` ask for a slow replay."""
     slower = 0.0 if clocks is None else slow_motion(clocks)
     parts = []
     for name, result in frames.items():
@@ -84,14 +73,8 @@ def translations_html(
                      f"{statistics}{steps_html(translator, result)}</section>")
     return (f'<div class="sr-result"><div class="sr-variants">{"".join(parts)}</div>'
             f"{hints_html(translator, frames, slower)}"
-            f"{stepper_html(translator, frames)}"
+            f"{drawing.fold('Step through it', text_stepper(translator, frames)) if is_complete(frames) else ''}"
             f"{plain_html(translator, list(frames.values())[-1])}</div>")
-
-
-def stepper_html(translator: Translator, frames: dict[str, Translated]) -> str:
-    """Return the folded steps of complete translations; "" without them."""
-    stepper = text_stepper(translator, frames) if is_complete(frames) else ""
-    return drawing.fold("Step through it", stepper) if stepper else ""
 
 
 def lines_html(
@@ -113,28 +96,20 @@ def lines_html(
 
 def blocks_html(translator: Translator, traces: Sequence[RowTrace], clock: Clock | None, slower: float) -> str:
     """Return the accepted blocks of a line; the numbers of the steps continue over the parts of the line."""
-    parts = []
-    number = 0
+    parts, numbers = list[str](), itertools.count(1)
     for trace in traces:
-        spans = []
+        parts.append("")
         steps = accepted_tokens([trace])
         surfaces = iter(translator.codec.surfaces([token for tokens in steps for token in tokens]))
         for step, tokens in enumerate(steps):
-            number += 1
-            text = "".join(next(surfaces) for _ in tokens)
+            text, number = "".join(itertools.islice(surfaces, len(tokens))), next(numbers)
+            block = text.lstrip()
             seconds = "" if clock is None else f' style="--at: {slower * clock.at(step):.3f}s"'
-            spans.append(block_html(text, number, tokens, seconds))
-        parts.append("".join(spans))
+            title = f"Step {number}: {len(tokens)} token{'s' if len(tokens) > 1 else ''}"
+            ends = " sr-ends" if END in tokens else ""
+            parts[-1] += (f'{escape(text[:len(text) - len(block)])}<span class="sr-step{ends}" data-step="{number}" '
+                          f'title="{title}"{seconds}>{escape(block)}</span>')
     return " ".join(parts)
-
-
-def block_html(text: str, number: int, tokens: Sequence[int], style: str) -> str:
-    """Return an accepted block; white space at its start is placed before the block."""
-    start = len(text) - len(text.lstrip())
-    title = f"Step {number}: {len(tokens)} token{'s' if len(tokens) > 1 else ''}"
-    ends = " sr-ends" if END in tokens else ""
-    return (f'{escape(text[:start])}<span class="sr-step{ends}" data-step="{number}" title="{title}"{style}>'
-            f"{escape(text[start:])}</span>")
 
 
 def plain_html(translator: Translator, result: Translated) -> str:
@@ -161,17 +136,13 @@ def statistics_of(result: Translated) -> list[tuple[str, str]]:
 
 
 def steps_html(translator: Translator, result: Translated) -> str:
-    """Return the accepted tokens of each step, as in section 7.4 of the paper."""
-    lists = []
-    for number, traces in enumerate(result.traces, 1):
-        if traces:
-            heading = [f"Line {number}"] if len(result.traces) > 1 else []
-            lists.append("\n".join([*heading, *trace_lines(translator, traces)]))
-    if not lists:
-        return ""
-    opened = " open" if len(result.traces) == 1 else ""
-    text = escape("\n\n".join(lists))
-    return f'<details{opened}><summary>Steps</summary><pre class="sr-trace" tabindex="0">{text}</pre></details>'
+    """Return the accepted tokens of each step, as in section 7.4 of the paper; "" without any."""
+    is_single = len(result.traces) == 1
+    lists = ["\n".join([*([] if is_single else [f"Line {number}"]), *trace_lines(translator, traces)])
+             for number, traces in enumerate(result.traces, 1) if traces]
+    opened, text = " open" if is_single else "", escape("\n\n".join(lists))
+    steps = f'<pre class="sr-trace" tabindex="0">{text}</pre>'
+    return text and f"<details{opened}><summary>Steps</summary>{steps}</details>"
 
 
 def hints_html(translator: Translator, frames: dict[str, Translated], slower: float) -> str:
@@ -191,9 +162,7 @@ def hints_html(translator: Translator, frames: dict[str, Translated], slower: fl
     return f'<p class="sr-hint" role="status">{" ".join(hints)}</p>'
 
 
-def report_of(
-    translator: Translator, options: DecodeConfig | BeamConfig, result: Translated,
-) -> dict[str, Any]:
+def report_of(translator: Translator, options: DecodeConfig | BeamConfig, result: Translated) -> dict[str, Any]:
     """Return the report of a frame for programs, with one entry per line."""
     resolved = {} if isinstance(options, BeamConfig) else {"block_size": translator.block_size(options)}
     lines = []

@@ -9,10 +9,11 @@ from typing import Any
 
 import gradio as gr
 
-from superres.config import TRANSLATION, BeamConfig, DecodeConfig, require_whole
+from superres.config import TRANSLATION, BeamConfig, DecodeConfig
 from superres.errors import InvalidInputError
 from superres.pipeline.translator import Translated, Translator
 from superres.web import controls
+from superres.web.controls import Value
 from superres.web.decoding import Decoder, is_complete
 from superres.web.text_views import Clock, language_name, report_of, translations_html
 
@@ -28,14 +29,8 @@ HINT = ('<p class="sr-hint">The translation will appear here, step by step. The 
         "and the number of the step.</p>")
 
 
-def translate_tab(decoder: Decoder, translator: Translator, queue: dict[str, Any]) -> None:
-    """Lay out the tab.
-
-    Args:
-        decoder: decodes for the tab.
-        translator: the decoder's checkpoint for text.
-        queue: options of events that decode.
-    """
+def translate_tab(decoder: Decoder, translator: Translator) -> None:
+    """Lay out the tab of the decoder's `translator`."""
     source = translator.languages[0]
     gr.Markdown(INTRODUCTION.format(*map(language_name, translator.languages)), elem_classes="sr-introduction")
     examples = EXAMPLES.get(source, ())
@@ -47,7 +42,10 @@ def translate_tab(decoder: Decoder, translator: Translator, queue: dict[str, Any
             with gr.Row(elem_classes="sr-examples"):
                 buttons = [gr.Button(example, size="sm", min_width=200) for example in examples]
             with gr.Accordion("Decoding settings", open=False):
-                settings = text_controls(translator)
+                heads = translator.model_config.prediction_heads
+                settings = [*controls.decoding_controls(translator.default, heads, TRANSLATION), gr.Slider(
+                    0, MAX_BEAM, 0, step=1, label="Beam search",
+                    info="0 decodes in blocks with these settings; above 0: number of hypotheses, without blocks.")]
             race = gr.Checkbox(label="Race against greedy decoding", elem_id="race-text")
         with gr.Column(scale=3, min_width=300):
             (run,), stop = controls.buttons_of("-text", "Translate")
@@ -55,36 +53,23 @@ def translate_tab(decoder: Decoder, translator: Translator, queue: dict[str, Any
     for button, example in zip(buttons, examples, strict=True):
         button.click(functools.partial(str, example), None, text, **controls.INSTANT)
     controls.decode_on([run.click, text.submit], functools.partial(translate_for_page, decoder, translator),
-                       [text, race, *settings], live, [live], stop, queue)
+                       [text, race, *settings], live, [live], stop)
     controls.note_changes(live, [text, race, *settings])
-    endpoint(decoder, translator, settings, queue)
+    endpoint(decoder, translator, settings)
 
 
-def text_controls(translator: Translator) -> list[gr.components.Component]:
-    """Lay out the controls of the decoding settings and of beam search, in the order of `variant_of`."""
-    beam = gr.Slider(0, MAX_BEAM, 0, step=1, label="Beam search",
-                     info="0 decodes in blocks with these settings; above 0: number of hypotheses, without blocks.")
-    heads = translator.model_config.prediction_heads
-    return [*controls.decoding_controls(translator.default, heads, TRANSLATION), beam]
-
-
-def variant_of(default: DecodeConfig, *values: controls.Value) -> DecodeConfig | BeamConfig:
-    """Return the settings for the values of the controls, which may be any JSON values.
-
-    Args:
-        default: settings that have no control.
-        values: values of the controls of the decoding settings and of beam search; 0 there decodes in blocks.
+def variant_of(default: DecodeConfig, *values: Value) -> DecodeConfig | BeamConfig:
+    """Return `default` with the values of the controls, any JSON values; the last one is beam search's, 0 for blocks.
 
     Raises:
         ConfigError: a value is missing or out of range.
     """
     *settings, beam = values
-    hypotheses = controls.whole_number("beam", beam)
-    require_whole("beam", hypotheses, 0, MAX_BEAM)
+    hypotheses = controls.whole_number("beam", beam, 0, MAX_BEAM)
     return BeamConfig(hypotheses) if hypotheses else controls.options_of(default, settings, TRANSLATION)
 
 
-def lines_of(text: controls.Value) -> list[str]:
+def lines_of(text: Value) -> list[str]:
     """Return the lines in a visitor's text or list of lines.
 
     Raises:
@@ -107,7 +92,7 @@ def lines_of(text: controls.Value) -> list[str]:
 
 
 def translate_for_page(
-    decoder: Decoder, translator: Translator, text: controls.Value, race: bool, *settings: controls.Value,
+    decoder: Decoder, translator: Translator, text: Value, race: bool, *settings: Value,
 ) -> Iterator[str]:
     """Translate, and yield the HTML of the page."""
     lines, variant = lines_of(text), variant_of(translator.default, *settings)
@@ -139,12 +124,10 @@ def with_due(
             due = time.monotonic() + frame_seconds
 
 
-def endpoint(
-    decoder: Decoder, translator: Translator, settings: Sequence[gr.components.Component], queue: dict[str, Any],
-) -> None:
+def endpoint(decoder: Decoder, translator: Translator, settings: Sequence[gr.components.Component]) -> None:
     """Add the endpoint `/translate`, which streams translations and a report to programs."""
 
-    def translate(lines: controls.Value, *values: controls.Value) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    def translate(lines: Value, *values: Value) -> Iterator[tuple[list[str], dict[str, Any]]]:
         variant = variant_of(translator.default, *values)
         steps = decoder.translate("translate", lines_of(lines), {"": variant})
         for frames, is_due in with_due(steps, decoder.frame_seconds):
@@ -155,4 +138,5 @@ def endpoint(
         lines = gr.JSON(label="lines")
         translations, report = gr.JSON(label="translations"), gr.JSON(label="report")
         handler = controls.named(translate, *controls.offered(translator.default, TRANSLATION), "beam")
-        gr.Button("translate").click(handler, [lines, *settings], [translations, report], api_name="translate", **queue)
+        gr.Button("translate").click(handler, [lines, *settings], [translations, report], api_name="translate",
+                                     **controls.QUEUED)

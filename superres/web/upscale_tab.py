@@ -15,12 +15,12 @@ from superres.tasks.faces import FaceTask
 from superres.tasks.photos import Crop
 from superres.tasks.pictures import Pixels
 from superres.web import controls, drawing
+from superres.web.controls import Value
 from superres.web.cropping import chosen_crop, crop_controls
 from superres.web.decoding import Decoder, is_complete
-from superres.web.files import Workspace
-from superres.web.photos import MAX_PIXELS, CropShare, Subject, reduce_upload, take
-from superres.web.uploads import MAX_FILE_BYTES
-from superres.web.views import live_html, record_of, report_of, results_html
+from superres.web.files import MAX_FILE_BYTES, save_pictures
+from superres.web.photos import MAX_PIXELS, CropShare, Subject, reduce_picture, take
+from superres.web.views import frames_html, record_of, report_of, results_html
 
 INTRODUCTION = f"""A face of {{source}} pixels becomes one of {{target}}, several tokens per step. **The detail is
 invented**: a plausible face, not a likeness, so never use it to identify anyone. The model was trained on CelebA's
@@ -33,15 +33,8 @@ SHEET_TEMPERATURE = 0.7
 """Temperature of a sheet if the settings are greedy; the higher it is, the more faces are torn."""
 
 
-def upscale_tab(decoder: Decoder, workspace: Workspace, examples: Sequence[Path], queue: dict[str, Any]) -> None:
-    """Lay out the tab.
-
-    Args:
-        decoder: decodes for the tab.
-        workspace: folder for the files that programs get.
-        examples: example pictures inside the workspace; the first one is chosen initially.
-        queue: options of events that decode.
-    """
+def upscale_tab(decoder: Decoder, examples: Sequence[Path]) -> None:
+    """Lay out the tab with its examples, of which the first one is chosen initially."""
     heads, task = decoder.upscaler.model_config.prediction_heads, decoder.upscaler.face_task
     gr.Markdown(INTRODUCTION.format(source=task.source_size, target=task.target_size), elem_classes="sr-introduction")
     with gr.Row(elem_classes="sr-columns"):
@@ -49,7 +42,9 @@ def upscale_tab(decoder: Decoder, workspace: Workspace, examples: Sequence[Path]
             upload = gr.Image(str(examples[0]), label=f"Face: a photo, or a picture of {task.source_size} pixels",
                               type="filepath", format="png", sources=["upload", "webcam", "clipboard"], height=220,
                               buttons=[], elem_id="photo")
-            buttons = example_buttons(examples)
+            with gr.Row(elem_classes="sr-examples"):
+                buttons = [gr.Button(path.stem.replace("-", " ").capitalize(), icon=str(path), size="sm", min_width=80)
+                           for path in examples]
             square = crop_controls(upload, examples[0], task)
             with gr.Accordion("Decoding settings", open=False):
                 settings = controls.decoding_controls(decoder.upscaler.default, heads)
@@ -64,25 +59,15 @@ def upscale_tab(decoder: Decoder, workspace: Workspace, examples: Sequence[Path]
         button.click(functools.partial(str, path), None, upload, **controls.INSTANT)
     seed = settings[list(controls.offered(decoder.upscaler.default, FACES)).index("seed")]
     controls.decode_on([run.click], functools.partial(upscale_for_page, decoder), [upload, square, race, *settings],
-                       results, [results], stop, queue)
+                       results, [results], stop)
     controls.decode_on([draw.click, other.click(next_seed, seed, seed, **controls.INSTANT).then],
                        functools.partial(sheet_for_page, decoder), [upload, square, samples, *settings],
-                       results, [results], stop, queue)
+                       results, [results], stop)
     controls.note_changes(results, [upload, square, race, samples, *settings])
-    endpoint(decoder, workspace, settings, queue)
+    endpoint(decoder, settings)
 
 
-def example_buttons(examples: Sequence[Path]) -> list[gr.Button]:
-    """Lay out one button per example, with its picture and its name."""
-    with gr.Row(elem_classes="sr-examples"):
-        return [gr.Button(path.stem.replace("-", " ").capitalize(), icon=str(path), size="sm", min_width=80)
-                for path in examples]
-
-
-def upscale_for_page(
-    decoder: Decoder, upload: controls.Uploaded | None, square: controls.Value, race: bool,
-    *settings: controls.Value,
-) -> Iterator[str]:
+def upscale_for_page(decoder: Decoder, upload: Value, square: Value, race: bool, *settings: Value) -> Iterator[str]:
     """Upscale, and yield the HTML of the page: the live view, and at the end the results."""
     options = resolve_options(controls.options_of(decoder.upscaler.default, settings), decoder.upscaler)
     variants = {"Greedy": options.sequential(), "Blockwise": options} if race else {"": options}
@@ -90,17 +75,15 @@ def upscale_for_page(
     yield from views_of(decoder, "race" if race else "upscale", subject, variants)
 
 
-def sheet_for_page(
-    decoder: Decoder, upload: controls.Uploaded | None, square: controls.Value, samples: float,
-    *settings: controls.Value,
-) -> Iterator[str]:
+def sheet_for_page(decoder: Decoder, upload: Value, square: Value, samples: float, *settings: Value) -> Iterator[str]:
     """Draw samples, and yield the HTML of the page: the live view, and at the end the sheet."""
     options = controls.options_of(decoder.upscaler.default, settings)
     if not options.is_sampling:
         options = options.changed({"temperature": SHEET_TEMPERATURE})
     variants = {"": resolve_options(options, decoder.upscaler)}
     subject = subject_of(decoder, upload, lambda image, task: chosen_crop(image, square, task))
-    yield from views_of(decoder, "samples", subject, variants, controls.samples_of(samples))
+    count = controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
+    yield from views_of(decoder, "samples", subject, variants, count)
 
 
 def views_of(
@@ -109,38 +92,36 @@ def views_of(
     """Decode `count` pictures with each variant, and yield their live view, and at the end the results."""
     options = list(variants.values())[-1]
     for frames in decoder.upscale(purpose, subject.source[None], variants, count):
-        yield results_html(decoder.upscaler, subject, options, frames) if is_complete(frames) else live_html(frames)
+        shown = results_html(decoder.upscaler, subject, options, frames) if is_complete(frames) else frames_html(frames)
+        yield f'<div class="sr-result">{shown}</div>'
 
 
-def next_seed(seed: controls.Value) -> int:
+def next_seed(seed: Value) -> int:
     """Return the seed of other samples."""
     return (controls.whole_number("seed", seed) + 1) % 2**63
 
 
-def subject_of(
-    decoder: Decoder, upload: controls.Uploaded | None, choose: Callable[[Pixels, FaceTask], Crop],
-) -> Subject:
+def subject_of(decoder: Decoder, upload: Value, choose: Callable[[Pixels, FaceTask], Crop]) -> Subject:
     """Return the input of a decoding for an upload, whose crop `choose` returns."""
     task = decoder.upscaler.face_task
-    return reduce_upload(controls.path_of(upload), lambda image: take(image, task, choose(image, task)), task.source)
+    return reduce_picture(controls.path_of(upload), lambda image: take(image, task, choose(image, task)), task.source)
 
 
-def endpoint(
-    decoder: Decoder, workspace: Workspace, settings: list[gr.components.Component], queue: dict[str, Any],
-) -> None:
+def endpoint(decoder: Decoder, settings: list[gr.components.Component]) -> None:
     """Add the endpoint `/upscale`, which streams pictures and a report to programs."""
 
     def upscale(
-        image: controls.Uploaded | None, crop_x: float, crop_y: float, crop_size: float, samples: float,
-        *values: controls.Value,
+        image: Value, crop_x: float, crop_y: float, crop_size: float, samples: float,
+        *values: Value,
     ) -> Iterator[tuple[list[str], dict[str, Any]]]:
         options = resolve_options(controls.options_of(decoder.upscaler.default, values), decoder.upscaler)
         subject = subject_of(decoder, image, CropShare(crop_x, crop_y, crop_size).of)
-        for frames in decoder.upscale("upscale", subject.source[None], {"": options}, controls.samples_of(samples)):
+        count = controls.whole_number("samples", samples, 1, controls.MAX_SAMPLES)
+        for frames in decoder.upscale("upscale", subject.source[None], {"": options}, count):
             result = frames[""]
             pictures = [(f"face-{row + 1}.png", drawing.unfinished(result, row),
                          record_of(decoder.upscaler, options, row + 1)) for row in range(len(result.images))]
-            yield workspace.save_pictures(pictures), report_of(subject, result)
+            yield save_pictures(pictures), report_of(subject, result)
 
     with gr.Row(visible=False):
         image = gr.Image(type="filepath", format="png", label="image")
@@ -149,4 +130,4 @@ def endpoint(
         files, report = gr.File(file_count="multiple", label="pictures"), gr.JSON(label="report")
         handler = controls.named(upscale, *controls.offered(decoder.upscaler.default, FACES))
         gr.Button("upscale").click(handler, [image, *crop, samples, *settings], [files, report],
-                                   api_name="upscale", **queue)
+                                   api_name="upscale", **controls.QUEUED)

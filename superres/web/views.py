@@ -23,18 +23,8 @@ from superres.web.photos import Subject
 from superres.web.stepping import faces_stepper
 
 
-def live_html(frames: Mapping[str, Upscaled]) -> str:
-    """Return the partly decoded pictures of all variants: one large, two beside each other, or a sheet."""
-    return f'<div class="sr-result">{race_html(frames) if len(frames) > 1 else frames_html(frames)}</div>'
-
-
-def race_html(frames: Mapping[str, Upscaled]) -> str:
-    """Return the pictures of two variants, and who is ahead."""
-    return f'<p class="sr-hint">{race_note(frames)}</p>{frames_html(frames)}'
-
-
 def frames_html(frames: Mapping[str, Upscaled]) -> str:
-    """Return the partly decoded pictures of all variants with their statistics."""
+    """Return the partly decoded pictures of all variants with statistics: one large, a race of two, or a sheet."""
     count = sum(len(result.images) for result in frames.values())
     size = "large" if count == 1 else "" if len(frames) > 1 else "small"
     parts = []
@@ -45,7 +35,8 @@ def frames_html(frames: Mapping[str, Upscaled]) -> str:
             caption = f"{name or 'Decoding'}{number}: {math.floor(100 * result.filled[row].mean())} %"
             below = "" if number else drawing.statistics(statistics_of(trace, result.seconds))
             parts.append(drawing.figure(drawing.unfinished(result, row), caption, caption, overlay, below, size))
-    return drawing.figures(parts, "Live decoding")
+    note = f'<p class="sr-hint">{race_note(frames)}</p>' if len(frames) > 1 else ""
+    return note + drawing.figures(parts, "Live decoding")
 
 
 def race_note(frames: Mapping[str, Upscaled] | Mapping[str, Translated]) -> str:
@@ -92,25 +83,16 @@ def caption_of(name: str, image: Pixels, truth: Pixels | None) -> str:
     return ": ".join(filter(None, (name, score_text(image, truth))))
 
 
-def results_html(
-    upscaler: Upscaler, subject: Subject, options: DecodeConfig, frames: Mapping[str, Upscaled],
-) -> str:
-    """Return the results: the picture first, and its details folded.
-
-    Args:
-        upscaler: checkpoint that decoded.
-        subject: the input.
-        options: decoding settings, with the block size, of the last variant.
-        frames: complete frames of each variant, by name; two are a race.
-    """
+def results_html(upscaler: Upscaler, subject: Subject, options: DecodeConfig, frames: Mapping[str, Upscaled]) -> str:
+    """Return the results of the last variant, whose settings are `options`: the picture, and its details folded."""
     result = list(frames.values())[-1]
-    race = race_html(frames) if len(frames) > 1 else ""
-    return (f'<div class="sr-result">{race}{viewer_html(upscaler, subject, options, result)}'
+    race = frames_html(frames) if len(frames) > 1 else ""
+    return (f"{race}{viewer_html(upscaler, subject, options, result)}"
             f'<p class="sr-hint" role="status">{summary_of(result)}</p>'
             f"{drawing.fold('Step through it', faces_stepper(result))}"
             f"{drawing.fold('Side by side, with scores', pictures_html(upscaler.face_task, subject, result))}"
             f"{drawing.fold('Where blocks were accepted', blocks_html(upscaler, options, result))}"
-            f"{drawing.fold('The same on the command line', command_html(upscaler, subject, options, result))}</div>")
+            f"{drawing.fold('The same on the command line', command_html(upscaler, subject, options, result))}")
 
 
 def summary_of(result: Upscaled) -> str:

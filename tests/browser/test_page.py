@@ -8,8 +8,8 @@ import zipfile
 
 import numpy as np
 import pytest
-from browser_tools import picture
-from web_demo import FACES, Blocked, running
+from browser_tools import open_tab, picture
+from web_demo import FACES
 
 from superres.tasks.faces import image_key
 from superres.tasks.pictures import read_image
@@ -191,37 +191,6 @@ def test_a_batch_names_the_bad_file_and_packs_the_others(visit, tmp_path, screen
     assert statuses == {"bad.png": "failed", "face-1.png": "ok", "face-2.png": "ok"}
 
 
-def test_two_visitors_at_once_get_their_own_results(visit, demo):
-    pages = [visit(), visit()]
-    for page, face in zip(pages, FACES[3:5], strict=True):
-        choose(page, face)
-    for page in pages:
-        page.click("#run")
-    for page, face in zip(pages, FACES[3:5], strict=True):
-        finish(page)
-        source = read_image(face)
-        expected = demo.decoder.upscaler(source[None], keys=[image_key(source, 1)])
-        np.testing.assert_array_equal(np.asarray(downloaded(page)), expected.images[0])
-
-
-def test_a_full_queue_says_that_the_demo_is_busy(visit, demo, screenshots):
-    blocked = Blocked(demo.decoder.upscaler)
-    with running(blocked, max_queue=1) as crowded:
-        try:
-            assert crowded.join("first").status_code == 200
-            crowded.wait(lambda: crowded.decoder.is_busy)
-            assert crowded.join("second").status_code == 200
-            page = visit(demo=crowded)
-            page.click("#run")
-            toast = page.locator(".toast-body")
-            toast.wait_for()
-            page.screenshot(path=screenshots / "busy.png")
-            assert "busy" in toast.inner_text()
-            page.wait_for_selector("#stop", state="hidden")
-        finally:
-            blocked.go.set()
-
-
 def test_the_keyboard_alone_is_enough(visit):
     page = visit()
     before = page.evaluate(PREVIEW)
@@ -242,10 +211,15 @@ def test_the_keyboard_alone_is_enough(visit):
     tab_to("Download PNG")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_narrow_screen_needs_no_sideways_scrolling(visit, theme, screenshots):
-    page = visit(f"/?__theme={theme}", viewport={"width": 390, "height": 844}, color_scheme=theme)
+def test_a_narrow_screen_needs_no_sideways_scrolling(visit, screenshots):
+    page = visit(viewport={"width": 390, "height": 844})
     page.click("#run")
     finish(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.screenshot(path=screenshots / f"narrow-{theme}.png", full_page=True)
+    page.screenshot(path=screenshots / "narrow.png", full_page=True)
+    open_tab(page, "Translate")
+    page.fill("#text textarea", "the small red dog sees a man\na house")
+    page.click("#run-text")
+    page.wait_for_selector("#translation [role=status]")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.screenshot(path=screenshots / "translate-narrow.png", full_page=True)

@@ -4,43 +4,9 @@
 "use strict";
 (() => {
   const {make} = superres;
-  const CHANNELS = 3;
-  const REST = 250;  // milliseconds after which a pointer rests
+  const REST = 100;  // milliseconds after which a pointer rests
   const CORNERS = {"nw": [-1, -1], "ne": [1, -1], "sw": [-1, 1], "se": [1, 1]};
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
-
-  // Return the model's input as RGBA: exact means over fractional boxes, truncated, as area_reduce in
-  // superres/tasks/faces.py computes them. `pixels` are the RGBA pixels of the square, `least` is the side of the input.
-  function reduce(pixels, side, least) {
-    const sums = new Float64Array(least * least * CHANNELS), row = new Float64Array((least + 1) * CHANNELS);
-    const boxes = Array.from({length: side}, (_, at) => {  // a pixel's first box, and its share there times `least`
-      const box = Math.floor(least * at / side);
-      return [box, Math.min(least, (box + 1) * side - least * at)];
-    });
-    for (let y = 0, at = 0; y < side; y++) {
-      row.fill(0);
-      for (let x = 0; x < side; x++, at += 4) {
-        const [box, share] = boxes[x];
-        for (let channel = 0; channel < CHANNELS; channel++) {
-          row[box * CHANNELS + channel] += share * pixels[at + channel];
-          row[(box + 1) * CHANNELS + channel] += (least - share) * pixels[at + channel];
-        }
-      }
-      const [box, share] = boxes[y], width = least * CHANNELS;
-      for (let index = 0; index < width; index++) {
-        sums[box * width + index] += share * row[index];
-        if (share < least) sums[(box + 1) * width + index] += (least - share) * row[index];
-      }
-    }
-    const input = new ImageData(least, least);
-    for (let pixel = 0; pixel < least * least; pixel++) {
-      for (let channel = 0; channel < CHANNELS; channel++) {
-        input.data[4 * pixel + channel] = Math.floor(sums[pixel * CHANNELS + channel] / (side * side));
-      }
-      input.data[4 * pixel + 3] = 255;
-    }
-    return input;
-  }
 
   class Crop extends HTMLElement {
     static observedAttributes = ["data-photo"];
@@ -54,7 +20,7 @@
       const before = this.data, data = JSON.parse(this.dataset.photo);
       this.data = data;
       if (before?.photo === data.photo) return this.resume();
-      this.held = this.pixels = null;
+      this.held = null;
       this.build();
       this.choose(data.crops[data.chosen].square);
     }
@@ -82,7 +48,6 @@
       this.most = Math.min(width, height);
       this.photo = this.querySelector("img");
       this.photo.draggable = false;
-      this.photo.addEventListener("load", () => this.compare());
       this.shade = make("div", {class: "sr-shade"});
       this.frame = make("div", {class: "sr-crop", role: "slider", tabindex: 0, "aria-label": "Crop of the photo",
         "aria-valuemin": least, "aria-valuemax": this.most, "aria-describedby": "sr-crop-keys"});
@@ -157,28 +122,11 @@
       this.dispatchEvent(new CustomEvent("superres-square", {bubbles: true, detail: this.square.join()}));
     }
 
-    // Show the input of this square: at once if the browser has every pixel; otherwise mark what is shown as an earlier one.
+    // Mark the input that the page shows as an earlier one until the server has answered.
     compare() {
-      const shown = document.querySelector("#preview [data-square]"), picture = shown?.querySelector("img");
-      if (!picture || !this.photo?.complete || shown.dataset.photo !== this.data.photo) return;
-      const isWhole = this.photo.naturalWidth === this.data.width;
-      shown.classList.toggle("sr-old", !isWhole && shown.dataset.square !== this.square.join());
-      if (!isWhole) return;
-      const address = this.input();
-      if (picture.src !== address) picture.src = address;
-    }
-
-    // Return the model's input as the address of a picture.
-    input() {
-      const [left, top, side] = this.square, {width, height, least} = this.data;
-      if (!this.pixels) {
-        this.pixels = make("canvas", {width, height}).getContext("2d", {willReadFrequently: true});
-        this.pixels.drawImage(this.photo, 0, 0);
-      }
-      const canvas = make("canvas", {width: least, height: least});
-      const square = this.pixels.getImageData(left, top, side, side).data;
-      canvas.getContext("2d").putImageData(reduce(square, side, least), 0, 0);
-      return canvas.toDataURL();
+      const shown = document.querySelector("#preview [data-square]");
+      if (!this.data || shown?.dataset.photo !== this.data.photo) return;
+      shown.classList.toggle("sr-old", shown.dataset.square !== this.square.join());
     }
 
     enter(at, value) {
