@@ -70,7 +70,7 @@ def read_inputs(task: FaceTask) -> dict[str, np.ndarray]:
 def load_variants(checkpoint: str, device: str) -> dict[str, Variant]:
     """Return the variants by name."""
     upscaler = Upscaler.load(checkpoint, device)
-    exact = fastest_exact(upscaler.engine, upscaler.model_config)
+    exact = fastest_exact(upscaler.scoring.width_invariant, upscaler.model_config)
     epsilon, sample = exact.changed({"accept": "distance", "epsilon": 2}), exact.changed({"temperature": 0.9})
     variants = {
         "greedy": Variant("The likeliest token, one per step.", upscaler, exact.sequential(), "greedy"),

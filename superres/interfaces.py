@@ -248,6 +248,7 @@ class ProposerData:
 
     Attributes:
         kind: heads, jacobi, draft, ngram, lookup or lookahead.
+        uses_heads: whether the prediction heads propose.
         draft: session of the draft model for the same rows, which reads two tokens per step.
         keys: contexts of n-grams in ascending order, int64 [N].
         known: the next token of each context, int64 [N].
@@ -258,6 +259,7 @@ class ProposerData:
     """
 
     kind: str
+    uses_heads: bool = False
     draft: Session | None = None
     keys: Tensor | None = None
     known: Tensor | None = None
@@ -354,7 +356,7 @@ class LoopState:
     rule: Rule
     end_token: int | None
     sampling: Sampling | None = None
-    proposer: ProposerData = ProposerData("heads")
+    proposer: ProposerData = ProposerData("heads", True)
     block_costs: BlockCosts | None = None
     limits: SumLimits | None = None
     lookahead: LookaheadData | None = None

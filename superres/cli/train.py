@@ -162,7 +162,7 @@ def decode(
         upscaler = opt.load_upscaler(checkpoint, device)
         pairs = read_faces(data, upscaler.face_task, "train", limit)
         # Not the checkpoint's saved default, which need not be exact.
-        default = fastest_exact(upscaler.engine, upscaler.model_config)
+        default = fastest_exact(upscaler.scoring.width_invariant, upscaler.model_config)
         options = default.changed(opt.given_options(context, options))
         with _training_bar(len(pairs), "image") as (bar, stop):
             done = decode_own_faces(upscaler, pairs, output, options, batch_size, stop,

@@ -44,14 +44,15 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def fastest_exact(engine: str, network: ModelConfig) -> DecodeConfig:
+def fastest_exact(width_invariant: bool, network: ModelConfig) -> DecodeConfig:
     """Return the settings of a checkpoint without a saved default: exact acceptance, in the fastest block sizes.
 
-    In compiled code for CPUs, every further proposal costs time, and sums have one order at every block size. There the
-    block size is adaptive. Elsewhere all heads propose: further proposals cost little, or tokens could depend on the
-    block size. Consistent pictures and the nucleus of samples are as the network's settings ask.
+    In compiled code for CPUs, every further proposal costs time, and sums have one order at every block size
+    (`width_invariant`). There the block size is adaptive. Elsewhere all heads propose: further proposals cost little,
+    or tokens could depend on the block size. Consistent pictures and the nucleus of samples are as the network's
+    settings ask.
     """
-    adaptive = engine.startswith("native") and network.prediction_heads > 1
+    adaptive = width_invariant and network.prediction_heads > 1
     return DecodeConfig(adaptive=adaptive, consistent=network.consistent, nucleus=network.nucleus)
 
 
@@ -132,7 +133,7 @@ class Pipeline:
         self.model = model.to(self.device).eval()
         self.scoring = step_model(self.model, self.end_token, engine)
         self.engine: str = self.scoring.engine
-        self.default = default or fastest_exact(self.engine, model.config)
+        self.default = default or fastest_exact(self.scoring.width_invariant, model.config)
         self.block_sizes = BlockSizes(self.scoring, revision, self.scoring.code, self.device)
         self.proposers = Proposers(model.config, self.end_token, self.device, engine, self.limited)
 

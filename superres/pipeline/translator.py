@@ -182,7 +182,7 @@ class Translator(Pipeline):
         started = time.perf_counter()
         segments = self._segments(lines, keys)
         many = min(len(segments), batch_size) >= GREEDY_ROWS
-        if given is None and many and self.engine.startswith("native") and self.default.is_exact:
+        if given is None and many and self.scoring.width_invariant and self.default.is_exact:
             options = self.default.sequential()
         results = dict[int, _SegmentResult]()
         calls = 0

@@ -268,7 +268,7 @@ def _with_decoded(
         own = stage.output / "own"
         upscaler = Upscaler.load(stage.start)
         pairs = read_faces(stage.data, upscaler.face_task, "train", entry.own_images)
-        exact = fastest_exact(upscaler.engine, upscaler.model_config)
+        exact = fastest_exact(upscaler.scoring.width_invariant, upscaler.model_config)
         done = decode_own_faces(upscaler, pairs, own, exact, batch_size, stop, report)
         return dataclasses.replace(stage, own=own / "faces.npz") if done else None
     texts = _back_translated(stage, entry, output, batch_size, stop, report)

@@ -22,7 +22,7 @@ class HeadProposer(Proposer):
 
     def as_data(self, session: Session) -> dict[str, Any]:
         """See `Proposer.as_data`."""
-        return {"kind": "heads"}
+        return {"kind": "heads", "uses_heads": True}
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         """See `Proposer.propose`."""

@@ -30,6 +30,7 @@ class StepModel:
 
     engine = "plain"
     half = False  # whether the engine computes in bfloat16
+    width_invariant = False  # whether sums have one order at every step width, so that no token depends on it
     graph_capture: GraphCapture | None = None
     own_threads = False
     shortlists: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] | None = None

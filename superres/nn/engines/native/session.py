@@ -207,7 +207,7 @@ class NativeSession(ProposingSession):
         """Return the most tokens of a block, after the checks of `iterations`."""
         width, room = self.width, state.proposals.shape[1]
         most = room
-        if state.proposer.kind == "heads":
+        if state.proposer.uses_heads:
             most = 1 if self.heads is None else min(room, 1 + self.heads.count)
         if room < width or state.store.shape[1] < 1 + self.config.target_length + width:
             raise ValueError(f"{room} proposals and {state.store.shape[1]} tokens of memory are too few "
@@ -220,7 +220,7 @@ class NativeSession(ProposingSession):
         """Return whether the session can choose the block size of every iteration, or need not."""
         if state.block_costs is None:
             return True
-        most = 0 if self.heads is None or state.proposer.kind != "heads" else 1 + self.heads.count
+        most = 0 if self.heads is None or not state.proposer.uses_heads else 1 + self.heads.count
         # The centres of ordinal heads alone must determine their proposals.
         known = isinstance(self.heads, RecurrentHeads) or self.session.size.outputs == self.session.ordinal.parameters
         return known and state.sampling is None and len(state.block_costs.costs) <= min(self.width, most)
@@ -453,6 +453,7 @@ class NativeModel(StepModel):
 
     engine = "native"
     own_threads = True
+    width_invariant = True
 
     def __init__(
         self, model: EncoderDecoder, end_token: int | None = None, *, threads: int | None = None,
