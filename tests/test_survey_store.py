@@ -10,19 +10,13 @@ from contextlib import suppress
 
 import pytest
 from sqlalchemy import insert, inspect, text
-from survey_tools import SIGHT, add_study, vote_through
+from survey_tools import add_study, ballot, vote_through
 
 from superres.errors import ConfigError, StoreError
 from superres.survey import schema
 from superres.survey.records import read_votes
-from superres.survey.store import Store, store_url
-from superres.survey.voting import Vote, enrol, next_trial, save_vote
-
-
-def one_line(caught):
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+from superres.survey.store import Store
+from superres.survey.voting import enrol, next_trial, save_vote
 
 
 def test_the_file_is_in_wal_mode_and_survives_closing(tmp_path):
@@ -30,19 +24,15 @@ def test_the_file_is_in_wal_mode_and_survives_closing(tmp_path):
     study, _ = add_study(store)
     vote_through(store, study, "me", lambda *_: "left")
     before = read_votes(store, study)
+    with store.reading() as connection:
+        assert connection.scalar(text("PRAGMA synchronous")) == 2
+        assert connection.scalar(text("PRAGMA foreign_keys")) == 1
     store.close()
     with sqlite3.connect(tmp_path / "survey.db") as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     again = Store(tmp_path / "survey.db")
     assert read_votes(again, again.study("study")) == before
     assert len(before) == 9
-
-
-def test_every_write_is_synchronous(tmp_path):
-    store = Store(tmp_path / "survey.db", create=True)
-    with store.reading() as connection:
-        assert connection.scalar(text("PRAGMA synchronous")) == 2
-        assert connection.scalar(text("PRAGMA foreign_keys")) == 1
 
 
 def test_a_study_is_read_as_it_was_stored(store):
@@ -59,20 +49,15 @@ def test_a_study_is_read_as_it_was_stored(store):
     assert not store.is_owner(study, token)
 
 
-def test_names_are_unique_and_printable(store):
+def test_names_are_unique_and_printable_and_listed_if_a_study_is_unknown(store):
     add_study(store)
     with pytest.raises(ConfigError, match="there is a study 'study'"):
         add_study(store)
     for name in ("", "  ", "a\nb", "x" * 201):
         with pytest.raises(ConfigError, match="must be 1 to 200 printable characters"):
             add_study(store, name)
-    assert store.studies() == ["study"]
-
-
-def test_an_unknown_study_is_named_with_those_that_are_there(store):
-    add_study(store, "first")
     add_study(store, "second")
-    with pytest.raises(StoreError, match=r"no study 'third' in .*; it holds: first, second"):
+    with pytest.raises(StoreError, match=r"no study 'third' in .*; it holds: study, second"):
         store.study("third")
 
 
@@ -90,19 +75,6 @@ def test_the_database_itself_refuses_to_change_votes_and_exclusions(store, state
     with pytest.raises(StoreError, match="only ever added"), store.writing() as connection:
         connection.execute(text(statement))
     assert read_votes(store, study) == before
-
-
-def test_a_failed_transaction_leaves_nothing(store):
-    study, _ = add_study(store)
-
-    def add_two():
-        with store.writing() as connection:
-            store.add_study(connection, "other", study.settings, [], {})
-            store.add_study(connection, "study", study.settings, [], {})
-
-    with pytest.raises(ConfigError, match="there is a study 'study'"):
-        add_two()
-    assert store.studies() == ["study"]
 
 
 def test_no_store_is_not_made_by_reading(tmp_path):
@@ -173,12 +145,7 @@ def test_a_file_that_is_no_database_is_named(tmp_path):
 def test_a_store_that_cannot_be_reached_is_one_line_without_its_password(url, message):
     with pytest.raises(StoreError, match=message) as caught:
         Store(url, create=True)
-    assert "secret" not in one_line(caught)
-
-
-def test_postgresql_is_reached_by_the_driver_that_is_asked_for():
-    assert store_url("postgresql://u@h/d").drivername == "postgresql+psycopg"
-    assert store_url("postgresql+psycopg2://u@h/d").drivername == "postgresql+psycopg2"
+    assert "secret" not in str(caught.value)
 
 
 @pytest.fixture
@@ -195,11 +162,11 @@ def test_a_locked_store_refuses_in_one_line_and_takes_the_vote_afterwards(voting
     other = sqlite3.connect(memory_folder / "survey.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreError, match="is locked by another process; stop that one, or try") as caught:
-        save_vote(store, study, session, token, Vote("left", 1.0, **SIGHT))
-    one_line(caught)
+        save_vote(store, study, session, token, ballot())
+    assert "\n" not in str(caught.value)
     assert read_votes(store, study) == []  # readers do not wait
     other.execute("ROLLBACK")
-    save_vote(store, study, session, token, Vote("left", 1.0, **SIGHT))
+    save_vote(store, study, session, token, ballot())
     assert len(read_votes(store, study)) == 1
 
 
@@ -209,19 +176,11 @@ def test_a_read_only_store_is_read_and_refuses_votes_in_one_line(voting, memory_
     frozen = Store(place)
     assert read_votes(frozen, frozen.study("study")) == []
     with pytest.raises(StoreError, match="is read-only; allow writing") as caught:
-        save_vote(frozen, study, session, token, Vote("left", 1.0, **SIGHT))
-    one_line(caught)
+        save_vote(frozen, study, session, token, ballot())
+    assert "\n" not in str(caught.value)
     with pytest.raises(StoreError, match="is read-only"):
         Store(place, create=True).new_owner_token(study)
     assert read_votes(store, study) == []
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write read-only files")
-def test_a_file_without_write_permission_is_read_only(voting, memory_folder):
-    _, study, session, token = voting
-    (memory_folder / "survey.db").chmod(0o444)
-    with pytest.raises(StoreError, match="is read-only"):
-        save_vote(Store(memory_folder / "survey.db"), study, session, token, Vote("left", 1.0, **SIGHT))
 
 
 @pytest.fixture
@@ -245,18 +204,18 @@ def fill_and_vote(store, study, fill, empty):
     def vote_on():  # until the room that was left is used up
         nonlocal token
         for _ in range(60):
-            save_vote(store, study, session, token, Vote("left", 1.0, **SIGHT))
+            save_vote(store, study, session, token, ballot())
             token = next_trial(store, study, session).token
 
     with pytest.raises(StoreError, match="the disk is full; make room and try again") as caught:
         vote_on()
-    one_line(caught)
+    assert "\n" not in str(caught.value)
     votes = read_votes(store, study)
     empty()
     session, resumed = enrol(store, study, "me", study.settings.consent_version, session)
     assert resumed
     trial = next_trial(store, study, session)
-    save_vote(store, study, session, trial.token, Vote("right", 1.0, **SIGHT))
+    save_vote(store, study, session, trial.token, ballot("right"))
     after = read_votes(store, study)
     assert after[:len(votes)] == votes
     assert len(after) == len(votes) + 1

@@ -111,7 +111,7 @@ class SurveyCommand(TyperCommand):
             raise
 
 
-PACKAGES = ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "uvicorn")
+PACKAGES = ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "statsmodels", "uvicorn")
 """Packages of the extra `survey`."""
 
 survey_app = typer.Typer(help="Ask people which of two pictures they prefer, and report the answer.",
