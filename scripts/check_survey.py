@@ -1,11 +1,10 @@
-"""Check a survey's server over HTTP: durability of votes, refusal of invalid requests, and blinding.
+"""Check a survey's server over HTTP: durability of votes, and blinding.
 
     python scripts/check_survey.py crashes --votes 5000 --raters 64 --kills 10 [--store URL]
-    python scripts/check_survey.py forgeries --requests 1000 [--store URL]
     python scripts/check_survey.py blinding STUDY --store survey.db
 
-The first two commands create a study of random pictures, in a new SQLite file unless --store is given. The last command
-adds the votes of its own raters to the given study, so use a copy of the store.
+`crashes` creates a study of random pictures, in a new SQLite file unless --store is given. `blinding` adds the votes of
+its own raters to the given study, so use a copy of the store.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import typer
 from scipy import stats
 from sqlalchemy import select
 
-from simulations.client import RaterClient, ballot
+from simulations.client import RaterClient
 from superres.errors import SuperresError
 from superres.survey import schema
 from superres.survey.credentials import digest
@@ -181,80 +180,6 @@ def crashes(
           f"{sum(count > 1 for count in found.values())} duplicate, {len(unexpected)} unexpected responses")
     if found != answered + unanswered or max(found.values()) > 1 or unexpected or found.total() != trials * raters:
         sys.exit("check_survey: votes and responses differ")
-
-
-def bad_requests(
-    mine: RaterClient, other: RaterClient, rng: np.random.Generator,
-) -> Iterator[tuple[str, httpx.Response]]:
-    """Send one invalid vote request of every kind; yield (kind, response)."""
-    token, foreign = (client.trial().json()["token"] for client in (mine, other))
-    good = ballot(token, "left")
-    yield "forged token", mine.ask("api/votes", ballot(secrets.token_urlsafe(24), "left"))
-    yield "altered token", mine.ask("api/votes", ballot(token[:-1] + ("A" if token[-1] != "A" else "B"), "left"))
-    yield "another rater's token", mine.ask("api/votes", ballot(foreign, "right"))
-    yield "another rater's session", other.ask("api/votes", good)
-    yield "no session", mine.ask("api/votes", good, session="")
-    yield "forged session", mine.ask("api/votes", good, session=secrets.token_urlsafe(24))
-    yield "token as session", mine.ask("api/votes", good, session=token)
-    yield "digest as token", mine.ask("api/votes", {**good, "token": digest(token)[:32]})
-    fresh = mine.trial().json()["token"]
-    yield "outdated token", mine.ask("api/votes", good)
-    good = ballot(fresh, "left")
-    for name, values in {
-        "choice": ["unsure", "a", "LEFT", "", None, 1, ["left"], "left' OR '1'='1"],
-        "token": ["", None, 7, "x" * 33, "' OR 1=1 --                     "],
-        "response_ms": [-1, "12", None, 1e30, True], "display_px": [0, -5, "256", None],
-        "pixel_ratio": [0, None, "1"], "viewport_width": [10, -1, 1.5, None, "800"], "viewport_height": [0, None, 50],
-        "input": ["mouse", None, 1],
-    }.items():
-        value = values[rng.integers(len(values))]
-        yield f"bad {name}", mine.ask("api/votes", {**good, name: value})
-        yield f"no {name}", mine.ask("api/votes", {key: entry for key, entry in good.items() if key != name})
-    yield "extra field", mine.ask("api/votes", {**good, "method": "first"})
-    text = json.dumps(good).encode()
-    cut = int(rng.integers(1, len(text) - 1))
-    yield "cut JSON", mine.ask("api/votes", data=text[:cut])
-    yield "not a number", mine.ask("api/votes", data=text.replace(b"1000.0", b"NaN"))
-    yield "random bytes", mine.ask("api/votes", data=rng.bytes(64))
-    yield "list", mine.ask("api/votes", [good])
-    yield "too long", mine.ask("api/votes", {**good, "token": "x" * 50_000})
-    yield "get", mine.ask(f"api/votes?token={fresh}&choice=left")
-    yield "another path", mine.ask(f"api/votes/{fresh}", good)
-
-
-@app.command()
-def forgeries(requests: int = 1000, store: StorePlace = None) -> None:
-    """Send invalid vote requests of many kinds between valid ones; only the valid votes must be stored."""
-    rng = np.random.default_rng(0)
-    with opened(store) as (place, kept):
-        study = make_study(kept, 200, 200)
-        server = Server(place, study.name)
-        mine, other = RaterClient(server.address), RaterClient(server.address)
-        mine.enrol("mine")
-        other.enrol("other")
-        good: Counter[tuple[str, str]] = Counter()
-        sent: Counter[str] = Counter()
-        wrong: list[str] = []
-        while sent.total() < requests:
-            for kind, answer in bad_requests(mine, other, rng):
-                sent[kind] += 1
-                if not 400 <= answer.status_code < 500:
-                    wrong.append(f"{kind}: {answer.status_code}")
-            token = mine.trial().json()["token"]
-            if mine.vote(token, "left").status_code != SAVED:
-                wrong.append("a valid vote was refused")
-            good[(digest(token), "left")] += 1
-            for choice in ("left", "right"):
-                sent["replayed"] += 1
-                if mine.vote(token, choice).status_code != USED:
-                    wrong.append("replayed vote")
-        found = stored_votes(kept, study)
-        server.kill()
-    print(f"{sent.total()} invalid requests of {len(sent)} kinds, {good.total()} valid votes: "
-          f"{(found - good).total()} invalid votes stored, {(good - found).total()} valid votes lost, "
-          f"{len(wrong)} unexpected responses")
-    if found != good or wrong:
-        sys.exit(f"check_survey: {'; '.join(sorted(set(wrong))) or 'votes differ'}")
 
 
 @app.command()

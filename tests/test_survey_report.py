@@ -165,21 +165,6 @@ def test_every_column_is_described_and_every_rater_a_pseudonym(sqlite, voted, tm
         (row["rater"], int(row["position"])) for row in rows)
 
 
-def test_an_export_without_the_servers_times_gets_them_from_when_pairs_were_shown_and_voted_on(sqlite, voted, tmp_path):
-    path = export_study(sqlite, voted, tmp_path / "votes.csv", "csv")[0]
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        row["response_ms"] = row.pop("page_ms")  # as such files were before
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    other = Store(tmp_path / "other.db", create=True)
-    assert read_votes(other, import_study(other, path)) == read_votes(sqlite, voted)
-    other.close()
-
-
 @pytest.mark.parametrize(("change", "message"), [
     (lambda path: path.with_suffix(".txt"), "must end in .csv, .jsonl, .parquet"),
     (lambda path: path.unlink() or path, "cannot be read: No such file"),

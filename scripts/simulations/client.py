@@ -25,17 +25,14 @@ class RaterClient:
         self.session = ""
         self._client = httpx.Client(base_url=address, timeout=60, verify=False, trust_env=False)  # noqa: S501 -- local
 
-    def ask(self, path: str, body: Any = None, data: bytes | None = None, session: str | None = None) -> httpx.Response:  # noqa: ANN401 -- any JSON value
-        """Send a GET request, or a POST request with `body` as JSON or with `data`.
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        """Send a GET request, or a POST request with `body` as JSON.
 
         Raises:
             httpx.HTTPError: no complete response was received; the server may have got the request.
         """
-        headers = {"X-Session": self.session if session is None else session}
-        if body is None and data is None:
-            return self._client.get(path, headers=headers)
-        headers["Content-Type"] = "application/json"
-        return self._client.post(path, headers=headers, **({"content": data} if body is None else {"json": body}))
+        headers = {"X-Session": self.session}
+        return self._client.request("GET" if body is None else "POST", path, headers=headers, json=body)
 
     def close(self) -> None:
         """Close the connection."""

@@ -170,8 +170,6 @@ def _read_document(path: Path) -> dict[str, Any]:
 
 def _row(row: Record) -> Record:
     """Return an imported row with converted and checked values; raise ValueError or KeyError if it is not valid."""
-    if "page_ms" not in row:  # an older export, in which response_ms was measured by the browser
-        row = {**row, "page_ms": row["response_ms"]}
     cleaned = {name: kind(row[name] if row[name] is not None else "") for name, (kind, _) in COLUMNS.items()}
     if cleaned["choice"] not in ("left", "right", "unsure") or cleaned["left"] not in ("a", "b") \
             or cleaned["kind"] not in KINDS or cleaned["chosen"] != chosen_picture(cleaned["choice"], cleaned["left"]):

@@ -41,12 +41,8 @@ def make_report(
 ) -> Report:
     """Return the deterministic report of votes, serialisable as JSON.
 
-    Args:
-        study: the study.
-        records: rows of `superres.survey.records.read_votes`.
-        exclusions: rules to apply; if they exclude raters, the report also has the result without exclusions.
-        level: confidence level of all intervals.
-        store: location of the study's store, for the command lines in warnings.
+    If the rules exclude raters, the report also has the result without exclusions. `level` is the confidence level of
+    all intervals, and `store` is the location of the study's store, for the command lines in warnings.
     """
     excluded = excluded_raters(records, exclusions)
     report = {

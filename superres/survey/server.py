@@ -141,12 +141,8 @@ def survey_app(store: Store, study: Study | str, limit: EnrolmentLimit | None = 
     """Return the application with which raters vote in a study.
 
     It serves the page at its root. All links are relative, so it works under any path that ends in a slash: mounted by
-    `parent.mount("/survey", survey_app(...))`, or behind a proxy.
-
-    Args:
-        store: the store of the study; the caller closes it.
-        study: the study, or its name.
-        limit: limit on the rate of enrolments; the default limits if None.
+    `parent.mount("/survey", survey_app(...))`, or behind a proxy. `study` may be its name, and `limit` is by default
+    `EnrolmentLimit()`. The caller closes the store.
 
     Raises:
         StoreError: the store has no study of that name, or the study was imported without its pictures.

@@ -171,22 +171,6 @@ def test_a_page_that_is_asked_to_wait_goes_on_by_itself(page, sqlite):
         wait_for_pair(page, 1)
 
 
-def test_a_window_that_is_too_small_takes_no_votes(page, sqlite):
-    study, _ = add_study(sqlite)
-    with serving(sqlite, study) as address:
-        start(page, address)
-        wait_for_pair(page, 1)
-        page.set_viewport_size({"width": 230, "height": 400})
-        page.wait_for_selector("#small:not([hidden])")
-        page.keyboard.press("f")
-        page.set_viewport_size({"width": 1000, "height": 800})
-        page.wait_for_selector("#trial:not([hidden])")
-        assert choices(sqlite, study) == []
-        page.keyboard.press("j")
-        wait_for_pair(page, 2)
-    assert choices(sqlite, study) == [("right", "key")]
-
-
 PHONE = {"viewport": {"width": 390, "height": 664}, "device_scale_factor": 3, "is_mobile": True, "has_touch": True}
 
 
