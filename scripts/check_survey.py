@@ -1,16 +1,14 @@
-"""Check a survey's server over HTTP: durability of votes, refusal of invalid requests, and blinding.
+"""Check a survey's server over HTTP: durability of votes, and blinding.
 
     python scripts/check_survey.py crashes --votes 5000 --raters 64 --kills 10 [--store URL]
-    python scripts/check_survey.py forgeries --requests 1000 [--store URL]
     python scripts/check_survey.py blinding STUDY --store survey.db
 
-The first two commands create a study of random pictures, in a new SQLite file unless --store is given. The last command
-adds the votes of its own raters to the given study, so use a copy of the store.
+`crashes` creates a study of random pictures, in a new SQLite file unless --store is given. `blinding` adds the votes of
+its own raters to the given study, so use a copy of the store.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -26,18 +24,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import httpx
 import numpy as np
 import typer
 from scipy import stats
 from sqlalchemy import select
 
+from simulations.client import RaterClient
 from superres.errors import SuperresError
 from superres.survey import schema
-from superres.survey.client import Answer, RaterClient, ballot
 from superres.survey.credentials import digest
 from superres.survey.pairs import Method, compare_methods, make_pairs
+from superres.survey.records import chosen_picture
 from superres.survey.server import page
 from superres.survey.store import Store
 from superres.survey.study import Study, StudySettings
@@ -69,9 +69,9 @@ class Server:
         self._process = subprocess.Popen(self._words, stderr=subprocess.DEVNULL)
         while True:
             try:
-                if RaterClient(self.address).ask("api/study").status == SAVED:
+                if RaterClient(self.address).ask("api/study").status_code == SAVED:
                     return
-            except OSError:
+            except httpx.HTTPError:
                 if self._process.poll() is not None:
                     raise RuntimeError("the server does not start") from None
                 time.sleep(0.05)
@@ -119,17 +119,17 @@ class Rater(threading.Thread):
         self.client, self.name, self.rng = RaterClient(address), f"rater-{number}", np.random.default_rng(number)
         self.saved: list[tuple[str, str]] = []  # votes with the response "saved"
         self.kept: list[tuple[str, str]] = []  # votes whose response was lost, but which the server had stored
-        self.unexpected: list[Answer] = []
+        self.unexpected: list[httpx.Response] = []
 
-    def persist(self, ask: Callable[[], Answer]) -> tuple[Answer, bool]:
+    def persist(self, ask: Callable[[], httpx.Response]) -> tuple[httpx.Response, bool]:
         """Repeat a request until it gets a response; return it, and whether an earlier response was lost."""
         lost = False
         while True:
             try:
                 answer = ask()
-                if answer.status != BUSY:
+                if answer.status_code != BUSY:
                     return answer, lost
-            except (OSError, http.client.HTTPException):
+            except httpx.HTTPError:
                 lost = True
             time.sleep(0.05)
 
@@ -140,9 +140,9 @@ class Rater(threading.Thread):
             choice = ("left", "right")[self.rng.integers(2)]
             token = trial["token"]
             answer, lost = self.persist(lambda token=token, choice=choice: self.client.vote(token, choice))
-            if answer.status == SAVED:
+            if answer.status_code == SAVED:
                 self.saved.append((digest(token), choice))
-            elif answer.status == USED and lost:
+            elif answer.status_code == USED and lost:
                 self.kept.append((digest(token), choice))
             else:
                 self.unexpected.append(answer)
@@ -182,78 +182,6 @@ def crashes(
         sys.exit("check_survey: votes and responses differ")
 
 
-def bad_requests(mine: RaterClient, other: RaterClient, rng: np.random.Generator) -> Iterator[tuple[str, Answer]]:
-    """Send one invalid vote request of every kind; yield (kind, response)."""
-    token, foreign = (client.trial().json()["token"] for client in (mine, other))
-    good = ballot(token, "left")
-    yield "forged token", mine.ask("api/votes", ballot(secrets.token_urlsafe(24), "left"))
-    yield "altered token", mine.ask("api/votes", ballot(token[:-1] + ("A" if token[-1] != "A" else "B"), "left"))
-    yield "another rater's token", mine.ask("api/votes", ballot(foreign, "right"))
-    yield "another rater's session", other.ask("api/votes", good)
-    yield "no session", mine.ask("api/votes", good, session="")
-    yield "forged session", mine.ask("api/votes", good, session=secrets.token_urlsafe(24))
-    yield "token as session", mine.ask("api/votes", good, session=token)
-    yield "digest as token", mine.ask("api/votes", {**good, "token": digest(token)[:32]})
-    fresh = mine.trial().json()["token"]
-    yield "outdated token", mine.ask("api/votes", good)
-    good = ballot(fresh, "left")
-    for name, values in {
-        "choice": ["unsure", "a", "LEFT", "", None, 1, ["left"], "left' OR '1'='1"],
-        "token": ["", None, 7, "x" * 33, "' OR 1=1 --                     "],
-        "response_ms": [-1, "12", None, 1e30, True], "display_px": [0, -5, "256", None],
-        "pixel_ratio": [0, None, "1"], "viewport_width": [10, -1, 1.5, None, "800"], "viewport_height": [0, None, 50],
-        "input": ["mouse", None, 1],
-    }.items():
-        value = values[rng.integers(len(values))]
-        yield f"bad {name}", mine.ask("api/votes", {**good, name: value})
-        yield f"no {name}", mine.ask("api/votes", {key: entry for key, entry in good.items() if key != name})
-    yield "extra field", mine.ask("api/votes", {**good, "method": "first"})
-    text = json.dumps(good).encode()
-    cut = int(rng.integers(1, len(text) - 1))
-    yield "cut JSON", mine.ask("api/votes", data=text[:cut])
-    yield "not a number", mine.ask("api/votes", data=text.replace(b"1000.0", b"NaN"))
-    yield "random bytes", mine.ask("api/votes", data=rng.bytes(64))
-    yield "list", mine.ask("api/votes", [good])
-    yield "too long", mine.ask("api/votes", {**good, "token": "x" * 50_000})
-    yield "get", mine.ask(f"api/votes?token={fresh}&choice=left")
-    yield "another path", mine.ask(f"api/votes/{fresh}", good)
-
-
-@app.command()
-def forgeries(requests: int = 1000, store: StorePlace = None) -> None:
-    """Send invalid vote requests of many kinds between valid ones; only the valid votes must be stored."""
-    rng = np.random.default_rng(0)
-    with opened(store) as (place, kept):
-        study = make_study(kept, 200, 200)
-        server = Server(place, study.name)
-        mine, other = RaterClient(server.address), RaterClient(server.address)
-        mine.enrol("mine")
-        other.enrol("other")
-        good: Counter[tuple[str, str]] = Counter()
-        sent: Counter[str] = Counter()
-        wrong: list[str] = []
-        while sent.total() < requests:
-            for kind, answer in bad_requests(mine, other, rng):
-                sent[kind] += 1
-                if not 400 <= answer.status < 500:
-                    wrong.append(f"{kind}: {answer.status}")
-            token = mine.trial().json()["token"]
-            if mine.vote(token, "left").status != SAVED:
-                wrong.append("a valid vote was refused")
-            good[(digest(token), "left")] += 1
-            for choice in ("left", "right"):
-                sent["replayed"] += 1
-                if mine.vote(token, choice).status != USED:
-                    wrong.append("replayed vote")
-        found = stored_votes(kept, study)
-        server.kill()
-    print(f"{sent.total()} invalid requests of {len(sent)} kinds, {good.total()} valid votes: "
-          f"{(found - good).total()} invalid votes stored, {(good - found).total()} valid votes lost, "
-          f"{len(wrong)} unexpected responses")
-    if found != good or wrong:
-        sys.exit(f"check_survey: {'; '.join(sorted(set(wrong))) or 'votes differ'}")
-
-
 @app.command()
 def blinding(
     study: str, store: Annotated[str, typer.Option(metavar="FILE|URL")], raters: int = 10,
@@ -262,8 +190,8 @@ def blinding(
     kept = Store(store)
     found = kept.study(study)
     server = Server(store, study)
-    answers: list[tuple[str, Answer]] = []
-    shown: list[tuple[str, str, Answer]] = []
+    answers: list[tuple[str, httpx.Response]] = []
+    shown: list[tuple[str, str, httpx.Response]] = []
     for number in range(raters):
         client = RaterClient(server.address)
         client.enrol(f"blinding-{os.getpid()}-{number}")
@@ -285,7 +213,7 @@ def blinding(
 
 
 def secret_words(
-    study: Study, store: Store, answers: list[tuple[str, Answer]], shown: list[tuple[str, str, Answer]],
+    study: Study, store: Store, answers: list[tuple[str, httpx.Response]], shown: list[tuple[str, str, httpx.Response]],
 ) -> Iterator[str]:
     """Search bodies and headers for names of methods, comparisons, images and kinds, for settings and digests."""
     with store.reading() as connection:
@@ -299,31 +227,31 @@ def secret_words(
     tokens = {token for token, _, _ in shown}
     wording = [study.settings.title, study.settings.question, study.settings.consent, study.settings.thanks]
     for path, answer in answers:
-        text = answer.body.decode()
+        text = answer.text
         if path in PAGES:
-            if answer.body != page(PAGES[path]).body:
+            if answer.content != page(PAGES[path]).body:
                 yield f"the page {path!r} is not the common file of all studies"
             text = ""
         # The owner's texts may contain "camera", and random tokens may contain any word.
         for own in (*wording, *tokens):
             text = text.replace(json.dumps(own, ensure_ascii=False), "")
-        for word in set(words.findall(f"{answer.headers} {text}")):
+        for word in set(words.findall(f"{answer.headers.multi_items()} {text}")):
             yield f"{word!r} in the response to {path!r}"
     for _, side, answer in shown:
-        if words.search(str(answer.headers)):
+        if words.search(str(answer.headers.multi_items())):
             yield f"a name in the headers of a {side} picture"
 
 
-def differences(shown: list[tuple[str, str, Answer]]) -> Iterator[str]:
+def differences(shown: list[tuple[str, str, httpx.Response]]) -> Iterator[str]:
     """Compare the headers, lengths and PNG chunks of the pictures, and the lengths of their tokens."""
-    headers = {tuple(entry for entry in answer.headers if entry[0].lower() != "date") for _, _, answer in shown}
+    headers = {tuple(entry for entry in answer.headers.multi_items() if entry[0] != "date") for _, _, answer in shown}
     if len(headers) > 1:
         yield f"pictures have {len(headers)} different sets of headers"
-    if len({len(answer.body) for _, _, answer in shown}) > 1:
+    if len({len(answer.content) for _, _, answer in shown}) > 1:
         yield "pictures differ in length"
-    if len({tuple(chunks(answer.body)) for _, _, answer in shown}) > 1:
+    if len({tuple(chunks(answer.content)) for _, _, answer in shown}) > 1:
         yield "pictures differ in PNG chunks"
-    if {name for _, _, answer in shown for name, _ in chunks(answer.body)} - {b"IHDR", b"IDAT", b"IEND"}:
+    if {name for _, _, answer in shown for name, _ in chunks(answer.content)} - {b"IHDR", b"IDAT", b"IEND"}:
         yield "pictures have metadata"
     if {len(token) for token, _, _ in shown} != {32} or len({token for token, _, _ in shown}) * 2 != len(shown):
         yield "tokens have different lengths or are not unique"
@@ -338,15 +266,18 @@ def chunks(png: bytes) -> Iterator[tuple[bytes, int]]:
         start += 12 + length
 
 
-def statistical_leaks(study: Study, store: Store, shown: list[tuple[str, str, Answer]]) -> Iterator[str]:
+def statistical_leaks(study: Study, store: Store, shown: list[tuple[str, str, httpx.Response]]) -> Iterator[str]:
     """Test whether the response time or the side correlates with the method."""
     times: dict[str, list[float]] = {}
     left = total = 0
-    sides = {row["token"]: row for row in _trials(store, study)}
+    trial = schema.trial
+    query = select(trial.c.token_hash, trial.c.left_side).join(schema.pair, schema.pair.c.id == trial.c.pair_id) \
+        .where(schema.pair.c.study_id == study.id)
+    with store.reading() as connection:
+        sides = {row.token_hash: row.left_side for row in connection.execute(query)}
     for token, side, answer in shown:
-        row = sides[digest(token)]
-        picture = row["left"] if side == "left" else "ba"["ab".index(row["left"])]
-        times.setdefault(picture, []).append(answer.seconds)
+        picture = chosen_picture(side, sides[digest(token)])
+        times.setdefault(picture, []).append(answer.elapsed.total_seconds())
         left += side == "left" and picture == "a"
         total += side == "left"
     p_time = float(stats.mannwhitneyu(times["a"], times["b"]).pvalue)
@@ -356,14 +287,6 @@ def statistical_leaks(study: Study, store: Store, shown: list[tuple[str, str, An
           f"method a on the left {left} of {total} times (p = {p_side:.2f})")
     if min(p_time, p_side) < 1e-4:
         yield "the response time or the side reveals the method"
-
-
-def _trials(store: Store, study: Study) -> list[dict[str, Any]]:
-    trial = schema.trial
-    query = select(trial.c.token_hash.label("token"), trial.c.left_side.label("left")) \
-        .join(schema.pair, schema.pair.c.id == trial.c.pair_id).where(schema.pair.c.study_id == study.id)
-    with store.reading() as connection:
-        return [dict(row) for row in connection.execute(query).mappings()]
 
 
 if __name__ == "__main__":

@@ -110,6 +110,16 @@ def memory_folder(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture
+def sqlite(memory_folder: Path) -> Iterator[Store]:
+    """An empty survey store in SQLite, for what does not depend on the database."""
+    from superres.survey.store import Store
+
+    store = Store(memory_folder / "survey.db", create=True)
+    yield store
+    store.close()
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, memory_folder: Path) -> Iterator[Store]:
     """An empty survey store, in SQLite and on a real PostgreSQL server; its `address` opens it anew."""

@@ -15,7 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import uvicorn
+from sqlalchemy import select
 
+from superres.survey import schema
+from superres.survey.credentials import digest
 from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.results import study_app
 from superres.survey.study import StudySettings
@@ -40,12 +43,30 @@ def add_study(store, name="study", methods=("k6", "greedy"), count=6, **settings
     return store.create_study(name, options, [c for c, _, _ in compared], records, make_pairs(compared, options))
 
 
-def vote_through(store, study, rater, choose, unsure=False):
+def ballot(choice="left", **changes):
+    """Return a vote of a page on a typical screen."""
+    return Vote(**{"choice": choice, "response_ms": 900.0, **SIGHT, **changes})
+
+
+def choosing(store, wanted):
+    """Return a chooser for `vote_through`: `wanted(trial, comparison)` gives the picture, a or b, or "" for unsure."""
+    def choose(trial, _):
+        query = select(schema.trial, schema.pair.c.comparison).select_from(schema.trial.join(schema.pair)) \
+            .where(schema.trial.c.token_hash == digest(trial.token))
+        with store.reading() as connection:
+            row = connection.execute(query).one()
+        picture = wanted(row, row.comparison)
+        return "unsure" if not picture else "left" if picture == row.left_side else "right"
+
+    return choose
+
+
+def vote_through(store, study, rater, choose):
     """Let a rater vote on everything: `choose(trial, number)` returns a side."""
     session, _ = enrol(store, study, rater, study.settings.consent_version)
     number = 0
     while (trial := next_trial(store, study, session)) is not None:
-        save_vote(store, study, session, trial.token, Vote(choose(trial, number), 1000.0 + number, **SIGHT))
+        save_vote(store, study, session, trial.token, ballot(choose(trial, number), response_ms=1000.0 + number))
         number += 1
     return number
 

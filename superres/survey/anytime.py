@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from superres.survey.records import Record, elapsed_ms
 from superres.survey.statistics import LEVEL, Floats, Interval
@@ -61,41 +62,26 @@ def log_capital(values: Floats, means: Floats, level: float = LEVEL) -> Floats:
 
 def anytime_interval(values: Floats, level: float = LEVEL) -> Interval:
     """Return the interval of the confidence sequence after all `values`, to the nearest 0.001 outwards."""
-    if not len(values):
-        return 0.0, 1.0
     inside = np.flatnonzero(log_capital(values, MEANS, level)[:, -1] < -math.log(1 - level))
     if not len(inside):  # values that drift can contradict every mean
         return float(values.mean()), float(values.mean())
     return float(MEANS[max(inside[0] - 1, 0)]), float(MEANS[min(inside[-1] + 1, len(MEANS) - 1)])
 
 
-def settled(values: Floats, level: float = LEVEL) -> bool:
-    """Return whether the confidence sequence excludes an even preference after all `values`."""
-    return bool(len(values)) and bool(
-        log_capital(values, np.array([EVEN]), level)[0, -1] >= -math.log(1 - level))
-
-
-def settled_after(values: Floats, level: float = LEVEL) -> int | None:
-    """Return the number of values after which an even preference was first excluded; None if it never was."""
-    reached = log_capital(values, np.array([EVEN]), level)[0] >= -math.log(1 - level)
-    return int(reached.argmax()) + 1 if reached.any() else None
+def excludes_even(values: Floats, level: float = LEVEL) -> npt.NDArray[np.bool_]:
+    """Return whether the confidence sequence excludes an even preference after each of the values, bool [n]."""
+    return np.asarray(log_capital(values, np.array([EVEN]), level)[0] >= -math.log(1 - level))
 
 
 def more_raters(values: Floats, rng: np.random.Generator, level: float = LEVEL) -> int | None:
-    """Forecast how many more raters settle the preference, if they vote like those before.
+    """Forecast how many more raters settle the preference: the median of simulations that draw them from `values`.
 
-    The forecast is the median over simulations that draw further values from `values`.
-
-    Returns:
-        The number, or None if there are no values or it is over `MAX_MORE_RATERS`.
+    The result is None if it is over `MAX_MORE_RATERS`.
     """
-    if not len(values):
-        return None
     needed = []
     for _ in range(FORECASTS):
         longer = np.concatenate([values, rng.choice(values, MAX_MORE_RATERS)])
-        reached = log_capital(longer, np.array([EVEN]), level)[0, len(values):] >= -math.log(1 - level)
-        needed.append(int(reached.argmax()) + 1 if reached.any() else MAX_MORE_RATERS + 1)
+        needed.append(np.append(excludes_even(longer, level)[len(values):], True).argmax() + 1)
     middle = math.ceil(float(np.median(needed)))
     return middle if middle <= MAX_MORE_RATERS else None
 
@@ -110,7 +96,7 @@ def share_to_unsettle(values: Floats, level: float = LEVEL) -> float:
     for _ in range(20):
         middle = (low + high) / 2
         shrunk = towards * (1 - middle)
-        if settled(shrunk, level) and shrunk.mean() > EVEN:
+        if excludes_even(shrunk, level)[-1] and shrunk.mean() > EVEN:
             low = middle
         else:
             high = middle
@@ -136,10 +122,10 @@ def rater_values(records: Sequence[Record], trials: int, values: dict[str, float
     for record in ordered:
         by_rater[record["rater"]].append((elapsed_ms(ordered[0]["voted"], record["voted"]), record))
     now = max((votes[-1][0] for votes in by_rater.values()), default=0.0)
-    ends = {rater: end for rater, votes in by_rater.items()
-            if (end := _finish([time for time, _ in votes], now, trials)) is not None}
+    ends = sorted((end[0], rater, end[1]) for rater, votes in by_rater.items()
+                  if (end := _finish([time for time, _ in votes], now, trials)))
     found: dict[str, list[float]] = defaultdict(list)
-    for rater, (_, count) in sorted(ends.items(), key=lambda entry: (entry[1][0], entry[0])):
+    for _, rater, count in ends:
         own: dict[str, list[float]] = defaultdict(list)
         for _, record in by_rater[rater][:count]:
             own[record["comparison"]].append(values[record["chosen"]])
@@ -149,12 +135,9 @@ def rater_values(records: Sequence[Record], trials: int, values: dict[str, float
 
 
 def _finish(times: Sequence[float], now: float, trials: int) -> tuple[float, int] | None:
-    """Return when a rater finished and after how many votes; None if the rater may still be voting.
+    """Return when a rater finished and after how many votes; None if the rater may still be voting at the time `now`.
 
-    Args:
-        times: times of the rater's votes, ms.
-        now: time of the study's latest vote, ms.
-        trials: votes that the rater is asked for.
+    All times are in ms. `times` are those of the rater's votes, and `trials` is the number that the rater is asked for.
     """
     for count, (time, after) in enumerate(zip(times, [*times[1:], now], strict=True), 1):
         if count == trials:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Row, and_, case, func, or_, select
+from sqlalchemy import Column, ColumnElement, Connection, Row, and_, case, func, or_, select
 
 from superres.survey import schema
 from superres.survey.adaptive import allocate
@@ -38,14 +38,9 @@ def trial_rng(study: Study, pseudonym: str, position: int) -> np.random.Generato
 
 
 def schedule(settings: StudySettings, available: dict[str, int], rng: np.random.Generator) -> list[str]:
-    """Return the kinds of a rater's trials in order.
+    """Return the kinds of a rater's trials in order, given the number of pairs `available` in the study by kind.
 
     Practice trials come first. Gold trials are spread over the main trials, repeats over their second half.
-
-    Args:
-        settings: settings of the study, with the number of trials of each kind.
-        available: number of pairs in the study by kind.
-        rng: random generator for the order.
     """
     main = min(settings.trials, available.get(MAIN, 0))
     gold = min(settings.gold, available.get(GOLD, 0))
@@ -73,11 +68,13 @@ def _delay_repeats(order: list[str]) -> list[str]:
     return result
 
 
-def available_pairs(connection: Connection, study: Study) -> dict[str, int]:
-    """Return the number of pairs in the study by kind."""
-    query = select(schema.pair.c.kind, func.count()).where(schema.pair.c.study_id == study.id) \
-        .group_by(schema.pair.c.kind)
-    return {kind: count for kind, count in connection.execute(query)}
+def count_pairs(
+    connection: Connection, study: Study, column: Column[str], *wanted: ColumnElement[bool],
+) -> dict[str, int]:
+    """Return the number of the study's pairs by the value in a column of `schema.pair`."""
+    rows = connection.execute(select(column, func.count()).where(schema.pair.c.study_id == study.id, *wanted)
+                              .group_by(column))
+    return {name: count for name, count in rows}
 
 
 def assign(connection: Connection, study: Study, rater: Row[Any], position: int, kind: str) -> Assignment:
@@ -105,9 +102,7 @@ def _planned_comparison(connection: Connection, study: Study, rater: Row[Any]) -
         .group_by(pair.c.comparison, trial.c.left_side, vote.c.choice)
     for name, left, choice, count in connection.execute(query):
         votes[names.index(name), ("a", "", "b").index(chosen_picture(choice, left))] += count
-    counted = select(pair.c.comparison, func.count()).where(pair.c.study_id == study.id, pair.c.kind == MAIN) \
-        .group_by(pair.c.comparison)
-    available = {name: count for name, count in connection.execute(counted)}
+    available = count_pairs(connection, study, pair.c.comparison, pair.c.kind == MAIN)
     shares = allocate(study.comparisons, votes, [available[name] for name in names], study.settings.trials)
     rng = np.random.default_rng((study.settings.seed, int(rater.pseudonym[:15], 16), 0, 1))
     rest = [number for number, share in enumerate(shares) for _ in range(share - 1)]
@@ -138,7 +133,7 @@ def _least_voted_pair(
     seen_pairs, seen_images = {row.id for row in seen}, [row.image for row in seen]
     ranked = [((votes, seen_images.count(image)), key) for key, image, votes in connection.execute(query)
               if key not in seen_pairs]
-    if not ranked and comparison is not None:  # trials from before this version did not follow a plan
+    if not ranked and comparison is not None:  # the clock was set back, and the plan changed
         return _least_voted_pair(connection, study, rater_id, kind, rng, None)
     best = min(rank for rank, _ in ranked)
     tied = [int(key) for rank, key in ranked if rank == best]

@@ -13,13 +13,7 @@ STORE_VARIABLE = "SUPERRES_SURVEY_STORE"
 
 
 def command_line(action: str, *words: str, store: str) -> str:
-    """Return the command line `superres survey ACTION WORDS` with the option --store, if it needs one.
-
-    Args:
-        action: a command of `superres survey`.
-        words: its arguments and options.
-        store: location of the store, as in `superres.survey.store.Store.location`.
-    """
+    """Return the command line `superres survey ACTION WORDS`, with --store if the store needs it."""
     line = shlex.join(["superres", "survey", action, *words])
     if store == DEFAULT_STORE and STORE_VARIABLE not in os.environ:
         return line

@@ -26,26 +26,20 @@ def pseudonym(salt: str, rater_id: str) -> str:
     """Return a rater's pseudonym: 32 hexadecimal digits of the HMAC-SHA-256 of the id, keyed by the study's salt.
 
     Raises:
-        InvalidInputError: the id is empty, too long or not printable.
+        InvalidInputError: the id without surrounding blanks is empty, too long or not printable.
     """
-    return hmac.new(salt.encode(), _check_id(rater_id).encode(), hashlib.sha256).hexdigest()[:32]
+    return _keyed(salt.encode(), rater_id)
 
 
 def link_key(salt: str, rater_id: str) -> str:
-    """Return the key in a rater's personal link: an HMAC-SHA-256 of the id, keyed by a secret derived from the salt.
-
-    Raises:
-        InvalidInputError: the id is empty, too long or not printable.
-    """
+    """Return the key in a rater's personal link; ids and errors are as in `pseudonym`."""
     # Pseudonyms are published. No printable id has this digest as its pseudonym, so they do not reveal link keys.
-    key = hmac.new(salt.encode(), b"\0personal link", hashlib.sha256).digest()
-    return hmac.new(key, _check_id(rater_id).encode(), hashlib.sha256).hexdigest()[:32]
+    return _keyed(hmac.digest(salt.encode(), b"\0personal link", "sha256"), rater_id)
 
 
-def _check_id(rater_id: str) -> str:
-    """Return a participant id without surrounding blanks; raise InvalidInputError if it is not valid."""
+def _keyed(key: bytes, rater_id: str) -> str:
     cleaned = rater_id.strip()
     if not 1 <= len(cleaned) <= MAX_ID_LENGTH or not cleaned.isprintable():
         raise InvalidInputError(f"a participant id must be 1 to {MAX_ID_LENGTH} printable characters, "
                                 f"not {rater_id!r:.120}")
-    return cleaned
+    return hmac.digest(key, cleaned.encode(), "sha256").hex()[:32]

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean as mean
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import func, select
 
 from superres.config import require
 from superres.errors import ConfigError
 from superres.survey import schema
-from superres.survey.records import Record, repeated_votes
-from superres.survey.store import Store, utc_now
-from superres.survey.study import GOLD, MAIN, PRACTICE, Study
+from superres.survey.records import Record, gold_answers, left_choices, repeated_answers
+from superres.survey.store import Store, add_row, utc_now
+from superres.survey.study import MAIN, PRACTICE, Study
 
-MEASURES: dict[str, str] = {
-    "gold": "share of gold pairs answered correctly",
-    "repeats": "share of repeats with the same choice as the first time",
-    "median-ms": "median response time in milliseconds",
-    "same-side": "share of main votes on the side that the rater chose more often",
-    "votes": "number of main votes",
-}
-"""Measures of rater quality, by their names in exclusion rules."""
+MEASURES = ("gold", "repeats", "median-ms", "same-side", "votes")
+"""Measures of rater quality, by their names in exclusion rules; see `quality`."""
 
-COMPARE = {"<": operator.lt, ">": operator.gt}
 RULE = re.compile(rf"({'|'.join(MEASURES)})\s*([<>])\s*(\d+\.?\d*|\.\d+)", re.ASCII)
 
 
@@ -68,7 +59,9 @@ def check_rule(rule: str) -> str:
 def quality(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """Return each rater's quality measures by the names in `MEASURES`; None if a rater has no votes for a measure.
 
-    "gold_votes" and "repeat_votes" are the numbers of votes behind the measures of those names.
+    They are the share of gold pairs answered correctly, the share of repeats with the same choice as the first time,
+    the median response time, the share of main votes on the side that the rater chose more often, and the number of
+    main votes. "gold_votes" and "repeat_votes" are the numbers of votes behind the measures of those names.
     """
     by_rater: dict[str, list[Record]] = defaultdict(list)
     for record in records:
@@ -78,15 +71,13 @@ def quality(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
 
 def _measures(votes: list[Record]) -> dict[str, Any]:
     main = [vote for vote in votes if vote["kind"] == MAIN]
-    gold = [vote["chosen"] == "a" for vote in votes if vote["kind"] == GOLD]
-    repeats = [first["chosen"] == again["chosen"] for first, again in repeated_votes(votes)]
-    sides = [vote["choice"] == "left" for vote in main if vote["choice"] != "unsure"]
+    gold, repeats, left = gold_answers(votes), repeated_answers(votes), left_choices(main)
     times = [vote["response_ms"] for vote in votes if vote["kind"] != PRACTICE]
     return {
-        "gold": mean(gold) if gold else None,
-        "repeats": mean(repeats) if repeats else None,
+        "gold": fmean(gold) if gold else None,
+        "repeats": fmean(repeats) if repeats else None,
         "median-ms": float(median(times)) if times else None,
-        "same-side": max(mean(sides), 1 - mean(sides)) if sides else None,
+        "same-side": max(fmean(left), 1 - fmean(left)) if left else None,
         "votes": len(main), "gold_votes": len(gold), "repeat_votes": len(repeats),
     }
 
@@ -96,33 +87,32 @@ def excluded_raters(records: Sequence[Record], exclusions: Sequence[Exclusion]) 
     found: dict[str, int] = {}
     measured = quality(records)
     for exclusion in exclusions:
-        if exclusion.revoked:
-            continue
         for rater, measures in measured.items():
-            if _applies(exclusion.rule, rater, measures):
+            if not exclusion.revoked and applies(exclusion.rule, rater, measures):
                 found.setdefault(rater, exclusion.number)
     return found
 
 
-def _applies(rule: str, rater: str, measures: dict[str, Any]) -> bool:
-    if rule.startswith("rater="):
-        return rule == f"rater={rater}"
+def applies(rule: str, rater: str, measures: dict[str, Any]) -> bool:
+    """Return whether a rule fits the rater with this pseudonym and these measures of `quality`."""
     match = RULE.fullmatch(rule)
-    value = measures[match[1]] if match else None
-    return match is not None and value is not None and bool(COMPARE[match[2]](value, float(match[3])))
+    if match is None:
+        return rule == f"rater={rater}"
+    value, bound = measures[match[1]], float(match[3])
+    return value is not None and bool(value < bound if match[2] == "<" else value > bound)
 
 
-def exclude(store: Store, study: Study, rule: str, reason: str) -> Exclusion:
+def exclude(store: Store, study: Study, rule: str, reason: str) -> None:
     """Record a rule.
 
     Raises:
         ConfigError: `rule` is not an exclusion rule.
         StoreError: the store cannot be written.
     """
-    return _record(store, study, check_rule(rule), reason, None)
+    _record(store, study, check_rule(rule), reason, None)
 
 
-def revoke(store: Store, study: Study, number: int, reason: str) -> Exclusion:
+def revoke(store: Store, study: Study, number: int, reason: str) -> None:
     """Revoke the rule `number`; the rule and its revocation both stay on record.
 
     Raises:
@@ -132,17 +122,15 @@ def revoke(store: Store, study: Study, number: int, reason: str) -> Exclusion:
     active = {exclusion.number: exclusion for exclusion in read_exclusions(store, study) if not exclusion.revoked}
     if number not in active:
         raise ConfigError(f"no active exclusion {number}; active are: {', '.join(map(str, active)) or 'none'}")
-    return _record(store, study, active[number].rule, reason, number)
+    _record(store, study, active[number].rule, reason, number)
 
 
-def _record(store: Store, study: Study, rule: str, reason: str, revokes: int | None) -> Exclusion:
+def _record(store: Store, study: Study, rule: str, reason: str, revokes: int | None) -> None:
     table = schema.exclusion
     with store.writing() as connection:
         number = 1 + (connection.scalar(select(func.max(table.c.number)).where(table.c.study_id == study.id)) or 0)
-        recorded = utc_now()
-        connection.execute(insert(table).values(study_id=study.id, number=number, rule=rule, reason=reason,
-                                                recorded=recorded, revokes=revokes))
-    return Exclusion(number, rule, reason, recorded, revokes is not None)
+        add_row(connection, table, study_id=study.id, number=number, rule=rule, reason=reason, recorded=utc_now(),
+                revokes=revokes)
 
 
 def read_exclusions(store: Store, study: Study) -> list[Exclusion]:

@@ -13,13 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Table, insert
+from sqlalchemy import Connection, Table
 
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey import schema
 from superres.survey.exclusions import Exclusion, check_rule, excluded_raters, read_exclusions
 from superres.survey.records import COLUMNS, Record, chosen_picture, elapsed_ms, read_votes
-from superres.survey.store import Store, inserted_id
+from superres.survey.store import Store, add_row
 from superres.survey.study import KINDS, MAIN, REPEAT, Comparison, Study, StudySettings
 from superres.system.output import markdown_table, write_result
 
@@ -30,14 +30,7 @@ FORMAT = 1
 def export_study(store: Store, study: Study, path: Path, file_format: str) -> list[Path]:
     """Write a study's votes to `path`, one row per vote, and `<stem>.study.json` and `<stem>.columns.md` beside it.
 
-    Args:
-        store: the store of the study.
-        study: the study to export.
-        path: file for the votes.
-        file_format: a name in `FORMATS`.
-
-    Returns:
-        The three files.
+    `file_format` is a name in `FORMATS`. The result is the three files.
 
     Raises:
         ConfigError: the format is unknown, or its library is not installed.
@@ -125,10 +118,8 @@ FORMATS: dict[str, tuple[Callable[[Sequence[Record]], bytes], Callable[[bytes], 
 def import_study(store: Store, path: Path, name: str | None = None) -> Study:
     """Store an exported study atomically; it can be reported and exported again, but not served.
 
-    Args:
-        store: the store to write to.
-        path: file with the votes, beside `<stem>.study.json`; its suffix determines the format.
-        name: name of the imported study; the exported name if None.
+    `path` is the file with the votes, beside `<stem>.study.json`; its suffix determines the format. Without a `name`,
+    the study keeps its own.
 
     Raises:
         InvalidInputError: a file is missing, damaged or of a newer format, or a row is not valid.
@@ -179,8 +170,6 @@ def _read_document(path: Path) -> dict[str, Any]:
 
 def _row(row: Record) -> Record:
     """Return an imported row with converted and checked values; raise ValueError or KeyError if it is not valid."""
-    if "page_ms" not in row:  # an older export, in which response_ms was measured by the browser
-        row = {**row, "page_ms": row["response_ms"]}
     cleaned = {name: kind(row[name] if row[name] is not None else "") for name, (kind, _) in COLUMNS.items()}
     if cleaned["choice"] not in ("left", "right", "unsure") or cleaned["left"] not in ("a", "b") \
             or cleaned["kind"] not in KINDS or cleaned["chosen"] != chosen_picture(cleaned["choice"], cleaned["left"]):
@@ -195,7 +184,7 @@ def _add_votes(connection: Connection, study: int, rows: Sequence[Record]) -> No
     def insert_once(table: Table, key: tuple[Any, ...], **values: object) -> int:
         """Insert a row unless a row of this key was inserted before, and return its id."""
         if (table.name, key) not in ids:
-            ids[table.name, key] = inserted_id(connection.execute(insert(table).values(study_id=study, **values)))
+            ids[table.name, key] = add_row(connection, table, study_id=study, **values)
         return ids[table.name, key]
 
     for row in rows:
@@ -209,21 +198,19 @@ def _add_votes(connection: Connection, study: int, rows: Sequence[Record]) -> No
                            picture_a=a, picture_b=b)
         rater = insert_once(schema.rater, (row["rater"],), pseudonym=row["rater"], consented=row["consented"],
                             consent_version=row["consent_version"], session_hash=None)
-        trial = inserted_id(connection.execute(insert(schema.trial).values(
-            rater_id=rater, pair_id=pair, position=row["position"], kind=row["kind"], left_side=row["left"],
-            token_hash=None, issued=row["issued"])))
+        trial = add_row(connection, schema.trial, rater_id=rater, pair_id=pair, position=row["position"],
+                        kind=row["kind"], left_side=row["left"], token_hash=None, issued=row["issued"])
         columns = (c.name for c in schema.vote.c if c.name not in ("id", "trial_id", "response_ms"))
-        connection.execute(insert(schema.vote).values(trial_id=trial, response_ms=row["page_ms"],
-                                                      **{name: row[name] for name in columns}))
+        add_row(connection, schema.vote, trial_id=trial, response_ms=row["page_ms"],
+                **{name: row[name] for name in columns})
 
 
 def _add_exclusions(connection: Connection, study: int, exclusions: Sequence[Exclusion]) -> None:
     """Add rules under their own numbers; a revocation of a revoked rule gets a number after all rules."""
     highest = max((exclusion.number for exclusion in exclusions), default=0)
     for exclusion in exclusions:
-        values = {"study_id": study, "rule": exclusion.rule, "reason": exclusion.reason,
-                  "recorded": exclusion.recorded}
-        connection.execute(insert(schema.exclusion).values(**values, number=exclusion.number, revokes=None))
+        values = {"study_id": study, "rule": exclusion.rule, "reason": exclusion.reason, "recorded": exclusion.recorded}
+        add_row(connection, schema.exclusion, **values, number=exclusion.number, revokes=None)
         if exclusion.revoked:
             highest += 1
-            connection.execute(insert(schema.exclusion).values(**values, number=highest, revokes=exclusion.number))
+            add_row(connection, schema.exclusion, **values, number=highest, revokes=exclusion.number)

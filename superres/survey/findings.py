@@ -6,16 +6,14 @@ from typing import Any
 
 from superres.survey.anytime import EVEN, MAX_MORE_RATERS
 from superres.survey.commands import command_line
+from superres.survey.exclusions import applies
 
 FEW_RATERS = 5
 """Below this number of finished raters, no forecast is made."""
-
 WIDE = 0.2
 """Width of an interval from which two methods cannot be called equal yet."""
-
 UNRELIABLE = 0.01
 """P-value below which the votes favour one side."""
-
 CAREFUL = 0.7
 """Share of repeats with the same choice that careful raters reach unless the pictures look alike."""
 
@@ -29,15 +27,10 @@ RATER_RULES = (
 
 
 def findings(report: dict[str, Any], store: str) -> dict[str, Any]:
-    """Return the sentences of a report.
+    """Return the findings of a report of `superres.survey.report.make_report`, whose study is in `store`.
 
-    Args:
-        report: the report of `superres.survey.report.make_report`.
-        store: location of the study's store, for command lines.
-
-    Returns:
-        "sentences", one per comparison; and "warnings", each with "what" is the matter, what to "do", and the
-        "command" that does it, or "".
+    They are "sentences", one per comparison; and "warnings", each with "what" is the matter, what to "do", and the
+    "command" that does it, or "".
     """
     result = report["result"]
     sentences = [sentence(comparison, report["level"]) for comparison in result["comparisons"]]
@@ -100,10 +93,8 @@ def _about_raters(report: dict[str, Any], store: str) -> list[dict[str, str]]:
     """Return a warning for each rule that fits raters who are not excluded."""
     found = []
     for rule, count, least, text in RATER_RULES:
-        measure, sign, bound = rule.partition("<" if "<" in rule else ">")
-        raters = [rater for rater in report["raters"]
-                  if rater["excluded_by"] is None and rater[count] >= least and rater[measure] is not None
-                  and (rater[measure] < float(bound) if sign == "<" else rater[measure] > float(bound))]
+        raters = [rater for rater in report["raters"] if rater["excluded_by"] is None and rater[count] >= least
+                  and applies(rule, rater["rater"], rater)]
         if raters:
             found.append(_warning(
                 f"{_count(len(raters), 'rater')} {text}.",
@@ -135,7 +126,6 @@ def _about_votes(result: dict[str, Any]) -> list[dict[str, str]]:
                               f"Ask at least {FEW_RATERS} people, better 20: few raters say little about others."))
     if counts and (open_raters := result["raters"] - max(counts)) > 0:
         found.append(_warning(
-            f"{_count(open_raters, 'rater')} did not finish, and are not in the first sentence yet."
-            if open_raters > 1 else "1 rater did not finish, and is not in the first sentence yet.",
+            f"{_count(open_raters, 'rater')} did not finish: the first sentence leaves them out so far.",
             "Wait: they count when they finish, or an hour after their last vote. The figures below have all votes."))
     return found

@@ -20,22 +20,15 @@ ROUNDING_SECONDS = 1e-6
 class EnrolmentLimit:
     """A token bucket per client address, and one for all enrolments; an empty bucket refills in `WINDOW_SECONDS`.
 
-    Addresses are held in memory only, and are removed after their buckets have refilled.
+    A limit of 0 means no limit. Addresses are held in memory only, and are removed after their buckets have refilled.
     """
 
     def __init__(
         self, per_address: int = PER_ADDRESS, total: int = TOTAL, clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start with full buckets.
-
-        Args:
-            per_address: enrolments per client address in `WINDOW_SECONDS`, 0 for no limit.
-            total: enrolments of all clients in `WINDOW_SECONDS`, 0 for no limit.
-            clock: monotonic clock in seconds.
-        """
+        """Start with full buckets; `clock` is monotonic, in seconds."""
         self._per_address, self._total, self._clock = per_address, total, clock
         self._full_at: dict[str, float] = {}  # time at which the bucket is full, by client
-        self._prune_above = 1024
         self._lock = threading.Lock()
 
     def take(self, address: str) -> int:
@@ -48,10 +41,7 @@ class EnrolmentLimit:
             excess = max(filled.values(), default=now) - now - WINDOW_SECONDS
             if excess > ROUNDING_SECONDS:
                 return math.ceil(excess)
-            self._full_at.update(filled)
-            if len(self._full_at) > self._prune_above:
-                self._full_at = {client: full_at for client, full_at in self._full_at.items() if full_at > now}
-                self._prune_above = 1024 + 2 * len(self._full_at)
+            self._full_at = {client: full_at for client, full_at in self._full_at.items() if full_at > now} | filled
             return 0
 
 

@@ -10,7 +10,6 @@ import hashlib
 import io
 import itertools
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +28,6 @@ INTACT, SHUFFLED = "intact", "shuffled"
 
 MAX_GOLD_PAIRS = 20
 TILES = 4
-RESAMPLING = {"nearest": Image.Resampling.NEAREST, "bicubic": Image.Resampling.BICUBIC}
 
 
 @dataclass(frozen=True)
@@ -114,37 +112,19 @@ def _check_names(methods: Sequence[Method]) -> None:
                                                        "choose another name=")
 
 
-def check_same_images(images: Mapping[str, AbstractSet[str]]) -> None:
-    """Check that all methods have the same images, given the names of the images by the name of the method.
-
-    Raises:
-        InvalidInputError: a method lacks an image of another method.
-    """
-    known = sorted(set().union(*images.values()))
-    for method, own in images.items():
-        missing = [image for image in known if image not in own]
-        if missing:
-            other = next(name for name, names in images.items() if missing[0] in names)
-            shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-            raise InvalidInputError(f"{method} lacks {len(missing)} of {len(known)} images ({shown}), "
-                                    f"which {other} has; add them, or take them out of both")
-
-
-def check_sizes(pictures: Mapping[str, Mapping[str, Pixels]]) -> list[str]:
-    """Return the images whose pictures have the same size in all methods; pictures by method and image.
+def same_size(methods: Mapping[str, Mapping[str, Pixels]], images: Sequence[str]) -> list[str]:
+    """Return those of the `images` whose pictures have one size in all `methods`; pictures by method and image.
 
     Raises:
         InvalidInputError: there is no such image.
     """
-    (first, known), *others = pictures.items()
-    differing = {image: (other, own[image]) for other, own in others for image in known
-                 if own[image].shape != known[image].shape}
-    if len(differing) == len(known):
-        image, (other, picture) = next(iter(differing.items()))
-        sizes = ["x".join(map(str, (shown.shape[1], shown.shape[0]))) for shown in (known[image], picture)]
-        raise InvalidInputError(f"pictures differ in size, which would reveal methods: {first} has {image} with "
-                                f"{sizes[0]}, {other} with {sizes[1]}; resize them")
-    return [image for image in known if image not in differing]
+    shapes = {image: {name: pictures[image].shape for name, pictures in methods.items()} for image in images}
+    found = [image for image, own in shapes.items() if len(set(own.values())) == 1]
+    if not found:
+        sizes = ", ".join(f"{shape[1]}x{shape[0]} in {name}" for name, shape in shapes[images[0]].items())
+        raise InvalidInputError(f"pictures differ in size, which would reveal methods: {images[0]} is {sizes}; resize "
+                                "them")
+    return found
 
 
 def choose_images(images: Sequence[str], count: int, seed: int) -> list[str]:
@@ -165,21 +145,19 @@ def make_pairs(compared: Sequence[ComparedMethods], settings: StudySettings) -> 
     Gold and practice pairs show photographs if a comparison has photographs, else pictures of the first method b.
 
     Raises:
-        InvalidInputError: a method lacks an image, pictures differ in size, or the tiles of a picture are all equal.
+        InvalidInputError: methods have different images, pictures differ in size, or a picture has tiles of one colour.
     """
-    methods = [method for _, a, b in compared for method in (a, b)]
-    check_same_images({method.name: method.pictures.keys() for method in methods})
-    images = sorted(check_sizes({method.name: method.pictures for method in methods}))
-    require(len(images) == len(methods[0].pictures), "some pictures differ in size between methods; resize them")
-    pairs = [Pair(MAIN, comparison.name, Picture(a.name, image, a.pictures[image]),
-                  Picture(b.name, image, b.pictures[image]))
+    methods = {method.name: method.pictures for _, a, b in compared for method in (a, b)}
+    images = sorted(set[str]().union(*methods.values()))
+    if any(len(pictures) < len(images) for pictures in methods.values()) or same_size(methods, images) != images:
+        raise InvalidInputError(f"{', '.join(methods)} must have pictures of the same images, with the same sizes; add "
+                                "the missing pictures and resize the others")
+    pairs = [Pair(MAIN, comparison.name, *(Picture(method.name, image, method.pictures[image]) for method in (a, b)))
              for comparison, a, b in compared for image in images]
     source = next((b for _, _, b in compared if b.name == CAMERA), compared[0][2])
     rng = np.random.default_rng((settings.seed, 1))
-    order = [images[i] for i in rng.permutation(len(images))]
-    counts = {PRACTICE: settings.practice, GOLD: min(MAX_GOLD_PAIRS, 2 * settings.gold)}
-    cycle = itertools.cycle(order)
-    for kind, count in counts.items():
+    cycle = itertools.cycle([images[i] for i in rng.permutation(len(images))])
+    for kind, count in ((PRACTICE, settings.practice), (GOLD, min(MAX_GOLD_PAIRS, 2 * settings.gold))):
         for image in itertools.islice(cycle, min(count, len(images))):
             pixels = source.pictures[image]
             shuffled = Picture(SHUFFLED, image, shuffle_tiles(pixels, rng))
@@ -193,17 +171,15 @@ def shuffle_tiles(pixels: Pixels, rng: np.random.Generator) -> Pixels:
     Raises:
         InvalidInputError: the picture is smaller than 4 x 4, or 20 random orders do not change it.
     """
-    result: Pixels
     rows, columns = pixels.shape[0] // TILES, pixels.shape[1] // TILES
-    if rows and columns:
-        corners = [(r * rows, c * columns) for r in range(TILES) for c in range(TILES)]
-        for _ in range(20):
-            result = pixels.copy()
-            for (top, left), place in zip(corners, rng.permutation(len(corners)), strict=True):
-                y, x = corners[place]
-                result[top:top + rows, left:left + columns] = pixels[y:y + rows, x:x + columns]
-            if not np.array_equal(result, pixels):
-                return result
+    corners = [(r * rows, c * columns) for r in range(TILES) for c in range(TILES)]
+    for _ in range(20):
+        result: Pixels = pixels.copy()
+        for (top, left), place in zip(corners, rng.permutation(len(corners)), strict=True):
+            y, x = corners[place]
+            result[top:top + rows, left:left + columns] = pixels[y:y + rows, x:x + columns]
+        if not np.array_equal(result, pixels):
+            return result
     raise InvalidInputError("a picture of one colour (or under 4x4) makes no gold pair; leave it out, or set "
                             "--gold 0 --practice 0")
 
@@ -222,7 +198,7 @@ def display_png(packed: bytes, scale: int, interpolation: str) -> bytes:
     """
     with Image.open(io.BytesIO(packed), formats=["PNG"]) as image:
         size = image.width * scale, image.height * scale
-        enlarged = image.convert("RGB").resize(size, RESAMPLING[interpolation])
+        enlarged = image.convert("RGB").resize(size, Image.Resampling[interpolation.upper()])
     buffer = io.BytesIO()
     enlarged.save(buffer, "PNG", compress_level=0)
     return buffer.getvalue()

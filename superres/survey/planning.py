@@ -43,19 +43,11 @@ def plan_votes(
     precision: float, images: int, votes_per_rater: int, preference: float = 0.5, level: float = LEVEL,
     rater_correlation: float = RATER_CORRELATION, image_correlation: float = IMAGE_CORRELATION,
 ) -> Plan:
-    """Return the votes for a confidence interval of the preference plus or minus `precision`.
+    """Return the votes for a confidence interval of the `preference` plus or minus `precision`, as shares.
 
     The variance of independent votes is multiplied by the design effect of two crossed clusters, after Kish, "Survey
-    Sampling" (1965). It is 1 + (m - 1) r + (n / I - 1) i for m votes per rater and n votes on I images.
-
-    Args:
-        precision: half of the interval's width, as a share (0.02 for 2 percentage points).
-        images: I, number of images in the study.
-        votes_per_rater: m, for this comparison.
-        preference: expected preference; 0.5 requires the most votes.
-        level: confidence level.
-        rater_correlation: r, intra-class correlation of a rater's votes.
-        image_correlation: i, intra-class correlation of the votes on an image.
+    Sampling" (1965). It is 1 + (m - 1) r + (n / I - 1) i for m votes per rater, n votes on I images, and the
+    correlations r of a rater's votes and i of the votes on an image. A preference of 0.5 requires the most votes.
 
     Raises:
         ConfigError: a value is out of range, or no number of votes on that many images suffices.

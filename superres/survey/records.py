@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from superres.survey import schema
 from superres.survey.store import Store
-from superres.survey.study import MAIN, REPEAT, Study
+from superres.survey.study import GOLD, MAIN, REPEAT, Study
 
 Record = dict[str, Any]
 
@@ -92,8 +92,18 @@ def chosen_picture(choice: str, left: str) -> str:
     return left if choice == "left" else {"a": "b", "b": "a"}[left]
 
 
-def repeated_votes(records: Sequence[Record]) -> list[tuple[Record, Record]]:
-    """Return each vote on a repeat, preceded by the rater's first vote on that pair."""
-    first = {(record["rater"], record["pair"]): record for record in records if record["kind"] == MAIN}
-    keys = [((record["rater"], record["pair"]), record) for record in records if record["kind"] == REPEAT]
-    return [(first[key], record) for key, record in keys if key in first]
+def gold_answers(records: Sequence[Record]) -> list[bool]:
+    """Return whether each vote on a gold pair is for the correct picture."""
+    return [record["chosen"] == "a" for record in records if record["kind"] == GOLD]
+
+
+def repeated_answers(records: Sequence[Record]) -> list[bool]:
+    """Return whether each vote on a repeat is for the same picture as the rater's first vote on that pair."""
+    first = {(record["rater"], record["pair"]): record["chosen"] for record in records if record["kind"] == MAIN}
+    return [first[key] == record["chosen"] for record in records
+            if record["kind"] == REPEAT and (key := (record["rater"], record["pair"])) in first]
+
+
+def left_choices(records: Sequence[Record]) -> list[bool]:
+    """Return whether each vote is for the left side, except votes for neither."""
+    return [record["choice"] == "left" for record in records if record["choice"] != "unsure"]

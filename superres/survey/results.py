@@ -25,12 +25,8 @@ Owner = Annotated[str, Header(alias="X-Owner", max_length=100)]
 def study_app(store: Store, study: Study, root_path: str = "", limit: EnrolmentLimit | None = None) -> FastAPI:
     """Return the application of a study: the voting page, and the owner's page under `results/`.
 
-    Args:
-        store: the store of the study.
-        study: the study.
-        root_path: path of the requests that a proxy passes on, such as "/survey". A proxy that removes its path from
-            requests needs no `root_path`, since all links are relative.
-        limit: limit on the rate of enrolments; the default limits if None.
+    `root_path` is the path of the requests that a proxy passes on, such as "/survey". A proxy that removes its path
+    from requests needs none, since all links are relative. `limit` is by default `EnrolmentLimit()`.
 
     Raises:
         StoreError: the study was imported without its pictures.
@@ -44,14 +40,10 @@ def study_app(store: Store, study: Study, root_path: str = "", limit: EnrolmentL
 
 
 def results_app(store: Store, study: Study | str) -> FastAPI:
-    """Return the application that shows the current results of a study to its owner.
+    """Return the application that shows the current results of a study, given itself or its name, to its owner.
 
     It works under any path, like `superres.survey.server.survey_app`. The page asks for the owner's token, which
-    `superres survey create` printed.
-
-    Args:
-        store: the store of the study; the caller closes it.
-        study: the study, or its name.
+    `superres survey create` printed. The caller closes the store.
 
     Raises:
         StoreError: the store has no study of that name.

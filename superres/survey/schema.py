@@ -3,96 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import sqlalchemy as sa
 
 metadata = sa.MetaData()
 
-schema = sa.Table("survey_schema", metadata, sa.Column("version", sa.Integer, nullable=False))
+_column = partial(sa.Column, nullable=False)
 
-study = sa.Table(
-    "survey_study", metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("name", sa.String(200), nullable=False, unique=True),
-    sa.Column("created", sa.String(30), nullable=False),
-    sa.Column("settings", sa.Text, nullable=False),
-    sa.Column("methods", sa.Text, nullable=False),
-    sa.Column("comparisons", sa.Text, nullable=False),
-    sa.Column("salt", sa.String(64), nullable=False),
-    sa.Column("owner_hash", sa.String(64), nullable=False),
-    sa.Column("has_pictures", sa.Boolean, nullable=False),
+
+def _table(name: str, *parts: sa.schema.SchemaItem) -> sa.Table:
+    return sa.Table(f"survey_{name}", metadata, sa.Column("id", sa.Integer, primary_key=True), *parts)
+
+
+def _of_study(index: bool = False) -> sa.Column[int]:
+    return _column("study_id", sa.ForeignKey("survey_study.id"), index=index)
+
+
+schema = sa.Table("survey_schema", metadata, _column("version", sa.Integer))
+
+study = _table(
+    "study", _column("name", sa.String(200), unique=True), _column("created", sa.String(30)),
+    _column("settings", sa.Text), _column("methods", sa.Text), _column("comparisons", sa.Text),
+    _column("salt", sa.String(64)), _column("owner_hash", sa.String(64)), _column("has_pictures", sa.Boolean),
 )
 
-picture = sa.Table(
-    "survey_picture", metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("study_id", sa.ForeignKey("survey_study.id"), nullable=False, index=True),
-    sa.Column("method", sa.String(200), nullable=False),
-    sa.Column("image", sa.String(500), nullable=False),
-    sa.Column("sha256", sa.String(64), nullable=False),
-    sa.Column("png", sa.LargeBinary, nullable=True),
+picture = _table(
+    "picture", _of_study(index=True), _column("method", sa.String(200)), _column("image", sa.String(500)),
+    _column("sha256", sa.String(64)), sa.Column("png", sa.LargeBinary),
 )
 
-pair = sa.Table(
-    "survey_pair", metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("study_id", sa.ForeignKey("survey_study.id"), nullable=False, index=True),
-    sa.Column("number", sa.Integer, nullable=False),
-    sa.Column("kind", sa.String(10), nullable=False),
-    sa.Column("comparison", sa.String(410), nullable=False),
-    sa.Column("image", sa.String(500), nullable=False),
-    sa.Column("picture_a", sa.ForeignKey("survey_picture.id"), nullable=False),
-    sa.Column("picture_b", sa.ForeignKey("survey_picture.id"), nullable=False),
+pair = _table(
+    "pair", _of_study(index=True), _column("number", sa.Integer), _column("kind", sa.String(10)),
+    _column("comparison", sa.String(410)), _column("image", sa.String(500)),
+    _column("picture_a", sa.ForeignKey("survey_picture.id")), _column("picture_b", sa.ForeignKey("survey_picture.id")),
     sa.UniqueConstraint("study_id", "number"),
 )
 
-rater = sa.Table(
-    "survey_rater", metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("study_id", sa.ForeignKey("survey_study.id"), nullable=False),
-    sa.Column("pseudonym", sa.String(64), nullable=False),
-    sa.Column("consent_version", sa.String(12), nullable=False),
-    sa.Column("consented", sa.String(30), nullable=False),
-    sa.Column("session_hash", sa.String(64), nullable=True, unique=True),
+rater = _table(
+    "rater", _of_study(), _column("pseudonym", sa.String(64)), _column("consent_version", sa.String(12)),
+    _column("consented", sa.String(30)), sa.Column("session_hash", sa.String(64), unique=True),
     sa.UniqueConstraint("study_id", "pseudonym"),
 )
 
-trial = sa.Table(
-    "survey_trial", metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("rater_id", sa.ForeignKey("survey_rater.id"), nullable=False),
-    sa.Column("pair_id", sa.ForeignKey("survey_pair.id"), nullable=False, index=True),
-    sa.Column("position", sa.Integer, nullable=False),
-    sa.Column("kind", sa.String(10), nullable=False),
-    sa.Column("left_side", sa.String(1), sa.CheckConstraint("left_side IN ('a', 'b')"), nullable=False),
-    sa.Column("token_hash", sa.String(64), nullable=True, unique=True),
-    sa.Column("issued", sa.String(30), nullable=False),
+trial = _table(
+    "trial", _column("rater_id", sa.ForeignKey("survey_rater.id")),
+    _column("pair_id", sa.ForeignKey("survey_pair.id"), index=True), _column("position", sa.Integer),
+    _column("kind", sa.String(10)),
+    _column("left_side", sa.String(1), sa.CheckConstraint("left_side IN ('a', 'b')")),
+    sa.Column("token_hash", sa.String(64), unique=True), _column("issued", sa.String(30)),
     sa.UniqueConstraint("rater_id", "position"),
 )
 
-vote = sa.Table(
-    "survey_vote", metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("trial_id", sa.ForeignKey("survey_trial.id"), nullable=False, unique=True),
-    sa.Column("choice", sa.String(6), sa.CheckConstraint("choice IN ('left', 'right', 'unsure')"), nullable=False),
-    sa.Column("response_ms", sa.Float, nullable=False),  # measured by the page; `page_ms` in exports
-    sa.Column("display_px", sa.Float, nullable=False),
-    sa.Column("pixel_ratio", sa.Float, nullable=False),
-    sa.Column("viewport_width", sa.Integer, nullable=False),
-    sa.Column("viewport_height", sa.Integer, nullable=False),
-    sa.Column("input", sa.String(10), nullable=False),
-    sa.Column("voted", sa.String(30), nullable=False),
+vote = _table(
+    "vote", _column("trial_id", sa.ForeignKey("survey_trial.id"), unique=True),
+    _column("choice", sa.String(6), sa.CheckConstraint("choice IN ('left', 'right', 'unsure')")),
+    _column("response_ms", sa.Float),  # measured by the page; `page_ms` in exports
+    _column("display_px", sa.Float), _column("pixel_ratio", sa.Float), _column("viewport_width", sa.Integer),
+    _column("viewport_height", sa.Integer), _column("input", sa.String(10)), _column("voted", sa.String(30)),
 )
 
-exclusion = sa.Table(
-    "survey_exclusion", metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("study_id", sa.ForeignKey("survey_study.id"), nullable=False, index=True),
-    sa.Column("number", sa.Integer, nullable=False),
-    sa.Column("rule", sa.String(200), nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("recorded", sa.String(30), nullable=False),
-    sa.Column("revokes", sa.Integer, nullable=True),
+exclusion = _table(
+    "exclusion", _of_study(index=True), _column("number", sa.Integer), _column("rule", sa.String(200)),
+    _column("reason", sa.Text), _column("recorded", sa.String(30)), sa.Column("revokes", sa.Integer),
     sa.UniqueConstraint("study_id", "number"),
 )
 

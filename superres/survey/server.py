@@ -8,6 +8,7 @@ browser stores, or by a personal link with a key.
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from functools import partial
 from importlib import resources
 from typing import Annotated, Any, Literal
@@ -15,21 +16,20 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from superres.errors import StoreError
 from superres.survey import voting
-from superres.survey.credentials import digest
+from superres.survey.credentials import TOKEN_LENGTH, digest
 from superres.survey.limits import EnrolmentLimit
 from superres.survey.store import Store
 from superres.survey.study import Study
-from superres.survey.voting import RefusedError
+from superres.survey.voting import RefusedError, RequestBody, Vote
 from superres.system.asgi import with_headers
 
 MAX_BODY_BYTES = 16_384
-MAX_RESPONSE_MS = 7 * 24 * 3_600_000.0
 
 HEADERS = {
     "cache-control": "no-store", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer",
@@ -44,12 +44,6 @@ MEDIA_TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; chars
 Session = Annotated[str, Header(alias="X-Session", max_length=100)]
 
 
-class RequestBody(BaseModel):
-    """Body of a request; unknown fields and values of another type are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
 class Enrolment(RequestBody):
     """A rater's agreement to a version of the consent text; `key` is the key of a personal link."""
 
@@ -58,17 +52,10 @@ class Enrolment(RequestBody):
     key: str = Field("", max_length=64)
 
 
-class Ballot(RequestBody):
-    """A vote, see `superres.survey.voting.Vote`."""
+class Ballot(Vote):
+    """A vote on the trial with this token."""
 
-    token: str = Field(min_length=32, max_length=32)
-    choice: Literal["left", "right", "unsure"]
-    response_ms: float = Field(ge=0, le=MAX_RESPONSE_MS)
-    display_px: float = Field(gt=0, le=10_000)
-    pixel_ratio: float = Field(gt=0, le=64)
-    viewport_width: int = Field(ge=1, le=100_000)
-    viewport_height: int = Field(ge=1, le=100_000)
-    input: Literal["key", "pointer"]
+    token: str = Field(min_length=TOKEN_LENGTH, max_length=TOKEN_LENGTH)
 
 
 class Guard:
@@ -154,12 +141,8 @@ def survey_app(store: Store, study: Study | str, limit: EnrolmentLimit | None = 
     """Return the application with which raters vote in a study.
 
     It serves the page at its root. All links are relative, so it works under any path that ends in a slash: mounted by
-    `parent.mount("/survey", survey_app(...))`, or behind a proxy.
-
-    Args:
-        store: the store of the study; the caller closes it.
-        study: the study, or its name.
-        limit: limit on the rate of enrolments; the default limits if None.
+    `parent.mount("/survey", survey_app(...))`, or behind a proxy. `study` may be its name, and `limit` is by default
+    `EnrolmentLimit()`. The caller closes the store.
 
     Raises:
         StoreError: the store has no study of that name, or the study was imported without its pictures.
@@ -191,8 +174,7 @@ def survey_app(store: Store, study: Study | str, limit: EnrolmentLimit | None = 
             settings = study.settings
             return {"done": True, "thanks": settings.thanks, "completion_code": settings.completion_code,
                     "completion_url": settings.completion_url}
-        return {"done": False, "token": trial.token, "position": trial.position, "total": trial.total,
-                "practice": trial.practice}
+        return {"done": False, **asdict(trial)}
 
     @app.get("/pictures/{token}/{side}")
     def get_picture(token: str, side: Literal["left", "right"]) -> Response:
@@ -200,9 +182,7 @@ def survey_app(store: Store, study: Study | str, limit: EnrolmentLimit | None = 
 
     @app.post("/api/votes")
     def post_vote(ballot: Ballot, session: Session = "") -> dict[str, Any]:
-        vote = voting.Vote(**ballot.model_dump(exclude={"token"}))
-        correct = voting.save_vote(store, study, session, ballot.token, vote)
-        return {"saved": True, "correct": correct}
+        return {"saved": True, "correct": voting.save_vote(store, study, session, ballot.token, ballot)}
 
     return app
 

@@ -43,12 +43,8 @@ class Votes:
     @classmethod
     def of(cls, values: Sequence[float], raters: Sequence[str], images: Sequence[str]) -> Votes:
         """Index raters and images in the order of their names."""
-        rater_numbers, image_numbers = (np.unique(list(names), return_inverse=True)[1] for names in (raters, images))
-        return cls(np.array(values, np.float64), rater_numbers.astype(np.int64), image_numbers.astype(np.int64))
-
-    def __len__(self) -> int:
-        """Return the number of votes."""
-        return len(self.values)
+        return cls(np.array(values, np.float64), *(np.unique(list(names), return_inverse=True)[1].astype(np.int64)
+                                                   for names in (raters, images)))
 
     @property
     def preference(self) -> float:
@@ -56,14 +52,9 @@ class Votes:
         return float(self.values.mean())
 
     @property
-    def rater_count(self) -> int:
-        """Number of raters."""
-        return int(self.raters.max()) + 1
-
-    @property
-    def image_count(self) -> int:
-        """Number of images."""
-        return int(self.images.max()) + 1
+    def counts(self) -> tuple[int, int]:
+        """Number of raters, and number of images."""
+        return int(self.raters.max()) + 1, int(self.images.max()) + 1
 
 
 def votes_bootstrap(votes: Votes, rng: np.random.Generator, level: float = LEVEL) -> Interval:
@@ -72,22 +63,17 @@ def votes_bootstrap(votes: Votes, rng: np.random.Generator, level: float = LEVEL
     The counts of the values 0, 0.5 and 1 among n votes drawn with replacement have a multinomial distribution.
     """
     values, counts = np.unique(votes.values, return_counts=True)
-    draws = rng.multinomial(len(votes), counts / len(votes), RESAMPLES) @ values / len(votes)
-    return _percentiles(draws, level)
+    total = counts.sum()
+    return _percentiles(rng.multinomial(total, counts / total, RESAMPLES) @ values / total, level)
 
 
 def cluster_bootstrap(votes: Votes, clusters: Ints, rng: np.random.Generator, level: float = LEVEL) -> Interval:
     """Return the percentile bootstrap interval over clusters (Field and Welsh 2007, JRSS B 69:369-390).
 
-    Args:
-        votes: the votes.
-        clusters: index of each vote's cluster: `votes.raters` or `votes.images`.
-        rng: random generator for the resampling.
-        level: confidence level.
+    `clusters` is `votes.raters` or `votes.images`.
     """
-    count = int(clusters.max()) + 1
-    sums, sizes = np.bincount(clusters, votes.values, count), np.bincount(clusters, minlength=count)
-    weights = rng.multinomial(count, np.full(count, 1 / count), RESAMPLES)
+    sums, sizes = np.bincount(clusters, votes.values), np.bincount(clusters)
+    weights = rng.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), RESAMPLES)
     return _percentiles((weights @ sums) / (weights @ sizes), level)
 
 
@@ -96,13 +82,12 @@ def pigeonhole_bootstrap(votes: Votes, rng: np.random.Generator, level: float = 
 
     The weight of a vote is the product of the draws of its rater and of its image. The interval is conservative.
     """
-    shape = votes.rater_count, votes.image_count
     # csr_array sums entries of the same rater and image.
-    sums = sparse.csr_array((votes.values, (votes.raters, votes.images)), shape)
-    sizes = sparse.csr_array((np.ones(len(votes)), (votes.raters, votes.images)), shape)
+    sums, sizes = (sparse.csr_array((entries, (votes.raters, votes.images)), votes.counts)
+                   for entries in (votes.values, np.ones(len(votes.values))))
     draws = []
     for _ in range(PIGEONHOLE_RESAMPLES // 100):  # in chunks, to bound the memory for large studies
-        by_rater, by_image = (rng.multinomial(n, np.full(n, 1 / n), 100).astype(np.float64) for n in shape)
+        by_rater, by_image = (rng.multinomial(n, np.full(n, 1 / n), 100).astype(np.float64) for n in votes.counts)
         total = np.einsum("bi,bi->b", by_rater @ sizes, by_image)
         summed = np.einsum("bi,bi->b", by_rater @ sums, by_image)
         draws.append(summed[total > 0] / total[total > 0])
@@ -131,52 +116,48 @@ class TwoWay:
 def two_way(votes: Votes, level: float = LEVEL) -> TwoWay | None:
     """Return the two-way clustered interval; None with fewer than two raters or two images.
 
-    The variance is V(rater) + V(image) - V(rater and image) of Cameron, Gelbach and Miller (2011, JBES 29:238-249).
-    Each term is a sum over clusters of squared residual sums, times G / (G - 1) for G clusters. In small samples the
-    result can fall below V(rater) or V(image), or even below zero. The maximum of the three is used (MacKinnon,
-    Nielsen and Webb 2024, "Jackknife inference with two-way clustering"). The quantile is Student's t with
-    min(raters, images) - 1 degrees of freedom.
-
-    If all votes are equal, the residuals vanish. The result is then Wilson's interval for min(raters, images) votes.
+    The variance is that of Cameron, Gelbach and Miller (2011, JBES 29:238-249), with the factor G / (G - 1) for G
+    clusters. In small samples it can fall below the variance clustered by raters or by images, or even below zero. The
+    maximum of the three is used (MacKinnon, Nielsen and Webb 2024, "Jackknife inference with two-way clustering"). If
+    all votes are equal, the residuals vanish. The result is then Wilson's interval for min(raters, images) votes.
     """
-    fewest = min(votes.rater_count, votes.image_count)
+    from statsmodels.regression.linear_model import OLS
+    from statsmodels.stats.sandwich_covariance import cov_cluster_2groups
+
+    fewest, mean = min(votes.counts), votes.preference
     if fewest < 2:
         return None
-    mean, residuals = votes.preference, votes.values - votes.preference
-    cells = votes.raters * votes.image_count + votes.images
-    by_rater, by_image, by_cell = (_clustered_variance(residuals, c) for c in (votes.raters, votes.images, cells))
-    variance = max(by_rater + by_image - by_cell, by_rater, by_image)
-    independent = float((residuals**2).sum()) / len(votes)**2
+    fitted = OLS(votes.values, np.ones(len(votes.values))).fit()  # its only coefficient is the mean
+    variance = max(float(matrix[0, 0]) for matrix in cov_cluster_2groups(fitted, votes.raters, votes.images))
     if variance <= 1e-15:
         return TwoWay(0.0, fewest - 1, wilson(mean * fewest, fewest, level), None, None)
     error = math.sqrt(variance)
     half = float(stats.t.ppf((1 + level) / 2, fewest - 1)) * error
     p_value = 2 * float(stats.t.sf(abs(mean - 0.5) / error, fewest - 1))
+    independent = float(votes.values.var()) / len(votes.values)
     return TwoWay(error, fewest - 1, (max(0.0, mean - half), min(1.0, mean + half)), p_value, variance / independent)
 
 
-def _clustered_variance(residuals: Floats, clusters: Ints) -> float:
-    """Return the variance of the mean with independent clusters; 0 with a single cluster."""
-    _, numbers = np.unique(clusters, return_inverse=True)
-    count = int(numbers.max()) + 1
-    if count < 2:
-        return 0.0
-    sums = np.bincount(numbers, residuals, count)
-    return float((sums**2).sum()) * count / (count - 1) / len(residuals)**2
+def intervals(votes: Votes, rng: np.random.Generator, level: float = LEVEL) -> dict[str, Interval | None]:
+    """Return all intervals by name; None where there are too few raters or images, or where no vote is decided."""
+    both, (raters, images) = two_way(votes, level), votes.counts
+    for_a, decided = float((votes.values == 1).sum()), int((votes.values != 0.5).sum())
+    return {
+        "two_way": both.interval if both else None,
+        "votes": votes_bootstrap(votes, rng, level),
+        "rater": cluster_bootstrap(votes, votes.raters, rng, level) if raters > 1 else None,
+        "image": cluster_bootstrap(votes, votes.images, rng, level) if images > 1 else None,
+        "pigeonhole": pigeonhole_bootstrap(votes, rng, level) if both else None,
+        "wilson": wilson(for_a, decided, level) if decided else None,
+    }
 
 
 def wilson(successes: float, trials: float, level: float = LEVEL) -> Interval:
     """Return Wilson's score interval (Wilson 1927, JASA 22:209-212); counts may be fractional."""
-    z = float(stats.norm.ppf((1 + level) / 2))
-    share, spread = successes / trials, z * z / trials
-    centre = (share + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * math.sqrt(share * (1 - share) / trials + spread / (4 * trials))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    from statsmodels.stats.proportion import proportion_confint
 
-
-def binomial_p(successes: int, trials: int) -> float:
-    """Return the two-sided p-value of the exact binomial test against one half."""
-    return float(stats.binomtest(successes, trials).pvalue)
+    low, high = proportion_confint(successes, trials, 1 - level, method="wilson")
+    return max(0.0, float(low)), min(1.0, float(high))
 
 
 def intraclass_correlation(values: Floats, clusters: Ints) -> float | None:
@@ -185,14 +166,13 @@ def intraclass_correlation(values: Floats, clusters: Ints) -> float | None:
     Clusters may have different sizes (Donner 1986, Int. Stat. Rev. 54:67-82). The result is None if no cluster has two
     votes, if there is only one cluster, or if all votes are equal.
     """
-    _, numbers = np.unique(clusters, return_inverse=True)
-    sizes = np.bincount(numbers)
+    sizes = np.bincount(clusters)
     n, count = len(values), len(sizes)
     if count < 2 or n == count:
         return None
-    means = np.bincount(numbers, values) / sizes
+    means = np.bincount(clusters, values) / sizes
     between = float((sizes * (means - values.mean())**2).sum()) / (count - 1)
-    within = float(((values - means[numbers])**2).sum()) / (n - count)
+    within = float(((values - means[clusters])**2).sum()) / (n - count)
     typical = (n - float((sizes**2).sum()) / n) / (count - 1)
     total = between + (typical - 1) * within
     return (between - within) / total if total > 0 else None

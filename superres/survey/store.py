@@ -7,6 +7,7 @@ write is one short transaction, which is on disk when the function returns.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, CursorResult, Engine, Row, create_engine, event, insert, select, update
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, insert, select, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -38,11 +39,7 @@ def utc_now(offset: timedelta = timedelta()) -> str:
 
 
 def store_url(text: str | Path) -> URL:
-    """Return the database URL of a store, given that URL or the path of an SQLite file.
-
-    Raises:
-        StoreError: `text` looks like a URL but is not a database URL.
-    """
+    """Return the database URL of a store, given that URL or the path of an SQLite file; raise StoreError."""
     if "://" not in str(text):
         return URL.create("sqlite", database=str(text))
     try:
@@ -115,11 +112,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Yield a connection with a consistent view of the store.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
+        """Yield a connection with a consistent view of the store; raise StoreError if it cannot be read."""
         with self._translate_errors(), self._engine.connect() as connection, connection.begin():
             yield connection
 
@@ -158,10 +151,9 @@ class Store:
             key = self.add_study(connection, name, settings, comparisons, methods, owner_hash=digest(token))
             pictures: dict[tuple[str, str, str], int] = {}
             for number, pair in enumerate(pairs):
-                numbers = [_picture(connection, key, picture, pictures) for picture in (pair.a, pair.b)]
-                connection.execute(insert(schema.pair).values(
-                    study_id=key, number=number, kind=pair.kind, comparison=pair.comparison, image=pair.a.image,
-                    picture_a=numbers[0], picture_b=numbers[1]))
+                a, b = (_picture(connection, key, picture, pictures) for picture in (pair.a, pair.b))
+                add_row(connection, schema.pair, study_id=key, number=number, kind=pair.kind,
+                        comparison=pair.comparison, image=pair.a.image, picture_a=a, picture_b=b)
         return self.study(name), token
 
     def add_study(
@@ -178,11 +170,10 @@ class Store:
                               f"where it would be an option; not {name!r}")
         if connection.scalar(select(schema.study.c.id).where(schema.study.c.name == name)) is not None:
             raise ConfigError(f"there is a study {name!r} in {self.location} already; choose another name")
-        result = connection.execute(insert(schema.study).values(
-            name=name, created=created or utc_now(), settings=json.dumps(settings.to_dict()),
+        return add_row(
+            connection, schema.study, name=name, created=created or utc_now(), settings=json.dumps(settings.to_dict()),
             methods=json.dumps(methods), comparisons=json.dumps([asdict(c) for c in comparisons]),
-            salt=secrets.token_hex(32), owner_hash=owner_hash, has_pictures=has_pictures))
-        return inserted_id(result)
+            salt=secrets.token_hex(32), owner_hash=owner_hash, has_pictures=has_pictures)
 
     def studies(self) -> list[str]:
         """Return the names of all studies, oldest first."""
@@ -190,17 +181,15 @@ class Store:
             return list(connection.scalars(select(schema.study.c.name).order_by(schema.study.c.id)))
 
     def study(self, name: str) -> Study:
-        """Return the study with this name.
-
-        Raises:
-            StoreError: there is no such study, or the store cannot be read.
-        """
+        """Return the study with this name; raise StoreError if there is none, or the store cannot be read."""
         with self.reading() as connection:
             row = connection.execute(select(schema.study).where(schema.study.c.name == name)).one_or_none()
         if row is None:
             known = ", ".join(self.studies()) or "none"
             raise StoreError(f"no study {name!r} in {self.location}; it holds: {known}")
-        return _study(row)
+        return Study(row.id, row.name, row.created, StudySettings.from_dict(json.loads(row.settings)),
+                     json.loads(row.methods), tuple(Comparison(**values) for values in json.loads(row.comparisons)),
+                     row.salt, row.has_pictures)
 
     def is_owner(self, study: Study, token: str) -> bool:
         """Return whether `token` is the current token of the study's owner."""
@@ -240,35 +229,24 @@ def _engine(url: URL) -> Engine:
     return engine
 
 
-def inserted_id(result: CursorResult[Any]) -> int:
-    """Return the id of an inserted row."""
-    return int((result.inserted_primary_key or (0,))[0])
+def add_row(connection: Connection, table: Table, **values: object) -> int:
+    """Insert a row and return its id."""
+    return int((connection.execute(insert(table).values(**values)).inserted_primary_key or (0,))[0])
 
 
 def _picture(connection: Connection, study: int, picture: Picture, known: dict[tuple[str, str, str], int]) -> int:
     """Store a picture unless `known` has its id, and return its id."""
     key = picture.method, picture.image, picture.sha256
     if key not in known:
-        result = connection.execute(insert(schema.picture).values(
-            study_id=study, method=picture.method, image=picture.image, sha256=picture.sha256,
-            png=encode_png(picture.pixels)))
-        known[key] = inserted_id(result)
+        known[key] = add_row(connection, schema.picture, study_id=study, method=picture.method, image=picture.image,
+                             sha256=picture.sha256, png=encode_png(picture.pixels))
     return known[key]
 
 
-def _study(row: Row[Any]) -> Study:
-    comparisons = tuple(Comparison(**values) for values in json.loads(row.comparisons))
-    return Study(row.id, row.name, row.created, StudySettings.from_dict(json.loads(row.settings)),
-                 json.loads(row.methods), comparisons, row.salt, row.has_pictures)
-
-
 ERROR_MESSAGES = (
-    ("database is locked", "is locked by another process; stop that one, or try again"),
-    ("database table is locked", "is locked by another process; stop that one, or try again"),
-    ("readonly database", "is read-only; allow writing to the file and its folder, or give another --store"),
-    ("read-only", "is read-only; allow writing to it, or give another --store"),
-    ("disk is full", "cannot be written: the disk is full; make room and try again"),
-    ("no space left", "cannot be written: the disk is full; make room and try again"),
+    ("is locked", "is locked by another process; stop that one, or try again"),
+    ("read-?only", "is read-only; allow writing to the file and its folder, or give another --store"),
+    ("disk is full|no space left", "cannot be written: the disk is full; make room and try again"),
     ("disk i/o error", "cannot be read or written (disk I/O error); check the disk"),
     ("unable to open", "cannot be opened; check the path, its folder and the permissions"),
     ("not a database", "is not an SQLite database; give another --store"),
@@ -277,12 +255,12 @@ ERROR_MESSAGES = (
     ("does not exist", "does not exist; create the database, or correct --store"),
     ("permission denied", "may not be used by this user; grant the rights, or give another --store"),
 )
-"""Text in a driver's message, and the message that users see instead."""
+"""Pattern in a driver's message, and the message that users see instead."""
 
 
 def _explain(location: str, error: Exception) -> str:
     message = first_line(getattr(error, "orig", None) or error)
     for part, meaning in ERROR_MESSAGES:
-        if part in message.lower():
+        if re.search(part, message.lower()):
             return f"the store {location} {meaning}"
     return f"the store {location} cannot be used: {message}; check --store"

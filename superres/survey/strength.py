@@ -1,4 +1,7 @@
-"""Strengths by Davidson's model: place several methods on one scale by votes on pairs of methods, ties included."""
+"""Strengths by Davidson's model: place several methods on one scale by votes on pairs of methods, ties included.
+
+No maintained library fits ties: choix has the model of Bradley and Terry alone, and statsmodels no paired comparisons.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +36,10 @@ class Strength:
     interval: Interval
 
 
-@dataclass(frozen=True)
-class Strengths:
-    """The strengths of all methods, highest first, and the tie parameter of Davidson's model (None without ties)."""
-
-    methods: list[Strength]
-    tie_parameter: float | None
-
-
 def davidson(
     raters: Sequence[str], methods_a: Sequence[str], methods_b: Sequence[str], values: Sequence[float],
     rng: np.random.Generator, level: float = LEVEL,
-) -> Strengths | None:
+) -> tuple[list[Strength], float | None]:
     """Fit the model of Davidson (1970, JASA 65:317-328), which without ties is that of Bradley and Terry (1952).
 
     A is preferred to B with probability a / (a + b + v sqrt(ab)), and neither with v sqrt(ab) / (a + b + v sqrt(ab)),
@@ -59,31 +54,31 @@ def davidson(
         level: confidence level.
 
     Returns:
-        The strengths; None if there are fewer than three methods, or if the comparisons do not connect all methods.
+        The strengths, highest first, and v, or None without ties. There are no strengths of fewer than three methods,
+        or if the comparisons do not connect all methods.
     """
     from scipy.sparse.csgraph import connected_components
 
     names = sorted({*methods_a, *methods_b})
     if len(names) < 3:
-        return None
+        return [], None
     rater_names, rows = np.unique(list(raters), return_inverse=True)
     a, b = (np.searchsorted(names, methods) for methods in (methods_a, methods_b))
     pairs, columns = np.unique(np.stack([a, b], 1), axis=0, return_inverse=True)
     links = np.zeros((len(names), len(names)))
     links[pairs[:, 0], pairs[:, 1]] = 1
     if connected_components(links, directed=False)[0] > 1:
-        return None
-    outcomes = (2 - 2 * np.asarray(values)).astype(np.int64)  # a, tie, b
+        return [], None
     by_rater = np.zeros((len(rater_names), len(pairs), 3))
-    np.add.at(by_rater, (rows, columns.reshape(-1), outcomes), 1)
+    np.add.at(by_rater, (rows, columns.reshape(-1), (2 - 2 * np.asarray(values)).astype(np.int64)), 1)
     weights = rng.multinomial(len(by_rater), np.full(len(by_rater), 1 / len(by_rater)), RESAMPLES)
     counts = np.concatenate([by_rater.sum(axis=0)[None], np.tensordot(weights, by_rater, 1)])
     fitted, tie, _ = fit(counts, pairs, len(names))
-    centred = fitted - fitted.mean(axis=1, keepdims=True)
-    low, high = np.quantile(centred[1:], [(1 - level) / 2, (1 + level) / 2], axis=0)
-    found = [Strength(name, float(centred[0, i]), (float(low[i]), float(high[i]))) for i, name in enumerate(names)]
-    ties = float(np.exp(tie[0])) if counts[0, :, 1].sum() else None
-    return Strengths(sorted(found, key=lambda strength: -strength.log_strength), ties)
+    fitted -= fitted.mean(axis=1, keepdims=True)
+    low, high = np.quantile(fitted[1:], [(1 - level) / 2, (1 + level) / 2], axis=0)
+    found = [Strength(name, float(fitted[0, i]), (float(low[i]), float(high[i]))) for i, name in enumerate(names)]
+    found.sort(key=lambda strength: -strength.log_strength)
+    return found, float(np.exp(tie[0])) if counts[0, :, 1].any() else None
 
 
 def fit(
@@ -104,11 +99,9 @@ def fit(
         The log strengths, float64 [T, M]; the logarithm of the tie parameter, float64 [T]; and the covariance of both
         in the posterior's normal approximation, float64 [T, M + 1, M + 1].
     """
-    rows = np.arange(len(pairs))
-    scores = np.zeros((len(pairs), 3, methods + 1))  # derivative of the outcomes' scores by the parameters
-    scores[rows, 0, pairs[:, 0]] = scores[rows, 2, pairs[:, 1]] = 1
-    scores[rows, 1, pairs[:, 0]] = scores[rows, 1, pairs[:, 1]] = 0.5
-    scores[:, 1, methods] = 1
+    sides = np.eye(methods + 1)[pairs]  # [P, 2, M + 1]
+    # The derivative of each outcome's score by the parameters, [P, 3, M + 1].
+    scores = np.stack([sides[:, 0], sides.mean(axis=1) + np.eye(methods + 1)[methods], sides[:, 1]], 1)
     possible = np.array([True, bool(counts[..., 1].any()), True])
     totals, prior = counts.sum(axis=2), precision * np.eye(methods + 1)
     parameters = np.zeros((len(counts), methods + 1))

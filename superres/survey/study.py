@@ -36,15 +36,14 @@ class StudySettings(Config):
         thanks: text of the last page.
         allow_unsure: offer "can't tell" beside the two pictures.
         scale: width of a picture's pixel on the page in CSS pixels, an integer from 1 to 64.
-        interpolation: method by which the server enlarges pictures, "nearest" or "bicubic".
+        interpolation: method by which the server enlarges pictures, one of `INTERPOLATIONS`.
         trials: main pairs per rater, from 1 to 10,000; at most all main pairs of the study are used.
         gold: obvious pairs per rater among the main pairs, from 0 to 1000, which measure the rater's quality.
         repeats: main pairs that a rater sees again with the sides swapped, from 0 to `trials`.
         practice: obvious pairs at the start, from 0 to 100, with feedback and not counted.
-        adaptive: in a study of three or more methods, give each rater most pairs of those methods whose order is least
-            certain (see `superres.survey.adaptive`); otherwise all comparisons get equally many votes.
-        minimum_viewport: smallest window (width, height) in which votes are accepted, in CSS pixels. The page stacks or
-            reduces pictures that do not fit side by side.
+        adaptive: in a study of three or more methods, show most pairs of those methods whose order is least certain
+            (see `superres.survey.adaptive`); otherwise all comparisons get equally many votes.
+        minimum_viewport: smallest window (width, height) in which votes are accepted, in CSS pixels.
         id_params: parameters of the page's URL that may hold the rater's id; the first one present is used.
         completion_code: code shown after the last trial, for panels that pay by code.
         completion_url: link shown after the last trial.

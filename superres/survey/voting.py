@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.exc import IntegrityError
 
 from superres.errors import InvalidInputError, SuperresError
 from superres.survey import schema
-from superres.survey.assignment import assign, available_pairs, schedule, trial_rng
+from superres.survey.assignment import assign, count_pairs, schedule, trial_rng
 from superres.survey.credentials import TOKEN_LENGTH, digest, link_key, new_token, pseudonym
 from superres.survey.pairs import display_png
 from superres.survey.records import chosen_picture
-from superres.survey.store import Store, utc_now
+from superres.survey.store import Store, add_row, utc_now
 from superres.survey.study import PRACTICE, Study
 
-CHOICES = ("left", "right", "unsure")
+MAX_RESPONSE_MS = 7 * 24 * 3_600_000.0
 
 
 class RefusedError(SuperresError):
@@ -51,12 +52,17 @@ class Trial:
     practice: bool
 
 
-@dataclass(frozen=True)
-class Vote:
+class RequestBody(BaseModel):
+    """Body of a request; unknown fields and values of another type are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class Vote(RequestBody):
     """A vote as the page reports it.
 
     Attributes:
-        choice: "left", "right" or "unsure".
+        choice: the chosen side, or "unsure".
         response_ms: milliseconds from the display of both pictures to the choice, measured by the page and exported as
             `page_ms`. Reports and exclusions use the server's clock instead.
         display_px: width of a picture on the page, in CSS pixels.
@@ -66,13 +72,13 @@ class Vote:
         input: "key" or "pointer".
     """
 
-    choice: str
-    response_ms: float
-    display_px: float
-    pixel_ratio: float
-    viewport_width: int
-    viewport_height: int
-    input: str
+    choice: Literal["left", "right", "unsure"]
+    response_ms: float = Field(ge=0, le=MAX_RESPONSE_MS)
+    display_px: float = Field(gt=0, le=10_000)
+    pixel_ratio: float = Field(gt=0, le=64)
+    viewport_width: int = Field(ge=1, le=100_000)
+    viewport_height: int = Field(ge=1, le=100_000)
+    input: Literal["key", "pointer"]
 
 
 def enrol(
@@ -88,8 +94,8 @@ def enrol(
         study: the study.
         rater_id: the participant id.
         consent_version: version of the consent text that the rater agreed to.
-        session: session token of an earlier enrolment, or one that the page generated. The page repeats it if a
-            response was lost, and so resumes its own enrolment. A value that is not 32 characters long is replaced.
+        session: session token of an earlier enrolment, or one that the page generated, so that it can repeat a request
+            whose response was lost. A value that is not 32 characters long is replaced.
         key: key of the rater's personal link, see `superres.survey.credentials.link_key`; empty without a link.
 
     Raises:
@@ -122,9 +128,8 @@ def enrol(
         if connection.scalar(select(rater.c.id).where(rater.c.session_hash == digest(session))) is not None:
             session = new_token()  # the token belongs to another rater who used the same browser
         if known is None:
-            connection.execute(insert(rater).values(
-                study_id=study.id, pseudonym=name, consent_version=consent_version, consented=utc_now(),
-                session_hash=digest(session)))
+            add_row(connection, rater, study_id=study.id, pseudonym=name, consent_version=consent_version,
+                    consented=utc_now(), session_hash=digest(session))
         else:
             connection.execute(update(rater).where(rater.c.id == known.id).values(session_hash=digest(session)))
     return session, known is not None
@@ -142,7 +147,8 @@ def next_trial(store: Store, study: Study, session: str) -> Trial | None:
     with store.writing() as connection:
         _lock_study(connection, study)
         rater = _rater(connection, study, session)
-        kinds = schedule(study.settings, available_pairs(connection, study), trial_rng(study, rater.pseudonym, 0))
+        available = count_pairs(connection, study, schema.pair.c.kind)
+        kinds = schedule(study.settings, available, trial_rng(study, rater.pseudonym, 0))
         done = connection.scalar(select(func.count()).select_from(trial.join(schema.vote))
                                  .where(trial.c.rater_id == rater.id)) or 0
         if done >= len(kinds):
@@ -152,9 +158,8 @@ def next_trial(store: Store, study: Study, session: str) -> Trial | None:
                                                        trial.c.position == position)).one_or_none()
         if shown is None:
             pair_id, kind, left = assign(connection, study, rater, position, kinds[done])
-            connection.execute(insert(trial).values(
-                rater_id=rater.id, pair_id=pair_id, position=position, kind=kind, left_side=left,
-                token_hash=digest(token), issued=utc_now()))
+            add_row(connection, trial, rater_id=rater.id, pair_id=pair_id, position=position, kind=kind, left_side=left,
+                    token_hash=digest(token), issued=utc_now())
         else:
             connection.execute(update(trial).where(trial.c.id == shown.id)
                                .values(token_hash=digest(token), issued=utc_now()))
@@ -196,7 +201,8 @@ def save_vote(store: Store, study: Study, session: str, token: str, vote: Vote) 
         if found is None or found.session_hash != digest(session):
             raise RefusedError(403, "this pair is not open in this window; reload the page")
         try:
-            connection.execute(insert(schema.vote).values(trial_id=found.id, voted=utc_now(), **vars(vote)))
+            add_row(connection, schema.vote, trial_id=found.id, voted=utc_now(),
+                    **{name: getattr(vote, name) for name in Vote.model_fields})
         except IntegrityError:  # a trial has at most one vote
             raise RefusedError(409, "this pair has been voted on already; the first vote counts") from None
     return chosen_picture(vote.choice, found.left_side) == "a" if found.kind == PRACTICE else None
@@ -204,8 +210,8 @@ def save_vote(store: Store, study: Study, session: str, token: str, vote: Vote) 
 
 def _check_vote(study: Study, vote: Vote) -> None:
     settings = study.settings
-    if vote.choice not in CHOICES or (vote.choice == "unsure" and not settings.allow_unsure):
-        raise RefusedError(422, f"the choice {vote.choice!r:.40} is not offered in this study")
+    if vote.choice == "unsure" and not settings.allow_unsure:
+        raise RefusedError(422, "the choice 'unsure' is not offered in this study")
     width, height = settings.minimum_viewport
     if vote.viewport_width < width or vote.viewport_height < height:
         raise RefusedError(422, f"the window must be at least {width} x {height} pixels")

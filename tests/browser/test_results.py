@@ -217,17 +217,6 @@ def test_the_next_result_replaces_the_last_one_even_if_it_comes_at_once(visit, d
         assert page.locator("superres-stepper .sr-scrubber").count() == 1
 
 
-def test_a_translation_becomes_stale_with_its_text(visit):
-    page = visit(reduced_motion="reduce")
-    page.get_by_role("tab", name="Translate").click()
-    page.click("#run-text")
-    page.wait_for_selector("#translation [role=status]")
-    page.wait_for_selector("#stop-text", state="hidden")
-    assert page.locator("#translation > .sr-stale").count() == 0
-    page.fill("#text textarea", "a dog")
-    page.locator("#translation > .sr-stale").wait_for()
-
-
 def test_stop_is_there_only_while_something_runs(visit, tmp_path):
     page = visit()
     assert not page.is_visible("#stop")
@@ -261,8 +250,7 @@ def test_on_a_phone_the_buttons_stay_in_reach_and_the_result_comes_into_view(vis
     page.screenshot(path=screenshots / "phone.png")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize(("width", "theme"), [(1400, "light"), (390, "dark")])
 def test_every_tab_meets_wcag_aa_and_fits_the_screen(visit, theme, width, tmp_path, screenshots):
     page = visit(f"/?__theme={theme}", viewport={"width": width, "height": 900}, color_scheme=theme,
                  reduced_motion="reduce")

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from skimage import data
-from survey_tools import add_study, serving, vote_through, wait_for_pair
+from survey_tools import add_study, serving, wait_for_pair
 
 from superres.cli.main import run
 from superres.survey.credentials import link_key
 from superres.survey.limits import EnrolmentLimit
-from superres.survey.pairs import Method, compare_methods, make_pairs
 from superres.survey.records import read_votes
 from superres.survey.store import Store
-from superres.survey.study import StudySettings
 
-IMAGES = 100
 PATIENCE_MS = 120_000
 
 
@@ -49,13 +44,6 @@ def page(browser):
     assert errors == []
 
 
-@pytest.fixture
-def kept(memory_folder):
-    store = Store(memory_folder / "survey.db", create=True)
-    yield store
-    store.close()
-
-
 def start(page, address, rater="me"):
     page.goto(address)
     page.fill("#rater", rater)
@@ -67,9 +55,9 @@ def choices(store, study):
     return [(record["choice"], record["input"]) for record in read_votes(store, study)]
 
 
-def test_votes_by_keyboard_and_by_mouse(page, kept):
-    study, _ = add_study(kept, trials=6, gold=0, repeats=0, practice=1, allow_unsure=True, completion_code="C0DE")
-    with serving(kept, study) as address:
+def test_votes_by_keyboard_and_by_mouse(page, sqlite):
+    study, _ = add_study(sqlite, trials=6, gold=0, repeats=0, practice=1, allow_unsure=True, completion_code="C0DE")
+    with serving(sqlite, study) as address:
         start(page, address)
         ways = [lambda: page.keyboard.press("ArrowLeft"), lambda: page.keyboard.press("f"),
                 lambda: page.keyboard.press("j"), lambda: page.keyboard.press("ArrowRight"),
@@ -80,18 +68,18 @@ def test_votes_by_keyboard_and_by_mouse(page, kept):
             way()
         page.wait_for_selector("#done:not([hidden])")
         assert page.inner_text("#code") == "C0DE"
-    assert choices(kept, study) == [("left", "key"), ("left", "key"), ("right", "key"), ("right", "key"),
+    assert choices(sqlite, study) == [("left", "key"), ("left", "key"), ("right", "key"), ("right", "key"),
                                     ("left", "pointer"), ("right", "pointer"), ("unsure", "key")]
-    for record in read_votes(kept, study):
+    for record in read_votes(sqlite, study):
         assert record["display_px"] == 32  # 16 pixels, twice as wide
         assert record["pixel_ratio"] == 1
         assert (record["viewport_width"], record["viewport_height"]) == (1000, 800)
         assert record["response_ms"] > 0
 
 
-def test_pictures_are_shown_pixel_by_pixel_at_a_whole_multiple(page, kept):
-    study, _ = add_study(kept, scale=8)
-    with serving(kept, study) as address:
+def test_pictures_are_shown_pixel_by_pixel_at_a_whole_multiple(page, sqlite):
+    study, _ = add_study(sqlite, scale=8)
+    with serving(sqlite, study) as address:
         start(page, address)
         wait_for_pair(page, 1)
         for side in ("left", "right"):
@@ -110,9 +98,9 @@ def test_pictures_are_shown_pixel_by_pixel_at_a_whole_multiple(page, kept):
             assert np.array_equal(pixels, pixels[::8, ::8].repeat(8, 0).repeat(8, 1))
 
 
-def test_a_closed_tab_resumes_where_it_was_and_someone_else_starts_anew(page, kept):
-    study, _ = add_study(kept)
-    with serving(kept, study, "/lab") as address:
+def test_a_closed_tab_resumes_where_it_was_and_someone_else_starts_anew(page, sqlite):
+    study, _ = add_study(sqlite)
+    with serving(sqlite, study, "/lab") as address:
         start(page, address)
         for position in (1, 2):
             wait_for_pair(page, position)
@@ -128,12 +116,12 @@ def test_a_closed_tab_resumes_where_it_was_and_someone_else_starts_anew(page, ke
         page.check("#agree")
         page.click("#begin")
         wait_for_pair(page, 1)
-    assert len(choices(kept, study)) == 2
+    assert len(choices(sqlite, study)) == 2
 
 
-def test_a_panels_rater_comes_with_an_id_in_the_url(page, kept):
-    study, _ = add_study(kept)
-    with serving(kept, study) as address:
+def test_a_panels_rater_comes_with_an_id_in_the_url(page, sqlite):
+    study, _ = add_study(sqlite)
+    with serving(sqlite, study) as address:
         page.goto(f"{address}?PROLIFIC_PID=abc123&STUDY_ID=x")
         page.wait_for_selector("#agree")
         assert not page.is_visible("#rater")
@@ -148,10 +136,10 @@ def test_a_panels_rater_comes_with_an_id_in_the_url(page, kept):
         page.wait_for_selector("#agree")
 
 
-def test_a_personal_link_resumes_in_another_browser_and_the_id_alone_does_not(page, browser, kept):
-    study, _ = add_study(kept)
+def test_a_personal_link_resumes_in_another_browser_and_the_id_alone_does_not(page, browser, sqlite):
+    study, _ = add_study(sqlite)
     link = f"?participant=me&link_key={link_key(study.salt, 'me')}"
-    with serving(kept, study) as address:
+    with serving(sqlite, study) as address:
         page.goto(f"{address}?participant=me")
         page.check("#agree")
         page.click("#begin")
@@ -170,45 +158,17 @@ def test_a_personal_link_resumes_in_another_browser_and_the_id_alone_does_not(pa
         elsewhere.close()
         page.keyboard.press("f")
         page.wait_for_selector("#message >> text=opened elsewhere")
-    assert len(choices(kept, study)) == 1
+    assert len(choices(sqlite, study)) == 1
 
 
-def test_a_page_that_is_asked_to_wait_goes_on_by_itself(page, kept):
-    study, _ = add_study(kept)
+def test_a_page_that_is_asked_to_wait_goes_on_by_itself(page, sqlite):
+    study, _ = add_study(sqlite)
     limit = EnrolmentLimit(per_address=600)
     while not limit.take("127.0.0.1"):
         pass
-    with serving(kept, study, limit=limit) as address:
+    with serving(sqlite, study, limit=limit) as address:
         start(page, address)
         wait_for_pair(page, 1)
-
-
-def test_a_window_that_is_too_small_takes_no_votes(page, kept):
-    study, _ = add_study(kept)
-    with serving(kept, study) as address:
-        start(page, address)
-        wait_for_pair(page, 1)
-        page.set_viewport_size({"width": 230, "height": 400})
-        page.wait_for_selector("#small:not([hidden])")
-        page.keyboard.press("f")
-        page.set_viewport_size({"width": 1000, "height": 800})
-        page.wait_for_selector("#trial:not([hidden])")
-        assert choices(kept, study) == []
-        page.keyboard.press("j")
-        wait_for_pair(page, 2)
-    assert choices(kept, study) == [("right", "key")]
-
-
-def test_a_window_that_is_too_small_is_told_so_before_anything_is_asked(page, kept):
-    study, _ = add_study(kept, minimum_viewport=(640, 480))
-    with serving(kept, study) as address:
-        page.set_viewport_size({"width": 390, "height": 844})
-        page.goto(address)
-        page.wait_for_selector("#small:not([hidden])")
-        assert "640 \N{MULTIPLICATION SIGN} 480" in page.inner_text("#size")
-        assert not page.is_visible("#agree")
-        page.set_viewport_size({"width": 844, "height": 490})
-        page.wait_for_selector("#agree")
 
 
 PHONE = {"viewport": {"width": 390, "height": 664}, "device_scale_factor": 3, "is_mobile": True, "has_touch": True}
@@ -227,13 +187,13 @@ def layout(page):
     }""")
 
 
-def test_on_a_phone_the_pictures_stack_and_every_vote_is_accepted(browser, kept, screenshots):
-    study, _ = add_study(kept, scale=16, trials=4, gold=0, repeats=0, practice=1, allow_unsure=True)  # 256 pixels
+def test_on_a_phone_the_pictures_stack_and_every_vote_is_accepted(browser, sqlite, screenshots):
+    study, _ = add_study(sqlite, scale=16, trials=4, gold=0, repeats=0, practice=1, allow_unsure=True)  # 256 pixels
     context = browser.new_context(**PHONE)
     context.set_default_timeout(PATIENCE_MS)
     page, errors = context.new_page(), []
     watch_for_errors(page, errors)
-    with serving(kept, study) as address:
+    with serving(sqlite, study) as address:
         page.goto(address)
         page.wait_for_selector("#agree")
         page.screenshot(path=screenshots / "survey-start-390.png")
@@ -256,15 +216,14 @@ def test_on_a_phone_the_pictures_stack_and_every_vote_is_accepted(browser, kept,
         page.screenshot(path=screenshots / "survey-done-390.png")
     context.close()
     assert errors == []
-    assert choices(kept, study) == [(side, "pointer") for side in ("left", "right", "left", "unsure", "right")]
-    assert {record["display_px"] for record in read_votes(kept, study)} == {shown["a"]["width"]}
+    assert choices(sqlite, study) == [(side, "pointer") for side in ("left", "right", "left", "unsure", "right")]
+    assert {record["display_px"] for record in read_votes(sqlite, study)} == {shown["a"]["width"]}
 
 
-@pytest.mark.parametrize(("size", "stacked", "width"), [((1400, 900), False, 256), ((844, 390), False, 192),
-                                                        ((320, 320), False, 112)])
-def test_pictures_are_as_large_as_the_window_allows(page, kept, size, stacked, width, screenshots):
-    study, _ = add_study(kept, scale=16, practice=0)
-    with serving(kept, study) as address:
+@pytest.mark.parametrize(("size", "stacked", "width"), [((1400, 900), False, 256), ((320, 320), False, 112)])
+def test_pictures_are_as_large_as_the_window_allows(page, sqlite, size, stacked, width, screenshots):
+    study, _ = add_study(sqlite, scale=16, practice=0)
+    with serving(sqlite, study) as address:
         page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
         start(page, address)
         wait_for_pair(page, 1)
@@ -275,24 +234,9 @@ def test_pictures_are_as_large_as_the_window_allows(page, kept, size, stacked, w
     assert shown["page"][0] <= size[0]
 
 
-def test_photographs_larger_than_the_window_are_reduced_alike(page, kept):
-    made = [Method(name, {"one": np.full((900, 1600, 3), value, np.uint8)}) for name, value in (("a", 90), ("b", 160))]
-    compared = compare_methods(made[:1], made[1:])
-    options = StudySettings(scale=1, trials=1, gold=0, repeats=0, practice=0)
-    study, _ = kept.create_study("large", options, [compared[0][0]], {}, make_pairs(compared, options))
-    with serving(kept, study) as address:
-        start(page, address)
-        wait_for_pair(page, 1)
-        shown = layout(page)
-    assert shown["a"]["width"] == shown["b"]["width"] < 1000
-    assert shown["a"]["width"] / shown["a"]["height"] == pytest.approx(16 / 9, rel=0.01)
-    assert shown["page"][0] <= 1000
-    assert shown["page"][1] <= 800
-
-
-def test_held_keys_and_double_clicks_are_one_vote(page, kept):
-    study, _ = add_study(kept, practice=0)
-    with serving(kept, study) as address:
+def test_held_keys_and_double_clicks_are_one_vote(page, sqlite):
+    study, _ = add_study(sqlite, practice=0)
+    with serving(sqlite, study) as address:
         start(page, address)
         wait_for_pair(page, 1)
         page.dblclick("#left")
@@ -300,85 +244,32 @@ def test_held_keys_and_double_clicks_are_one_vote(page, kept):
         for _ in range(5):
             page.keyboard.down("j")
         wait_for_pair(page, 3)
-    assert len(choices(kept, study)) == 2
+    assert len(choices(sqlite, study)) == 2
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")])
-def test_the_owner_sees_results_as_they_come(browser, kept, screenshots, capsys, width, scheme):
-    study, token = add_study(kept, trials=10, count=12, repeats=4)
-    for number in range(6):
-        vote_through(kept, study, f"rater{number}", lambda *_: "left")
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    context.set_default_timeout(PATIENCE_MS)
-    page, errors = context.new_page(), []
-    watch_for_errors(page, errors)
-    with serving(kept, study) as address:
-        page.goto(f"{address}results/")
-        page.fill("#owner", "wrong")
-        page.click("#login button")
-        page.wait_for_selector("#message >> text=owner")
-        page.fill("#owner", token)
-        page.click("#login button")
-        page.wait_for_selector("#report:not([hidden])")
-        assert "k6 vs greedy" in page.text_content("#sections")
-        assert page.evaluate("document.getElementById('plot').naturalWidth") == (900 if width > 600 else 420)
-        page.wait_for_function("document.getElementById('plot').complete")
-        page.screenshot(path=screenshots / f"survey-results-{width}-{scheme}.png", full_page=True)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert not page.is_visible("#sections table")  # the experts' figures open on request
-        page.click("summary")
-        assert page.is_visible("#sections table")
-        page.screenshot(path=screenshots / f"survey-experts-{width}-{scheme}.png", full_page=True)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        sentences = page.inner_text("#sentences").splitlines()
-        warned = page.locator("#warnings strong").all_inner_texts()
-    context.close()
-    assert errors == []
-    assert "chose the same side" in "".join(warned)
-    assert run(["survey", "report", "study", "--store", kept.location]) == 0  # the terminal says the same
-    told = capsys.readouterr().out
-    assert all(text in told for text in (*filter(None, sentences), *warned))
-
-
-@pytest.fixture(scope="module")
-def faces(tmp_path_factory):
-    """A hundred crops of the astronaut's face."""
-    folder = tmp_path_factory.mktemp("faces")
-    picture = data.astronaut()
-    places = np.random.default_rng(0).integers((0, 160, 130), (30, 190, 170), (IMAGES, 3))
-    for number, (top, left, size) in enumerate(places):
-        Image.fromarray(picture[top:top + size, left:left + size]).save(folder / f"{number:03d}.png")
-    return folder
-
-
-def test_three_method_pairs_of_a_hundred_images_from_the_checkpoint(page, faces, memory_folder, tmp_path, capsys):
-    store = memory_folder / "survey.db"
-    decoded = "name=k10,accept=distance,epsilon=2"
-    words = ["survey", "create", "whole", "--store", store, "--images", faces, "--pairs", IMAGES, "--trials", 6,
-             "--practice", 1, "--gold", 1, "--repeats", 1, "--method-a", decoded, "--method-b", "bicubic",
-             "--method-a", decoded, "--method-b", "camera", "--method-a", "bicubic", "--method-b", "camera"]
+def test_a_study_of_the_bundled_checkpoint_from_creation_to_export(page, memory_folder, tmp_path, capsys):
+    picture, store = data.astronaut(), memory_folder / "survey.db"
+    for number in range(8):
+        Image.fromarray(picture[number:number + 200, 130:330]).save(tmp_path / f"{number}.png")
+    words = ["survey", "create", "whole", "--store", store, "--images", tmp_path, "--trials", 4, "--practice", 1,
+             "--gold", 1, "--repeats", 1, "--method-a", "name=k10,accept=distance,epsilon=2", "--method-a", "bicubic",
+             "--method-b", "camera"]
     assert run([str(word) for word in words]) == 0
-    kept = Store(store)
-    study = kept.study("whole")
-    with serving(kept, study) as address:
+    opened = Store(store)
+    study = opened.study("whole")
+    with serving(opened, study) as address:
         start(page, address)
-        for position in range(1, 10):
+        for position in range(1, 8):
             wait_for_pair(page, position)
-            if position % 2:
-                page.keyboard.press("ArrowRight")
-            else:
-                page.click("#left")
+            page.keyboard.press("ArrowRight")
         page.wait_for_selector("#done:not([hidden])")
-    assert Counter(choices(kept, study)) == {("right", "key"): 5, ("left", "pointer"): 4}
-    kept.close()
+    assert choices(opened, study) == [("right", "key")] * 7
+    opened.close()
     capsys.readouterr()
-    assert run(["survey", "report", "whole", "--store", str(store), "--json", "--output", str(tmp_path)]) == 0
+    assert run(["survey", "report", "whole", "--store", str(store), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["result"]["votes"] == 6
-    assert [comparison["name"] for comparison in report["comparisons"]] == ["k10 vs bicubic", "k10 vs camera",
-                                                                            "bicubic vs camera"]
+    assert report["result"]["votes"] == 4
     assert report["methods"]["k10"]["config"]["block_size"] == 10
     assert report["methods"]["k10"]["mean_accepted_block_size"] > 5
-    assert (tmp_path / "report.png").is_file()
-    assert run(["survey", "export", "whole", "--store", str(store), "--output", str(Path(tmp_path, "votes.csv"))]) == 0
-    assert (tmp_path / "votes.csv").read_text().count("\n") == 10
+    assert run(["survey", "export", "whole", "--store", str(store), "--output", str(tmp_path / "votes.csv")]) == 0
+    assert (tmp_path / "votes.csv").read_text().count("\n") == 8

@@ -10,7 +10,6 @@ from skimage import data
 from survey_tools import serving, vote_through, wait_for_pair
 
 from superres.survey.pairs import Method, compare_methods, make_pairs
-from superres.survey.store import Store
 from superres.survey.study import StudySettings
 
 TARGET = 44
@@ -20,14 +19,7 @@ SMALL_TARGETS = """least => [...document.querySelectorAll('button, input, a, sum
     .filter(([, box]) => box.width && (box.width < least || box.height < least)).map(([name]) => name)"""
 GREY = "rgb(128, 128, 128)"
 
-SCREENS = pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")])
-
-
-@pytest.fixture
-def kept(memory_folder):
-    store = Store(memory_folder / "survey.db", create=True)
-    yield store
-    store.close()
+SCREENS = pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
 
 
 def add_faces(store, name="faces", **settings):
@@ -87,11 +79,11 @@ def themed(scheme):
 
 
 @SCREENS
-def test_all_screens_of_a_rater(look, kept, width, scheme):
-    study, _ = add_faces(kept)
+def test_all_screens_of_a_rater(look, sqlite, width, scheme):
+    study, _ = add_faces(sqlite)
     screens = look(width, scheme)
     page = screens.page
-    with serving(kept, study) as address:
+    with serving(sqlite, study) as address:
         page.goto(address)
         page.wait_for_selector("#agree")
         assert screens.background() == themed(scheme)
@@ -118,13 +110,13 @@ def test_all_screens_of_a_rater(look, kept, width, scheme):
 
 
 @SCREENS
-def test_all_screens_of_a_rater_who_comes_back(look, kept, width, scheme):
-    study, _ = add_faces(kept)
+def test_all_screens_of_a_rater_who_comes_back(look, sqlite, width, scheme):
+    study, _ = add_faces(sqlite)
     screens = look(width, scheme)
     page, down = screens.page, []
     # From the first page on: a page that is open might send one more request past a new route.
     page.route("**/api/votes", lambda route: route.abort() if down else route.continue_())
-    with serving(kept, study) as address:
+    with serving(sqlite, study) as address:
         page.goto(address)
         page.fill("#rater", "me")
         page.check("#agree")
@@ -154,10 +146,10 @@ def test_all_screens_of_a_rater_who_comes_back(look, kept, width, scheme):
         page.wait_for_selector("#agree")  # and its style was found from below as well
 
 
-def test_a_rater_who_has_finished_finds_the_last_page_again(look, kept):
-    study, _ = add_faces(kept, trials=1, repeats=0, practice=0)
+def test_a_rater_who_has_finished_finds_the_last_page_again(look, sqlite):
+    study, _ = add_faces(sqlite, trials=1, repeats=0, practice=0)
     page = look(390, "light").page
-    with serving(kept, study) as address:
+    with serving(sqlite, study) as address:
         page.goto(f"{address}?participant=me")
         page.check("#agree")
         page.click("#begin")
@@ -169,24 +161,23 @@ def test_a_rater_who_has_finished_finds_the_last_page_again(look, kept):
         assert page.inner_text("#code") == "C0DE"
 
 
-@SCREENS
-def test_a_window_that_is_too_small_is_told_its_size(look, kept, width, scheme):
-    study, _ = add_faces(kept, minimum_viewport=(2000, 2000))
-    screens = look(width, scheme)
-    with serving(kept, study, "/lab") as address:
+def test_a_window_that_is_too_small_is_told_its_size_before_anything_is_asked(look, sqlite):
+    study, _ = add_faces(sqlite, minimum_viewport=(2000, 2000))
+    screens = look(390, "dark")
+    with serving(sqlite, study, "/lab") as address:
         screens.page.goto(address)
         screens.page.wait_for_selector("#small:not([hidden])")
-        assert f"needs 2000 × 2000 pixels, and this window has {width} × 844." in screens.page.inner_text("#size")  # noqa: RUF001
+        assert "needs 2000 × 2000 pixels, and this window has 390 × 844." in screens.page.inner_text("#size")  # noqa: RUF001
+        assert not screens.page.is_visible("#agree")
         screens.check("small")
 
 
-@SCREENS
-def test_a_rater_who_started_elsewhere_is_told_so(look, kept, width, scheme):
-    study, _ = add_faces(kept)
-    screens = look(width, scheme)
+def test_a_rater_who_started_elsewhere_is_told_so(look, sqlite):
+    study, _ = add_faces(sqlite)
+    screens = look(390, "light")
     page = screens.page
-    with serving(kept, study) as address:
-        vote_through(kept, study, "me", lambda *_: "left")
+    with serving(sqlite, study) as address:
+        vote_through(sqlite, study, "me", lambda *_: "left")
         page.goto(f"{address}?participant=me")
         page.check("#agree")
         page.click("#begin")
@@ -195,11 +186,11 @@ def test_a_rater_who_started_elsewhere_is_told_so(look, kept, width, scheme):
 
 
 @SCREENS
-def test_all_screens_of_the_owner(look, kept, width, scheme):
-    study, token = add_faces(kept, name="my faces")
+def test_all_screens_of_the_owner(look, sqlite, width, scheme):
+    study, token = add_faces(sqlite, name="my faces")
     screens = look(width, scheme)
     page = screens.page
-    with serving(kept, study) as address:
+    with serving(sqlite, study) as address:
         page.goto(f"{address}results/")
         page.fill("#owner", "wrong")
         page.press("#owner", "Enter")
@@ -211,7 +202,7 @@ def test_all_screens_of_the_owner(look, kept, width, scheme):
         assert page.inner_text("#sentences").strip() == "bicubic or camera: no votes yet."
         screens.check("no-votes")
         for number in range(6):
-            vote_through(kept, study, f"rater{number}", lambda *_: "left")
+            vote_through(sqlite, study, f"rater{number}", lambda *_: "left")
         page.reload()
         page.fill("#owner", token)
         page.press("#owner", "Enter")
@@ -220,6 +211,7 @@ def test_all_screens_of_the_owner(look, kept, width, scheme):
         assert page.evaluate("document.getElementById('plot').naturalWidth") == (900 if width > 600 else 420)
         command = page.locator("#warnings code").first.inner_text()
         assert " ".join(command.split()).startswith("superres survey exclude 'my faces' 'repeats<0.5' --reason ")
+        assert not page.is_visible("#sections table")  # the experts' figures open on request
         page.locator("summary").press("Enter")
         screens.check("experts")
         page.locator("#sections .wide").nth(1).focus()
