@@ -6,11 +6,15 @@ RUN := $(VENV)/bin/python
 # The platforms of `make wheels`; linux_x86_64 is compiled with this system's g++, for systems as new as this one.
 PLATFORMS := manylinux_2_28_x86_64 manylinux_2_28_aarch64 macosx_11_0_arm64 win_amd64
 
-.PHONY: demo test mutations app check docs wheels native-aarch64 native-test native-bench clean
+.PHONY: demo quick test mutations app check docs wheels native-aarch64 native-test native-bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
 	$(RUN) scripts/demo.py $(ARGS)
+
+# What a change breaks most often, in less than a minute: no process, no browser.
+quick: $(VENV)/.installed-dev
+	$(RUN) -m pytest -q -n auto --maxprocesses 4 -m "not slow and not browser and not cluster" $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)

@@ -1,12 +1,14 @@
-"""What all tests share: one thread, fixed seeds, fixed costs of a step, and hypothesis profiles."""
+"""What all tests share: one thread, fixed seeds, fixed costs of a step, hypothesis profiles, and markers by file."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,64 @@ if TYPE_CHECKING:
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+MARKED = {
+    "browser": ["browser/*"], "cluster": ["test_scale_out.py"],
+    "slow": [f"test_{name}*.py" for name in (
+        "adaptive", "all_settings", "batch_photos", "batch_resume", "benchmark", "bundled", "cli_given", "cli_terminal",
+        "compar", "compiled", "confidence", "consistency", "continuous", "defaults", "docs", "export", "fake_gpu",
+        "fuzz", "gpu_notebook", "graph", "hostile", "hub", "lookahead", "native", "newcomers", "parallel", "proposers",
+        "python_api", "refill", "rollback", "sizes", "speculative", "stages", "survey", "table", "text_training",
+        "threads", "training", "translator", "tree_attention", "tuning", "variants", "web", "where_it_pays")],
+}
+"""Files with a marker for all their tests; single slow tests have it where they stand."""
+
+ALONE = "SUPERRES_TEST_ALONE"
+"""Environment variable of a process that runs a failed test once more."""
+
+
+def marker_of(path: Path) -> str | None:
+    """Return the marker of all tests in a file."""
+    name = path.relative_to(Path(__file__).parent).as_posix()
+    return next((marker for marker, patterns in MARKED.items() for pattern in patterns if fnmatch(name, pattern)), None)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file whose tests `-m` leaves out."""
+    marker = marker_of(collection_path) if collection_path.is_file() else None
+    return True if marker and f"not {marker}" in config.option.markexpr else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if marker := marker_of(item.path):
+        item.add_marker(marker)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Run each browser test that failed once more, alone, when all others have ended.
+
+    Both runs are reported. A test that passes the second time does not fail the run.
+    """
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if exitstatus != pytest.ExitCode.TESTS_FAILED or hasattr(session.config, "workerinput") or ALONE in os.environ:
+        return
+    failed = [report for kind in ("failed", "error") for report in reporter.stats.get(kind, [])]
+    passed = set()
+    for node in dict.fromkeys(report.nodeid for report in failed if "browser" in report.keywords):
+        reporter.ensure_newline()
+        reporter.section(f"{node} failed, and is run once more, alone", flush=True)
+        again = subprocess.run([sys.executable, "-m", "pytest", "-q", "--no-header", node], cwd=session.config.rootpath,
+                               env={**os.environ, ALONE: "1"}, check=False)
+        if again.returncode == 0:
+            passed.add(node)
+    for report in failed:
+        if report.nodeid in passed:
+            reporter.write_line(report.longreprtext)
+            reporter.stats["failed" if report.when == "call" else "error"].remove(report)
+            reporter.stats.setdefault("failed once and passed alone", []).append(report)
+    if failed and not reporter.stats.get("failed") and not reporter.stats.get("error"):
+        session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.fixture(autouse=True)

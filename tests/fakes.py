@@ -1,6 +1,7 @@
 """Stand-ins with scripted behaviour, for the logic around the network."""
 
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from superres.decoding.decode import check_options
 from superres.decoding.limits import Limits
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.ngrams import Numbering, count_ngrams
+from superres.decoding.trace import RowTrace
 from superres.interfaces import StepOutput
 from superres.nn.engines.native.abi import DECLARATIONS, DIGEST
 from superres.nn.engines.native.variants import SELF_TEST
@@ -45,31 +47,9 @@ class Unruled(Exact):
     rule = None
 
 
-@dataclass(frozen=True)
-class FakeTrace:
-    """The decoding record of one image: every iteration but the last accepts a whole block."""
-
-    accepted: list
-
-    @property
-    def tokens(self):
-        return sum(self.accepted)
-
-    @property
-    def iterations(self):
-        return len(self.accepted)
-
-    @property
-    def model_calls(self):
-        return self.iterations + 1
-
-    @property
-    def mean_accepted_block_size(self):
-        return self.tokens / self.iterations
-
-    @property
-    def positions(self):
-        return [sum(self.accepted[:i]) for i in range(self.iterations)]
+def FakeTrace(accepted):
+    """Return the trace of blocks of these sizes."""
+    return RowTrace([0, *accumulate(accepted)][:-1], accepted, np.zeros((len(accepted), max(accepted))))
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -45,7 +42,7 @@ from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel
 from superres.nn.engines.torch_model import StepModel
 
-DRAWS = int(os.environ.get("SUPERRES_DRAWS", "150"))
+DRAWS = int(os.environ.get("SUPERRES_DRAWS", "60"))
 ENGINES = {"native": "float32", "native-bf16": "bfloat16", "native-int8": "int8"}
 compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
@@ -239,13 +236,6 @@ def check(drawn):
 @pytest.fixture(scope="module", autouse=True)
 def _filled_memory():
     """Fill new memory: a value that is read before it is written then changes a result, or is no address."""
-    with pytest.MonkeyPatch.context() as patch:
-        fill_new_memory(patch)
-        yield
-
-
-def fill_new_memory(patch):
-    """Fill tensors of `torch.empty` with NaN or with large numbers."""
     empty = torch.empty
 
     def filled(*shape, **options):
@@ -253,10 +243,12 @@ def fill_new_memory(patch):
         whole = {torch.int64: 2**40, torch.int32: 2**30, torch.uint8: 255}
         return tensor.fill_(torch.nan if tensor.is_floating_point() else whole[tensor.dtype])
 
-    patch.setattr(torch, "empty", filled)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", filled)
+        yield
 
 
-@settings(max_examples=DRAWS)
+@settings(max_examples=DRAWS // 2)
 @given(draws(["plain"]))
 def test_the_plain_engine_decodes_as_the_reference(drawn):
     check(drawn)
@@ -277,12 +269,4 @@ NARROW = Draw(
 
 @compiled
 def test_a_block_narrower_than_the_minimum_block_is_not_read_past_its_end():
-    """In a process of its own: the address of such a token's score was none, which ended the process."""
-    code = ("import pytest, test_all_settings as tests\n"
-            "with pytest.MonkeyPatch.context() as patch:\n    tests.fill_new_memory(patch)\n"
-            "    tests.check(tests.NARROW)\n")
-    tests = Path(__file__).parent
-    paths = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
-                            env={**os.environ, "PYTHONPATH": paths})
-    assert result.returncode == 0, result.stderr
+    check(NARROW)  # such a read ends the process

@@ -306,10 +306,3 @@ def test_heic_is_read_with_the_extra_and_named_without(tree, monkeypatch):
     monkeypatch.setattr(pictures, "_formats", lambda: ("PNG",))
     with pytest.raises(InvalidInputError, match="needs the extra heic"):
         pictures.read_image(tree / "b.heic")
-
-
-def test_opening_stops_reading_when_nobody_asks(tree):
-    make_tar(tree / "faces.tar", MEMBERS)
-    opened = open_inputs(jobs("faces.tar"))
-    next(opened)
-    opened.close()

@@ -65,7 +65,7 @@ def optimum(prefixes, alpha):
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("bias", BIASES)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_beam_that_is_wide_enough_finds_the_optimum_of_exhaustive_search(seed, bias, alpha):
     search, source, prefixes = tiny(seed, bias)
     tokens, score, width = optimum(prefixes, alpha)
@@ -74,24 +74,6 @@ def test_a_beam_that_is_wide_enough_finds_the_optimum_of_exhaustive_search(seed,
         assert found.tokens[0, : found.lengths[0]].tolist() == tokens
         assert not found.tokens[0, found.lengths[0] :].any()
         assert float(found.scores[0]) == pytest.approx(score)
-
-
-def test_the_optima_here_ask_for_narrow_and_wide_beams_and_have_many_lengths():
-    found = [optimum(tiny(seed, bias)[2], alpha) for seed in range(6) for bias in BIASES for alpha in ALPHAS]
-    assert {len(tokens) for tokens, _, _ in found} == {1, 2, 4, 5}
-    widths = [width for _, _, width in found]
-    assert len(set(widths)) > 5
-    assert max(widths) > 50
-
-
-def test_the_searches_here_end_at_different_lengths_and_at_the_largest():
-    found = [beam_search(model(seed), sources(4, seed), BeamConfig()) for seed in range(4)]
-    assert len(torch.cat([beams.lengths for beams in found]).unique()) > 3
-    endless = model()
-    endless.model.project.bias[END] = -1000
-    beams = beam_search(endless, sources(2), BeamConfig())
-    assert beams.lengths.tolist() == [12, 12]
-    assert not (beams.tokens == END).any()
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
@@ -123,14 +105,6 @@ def test_a_row_that_is_over_would_find_nothing_else_up_to_the_largest_length(alp
     assert early > 10
 
 
-def test_a_wider_beam_finds_targets_that_are_as_likely_or_likelier():
-    search, source = model(2), sources(6)
-    narrow, wide = (beam_search(search, source, BeamConfig(size, 0.0)) for size in (1, 40))
-    ended = (narrow.tokens == END).any(1)  # one that the largest length cuts gives way to one that ends
-    assert bool((wide.scores >= narrow.scores - 1e-9)[ended].all())
-    assert bool((wide.scores > narrow.scores + 1e-3).any())
-
-
 def test_a_batch_equals_its_single_rows_and_padding_is_hidden():
     search, source = model(2), sources(5)
     padding = torch.arange(9) >= torch.tensor([9, 3, 5, 9, 1]).unsqueeze(1)
@@ -147,16 +121,6 @@ def test_the_native_step_finds_the_same():
     found = [beam_search(kind(network, END), source, BeamConfig()) for kind in (StepModel, NativeModel)]
     assert torch.equal(found[0].tokens, found[1].tokens)
     torch.testing.assert_close(found[0].scores, found[1].scores, rtol=1e-4, atol=1e-4)
-
-
-def test_the_loop_is_handed_out_before_every_step_and_a_source_is_encoded_once():
-    search, encoded = model(), []
-    encode = search.model.encode
-    search.model.encode = lambda source, *more: encoded.append(len(source)) or encode(source)
-    lengths = [int(loop.result().lengths.max()) for loop in beam_steps(search, sources(2), BeamConfig())]
-    assert encoded == [2]
-    assert lengths[0] == 0
-    assert len(lengths) == beam_search(search, sources(2), BeamConfig()).model_calls + 1
 
 
 def test_a_model_without_an_end_token_is_refused():
@@ -180,12 +144,3 @@ def test_select_moves_the_cache_of_a_session_of_pictures_too(engine):
     torch.testing.assert_close(scores[0], scores[1])
     wanted = network.scores(network(picture[:1], targets[1:2]))[0, 18:21]
     torch.testing.assert_close(scores[0], wanted, rtol=1e-3, atol=3e-3)
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"size": 0}, "beam must be at least 1, not 0"), ({"length_penalty": -1.0}, "length-penalty must be at least 0"),
-    ({"length_penalty": float("nan")}, "length-penalty must be at least 0, not nan"),
-])
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        BeamConfig(**options)

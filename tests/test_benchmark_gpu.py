@@ -28,7 +28,7 @@ def captured(model, end_token=None, engine="graph"):
 @pytest.fixture
 def script(monkeypatch):
     """The script, whose networks run as captured iterations on the CPU."""
-    spec = importlib.util.spec_from_file_location("benchmark_gpu", PATH)
+    spec = importlib.util.spec_from_file_location("gpu", PATH)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)

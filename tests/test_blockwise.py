@@ -10,25 +10,21 @@ import pytest
 import torch
 from fakes import (
     BAD_KEYS,
-    CHAINS,
-    SMALL,
     VARIANTS,
     ScriptedModel,
     criterion_options,
-    proposer_for,
     random_model,
     random_tokens,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superres.config import PRESETS, DecodeConfig
+from superres.config import DecodeConfig
 from superres.decoding import decode as decode_module
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.blockwise import accepted_length
 from superres.decoding.decode import check_options, decode
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.proposers.base import with_proposer_state
 from superres.decoding.reference import separate_reference, sequential_reference
 from superres.errors import ConfigError, InvalidInputError
 from superres.nn.engines.torch_model import StepModel
@@ -105,51 +101,9 @@ class Knowing:
 # Exact acceptance on real networks
 
 
-@pytest.mark.parametrize("block_size", [2, 5])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_exact_equals_the_plain_greedy_decoder(variant, block_size):
-    check_exact(variant, DecodeConfig(block_size=block_size))
-
-
-@pytest.mark.parametrize("block_size", [1, 3, 4])
-@pytest.mark.parametrize("variant", ["base aids", "as published"])
-def test_exact_equals_the_plain_greedy_decoder_at_other_block_sizes(variant, block_size):
-    decoded = check_exact(variant, DecodeConfig(block_size=block_size))
-    if block_size == 1:
-        assert all(trace.mean_accepted_block_size == 1.0 for trace in decoded.traces)
-
-
-def test_the_networks_here_accept_some_proposals_and_reject_others():
-    variants = ("base aids", "plain", "as published")
-    accepted = [a for v in variants for t in check_exact(v, DecodeConfig()).traces for a in t.accepted]
-    assert min(accepted) == 1
-    assert max(accepted) > 2
-    assert 1.1 < np.mean(accepted) < 4
-
-
-@settings(max_examples=12)
-@given(st.sampled_from(sorted(VARIANTS)), st.integers(1, 5), st.integers(0, 8))
-def test_exact_equals_greedy_at_any_width(variant, block_size, more):
-    check_exact(variant, DecodeConfig(block_size=block_size), width=block_size + more)
-
-
-@pytest.mark.parametrize("block_size", [1, 2, 5])
-@pytest.mark.parametrize("variant", ["base aids", "as published", "causal attention", "sequential heads"])
-def test_sampling_equals_sequential_sampling_with_the_same_seed(variant, block_size):
-    check_exact(variant, DecodeConfig(block_size=block_size, temperature=0.9, seed=7))
-
-
-@pytest.mark.parametrize("block_size", [1, 2, 5])
-def test_sampling_with_a_temperature_a_colour_equals_sequential_sampling(block_size):
-    check_exact("base aids", DecodeConfig(block_size=block_size, temperature=(2.0, 0.5, 1.0), seed=7))
-
-
-def test_one_temperature_equals_three_equal_ones_and_three_different_ones_do_not():
-    model, source = small("base aids")
-    one, equal, different = (
-        decode(model, source, DecodeConfig(temperature=t)).tokens for t in (0.9, (0.9,) * 3, (0.9, 0.9, 1.8)))
-    assert torch.equal(one, equal)
-    assert not torch.equal(one, different)
+def test_exact_equals_the_plain_greedy_decoder(variant):
+    check_exact(variant, DecodeConfig(block_size=5))
 
 
 def test_sampling_depends_on_seed_and_key_and_not_on_the_company_of_a_row():
@@ -165,19 +119,6 @@ def test_sampling_depends_on_seed_and_key_and_not_on_the_company_of_a_row():
     assert not torch.equal(other_seed, alone)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("order", [[2, 0, 1], [1], [0, 2]])
-def test_a_row_does_not_depend_on_batch_or_order(order, temperature):
-    model, source = small("base aids")
-    decoded = decode(model, source[order], DecodeConfig(temperature=temperature), keys=torch.tensor(order))
-    assert torch.equal(decoded.tokens, greedy("base aids", temperature)[order])
-
-
-def test_a_low_temperature_samples_the_greedy_result():
-    model, source = small("base aids")
-    assert torch.equal(decode(model, source, DecodeConfig(temperature=1e-9)).tokens, greedy("base aids"))
-
-
 HOSTILE = {
     "random": lambda _: Random(),
     "constant": lambda _: Constant(),
@@ -188,8 +129,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("block_size", [2, 7])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(("temperature", "block_size"), [(0.0, 7), (0.9, 2)])
 @pytest.mark.parametrize("proposer", HOSTILE)
 def test_exact_equals_greedy_whatever_is_proposed(proposer, temperature, block_size):
     result = greedy("base aids", temperature)
@@ -199,29 +139,6 @@ def test_exact_equals_greedy_whatever_is_proposed(proposer, temperature, block_s
         assert all(trace.accepted == [1] * trace.tokens for trace in decoded.traces)
     if proposer == "always right":
         assert all(trace.iterations == -(-trace.tokens // block_size) for trace in decoded.traces)
-
-
-@pytest.mark.parametrize("batch", [1, 4, 16])
-@pytest.mark.parametrize("block_size", [2, 4, 6, 8, 10])
-def test_float32_exact_equals_greedy_of_the_same_width_bit_for_bit(block_size, batch):
-    model, source = base_like()
-    source = source[:batch]
-    decoded = decode(model, source, DecodeConfig(block_size=block_size))
-    assert torch.equal(decoded.tokens, base_like_greedy(block_size, batch))
-
-
-@cache
-def base_like():
-    config = replace(PRESETS["base"], width=32, filter_size=64, encoder_layers=1, decoder_layers=2,
-                     source_shape=(2, 2, 3), target_shape=(8, 8, 3), attention_block_length=16, prediction_heads=10,
-                     head_filter_size=16, conditioning_blocks=1, conditioning_width=8)
-    return StepModel(random_model(config, dtype=torch.float32)), random_tokens(config, 16)[0]
-
-
-@cache
-def base_like_greedy(width, batch):
-    model, source = base_like()
-    return decode(model, source[:batch], DecodeConfig(block_size=1), width=width).tokens
 
 
 # Approximate acceptance, against the scheme of section 3 with separate calls
@@ -268,12 +185,6 @@ def test_scripted_decode_equals_the_separate_scheme(hits, block_size, minimum, a
         assert bool((decoded.tokens[row, decoded.lengths[row] :] == 0).all())
 
 
-def test_minimum_block_accepts_at_least_so_many():
-    model, source = script(0.0)
-    for trace in decode(model, source, DecodeConfig(min_block=3)).traces:
-        assert min(trace.accepted[:-1]) >= 3
-
-
 # Regimes, with a model that follows a script
 
 
@@ -304,25 +215,6 @@ def test_always_right_proposals_take_one_call_a_block_and_one_more(block_size):
         assert trace.accepted[-1] == LENGTH - block_size * (iterations - 1)  # the end lies inside the block
 
 
-@pytest.mark.parametrize("block_size", [2, 4])
-def test_never_right_proposals_take_one_iteration_a_token(block_size):
-    model, source = script(0.0)
-    decoded, calls = finish(model, source, block_size)
-    assert calls == LENGTH + 1
-    assert torch.equal(decoded.tokens, model.truth)
-    assert all(trace.mean_accepted_block_size == 1.0 for trace in decoded.traces)
-
-
-@pytest.mark.parametrize("hits", [0.2, 0.5, 0.8])
-def test_rows_advance_by_different_amounts_and_all_arrive(hits):
-    model, source = script(hits)
-    decoded, calls = finish(model, source, 4, width=6)
-    assert torch.equal(decoded.tokens, model.truth)
-    assert len({tuple(trace.accepted) for trace in decoded.traces}) > 1
-    assert calls == max(trace.model_calls for trace in decoded.traces)
-    check_traces(decoded, 4)
-
-
 @pytest.mark.parametrize("hits", [0.0, 0.6, 1.0])
 def test_end_token_stops_a_row_at_any_offset_inside_a_block(hits):
     # Row r ends at token r; what the script holds after it would betray an overrun.
@@ -337,12 +229,6 @@ def test_end_token_stops_a_row_at_any_offset_inside_a_block(hits):
     check_traces(decoded, 4)
 
 
-def test_wrongly_proposed_end_tokens_do_not_end_a_row():
-    model, source = script(0.5, end_token=1, miss=1)
-    decoded, _ = finish(model, source, 4)
-    assert torch.equal(decoded.tokens, model.truth)
-
-
 def test_decode_looks_past_the_end_no_further_than_its_polling_interval():
     model, source = script(1.0)
     sessions, plain = [], ScriptedModel.session
@@ -351,56 +237,6 @@ def test_decode_looks_past_the_end_no_further_than_its_polling_interval():
     decode(model, source, DecodeConfig(block_size=2), progress=lambda done, of: seen.append((done, of)))
     assert sessions[0].calls <= 1 + 12 + decode_module.DONE_CHECK_INTERVAL
     assert seen[0] == (0, LENGTH)
-
-
-def test_the_done_flag_is_looked_at_oftener_where_rows_may_end_at_any_time():
-    cases = (None, "cpu"), (None, "cuda"), (1, "cuda"), (1, "cpu")
-    intervals = [decode_module.check_interval(*case) for case in cases]
-    assert intervals == [16, 16, 4, 1]
-
-
-READS = ["item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__array__"]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize(("variant", "accept", "proposer"), [
-    *(("base aids", accept, "heads") for accept in CRITERIA), *(("base aids", "exact", name) for name in CHAINS),
-    ("sequential heads", "exact", "heads"),
-])
-def test_iterating_reads_nothing_from_the_device(variant, accept, proposer, temperature, monkeypatch):
-    model, source = small(variant)
-    model = StepModel(model.model, end_token=1)
-    options, made = criterion_options(accept, temperature=temperature), proposer_for(proposer, model)
-    session = with_proposer_state(model, made).session(source, 6)
-    loop = BlockwiseLoop(model, session, options, torch.arange(ROWS), 5, made)
-
-    def refuse(*_, **__):
-        raise AssertionError("read from the device")
-
-    with monkeypatch.context() as patch:
-        for name in READS:
-            patch.setattr(torch.Tensor, name, refuse)
-        for _ in range(3):
-            loop.iterate()
-    assert bool((loop.state.position > 0).all())
-
-
-@pytest.mark.parametrize("proposer", CHAINS)
-@pytest.mark.parametrize("variant", ["base aids", "sequential heads"])
-def test_iterating_works_where_values_cannot_be_read(variant, proposer):
-    """On torch's meta device every read raises, also one from compiled code."""
-    model = StepModel(random_model(VARIANTS[variant]).to("meta"))
-    source = torch.zeros(ROWS, SMALL.source_length, dtype=torch.int64, device="meta")
-    keys = torch.zeros(ROWS, dtype=torch.int64, device="meta")
-    made = proposer_for(proposer, small(variant)[0])
-    if proposer == "draft":
-        made.draft.model.to("meta")
-    for options in (DecodeConfig(temperature=0.9), DecodeConfig(temperature=0.9, sampling="speculative", nucleus=0.9)):
-        session = with_proposer_state(model, made).session(source, 5)
-        loop = BlockwiseLoop(model, session, options, keys, 5, made)
-        loop.iterate()
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        loop.done()
 
 
 # Single parts
@@ -430,16 +266,6 @@ def test_a_width_below_the_block_size_is_refused():
     model, source = script(1.0)
     with pytest.raises(ConfigError, match="width 2"):
         decode(model, source, DecodeConfig(block_size=3), width=2)
-
-
-def test_default_block_size_is_all_heads():
-    assert check_options(DecodeConfig(), 7) == 7
-
-
-def test_heads_are_the_default_proposer():
-    model, source = small("base aids")
-    named = decode(model, source, DecodeConfig(proposer="heads"))
-    assert torch.equal(named.tokens, decode(model, source, DecodeConfig()).tokens)
 
 
 @pytest.mark.parametrize(("keys", "message"), BAD_KEYS, ids=repr)

@@ -69,20 +69,6 @@ def test_by_default_compiled_code_decodes_large_batches_greedily_and_small_ones_
     assert all(trace.iterations < trace.tokens for trace in chain.from_iterable(chosen.traces))
 
 
-def test_a_beam_of_one_is_greedy_decoding(translator):
-    lines = [*SENTENCES, "A dog runs through the snow.", "Two men talk on the street.", "A cat"]
-    greedy = translator(lines, superres.DecodeConfig(block_size=1))
-    found = translator(lines, superres.BeamConfig(1))
-    assert found.texts == greedy.texts
-    assert found.tokens == greedy.tokens
-
-
-def test_top_2_takes_fewer_steps(translator):
-    exact, loose = (translator(SENTENCES, superres.DecodeConfig(accept=accept)) for accept in ("exact", "top-k"))
-    few, many = (sum(trace.iterations for trace in chain.from_iterable(made.traces)) for made in (loose, exact))
-    assert few < many
-
-
 def test_what_is_bundled_is_small():
     for name in (NAME, "celeba-8to32"):
         draft = bundled_folder() / f"{name}-draft" / "model.safetensors"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from superres.checkpoint import (
     CONFIG,
     WEIGHTS,
     HubModel,
-    fetch_from_hub,
     load_checkpoint,
     load_weights,
     read_config,
@@ -25,7 +23,6 @@ from superres.checkpoint import (
     weights_digest,
 )
 from superres.errors import CheckpointError, OutputError
-from superres.system.hub import first_line
 
 
 @pytest.fixture
@@ -61,16 +58,6 @@ def test_round_trip_keeps_settings_and_bfloat16_weights(model, folder):
         assert torch.equal(loaded.state_dict()[name], weight.bfloat16().float())
 
 
-def test_round_trip_keeps_sequential_heads(tmp_path):
-    config = replace(SMALL, head_layer="sequential")
-    model = random_model(config, dtype=torch.float32)
-    save_checkpoint(model, tmp_path, dtype=torch.float32)
-    loaded = load_checkpoint(tmp_path)
-    assert loaded.config == config
-    for name, weight in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], weight)
-
-
 def test_a_checkpoint_from_before_sequential_heads_still_loads(folder):
     config = read_config(folder)["model"]
     del config["head_layer"]
@@ -78,22 +65,11 @@ def test_a_checkpoint_from_before_sequential_heads_still_loads(folder):
     assert load_checkpoint(folder).config == SMALL
 
 
-def test_round_trip_in_float32_is_exact(model, tmp_path):
-    save_checkpoint(model, tmp_path / "full", dtype=torch.float32)
-    for name, weight in load_checkpoint(tmp_path / "full").state_dict().items():
-        assert torch.equal(weight, model.state_dict()[name])
-
-
 def test_a_second_round_trip_changes_no_byte(folder):
     digest = weights_digest(folder)
     save_checkpoint(load_checkpoint(folder), folder)
     assert weights_digest(folder) == digest
     assert len(digest) == 12
-
-
-def test_extra_entries_are_kept_in_the_config(model, tmp_path):
-    save_checkpoint(model, tmp_path, {"training": {"steps": 3}})
-    assert read_config(tmp_path)["training"] == {"steps": 3}
 
 
 def test_other_files_survive_a_save(model, folder):
@@ -116,32 +92,15 @@ def test_missing_and_extra_tensors_are_named(folder):
     assert "extra tensors: surplus" in refusal(folder)
 
 
-def test_many_missing_tensors_still_make_one_short_line(folder):
-    save_file({"project.bias": load_file(folder / WEIGHTS)["project.bias"]}, folder / WEIGHTS)
-    message = refusal(folder)
-    assert "more" in message
-    assert len(message) < 500
-
-
 def test_wrong_shapes_are_named(folder):
     weights = load_file(folder / WEIGHTS)
     save_file(weights | {"project.bias": torch.zeros(3)}, folder / WEIGHTS)
     assert "another shape: project.bias" in refusal(folder)
 
 
-def test_weights_of_another_config_are_refused(folder):
-    edit_config(folder, model=replace(SMALL, width=32).to_dict())
-    assert "another shape" in refusal(folder)
-
-
-@pytest.mark.parametrize("content", [b"", b"junk", bytes(1000), b"\xff" * 1000])
+@pytest.mark.parametrize("content", [b"", bytes(1000), None], ids=["empty", "zeros", "truncated"])
 def test_damaged_weights_are_named(content, folder):
-    (folder / WEIGHTS).write_bytes(content)
-    assert f"{WEIGHTS} is damaged" in refusal(folder)
-
-
-def test_truncated_weights_are_named(folder):
-    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-7])
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-7] if content is None else content)
     assert f"{WEIGHTS} is damaged" in refusal(folder)
 
 
@@ -157,48 +116,16 @@ def test_pickled_weights_are_refused_unread(folder):
     assert f"{WEIGHTS} is missing" in refusal(folder)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "7", '{"model": {}}', "\udcff"])
-def test_a_damaged_config_is_named(content, folder):
-    (folder / CONFIG).write_bytes(content.encode("utf-8", "surrogateescape"))
-    assert f"{CONFIG} is damaged" in refusal(folder)
-
-
 @pytest.mark.parametrize("version", [2, "1", None])
 def test_another_format_version_is_named(version, folder):
     edit_config(folder, format_version=version)
     assert f"format {version!r}" in refusal(folder)
 
 
-@pytest.mark.parametrize("settings", [None, [], "base"])
-def test_a_config_without_settings_is_refused(settings, folder):
-    edit_config(folder, model=settings)
-    assert "no settings of a model" in refusal(folder)
-
-
-@pytest.mark.parametrize(("change", "named"), [
-    ({"colour": 3}, "colour"), ({"width": -4}, "-4"), ({"norm": "batch"}, "'batch'"), ({"width": "wide"}, "'wide'"),
-])
-def test_impossible_settings_are_named(change, named, folder):
-    edit_config(folder, model=SMALL.to_dict() | change)
-    message = refusal(folder)
-    assert named in message
-    assert CONFIG in message
-
-
 def test_a_missing_folder_is_named(tmp_path):
     assert str(tmp_path / "none") in refusal(tmp_path / "none")
     with pytest.raises(CheckpointError, match="no checkpoint"):
         read_config(tmp_path / "none")
-
-
-def test_a_file_in_place_of_a_folder_is_refused(tmp_path):
-    (tmp_path / "file").write_text("x")
-    assert "file" in refusal(tmp_path / "file")
-
-
-def test_missing_weights_are_named(folder):
-    (folder / WEIGHTS).unlink()
-    assert f"{WEIGHTS} is missing" in refusal(folder)
 
 
 def test_optional_tensors_may_be_missing_and_others_may_not(model):
@@ -265,19 +192,6 @@ def test_a_folder_below_a_file_is_refused(model, tmp_path):
 
 
 # The hub
-
-
-@pytest.mark.parametrize(("error", "line"), [
-    (OSError("offline\nsecond line"), "offline"), (ValueError(""), "ValueError"), (OSError("\n"), "OSError"),
-])
-def test_an_error_of_the_hub_makes_one_line(error, line):
-    assert first_line(error) == line
-
-
-def test_an_impossible_hub_id_makes_one_line():
-    with pytest.raises(CheckpointError, match="a b/c") as caught:
-        fetch_from_hub("a b/c")
-    assert "\n" not in str(caught.value)
 
 
 def test_hub_form_saves_and_reads_the_same_folder(model, tmp_path):

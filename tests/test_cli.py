@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,6 @@ from fakes import FakeUpscaler
 from PIL import Image
 
 from superres.cli.main import run
-from superres.decoding.proposers import PROPOSERS
 from superres.errors import CheckpointError
 from superres.tasks.faces import area_reduce
 
@@ -57,65 +57,35 @@ def refusal(capsys, *arguments):
     return lines[0]
 
 
-@pytest.mark.parametrize("words", [["upscale"], ["evaluate", "images"]])
-@pytest.mark.parametrize(("options", "message"), [
-    (["--block-size", "11"], "block size 11 is more than the 10 prediction heads; use 10 or less"),
-    (["--block-size", "0"], "block-size must be at least 1, not 0"),
-    (["--block-size", "many"], "Invalid value for '--block-size'"),
-    (["--block-size", "2", "--min-block", "3"], "min-block 3 is larger than the block size 2"),
-    (["--epsilon", "-1"], "epsilon must be at least 0, not -1"),
-    (["--epsilon", "4,3"], "Invalid value for '--epsilon'"),
-    (["--accept", "always"], "--accept must be one of exact, distance, top-k, not 'always'"),
-    (["--proposer", "oracle"], f"--proposer must be one of {', '.join(PROPOSERS)}, not 'oracle'"),
-    (["--top-k", "0"], "top-k must be at least 1, not 0"),
-    (["--temperature", "nan"],
-     "temperature must be 0 (greedy) or at least 1e-09, one number or one per colour, not nan"),
-    (["--temperature", "1e-40"], "or at least 1e-09, one number or one per colour, not 1e-40"),
-    (["--temperature", "0.9,0.7"], "one number or one per colour, not (0.9, 0.7)"),
-    (["--temperature", "0.9,warm,0.7"], "three with commas between such as 0.9,0.7,0.7, not '0.9,warm,0.7'"),
-    (["--seed", "-5"], "seed must be at least 0, not -5"),
-    (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
-    (["--device", "tpu"], "--device must be one of auto, cpu, cuda, not 'tpu'"),
-    (["--engine", "steam"], "--engine must be one of auto, plain, native, native-bf16, native-int8, graph, graph-bf16, "
-                            "not 'steam'"),
-    (["--checkpoint", "missing"], "no checkpoint missing; the bundled one is celeba-8to32"),
-    (["--nonsense"], "No such option: --nonsense"),
-])
-def test_bad_usage_is_one_line_and_code_2(loaded, data, capsys, words, options, message):
-    place = [data / "in", "--output", data / "out"] if words == ["upscale"] else ["--data", data / "dev.npz"]
-    assert message in refusal(capsys, *words, *place, *options)
-    assert not (data / "out").exists()
+BAD = [
+    ("--block-size", "11", "10 prediction heads"), ("--block-size", "0", "at least 1, not 0"),
+    ("--block-size", "many", "Invalid value"), ("--epsilon", "-1", "not -1"), ("--epsilon", "4,3", "Invalid value"),
+    ("--accept", "always", "distance, top-k, not 'always'"), ("--proposer", "oracle", "jacobi, .*, not 'oracle'"),
+    ("--top-k", "0", "not 0"), ("--temperature", "nan", "not nan"), ("--temperature", "1e-40", "not 1e-40"),
+    ("--temperature", "0.9,0.7", r"not \(0.9, 0.7\)"), ("--temperature", "0.9,warm,0.7", "not '0.9,warm,0.7'"),
+    ("--seed", "-5", "not -5"), ("--batch-size", "0", "not 0"), ("--device", "tpu", "auto, cpu, cuda, not 'tpu'"),
+    ("--engine", "steam", "native, .*, not 'steam'"), ("--checkpoint", "missing", "no checkpoint missing"),
+    ("--nonsense", "1", "No such option: --nonsense"), ("--samples", "2", "temperature 0"),
+    ("--source", "sketch", "photo, not 'sketch'"), ("--on-existing", "ask", "skip, .*, not 'ask'"),
+    ("--shard", "3/2", "I/N"), ("--manifest", "/dev/null/manifest", "cannot write the manifest"),
+]
+"""Wrong options of `upscale`, and what is said of them."""
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (["--samples", "2"], "--samples 2 at temperature 0 would draw the same picture 2 times; add --temperature 0.9"),
-    (["--source", "sketch"], "--source must be one of auto, lowres, photo, not 'sketch'"),
-    (["--on-existing", "ask"], "--on-existing must be one of skip, redo, overwrite, error, not 'ask'"),
-    (["--shard", "3/2"], "--shard must be I/N"),
-    (["--manifest", "/dev/null/manifest"], "cannot write the manifest /dev/null/manifest"),
-])
-def test_bad_usage_of_upscale_is_one_line_and_code_2(loaded, data, capsys, options, message):
-    assert message in refusal(capsys, "upscale", data / "in", "--output", data / "out", *options)
+@pytest.mark.parametrize(("option", "value", "message"), BAD)
+def test_bad_usage_is_one_line_and_code_2(loaded, data, capsys, option, value, message):
+    line = refusal(capsys, "upscale", data / "in", "--output", data / "out", option, value)
+    assert re.search(message, line)
+    assert option.lstrip("-").replace("-", " ") in line.replace("-", " ")
 
 
-def test_a_missing_part_of_the_command_is_one_line_that_names_it(capsys):
+def test_a_missing_part_of_the_command_is_one_line_that_names_it(loaded, data, capsys):
     assert "Missing command" in refusal(capsys)
-    assert "Missing command" in refusal(capsys, "evaluate")
     assert "--output" in refusal(capsys, "upscale", "a.png")
     assert "INPUT" in refusal(capsys, "upscale", "--output", "out")
     assert "--data" in refusal(capsys, "evaluate", "images")
-
-
-def test_an_output_folder_that_cannot_be_written_is_code_2(loaded, data, capsys):
     (data / "out").write_text("a file")
     assert "cannot write to the folder" in refusal(capsys, "upscale", data / "in", "--output", data / "out")
-
-
-def test_two_inputs_with_one_output_are_code_2(loaded, data, capsys):
-    (data / "in" / "a.jpg").write_bytes((data / "in" / "a.png").read_bytes())
-    line = refusal(capsys, "upscale", data / "in", "--output", data / "out")
-    assert "a.jpg and " in line
-    assert "a.png would both be written to" in line
 
 
 def test_success_is_code_0_with_a_summary_on_standard_error(loaded, data, capsys):
@@ -161,16 +131,6 @@ def test_evaluate_prints_json_alone_on_standard_output(loaded, data, capsys):
     assert set(report["methods"]) == {"nearest", "bicubic", "greedy", "blockwise"}
 
 
-def test_evaluate_scores_several_samples_an_input(loaded, data, capsys):
-    words = ["evaluate", "images", "--data", str(data / "dev.npz"), "--temperature", "0.9,0.7,0.7", "--samples", "2"]
-    assert run([*words, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["config"]["temperature"] == [0.9, 0.7, 0.7]
-    assert set(report["sampling"]["methods"]) == {"greedy", "one sample", "best of 2", "mean of 2"}
-    assert run(words) == 0
-    assert "2 samples per input" in capsys.readouterr().err
-
-
 def test_evaluate_scores_the_likelihood_alone_and_decodes_nothing(loaded, data, capsys, monkeypatch):
     words = ["evaluate", "images", "--data", str(data / "dev.npz"), "--limit", "2"]
     assert run([*words, "--json"]) == 0
@@ -197,8 +157,7 @@ def test_evaluate_prints_a_table_on_standard_error_and_draws_the_sheet(loaded, d
 
 @pytest.mark.parametrize(("options", "message"), [
     (["--data", "nowhere.npz"], "nowhere.npz does not exist"),
-    (["--data", "dev.npz", "--samples", "2"], "--samples 2 at temperature 0 would draw the same picture 2 times"),
-    (["--data", "dev.npz", "--samples", "0"], "Invalid value for '--samples'"),
+    (["--data", "dev.npz", "--samples", "2"], "--samples 2 at temperature 0"),
     (["--data", "dev.npz", "--limit", "0"], "limit must be at least 1, not 0"),
     (["--data", "dev.npz", "--split", "dev"], "--split must be one of train, valid, test, not 'dev'"),
     (["--data", "dev.npz", "--sheet", "dev.npz/sheet.png"], "choose another with --sheet"),
@@ -208,18 +167,7 @@ def test_bad_usage_of_evaluate_is_one_line_and_code_2(loaded, data, capsys, monk
     assert message in refusal(capsys, "evaluate", "images", *options)
 
 
-def test_help_lists_the_registered_choices(capsys):
-    from superres.decoding.acceptance import CRITERIA
-    from superres.decoding.proposers import PROPOSERS
-
-    assert run(["upscale", "--help"]) == 0
-    text = capsys.readouterr().out
-    assert f"[{'|'.join(CRITERIA)}]" in text
-    assert f"[{'|'.join(PROPOSERS)}]" in text
-    assert "[auto|lowres|photo]" in text
-    assert "[skip|redo|overwrite|error]" in text
-
-
+@pytest.mark.slow
 def test_help_and_usage_errors_come_without_loading_the_network():
     code = ("import sys; from superres.cli.main import run; assert run(['--help']) == run(['upscale', '-h']) == 0; "
             "assert run(['upscale', 'x', '--output', 'y', '--epsilon', '-1']) == 2; assert 'torch' not in sys.modules")
@@ -229,9 +177,3 @@ def test_help_and_usage_errors_come_without_loading_the_network():
 def test_the_package_runs_as_a_module():
     words = [sys.executable, "-m", "superres", "upscale", "--help"]
     assert "--manifest" in subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-
-@pytest.mark.parametrize(("format", "suffix"), [("png", "png"), ("webp-lossless", "webp"), ("npz", "npz")])
-def test_the_format_of_the_results_is_an_option_of_that_name(loaded, data, format, suffix):
-    assert run(["upscale", str(data / "in"), "--output", str(data / "out"), "--format", format]) == 0
-    assert (data / "out" / f"a.{suffix}").is_file()

@@ -92,14 +92,6 @@ def test_errors_print_names_as_escapes(words, tmp_path, monkeypatch, capfdbinary
     assert_error(capfdbinary.readouterr().err)
 
 
-def test_a_log_prints_escapes():
-    code = ("import logging; from superres.cli.main import run; run(['--version']); "
-            "logging.getLogger('superres.x').warning('from %s', 'a\\x1b[31m')")
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
-    assert result.stderr == b"from a\\x1b[31m\n"
-    assert result.stdout.startswith(b"superres ")
-
-
 def commands(checkpoint):
     """Command lines that write to standard output, the last one more than a buffer."""
     return [["--version"], ["upscale", "--help"], ["survey", "plan", "--json"],
@@ -123,39 +115,6 @@ def test_a_closed_pipe_ends_quietly_with_the_code_of_shells(checkpoint):
         assert (result.returncode, result.stderr) == (141, b"")
 
 
-def test_a_closed_standard_output_is_one_line_and_code_1(checkpoint):
-    words = [*RUN, "translate", "", "--checkpoint", checkpoint]
-    result = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *words], cwd=ROOT, stderr=subprocess.PIPE, check=False)
-    assert_one_line(result, 1, "cannot write to standard output: Bad file descriptor")
-
-
-@needs_full
-def test_a_standard_error_that_cannot_be_written_changes_nothing(checkpoint, tmp_path):
-    words = ["translate", "dog", "--trace", "--output", tmp_path / "out.txt", "--checkpoint", checkpoint]
-    with FULL.open("wb") as full:
-        assert superres(*words, stdout=subprocess.PIPE, stderr=full).returncode == 0
-        assert superres("translate", "--nonsense", stdout=subprocess.PIPE, stderr=full).returncode == 2
-    assert (tmp_path / "out.txt").read_text().count("\n") == 1
-
-
-def test_text_that_is_not_utf8_is_one_line(checkpoint):
-    toy = ["--checkpoint", checkpoint, "--device", "cpu"]
-    for words, content, part in [
-        (["dog", b"dog\n\xe4"], b"", "line 3: character 1 of '\\udce4' is not UTF-8"),
-        (["--input", "-"], b"dog\na \xff", "standard input, line 2: byte 3 (0xff) is not UTF-8"),
-    ]:
-        assert_one_line(superres("translate", *words, *toy, input=content), 2, part)
-
-
-def test_a_dash_is_standard_input(checkpoint, capfdbinary):
-    toy = ["--checkpoint", str(checkpoint), "--device", "cpu"]
-    by_name = superres("translate", "--input", "-", *toy, input=b"dog\n\nred dog\n")
-    assert by_name.returncode == 0
-    assert by_name.stdout.count(b"\n") == 3
-    assert run(["translate", "dog", "", "red dog", *toy]) == 0
-    assert by_name.stdout == capfdbinary.readouterr().out
-
-
 def test_a_closed_standard_input_is_one_line():
     for words in (["translate"], ["upscale", "--list", "-", "--output", "out"]):
         result = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *RUN, *words], cwd=ROOT, capture_output=True,
@@ -172,9 +131,3 @@ def test_paths_that_are_not_utf8_work(checkpoint, tmp_path):
     assert result.returncode == 0
     with open(folder + b"/new\xff/out\xff.txt", "rb") as file:
         assert file.read().count(b"\n") == 1
-
-
-def test_other_arguments_that_are_not_utf8_are_one_line(tmp_path):
-    assert superres("survey", "migrate", "--store", tmp_path / "s.db").returncode == 0
-    assert_one_line(superres("survey", "report", b"x\xff", "--store", tmp_path / "s.db"), 2,
-                    "'x\\udcff' contains bytes that are not UTF-8; give text in UTF-8")

@@ -11,14 +11,12 @@ import torch
 from fakes import TINY, random_model
 
 from superres.config import DecodeConfig
-from superres.decoding.acceptance import CRITERIA
 from superres.decoding.decode import check_options
 from superres.evaluation.comparison import (
     ACCEPTANCE,
     GREEDY,
     as_rows,
     compare,
-    comparison_table,
     label,
     psnr_to_greedy,
 )
@@ -42,13 +40,6 @@ def test_every_setting_of_the_grid_is_accepted_and_has_a_name_of_its_own():
     assert len({label(options) for options in (GREEDY, *ACCEPTANCE)}) == len(ACCEPTANCE) + 1
 
 
-def test_label_names_what_the_criterion_reads():
-    assert label(GREEDY) == "k 1, exact"
-    assert label(DecodeConfig(4, "distance", epsilon=3, min_block=2)) == "k 4, distance, epsilon 3, min-block 2"
-    assert label(DecodeConfig(accept="top-k", top_k=3)) == "top-k, top_k 3"
-    assert all(name in label(DecodeConfig(accept=name)) for name in CRITERIA)
-
-
 def test_greedy_comes_first_and_loses_nothing_and_loose_blocks_trade_quality_for_size(rows):
     assert list(rows) == [GREEDY, LOOSE]
     greedy, loose = rows.values()
@@ -62,13 +53,3 @@ def test_greedy_comes_first_and_loses_nothing_and_loose_blocks_trade_quality_for
 def test_the_rows_are_strict_json_that_gives_the_settings_back(rows):
     listed = json.loads(json.dumps(as_rows(rows), allow_nan=False))
     assert [DecodeConfig.from_dict(row["config"]) for row in listed] == list(rows)
-
-
-def test_the_table_has_a_line_a_setting_and_only_measured_columns(rows):
-    lines = comparison_table(rows, {LOOSE: "fastest"}).splitlines()
-    assert len({line.count("|") for line in lines}) == 1
-    assert "distance, epsilon 255" in lines[3]
-    assert "fastest" in lines[3]
-    assert "bits/dim" in lines[0]
-    without = {options: {"speed_up": scores["speed_up"]} for options, scores in rows.items()}
-    assert "bits/dim" not in comparison_table(without, {})

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -66,6 +67,10 @@ IMPOSSIBLE = [
     (TrainConfig, "batch_size", 0), (TrainConfig, "learning_rate", 0.0), (TrainConfig, "clip", -1.0),
     (TrainConfig, "stage", "middle"), (TrainConfig, "ema_decay", 1.0), (TrainConfig, "steps", 0),
     (TrainConfig, "head_loss", "none"), (TrainConfig, "head_target", "p2"),
+    (BeamConfig, "size", 0), (BeamConfig, "length_penalty", -1.0), (BeamConfig, "length_penalty", float("nan")),
+    *((DecodeConfig, name, value) for name in ("block_size", "epsilon", "top_k", "min_block", "window", "candidates",
+                                               "sample_top_k") for value in (2**31, float("nan"), True, "5")),
+    (ModelConfig, "ordinal_shape", "gaussian"), (ModelConfig, "ordinal_shape", None),
 ]
 
 
@@ -77,17 +82,6 @@ def test_impossible_values_are_refused_with_the_value(kind, name, value):
     message = str(caught.value)
     assert "\n" not in message
     assert str(value) in message
-
-
-def test_minimum_block_above_the_block_size_is_refused():
-    with pytest.raises(ConfigError, match="min-block 5"):
-        DecodeConfig(block_size=4, min_block=5)
-
-
-@pytest.mark.parametrize("shape", ["gaussian", 3, None])
-def test_an_unknown_ordinal_shape_is_refused(shape):
-    with pytest.raises(ConfigError, match="ordinal_shape must be laplace or hyperbolic, not"):
-        ModelConfig(ordinal_shape=shape)
 
 
 @pytest.mark.parametrize("aid", ["numeric_neighbourhood", "ordinal_output"])
@@ -106,18 +100,6 @@ def test_recurrent_heads_are_for_text_and_read_the_memory(lacks):
 def test_training_has_one_length(length):
     with pytest.raises(ConfigError, match="either steps or minutes"):
         TrainConfig(**length)
-
-
-def test_settings_cannot_be_changed():
-    with pytest.raises(AttributeError):
-        DecodeConfig().epsilon = 3
-
-
-def test_lengths_follow_from_shapes():
-    base = PRESETS["base"]
-    assert (base.source_length, base.target_length, base.channels) == (192, 3072, 3)
-    text = replace(PRESETS["paper"], source_shape=(20,), target_shape=(30,))
-    assert (text.source_length, text.target_length, text.channels) == (20, 30, 1)
 
 
 # Every number, far out of its range
@@ -140,54 +122,36 @@ def numeric_fields(kind):
         field.type.replace("[", " ").replace("]", " ").replace(",", " ").split())]
 
 
+def check_line(error):
+    assert str(error).isprintable()
+    assert len(str(error)) < 400
+
+
 @cache
-def tiny(engine):
+def tiny():
     """Return the network `tiny`, for pictures of 48 intensities."""
     config = replace(PRESETS["tiny"], prediction_heads=4, source_shape=(2, 2, 3), target_shape=(4, 4, 3))
-    return step_model(random_model(config, dtype=torch.float32), engine=engine), random_tokens(config, 2)[0]
+    return step_model(random_model(config, dtype=torch.float32)), random_tokens(config, 2)[0]
 
 
-@pytest.mark.parametrize("value", EXTREMES, ids=repr)
 @pytest.mark.parametrize("name", numeric_fields(DecodeConfig))
-def test_any_number_makes_settings_that_decode_or_is_refused(name, value):
-    for more in READS.get(name, [{}]):
+def test_any_number_makes_settings_that_decode_or_is_refused(name):
+    for value, more in product(EXTREMES, READS.get(name, [{}])):
         try:
             options = DecodeConfig.from_dict({**more, name: value})
-            for engine in ("plain", "auto"):
-                model, source = tiny(engine)
-                assert decode(model, source, options).lengths.tolist() == [48, 48]
-            message = ""
+            model, source = tiny()
+            assert decode(model, source, options).lengths.tolist() == [48, 48]
         except ConfigError as error:
-            message = str(error)
-        assert message.isprintable() or not message
-        assert len(message) < 400
-
-
-@pytest.mark.parametrize("value", [2**31, 2**63, 2**64, 1e30, float("nan"), float("inf"), True, "5"], ids=repr)
-@pytest.mark.parametrize("name", ["block_size", "epsilon", "top_k", "min_block", "window", "candidates",
-                                  "sample_top_k"])
-def test_numbers_that_no_decode_can_mean_are_refused(name, value):
-    with pytest.raises(ConfigError, match=name.split("_")[0]):
-        DecodeConfig.from_dict({name: value})
+            check_line(error)
 
 
 @pytest.mark.parametrize("kind", [ModelConfig, BeamConfig, QualityBound])
-@pytest.mark.parametrize("value", EXTREMES, ids=repr)
-def test_any_number_of_other_settings_is_taken_or_refused(kind, value):
-    for name in numeric_fields(kind):
+def test_any_number_of_other_settings_is_taken_or_refused(kind):
+    for name, value in product(numeric_fields(kind), EXTREMES):
         try:
-            made = kind.from_dict({name: value})
+            kind.from_dict({name: value})
         except ConfigError as error:
-            message = str(error)
-        else:
-            message = str(made)
-        assert message.isprintable()
-
-
-def test_all_numbers_are_tried():
-    assert set(READS) < set(numeric_fields(DecodeConfig))
-    assert "block_size" in numeric_fields(DecodeConfig)
-    assert {"size", "length_penalty"} == set(numeric_fields(BeamConfig))
+            check_line(error)
 
 
 @pytest.mark.parametrize("value", [-1, 1e25, 1e30, 10**400, 2**63, 0.5, float("nan"), float("inf"), True, None, "x", [],

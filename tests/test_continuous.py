@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import NATIVE, TINY
-from train_forever import SETTINGS, hurry, train, train_a_round
+from train_forever import hurry, train, train_a_round
 
 from superres.checkpoint import load_checkpoint, read_tensors, read_training, save_checkpoint
 from superres.cli.main import run
@@ -27,7 +27,6 @@ from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import area_reduce
 from superres.training import continuous
 from superres.training.continuous import SCORES, Rounds
-from superres.training.trainer import Progress, learning_rate_factor
 
 ROOT = Path(__file__).parents[1]
 LAST = 12
@@ -206,24 +205,6 @@ def test_measurements_do_not_exclude_one_another_and_wait_no_longer_than_their_p
             pass
         assert 0.4 < time.monotonic() - started < 100
     assert capsys.readouterr().err.count("waiting until 'superres train continue' pauses") == 1
-
-
-def test_lowest_priority():
-    code = ("import os; from superres.system.training_lock import lowest_priority as lower; lower()\n"
-            "print(os.nice(0), os.sched_getscheduler(0) == os.SCHED_IDLE)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.split() == ["19", "True"]
-
-
-def test_the_rate_of_an_endless_run_stays():
-    factors = [learning_rate_factor(SETTINGS, Progress(step, step, [])) for step in (0, 4, 10**7)]
-    assert factors == [0.2, 1, 1]
-
-
-@pytest.mark.parametrize("change", [{"steps": 3}, {"minutes": 3.0}])
-def test_an_endless_run_has_no_length(change):
-    with pytest.raises(ConfigError, match="endless training has no length"):
-        replace(SETTINGS, **change)
 
 
 @pytest.mark.usefixtures("cache")

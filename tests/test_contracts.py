@@ -61,19 +61,6 @@ def test_criterion_reads_the_settings_that_it_names_and_no_other(name, judged):
     assert torch.equal(verdicts, CRITERIA[name](options).accept(*judged))
 
 
-@pytest.mark.parametrize("name", CRITERIA)
-@pytest.mark.parametrize("proposer", PROPOSERS)
-def test_decode_gives_all_tokens_in_blocks_of_1_to_k(name, proposer):
-    model = StepModel(random_model(SMALL))
-    options = criterion_options(name, block_size=SMALL.prediction_heads)
-    decoded = decode(model, random_tokens(SMALL, 2)[0], options, proposer=proposer_for(proposer, model))
-    assert decoded.tokens.shape == (2, SMALL.target_length)
-    assert bool(((decoded.tokens >= 0) & (decoded.tokens < SMALL.vocabulary)).all())
-    for trace in decoded.traces:
-        assert all(1 <= accepted <= SMALL.prediction_heads for accepted in trace.accepted)
-        assert trace.tokens == SMALL.target_length
-
-
 @pytest.mark.parametrize("proposer", CHAINS)
 def test_proposer_makes_tokens_for_the_offsets_it_is_asked_for(proposer):
     seen, model = [], StepModel(random_model(SMALL))

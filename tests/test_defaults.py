@@ -13,7 +13,7 @@ import pytest
 from fakes import NATIVE, TINY, random_model
 from PIL import Image
 
-from superres import DecodeConfig, Translator, Upscaler
+from superres import DecodeConfig, Upscaler
 from superres.batch.manifest import Row
 from superres.batch.plan import BatchOptions
 from superres.batch.record import RunSettings
@@ -46,20 +46,6 @@ def test_the_default_is_adaptive_in_compiled_code_and_all_heads_elsewhere():
     assert fastest_exact(True, replace(ten, nucleus=0.9)) == replace(FASTEST, nucleus=0.9)
 
 
-def test_a_consistent_checkpoint_decodes_consistently_unless_asked_otherwise(tmp_path, capsys):
-    save_checkpoint(random_model(replace(PRESETS["tiny"], consistent=True)), tmp_path / "consistent")
-    loaded = Upscaler.load(tmp_path / "consistent", "cpu", "plain")
-    assert loaded.default == DecodeConfig(consistent=True)
-    picture = loaded(read_image(FACE)[None]).images[0]
-    assert (np.asarray(Image.fromarray(picture).reduce(4)) == read_image(FACE)).all()
-    common = ["upscale", str(FACE), "--checkpoint", str(tmp_path / "consistent"), "--device", "cpu"]
-    for words, wanted in (([], True), (["--no-consistent"], False)):
-        assert run([*common, "--output", str(tmp_path / str(wanted)), *words]) == 0
-        written = read_image(tmp_path / str(wanted) / FACE.name)
-        assert (np.asarray(Image.fromarray(written).reduce(4)) == read_image(FACE)).all() == wanted
-    capsys.readouterr()
-
-
 def test_a_checkpoint_with_a_nucleus_samples_from_it_unless_asked_otherwise(tmp_path, capsys):
     network = random_model(PRESETS["tiny"])
     save_checkpoint(network, tmp_path / "all")
@@ -75,10 +61,6 @@ def test_a_checkpoint_with_a_nucleus_samples_from_it_unless_asked_otherwise(tmp_
     assert (written["nucleus", 2] == written["all", 0]).all()
     assert (written["nucleus", 0] != written["all", 0]).any()
     capsys.readouterr()
-
-
-def test_the_bundled_text_checkpoint_has_a_saved_default_on_cpus():
-    assert Translator.load(device="cpu").default == DecodeConfig(block_size=4)
 
 
 def test_command_api_web_and_batch_decode_alike(upscaler, tmp_path):
@@ -131,13 +113,6 @@ def test_given_options_win_over_the_adaptive_default(given, expected):
     assert combined(FASTEST, given, 10) == expected
 
 
-def test_given_options_win_over_a_saved_block_size():
-    saved = DecodeConfig(block_size=2)
-    assert combined(saved, {"min_block": 3}, 10) == DecodeConfig(min_block=3)
-    assert combined(saved, {"proposer": "lookup"}, 10) == DecodeConfig(proposer="lookup")
-    assert combined(saved, {"accept": "top-k"}, 10) == replace(saved, accept="top-k")
-
-
 def test_python_calls_change_the_default_as_the_options_of_a_command_do(upscaler):
     assert upscaler.options() == upscaler.default
     near = upscaler.options(accept="distance", epsilon=2)
@@ -147,13 +122,6 @@ def test_python_calls_change_the_default_as_the_options_of_a_command_do(upscaler
         upscaler.options(epsilon=4)
     with pytest.raises(ConfigError, match=r"^unknown setting accpet; the settings are block_size, accept, "):
         upscaler.options(accpet="exact")
-
-
-def test_a_call_with_a_width_and_no_options_has_a_fixed_block_size(upscaler):
-    result = upscaler(np.asarray(Image.open(FACE))[None], width=10)
-    fixed = upscaler(np.asarray(Image.open(FACE))[None], upscaler.options(adaptive=False))
-    assert np.array_equal(result.images, fixed.images)
-    assert result.traces[0].accepted == fixed.traces[0].accepted
 
 
 def test_costs_are_measured_outside_the_decoding_time(monkeypatch):

@@ -47,16 +47,6 @@ def test_a_python_block_runs(code, tmp_path, monkeypatch):
     exec(code, {})  # noqa: S102 -- our own page
 
 
-def test_the_blocks_that_run_are_found():
-    assert {example.id for example in EXAMPLES} >= {"README.md-0", "docs/api.md-0"}
-
-
-@pytest.mark.parametrize("path", PAGES, ids=name)
-def test_a_block_that_does_not_run_says_why(path):
-    text = path.read_text()
-    assert text.count("<!-- not run") == len(MARK.findall(text))
-
-
 @pytest.mark.parametrize("words", LINES)
 def test_a_command_line_in_a_block_parses(words, monkeypatch):
     monkeypatch.chdir(ROOT)

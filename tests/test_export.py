@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 from dataclasses import replace
 
 import pytest
@@ -81,21 +79,3 @@ def test_without_ctranslate2_one_line_says_what_to_install(tmp_path, capsys, mon
     monkeypatch.setitem(__import__("sys").modules, "ctranslate2.specs", None)
     assert run(["export", "ctranslate2", str(write(tmp_path / "toy")), str(tmp_path / "exported")]) == 2
     assert "pip install 'superres[peers]'" in capsys.readouterr().err
-
-
-def test_the_comparison_measures_all_variants_and_counts_equal_texts(tmp_path):
-    pytest.importorskip("sacrebleu")
-    script = importlib.import_module("translators")
-    for language in ("en", "de"):
-        (tmp_path / f"test.{language}").write_text("\n".join(LINES) + "\n")
-    script.main(tmp_path / "test", tmp_path / "out", str(write(tmp_path / "toy")), threads=torch.get_num_threads(),
-                batches="1,3", repeats=1, busy=True)
-    document = json.loads((tmp_path / "out" / "translators.json").read_text())
-    rows = {(row["variant"], row["batch_size"]): row for row in document["rows"]}
-    assert {size for _, size in rows} == {1, 3}
-    assert len(rows) == 2 * len({name for name, _ in rows}) == 24
-    for (name, _), row in rows.items():
-        assert row["milliseconds_per_sentence"] > 0
-        if "int8" not in name:
-            assert row["equal_to_float32"] == len(LINES)
-    assert rows[script.PEER, 1]["time_over_peer"] == rows[script.PEER, 3]["time_over_peer"] == 1

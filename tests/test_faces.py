@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import subprocess
+import runpy
 import sys
 import warnings
 from fractions import Fraction
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image, PngImagePlugin
@@ -50,6 +50,7 @@ def smooth_picture(size: int) -> np.ndarray:
     return np.stack([y * 255 // size, x * 255 // size, (x + y) * 255 // (2 * size)], -1).astype(np.uint8)
 
 
+@settings(max_examples=30)
 @given(PICTURES, st.integers(1, 8), st.integers(1, 8))
 def test_area_reduce_equals_the_rational_average_truncated(image, rows, columns):
     np.testing.assert_array_equal(area_reduce(image, rows, columns), exact_average(image, rows, columns))
@@ -62,21 +63,8 @@ def test_area_reduce_of_the_celeba_crop_equals_the_rational_average(size, kind, 
     np.testing.assert_array_equal(area_reduce(image, size, size), exact_average(image, size, size))
 
 
-@given(st.integers(0, 255), st.integers(8, 200), st.integers(1, 8))
-def test_area_reduce_keeps_a_flat_picture(value, side, size):
-    assert (area_reduce(np.full((side, side, 3), value, np.uint8), size, size) == value).all()
-
-
-@given(hnp.arrays(np.uint8, (2, 3, 11, 9, 3)))
-def test_area_reduce_of_a_batch_equals_each_alone(images):
-    alone = [[area_reduce(image, 4, 5) for image in row] for row in images]
-    np.testing.assert_array_equal(area_reduce(images, 4, 5), np.array(alone))
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "size"),
-    [((4, 4, 3), np.uint8, 8), ((9, 9, 3), np.float32, 8), ((9, 9), np.uint8, 8), ((9, 9, 3), np.uint8, 0)],
-)
+@pytest.mark.parametrize(("shape", "dtype", "size"), [
+    ((4, 4, 3), np.uint8, 8), ((9, 9, 3), np.float32, 8), ((9, 9), np.uint8, 8), ((9, 9, 3), np.uint8, 0)])
 def test_area_reduce_refuses_what_it_cannot_average(shape, dtype, size):
     with pytest.raises(InvalidInputError):
         area_reduce(np.zeros(shape, dtype), size, size)
@@ -92,11 +80,6 @@ def test_celeba_crop_takes_rows_40_to_177_and_columns_20_to_157():
         faces.crop_celeba(np.zeros((178, 218, 3), np.uint8))
 
 
-@given(hnp.arrays(np.uint8, (8, 8, 3)), st.sampled_from(faces.SOURCES))
-def test_an_8x8_image_is_its_own_source(image, source):
-    np.testing.assert_array_equal(TASK.to_source(image, source), image)
-
-
 @given(PICTURES)
 def test_a_photo_is_reduced_from_its_centre_square(image):
     side = min(image.shape[:2])
@@ -106,15 +89,8 @@ def test_a_photo_is_reduced_from_its_centre_square(image):
     np.testing.assert_array_equal(TASK.to_source(image, "auto"), expected)
 
 
-def test_an_aligned_celeba_picture_gets_the_recipe_s_crop(rng):
-    image = rng.integers(0, 256, (218, 178, 3), np.uint8)
-    np.testing.assert_array_equal(TASK.to_source(image, "auto"), area_reduce(image[40:178, 20:158], 8, 8))
-
-
-@pytest.mark.parametrize(
-    ("size", "source", "says"),
-    [((9, 9), "lowres", "9x9"), ((7, 30), "auto", "30x7"), ((8, 8), "huge", "auto, lowres, photo")],
-)
+@pytest.mark.parametrize(("size", "source", "says"), [
+    ((9, 9), "lowres", "9x9"), ((7, 30), "auto", "30x7"), ((8, 8), "huge", "auto, lowres, photo")])
 def test_a_source_that_does_not_fit_is_refused_with_its_value(size, source, says):
     with pytest.raises(InvalidInputError, match=says):
         TASK.to_source(np.zeros((*size, 3), np.uint8), source)
@@ -128,30 +104,15 @@ def test_decode_reverses_encode(images):
     np.testing.assert_array_equal(TASK.decode(tokens), images)
 
 
-def test_tokens_are_in_raster_order_red_green_blue():
-    image = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(1, 8, 8, 3)
-    assert faces.encode(image)[0].tolist() == list(range(192))
-
-
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        np.full((1, 3072), 256),
-        np.full((1, 3072), -1),
-        np.zeros((1, 3071), int),
-        np.zeros(3072, int),
-        np.zeros((1, 3072)),
-    ],
-)
-def test_decode_refuses_what_is_no_picture(tokens):
-    with pytest.raises(InvalidInputError):
-        TASK.decode(tokens)
-
-
-def test_encode_refuses_other_types_and_shapes():
+def test_what_is_no_picture_is_neither_decoded_nor_encoded():
+    for tokens in (np.full((1, 3072), 256), np.full((1, 3072), -1), np.zeros((1, 3071), int), np.zeros((1, 3072))):
+        with pytest.raises(InvalidInputError):
+            TASK.decode(tokens)
     for images in (np.zeros((1, 8, 8, 3)), np.zeros((8, 8, 3), np.uint8), np.zeros((1, 8, 8, 4), np.uint8)):
         with pytest.raises(InvalidInputError, match="uint8"):
             faces.encode(images)
+    with pytest.raises(InvalidInputError, match="nearest, bicubic"):
+        TASK.enlarge(np.zeros((1, 8, 8, 3), np.uint8), "lanczos")
 
 
 @pytest.mark.parametrize("method", faces.ENLARGEMENTS)
@@ -160,16 +121,6 @@ def test_enlargement_has_the_size_asked_for_and_treats_images_alone(method, imag
     enlarged = TASK.enlarge(images, method)
     assert enlarged.shape == (2, 32, 32, 3)
     np.testing.assert_array_equal(enlarged[1:], TASK.enlarge(images[1:], method))
-
-
-@given(hnp.arrays(np.uint8, (1, 8, 8, 3)))
-def test_nearest_enlargement_reduces_back_to_its_input(images):
-    np.testing.assert_array_equal(area_reduce(TASK.enlarge(images, "nearest"), 8, 8), images)
-
-
-def test_an_unknown_enlargement_is_refused_with_the_known_ones():
-    with pytest.raises(InvalidInputError, match="nearest, bicubic"):
-        TASK.enlarge(np.zeros((1, 8, 8, 3), np.uint8), "lanczos")
 
 
 @given(PICTURES)
@@ -184,18 +135,10 @@ def test_exif_orientation_is_applied(tmp_path, orientation):
     upright = np.zeros((16, 24, 3), np.uint8)
     upright[:8, :8] = 200
     # How a camera stores it: the inverse of what the tag tells a reader to do.
-    inverse = {
-        2: Image.Transpose.FLIP_LEFT_RIGHT,
-        3: Image.Transpose.ROTATE_180,
-        4: Image.Transpose.FLIP_TOP_BOTTOM,
-        5: Image.Transpose.TRANSPOSE,
-        6: Image.Transpose.ROTATE_90,
-        7: Image.Transpose.TRANSVERSE,
-        8: Image.Transpose.ROTATE_270,
-    }
+    inverse = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_90", "TRANSVERSE", "ROTATE_270"]
     stored = Image.fromarray(upright)
-    if orientation in inverse:
-        stored = stored.transpose(inverse[orientation])
+    if orientation > 1:
+        stored = stored.transpose(Image.Transpose[inverse[orientation - 2]])
     exif = Image.Exif()
     exif[0x0112] = orientation
     stored.save(tmp_path / "photo.png", exif=exif)
@@ -251,14 +194,9 @@ def test_the_first_frame_of_an_animation_is_taken(tmp_path, suffix):
     assert (read_image(tmp_path / f"moving.{suffix}") == [255, 0, 0]).all()
 
 
-def jpeg_cut_short(path: Path) -> None:
-    Image.fromarray(data.astronaut()[:64, :64]).save(path, "JPEG")
-    path.write_bytes(path.read_bytes()[:-200])
-
-
-def png_cut_short(path: Path) -> None:
-    Image.fromarray(data.astronaut()[:64, :64]).save(path, "PNG")
-    path.write_bytes(path.read_bytes()[:2000])
+def cut_short(path: Path) -> None:
+    Image.fromarray(data.astronaut()[:64, :64]).save(path)
+    path.write_bytes(path.read_bytes()[: -path.stat().st_size // 4])
 
 
 def png_that_claims(width: int, height: int):
@@ -285,8 +223,8 @@ BAD_FILES = {
     "warned.png": (png_that_claims(11_000, 11_000), "11000x11000"),
     "bomb.png": (png_that_claims(20_000, 20_000), "400000000 pixels"),
     "garbage.png": (png_that_claims(8, 8), "damaged"),
-    "short.jpg": (jpeg_cut_short, "truncated"),
-    "short.png": (png_cut_short, "truncated"),
+    "short.jpg": (cut_short, "truncated"),
+    "short.png": (cut_short, "truncated"),
     "drawing.png": (lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "not an image"),
 }
 
@@ -337,26 +275,15 @@ def test_a_data_set_that_cannot_be_written_leaves_nothing(tmp_path, rng):
     assert [path.name for path in tmp_path.iterdir()] == ["taken.npz"]
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"lr": None}, "lacks lr"),
-        ({"hr": np.zeros((2, 32, 32, 3), np.float32)}, "hr must be uint8"),
-        ({"lr": np.zeros((2, 9, 8, 3), np.uint8)}, "lr must be uint8"),
-        ({"lr": np.zeros((1, 8, 8, 3), np.uint8)}, "lr must be uint8"),
-        ({"ids": np.zeros(2, np.int64)}, "ids must be int32"),
-        ({"ids": np.int32(3)}, "must be"),
-        ({"ids": np.array([object(), object()])}, "not a readable"),
-        (
-            {
-                "hr": np.zeros((0, 32, 32, 3), np.uint8),
-                "lr": np.zeros((0, 8, 8, 3), np.uint8),
-                "ids": np.zeros(0, np.int32),
-            },
-            "no pictures",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    ({"lr": None}, "lacks lr"), ({"hr": np.zeros((2, 32, 32, 3), np.float32)}, "hr must be uint8"),
+    ({"lr": np.zeros((2, 9, 8, 3), np.uint8)}, "lr must be uint8"),
+    ({"lr": np.zeros((1, 8, 8, 3), np.uint8)}, "lr must be uint8"),
+    ({"ids": np.zeros(2, np.int64)}, "ids must be int32"), ({"ids": np.int32(3)}, "must be"),
+    ({"ids": np.array([object(), object()])}, "not a readable"),
+    ({"hr": np.zeros((0, 32, 32, 3), np.uint8), "lr": np.zeros((0, 8, 8, 3), np.uint8), "ids": np.zeros(0, np.int32)},
+     "no pictures"),
+])
 def test_an_npz_with_other_content_is_refused(tmp_path, rng, change, says):
     pairs = pairs_of(2, rng)
     arrays = {"hr": pairs.hr, "lr": pairs.lr, "ids": pairs.ids} | change
@@ -377,12 +304,9 @@ def test_what_is_no_data_set_is_refused(tmp_path, rng):
     for entry in ("text.npz", "array.npz", "short.npz", "absent.npz", "folder"):
         with pytest.raises(InvalidInputError, match=entry):
             read_faces(tmp_path / entry, TASK)
-
-
-@pytest.mark.parametrize("arguments", [{"limit": 0}, {"split": "dev"}])
-def test_read_faces_refuses_arguments_out_of_range(tmp_path, arguments):
-    with pytest.raises(InvalidInputError, match=str(next(iter(arguments.values())))):
-        read_faces(tmp_path, TASK, **arguments)
+    for arguments, value in (({"limit": 0}, "0"), ({"split": "dev"}, "dev")):
+        with pytest.raises(InvalidInputError, match=value):
+            read_faces(tmp_path, TASK, **arguments)
 
 
 def test_a_folder_gives_both_sizes_of_the_same_crop(tmp_path, rng):
@@ -450,25 +374,17 @@ def test_a_celeba_root_without_a_working_torchvision_names_the_remedy(tmp_path, 
         read_faces(tmp_path, TASK)
 
 
-def run_prepare(*arguments: object) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).resolve().parent.parent
-    command = [sys.executable, root / "scripts" / "train" / "prepare_celeba.py", *arguments]
-    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, cwd=root)
+@pytest.fixture
+def prepare(monkeypatch, capsys):
+    """Run scripts/train/prepare_celeba.py in this process; return its exit status and what it wrote to standard error."""
+    def run(*arguments: object) -> tuple[int, str]:
+        script = str(Path(__file__).parents[1] / "scripts" / "train" / "prepare_celeba.py")
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(script, run_name="__main__")
+        return ended.value.code, capsys.readouterr().err
 
-
-def test_prepare_celeba_writes_what_read_faces_reads(tmp_path):
-    for number in (4, 5):
-        Image.fromarray(data.astronaut()[number : number + 60, :60]).save(tmp_path / f"{number}.png")
-    done = run_prepare(tmp_path, tmp_path / "faces.npz")
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(read_faces(tmp_path / "faces.npz", TASK).lr, read_faces(tmp_path, TASK).lr)
-
-
-def test_prepare_celeba_reports_a_bad_folder_in_one_line(tmp_path):
-    done = run_prepare(tmp_path, tmp_path / "faces.npz")
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "has no images" in done.stderr
+    return run
 
 
 @pytest.fixture
@@ -479,9 +395,8 @@ def photos(tmp_path):
     return tmp_path
 
 
-def test_prepare_celeba_keeps_larger_pictures_for_random_crops(photos):
-    done = run_prepare(photos, photos / "faces.npz", "--size", "64")
-    assert done.returncode == 0, done.stderr
+def test_prepare_celeba_keeps_larger_pictures_for_random_crops(photos, prepare):
+    assert prepare(photos, photos / "faces.npz", "--size", "64") == (0, "")
     read, exact = read_faces(photos / "faces.npz", TASK), read_faces(photos, TASK, size=64)
     np.testing.assert_array_equal(read.large, exact.large)
     assert read.large.shape == (2, 64, 64, 3)
@@ -489,8 +404,7 @@ def test_prepare_celeba_keeps_larger_pictures_for_random_crops(photos):
         difference = here.astype(int) - there
         assert np.abs(difference).max() <= 1  # twice reduced
         assert abs(difference.mean()) < 0.2
-    done = run_prepare(photos / "faces.npz", photos / "crops.npz", "--random-crops", "--seed", "3")
-    assert done.returncode == 0, done.stderr
+    assert prepare(photos / "faces.npz", photos / "crops.npz", "--random-crops", "--seed", "3") == (0, "")
     crops = read_faces(photos / "crops.npz", TASK)
     np.testing.assert_array_equal(crops.hr, face_data.random_crops(read, 3).hr)
     assert np.abs(area_reduce(crops.hr, 8, 8).astype(int) - crops.lr).max() <= 1
@@ -557,9 +471,7 @@ def stored(path: Path, rng: np.random.Generator, high: int, low: int) -> tuple[n
 
 
 @pytest.mark.parametrize(("high", "low", "source", "target"), [
-    (64, 32, 32, 64), (64, 32, 8, 64), (64, 32, 8, 32), (32, 8, 8, 32), (32, 8, 16, 32), (20, 4, 6, 18), (18, 6, 6, 18),
-    (40, 8, 6, 18),
-])
+    (64, 32, 32, 64), (64, 32, 8, 32), (32, 8, 16, 32), (20, 4, 6, 18), (18, 6, 6, 18)])
 def test_a_prepared_file_serves_every_task_of_at_most_its_size(tmp_path, rng, high, low, source, target):
     hr, lr = stored(tmp_path / "faces.npz", rng, high, low)
     task = FaceTask(source, target)
@@ -583,18 +495,14 @@ def test_a_prepared_file_smaller_than_the_targets_is_refused_with_the_remedy(tmp
         read_faces(tmp_path / "faces.npz", FaceTask(32, 64))
 
 
-def test_prepare_celeba_writes_pairs_of_any_sizes(photos):
-    done = run_prepare(photos, photos / "faces.npz", "--source", "32", "--target", "64")
-    assert done.returncode == 0, done.stderr
+def test_prepare_celeba_writes_pairs_of_any_sizes(photos, prepare):
+    assert prepare(photos, photos / "faces.npz", "--source", "32", "--target", "64") == (0, "")
     task = FaceTask(32, 64)
     read, exact = read_faces(photos / "faces.npz", task), read_faces(photos, task)
     with np.load(photos / "faces.npz") as written:
         assert (written["hr"].shape, written["lr"].shape) == ((2, 64, 64, 3), (2, 32, 32, 3))
     for key in ("hr", "lr", "ids"):
         np.testing.assert_array_equal(getattr(read, key), getattr(exact, key))
-    done = run_prepare(photos, photos / "crops.npz", "--source", "6", "--target", "18", "--random-crops")
-    assert done.returncode == 0, done.stderr
-    assert read_faces(photos / "crops.npz", FaceTask(6, 18)).hr.shape == (2, 18, 18, 3)
-    done = run_prepare(photos, photos / "wrong.npz", "--source", "7", "--target", "18")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "not 18 for 7" in done.stderr
+    code, error = prepare(photos, photos / "wrong.npz", "--source", "7", "--target", "18")
+    assert (code, error.count("\n")) == (1, 1)
+    assert "not 18 for 7" in error

@@ -75,7 +75,7 @@ def test_rows_of_any_values_are_read_or_refused(values):
     targets.manifest(json.dumps({**good, **values}).encode() + b"\n")
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(st.sampled_from(sorted(json.loads(targets.seeds("checkpoint")[0][1:])["model"])), JSON)
 def test_settings_of_any_values_are_read_or_refused(name, value):
     config = json.loads(targets.seeds("checkpoint")[0][1:])
@@ -83,7 +83,7 @@ def test_settings_of_any_values_are_read_or_refused(name, value):
     targets.checkpoint(b"\0" + json.dumps(config).encode())
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(st.sampled_from(sorted(DecodeConfig.__dataclass_fields__)), JSON)
 def test_decoding_defaults_of_any_values_are_read_or_refused(name, value):
     config = json.loads(targets.seeds("checkpoint")[0][1:])

@@ -28,7 +28,6 @@ from test_refill import ScriptedFeed
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.batching import RefilledDecoder
-from superres.decoding.cost import measured_costs
 from superres.decoding.decode import decode, iterations
 from superres.decoding.graph_cache import keep
 from superres.decoding.limits import LimitedModel
@@ -82,14 +81,6 @@ def test_replayed_iterations_give_the_same_tokens_and_traces_for_one_batch_after
     assert Recorded.made == before + 1, "the second batch uses what the first has captured"
 
 
-@pytest.mark.parametrize("variant", ["base aids", "as published", "no free scores", "plain", "causal attention"])
-@pytest.mark.parametrize("rows", [1, 2])
-def test_other_networks_are_replayed_alike(variant, rows):
-    plain, graph = pair(VARIANTS[variant])
-    source = random_tokens(VARIANTS[variant], rows)[0]
-    assert_same(decode(graph, source, DecodeConfig()), decode(plain, source, DecodeConfig()))
-
-
 @pytest.mark.parametrize("end_token", [0, 3])
 @pytest.mark.parametrize("variant", ["text", "recurrent heads"])
 def test_rows_end_at_their_end_tokens(variant, end_token):
@@ -138,48 +129,6 @@ def test_rows_are_refilled_in_place(way):
     assert Recorded.made == before + 1
 
 
-def addresses(thing, path="loop", seen=None):
-    """Return the address of every tensor that can be reached, by the way to it."""
-    seen = set() if seen is None else seen
-    if isinstance(thing, torch.Tensor):
-        return {path: thing.data_ptr()}
-    if id(thing) in seen or isinstance(thing, (str, int, float, type(None), torch.nn.Module)):
-        return {}
-    seen.add(id(thing))
-    if isinstance(thing, dict):
-        parts = thing.items()
-    elif isinstance(thing, (list, tuple)):
-        parts = enumerate(thing)
-    else:
-        parts = getattr(thing, "__dict__", {}).items()
-    found = {}
-    for name, part in parts:
-        if name not in ("recorder", "work"):  # what is read back, and our own tape
-            found.update(addresses(part, f"{path}.{name}", seen))
-    return found
-
-
-@pytest.mark.parametrize("limited", [False, True])
-@pytest.mark.parametrize("way", ["greedy", "exact", "sampled", "sampled by colour", "speculative"])
-@torch.inference_mode()
-def test_nothing_moves_from_one_iteration_to_the_next(way, limited):
-    _, graph = pair()
-    graph = LimitedModel(graph, limits_of(CONFIG)) if limited else graph
-    graph.graph_capture.capture = lambda work: work
-    options = WAYS[way]
-    loops = iterations(graph, random_tokens(CONFIG, ROWS)[0], options)
-    loop = next(loops)
-    loop.iterate()
-    before = addresses(loop)
-    assert len(before) > 30
-    for _ in range(3):
-        loop.iterate()
-        assert addresses(loop) == before
-    fresh = graph.session(random_tokens(CONFIG, 2, 1)[0], loop.session.width)
-    loop.restart(torch.tensor([2, 0]), fresh, torch.tensor([0, 1]), torch.tensor([8, 9]))
-    assert addresses(loop) == before
-
-
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}, {"temperature": 0.8, "sampling": "speculative"}])
 @pytest.mark.parametrize("size", [2, 4])
 def test_lookahead_is_captured_with_its_window_and_its_pool(size, sampling, caplog):
@@ -222,27 +171,14 @@ def test_proposers_that_keep_something_are_called_and_give_the_same_tokens(propo
     assert Recorded.made == before
 
 
-def test_a_proposer_that_remembers_is_not_captured():
-    class Counting:
-        calls = 0
-
-        def propose(self, context, offsets):
-            self.calls += 1
-            return torch.zeros(len(context.position), len(offsets), dtype=torch.int64)
-
-    _, graph = pair()
-    before, proposer = Recorded.made, Counting()
-    decoded = decode(graph, random_tokens(CONFIG, 1)[0], DecodeConfig(), proposer=proposer)
-    assert Recorded.made == before
-    assert proposer.calls > decoded.traces[0].iterations
-
-
 @torch.inference_mode()
 def test_a_loop_given_up_half_way_serves_again_and_one_that_failed_does_not():
     plain, graph = pair()
     source = random_tokens(CONFIG, ROWS)[0]
     loops = iterations(graph, source, DecodeConfig())
-    next(loops).run(3)
+    loop = next(loops)
+    loop.run(3)
+    loop.iterate()
     loops.close()
     assert len(graph.graph_capture.loops) == 1
     assert_same(decode(graph, source, DecodeConfig()), decode(plain, source, DecodeConfig()))
@@ -270,17 +206,9 @@ def test_loops_of_the_same_kind_at_the_same_time_do_not_share_memory():
 
 def test_the_oldest_loops_make_room():
     kept = {}
-    for kind, rows, left in (("a", 2, "a"), ("b", 2, "ab"), ("a", 2, "ba"), ("c", 1, "bac"), ("d", 3, "cd"),
-                             ("e", 7, "e"), ("a", 2, "a")):
+    for kind, rows, left in (("a", 2, "a"), ("b", 2, "ab"), ("a", 2, "ba"), ("c", 1, "bac"), ("d", 3, "cd")):
         keep(SimpleNamespace(loops=kept), kind, SimpleNamespace(keys=range(rows)), most=5)
         assert "".join(kept) == left
-
-
-def test_costs_of_replayed_iterations_are_measured():
-    _, graph = pair()
-    costs, _ = measured_costs(graph, random_tokens(CONFIG, 2)[0], DecodeConfig(), 3)
-    assert len(costs) == 3
-    assert 0 < costs[0] <= costs[1] <= costs[2]
 
 
 @pytest.mark.parametrize("variant", ["base aids", "text", "as published"])

@@ -29,11 +29,10 @@ from superres.checkpoint import (
     read_task_files,
     read_training,
     save_checkpoint,
-    weights_digest,
 )
 from superres.cli.main import run
 from superres.config import BeamConfig, DecodeConfig, ModelConfig
-from superres.decoding.batching import RefilledDecoder
+from superres.decoding.batching import ListFeed, RefilledDecoder
 from superres.decoding.beam import beam_search
 from superres.decoding.decode import decode
 from superres.decoding.nan_check import require_finite
@@ -72,7 +71,7 @@ def edit(folder, **changes):
 
 
 @pytest.mark.parametrize("name", [name for name, value in SMALL.to_dict().items() if type(value) is int])
-@pytest.mark.parametrize("value", [10**6 + 2**21, 2**63, 10**400, True, 1e30])
+@pytest.mark.parametrize("value", [10**6 + 2**21, 10**400, True, 1e30])
 def test_a_size_that_no_machine_can_build_is_refused_unbuilt(name, value, folder, monkeypatch):
     monkeypatch.setattr(EncoderDecoder, "__init__", lambda *_: pytest.fail("built"))
     edit(folder, model=SMALL.to_dict() | {name: value})
@@ -192,28 +191,11 @@ def test_scores_that_are_not_finite_stop_every_other_decode():
         separate_reference(StepModel(model), source, DecodeConfig(3), 3)
 
 
-class Queue:
-    def __init__(self, waiting):
-        self.waiting = waiting
-
-    def take(self, most, wait):
-        taken, self.waiting = self.waiting[:most], self.waiting[most:]
-        return taken or None
-
-
 def test_scores_that_are_not_finite_stop_refilled_rows():
     source, _ = random_tokens(SMALL, 3)
-    feed = Queue([Waiting(row, key) for key, row in enumerate(source)])
+    feed = ListFeed([Waiting(row, key) for key, row in enumerate(source)])
     with pytest.raises(ScoresError):
         list(RefilledDecoder(StepModel(overflowing(SMALL)), feed, stacked, DecodeConfig(), 2).run())
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_single_score_that_is_not_finite_is_seen(bad):
-    scores = torch.zeros(2, 3, 4)
-    scores[1, 2, 3] = bad
-    with pytest.raises(ScoresError):
-        require_finite(scores)
 
 
 def test_tokens_may_be_left_out_but_not_all_of_them():
@@ -338,13 +320,6 @@ def test_what_is_no_file_is_refused_and_not_waited_for(name, kind, folder):
         assert "not a regular file" in refusal(read, folder)
 
 
-def test_a_digest_does_not_wait_for_a_pipe(folder):
-    (folder / WEIGHTS).unlink()
-    os.mkfifo(folder / WEIGHTS)
-    with pytest.raises(OSError, match="not a regular file"):
-        weights_digest(folder)
-
-
 def with_header(header, body=b"", length=None):
     content = header if isinstance(header, bytes) else json.dumps(header).encode()
     return (len(content) if length is None else length).to_bytes(8, "little") + content + body
@@ -368,21 +343,16 @@ def test_malformed_weights_make_one_line(content, folder):
     refusal(NgramTable.read, folder / "n")
 
 
-@pytest.mark.parametrize("settings", [
-    [30_000_000, 9, 1], [2**62, 1, 1], [2**62, 9, 2**62], [2, 2**62, 1], [-1, 9, 1], [2, 0, 1], [2, 9, 0], [2, 9], 5,
-    [[2], [9], [1]], [2.5, 9.0, 1.0], [float("nan")] * 3, [float("inf")] * 3, [True, True, True],
-])
-def test_an_impossible_numbering_of_ngrams_is_refused(settings, tmp_path):
-    arrays = {"keys": np.arange(3), "tokens": np.zeros(3, np.int32), "settings": np.array(settings)}
+@pytest.mark.parametrize(("settings", "keys"), [
+    *((settings, np.arange(3)) for settings in (
+        [30_000_000, 9, 1], [2**62, 1, 1], [2**62, 9, 2**62], [2, 2**62, 1], [-1, 9, 1], [2, 0, 1], [2, 9, 0], [2, 9],
+        5, [[2], [9], [1]], [2.5, 9.0, 1.0], [float("nan")] * 3, [float("inf")] * 3, [True, True, True])),
+    *(([2, 9, 1], keys) for keys in (
+        np.zeros((2, 3), np.int64), np.array(3), np.array([2**63 - 1, -(2**63), 5]), np.zeros(0, np.int64))),
+], ids=str)
+def test_impossible_ngrams_are_refused(settings, keys, tmp_path):
+    arrays = {"keys": keys, "tokens": np.zeros(keys.shape, np.int32), "settings": np.array(settings)}
     save_arrays(arrays, tmp_path / "n")
-    refusal(NgramTable.read, tmp_path / "n")
-
-
-@pytest.mark.parametrize("keys", [np.zeros((2, 3), np.int64), np.array(3), np.array([2**63 - 1, -(2**63), 5]),
-                                  np.zeros(0, np.int64)])
-def test_impossible_keys_of_ngrams_are_refused(keys, tmp_path):
-    save_arrays({"keys": keys, "tokens": np.zeros(keys.shape, np.int32), "settings": np.array([2, 9, 1])},
-                tmp_path / "n")
     refusal(NgramTable.read, tmp_path / "n")
 
 

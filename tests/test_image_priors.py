@@ -19,7 +19,6 @@ from superres.nn.image_priors import (
     cell_tables,
     enlarge_source,
     feature_count,
-    neighbour_table,
     ordinal_scores,
     to_raster,
 )
@@ -29,20 +28,6 @@ BASE = PRESETS["base"]
 
 def place(shape, row, column, channel):
     return (row * shape[1] + column) * shape[2] + channel
-
-
-def test_neighbours_are_decoded_pixels_inside_the_image():
-    shape = (4, 6, 3)
-    table = neighbour_table(shape)
-    length = len(table)
-    for position, row in enumerate(table.tolist()):
-        assert all(0 <= n < position or n == length for n in row)
-        present = [n for n in row if n < length]
-        assert len(set(present)) == len(present)
-    # The last pixel of a row has no neighbour to the right, although the next token in the raster exists.
-    edge = table[place(shape, 2, 5, 0)].tolist()
-    assert place(shape, 1, 5, 0) in edge
-    assert place(shape, 2, 0, 0) not in edge
 
 
 def test_every_position_lies_in_the_cell_that_covers_it():
@@ -81,29 +66,9 @@ def test_the_last_pixel_of_a_cell_is_known_from_its_source():
     assert ((remainder != 0).sum(-1) <= 1).all()
 
 
-def test_what_is_not_decoded_yet_changes_no_number():
-    neighbourhood = NumericNeighbourhood(SMALL)
-    estimate, source = torch.rand(1, SMALL.target_length), torch.randint(0, 6, (1, SMALL.source_length))
-    residual_sum = neighbourhood.residual_sum(source, estimate)
-    position = torch.tensor([[20]])
-    deviation = torch.rand(1, SMALL.target_length + 1)
-    deviation[:, -1] = 0
-    changed = deviation.clone()
-    changed[:, 20:-1] += 1
-    before, after = (
-        neighbourhood.features(neighbourhood.buffer(part, residual_sum), position) for part in (deviation, changed))
-    assert torch.equal(before, after)
-
-
 def test_the_remainder_needs_the_neighbourhood():
     with pytest.raises(ConfigError, match="cell_remainder needs numeric_neighbourhood"):
         replace(SMALL, numeric_neighbourhood=False)
-
-
-def test_a_checkpoint_from_before_the_remainder_keeps_its_network():
-    values = SMALL.to_dict()
-    del values["cell_remainder"]
-    assert not ModelConfig.from_dict(values).cell_remainder
 
 
 def test_ordinal_scores_peak_at_the_centre_and_fall_evenly():

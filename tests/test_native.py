@@ -8,14 +8,30 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from fakes import NATIVE, SMALL, VARIANTS, Restless, Unruled, random_model, random_tokens, small_source
+from fakes import (
+    NATIVE,
+    PLAIN,
+    SMALL,
+    VARIANTS,
+    Restless,
+    Unruled,
+    limits_of,
+    ngrams_of,
+    proposer_for,
+    random_model,
+    random_tokens,
+)
 from stepping import check_steps
+from test_consistency import assert_consistent
 
-from superres.config import DecodeConfig
+from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.decode import decode, iterations
+from superres.decoding.limits import LimitedModel
 from superres.decoding.proposers.base import Proposer
+from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.jacobi import JacobiProposer
+from superres.decoding.proposers.ngrams import NgramProposer
 from superres.decoding.sampling import GREEDY
 from superres.errors import ScoresError
 from superres.interfaces import LoopState
@@ -31,7 +47,6 @@ KNOWN = {
     name: replace(config, **NATIVE) for name, config in VARIANTS.items() if config.identity_p1
 }
 BLOCKS = replace(KNOWN["sequential heads"], attention_block_length=20, target_shape=(8, 8, 3), source_shape=(4, 4, 3))
-WAYS = {"greedy": {}, "Gumbel": {"temperature": 0.8}, "colours": {"temperature": (0.9, 0.5, 0.7)}}
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
@@ -83,8 +98,7 @@ def close(actual, expected):
     torch.testing.assert_close(actual.double(), expected, rtol=1e-3, atol=3e-3)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("width", "rows"), [(1, 1), (3, 3), (5, 1)])
+@pytest.mark.parametrize(("width", "rows", "threads"), [(1, 1, 1), (3, 3, 2)])
 @pytest.mark.parametrize("variant", KNOWN)
 def test_the_step_equals_the_uncached_network(variant, width, rows, threads):
     config = KNOWN[variant]
@@ -96,14 +110,6 @@ def test_the_step_equals_the_uncached_network(variant, width, rows, threads):
 def test_the_step_equals_the_uncached_network_over_many_wraps_of_the_ring(width):
     session = model_of(BLOCKS).session(random_tokens(BLOCKS, 2)[0], width)
     check_steps(random_model(BLOCKS), width, 2, session=session, close=close)
-
-
-@pytest.mark.parametrize("variant", ["text", "recurrent heads"])
-def test_padding_of_the_source_is_hidden(variant):
-    config = KNOWN[variant]
-    padding = torch.arange(config.source_length) >= torch.tensor([[7], [3], [5]])
-    session = model_of(config).session(random_tokens(config, 3)[0], 3, padding)
-    check_steps(random_model(config), 3, padding=padding, session=session, close=close)
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
@@ -127,19 +133,6 @@ def test_scores_do_not_depend_on_width_or_threads_by_a_single_bit(variant, rows,
         assert torch.equal(several, single[:, : several.shape[1]])
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("variant", ["base aids", "sequential heads", "no free scores", "text",
-                                     "recurrent heads"])
-def test_exact_blocks_are_greedy_tokens_bit_for_bit_at_any_width(variant, rows, way):
-    config = KNOWN[variant]
-    options = WAYS[way] if config.channels == 3 else {**WAYS[way], **({"temperature": 0.8} if WAYS[way] else {})}
-    model, source = model_of(config), random_tokens(config, rows)[0]
-    one = decode(model, source, DecodeConfig(block_size=1, **options))
-    many = decode(model, source, DecodeConfig(**options))
-    assert torch.equal(one.tokens, many.tokens)
-
-
 @pytest.fixture
 def exact_heads(monkeypatch):
     """Pack heads as float32, so that torch, which has no others, makes the same proposals from their scores."""
@@ -147,12 +140,12 @@ def exact_heads(monkeypatch):
 
 
 @pytest.mark.usefixtures("exact_heads")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}], ids=["greedy", "Gumbel"])
 @pytest.mark.parametrize("variant", ["base aids", "sequential heads", "no free scores", "recurrent heads"])
-def test_the_same_is_proposed_as_by_the_plain_step(variant, way):
+def test_the_same_is_proposed_as_by_the_plain_step(variant, sampling):
     config = KNOWN[variant]
     source = random_tokens(config, 3)[0]
-    options = DecodeConfig(accept="distance", epsilon=1, **WAYS[way])
+    options = DecodeConfig(accept="distance", epsilon=1, **sampling)
     plain, compiled = (decode(kind(random_model(config, dtype=torch.float32)), source, options)
                        for kind in (StepModel, NativeModel))
     assert torch.equal(plain.tokens, compiled.tokens)
@@ -181,48 +174,74 @@ def assert_same_decode(one, other):
         assert first.proposed.tolist() == second.proposed.tolist()
 
 
+TEXT = replace(KNOWN["text"], vocabulary=300)
+LIMITED = replace(KNOWN["no free scores"], target_shape=(8, 8, 3), vocabulary=9)
+CASES = [
+    *((KNOWN[name], "heads", way) for name in ("sequential heads", "recurrent heads") for way in WHOLE),
+    *((config, proposer, way) for config in (KNOWN["sequential heads"], TEXT)
+      for proposer in ("jacobi", "draft", "ngram", "lookup")
+      for way in ("exact", "distance", "top-k", "Gumbel", "Gumbel, filters", "speculative, filters")),
+    *((LIMITED, "heads", way) for way in WHOLE),
+    *((LIMITED, proposer, way) for proposer in ("jacobi", "draft", "lookup")
+      for way in ("distance", "Gumbel", "speculative, filters")),
+    (replace(LIMITED, **PLAIN, head_layer="per-head", free_scores=True, vocabulary=300), "heads", "exact"),
+]
+"""Networks, proposers and ways of decoding; targets of the last networks are limited to those that fit the source."""
+
+
+def case_name(value):
+    return f"{value.head_layer}-{value.vocabulary}" if isinstance(value, ModelConfig) else None
+
+
+def made(name, model):
+    """Return the proposer `name` for a model; a draft model runs in compiled code as well."""
+    proposer = proposer_for(name, model.model if isinstance(model, LimitedModel) else model)
+    if name == "draft":
+        draft = NativeModel(proposer.draft.model, model.end_token)
+        proposer = DraftProposer(LimitedModel(draft, model.limits) if isinstance(model, LimitedModel) else draft)
+    return proposer
+
+
 @pytest.mark.usefixtures("exact_heads")
-@pytest.mark.parametrize("way", WHOLE)
-@pytest.mark.parametrize("variant", ["base aids", "sequential heads", "text", "recurrent heads"])
-def test_whole_iterations_do_what_the_loop_does(variant, way):
-    config, options = KNOWN[variant], WHOLE[way]
-    source = random_tokens(config, 3)[0]
-    for end_token in (None, 0, 3):
-        model = model_of(config, end_token=end_token, threads=2)
-        whole = decode(model, source, options)
-        wider = decode(model, source, options, width=config.prediction_heads + 1)
-        assert model.sessions.asked == 2
-        assert_same_decode(whole, by_steps(model, source, options))
+@pytest.mark.parametrize(("config", "proposer", "way"), CASES, ids=case_name)
+def test_whole_iterations_do_what_the_loop_does(config, proposer, way):
+    limited = config.target_shape == LIMITED.target_shape
+    options, source = replace(WHOLE[way], proposer=proposer), random_tokens(config, 3)[0]
+    for end_token in (None,) if limited else (None, 3):
+        inner = model_of(config, end_token=end_token, threads=2)
+        model = LimitedModel(inner, limits_of(config)) if limited else inner
+        whole = decode(model, source, options, proposer=made(proposer, model))
+        wider = decode(model, source, options, width=7, proposer=made(proposer, model))
+        assert inner.sessions.asked == 2
         assert torch.equal(wider.tokens, whole.tokens)
+        inner.sessions = Sessions(whole=False)
+        assert_same_decode(whole, decode(model, source, options, proposer=made(proposer, model)))
+        if limited:
+            assert_consistent(whole.tokens, source, config)
 
 
-@pytest.mark.usefixtures("exact_heads")
-@pytest.mark.parametrize("together", [1, 2, 5])
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("variant", ["sequential heads", "text", "recurrent heads"])
-def test_rows_that_do_their_iterations_apart_do_what_they_do_together(variant, threads, together):
-    config = KNOWN[variant]
-    source = random_tokens(config, 5)[0]
-    for end_token in (None, 0, 3):
-        model = model_of(config, end_token=end_token, threads=threads)
-        model.sessions = Sessions(together=together)
-        for options in (DecodeConfig(), WHOLE["top-k"], WHOLE["Gumbel"], WHOLE["speculative"]):
-            loop = next(iterations(model, source, options))
-            while not loop.done():
-                loop.run(5)  # rows end in the midst of a call
-            assert_same_decode(loop.result(), by_steps(model, source, options))
+def test_a_draft_of_another_engine_and_a_class_of_the_user_are_left_to_the_loop():
+    model, source = model_of(KNOWN["sequential heads"]), random_tokens(KNOWN["sequential heads"], 1)[0]
+
+    class Own(NgramProposer):
+        def propose(self, context, offsets):
+            return torch.zeros_like(super().propose(context, offsets))
+
+    decoded = decode(model, source, DecodeConfig(block_size=3, proposer="ngram"), proposer=Own(ngrams_of(model)))
+    assert all(set(proposed[1:]) == {0} for proposed in decoded.traces[0].proposed.tolist()[:-1])
+    drafted = decode(model, source, DecodeConfig(block_size=3, proposer="draft"), proposer=proposer_for("draft", model))
+    assert torch.equal(drafted.tokens, decode(model, source, DecodeConfig(1)).tokens)
 
 
-@pytest.mark.parametrize("end_token", [None, 3])
-@pytest.mark.parametrize("variant", ["base aids", "text"])
-def test_whole_iterations_change_the_block_size_as_the_loop_does(variant, end_token):
-    model, source = model_of(KNOWN[variant], end_token=end_token), random_tokens(KNOWN[variant], 3)[0]
-    for seed in range(3):
-        sizes = [Restless(5, seed, 3) for _ in range(2)]
-        whole = decode(model, source, DecodeConfig(), adaptive=sizes[0])
-        assert_same_decode(whole, by_steps(model, source, DecodeConfig(), adaptive=sizes[1]))
-        assert len(set(sizes[0].chosen)) > 1
-        assert torch.equal(whole.tokens, decode(model, source, DecodeConfig(block_size=1)).tokens)
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("way", WHOLE)
+def test_limited_blocks_are_the_tokens_of_one_at_a_time_in_every_format(precision, way):
+    model, source = model_of(LIMITED, precision=precision), random_tokens(LIMITED, 4)[0]
+    model = LimitedModel(model, limits_of(LIMITED))
+    decoded = decode(model, source, WHOLE[way])
+    assert_consistent(decoded.tokens, source, LIMITED)
+    if WHOLE[way].is_exact:
+        assert torch.equal(decoded.tokens, decode(model, source, WHOLE[way].sequential()).tokens)
 
 
 @pytest.mark.usefixtures("exact_heads")
@@ -300,16 +319,6 @@ def test_rounded_weights_score_nearly_alike(variant, precision):
     assert (full - rounded).norm() < 0.05 * full.norm()
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-@pytest.mark.parametrize("variant", ["base aids", "sequential heads", "text", "recurrent heads"])
-def test_blocks_of_any_width_are_greedy_tokens_with_rounded_weights(variant, precision):
-    model = NativeModel(random_model(KNOWN[variant], dtype=torch.float32), precision=precision)
-    source = random_tokens(KNOWN[variant], 3)[0]
-    alone = decode(model, source, DecodeConfig(block_size=1))
-    for k in (2, 5):
-        assert torch.equal(decode(model, source, DecodeConfig(block_size=k)).tokens, alone.tokens)
-
-
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_a_selected_row_continues_as_the_row_that_it_copies(precision):
     model = NativeModel(random_model(BLOCKS, dtype=torch.float32), precision=precision)
@@ -357,15 +366,6 @@ def test_threads_that_were_slow_while_the_machine_was_busy_are_taken_later():
     assert trials.rounds == thread_trials.ROUNDS
 
 
-def test_sessions_of_one_shape_share_their_timings():
-    config = KNOWN["sequential heads"]
-    model = model_of(config)
-    sessions = [model.session(random_tokens(config, 1)[0], 3) for _ in range(2)]
-    (trials,) = model.trials.values()
-    assert trials.rounds == thread_trials.FIRST_ROUNDS + 1
-    assert {session.session.threads.count for session in sessions} <= trials.least.keys()
-
-
 @pytest.mark.parametrize(("change", "message"), [
     ({"identity_p1": False}, "p1"), ({"width": 24}, "multiples of 32"), ({"attention_heads": 4}, "multiple of 16"),
 ])
@@ -393,47 +393,6 @@ def test_without_a_compiler_the_plain_step_serves(monkeypatch, caplog):
         assert type(step_model(random_model(replace(SMALL, **NATIVE)))) is StepModel
     assert "no C++ compiler" in caplog.text
     build.chosen.cache_clear()
-
-
-@pytest.fixture
-def source(tmp_path, monkeypatch):
-    """A file for C++ that compiles in no time; its library goes to a cache of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = tmp_path / "cpp"
-    folder.mkdir()
-    yield folder / "native.cpp"
-    build.chosen.cache_clear()
-
-
-def cached_files():
-    """Return all files in the cache but the probe's library."""
-    return [path for path in build.cache_folder().iterdir() if not path.name.startswith("probe-")]
-
-
-def test_code_is_compiled_once_and_a_failure_leaves_nothing_behind(source):
-    source.write_text("this is no C++")
-    with pytest.raises(NativeUnavailable, match=r"cannot compile native\.cpp"):
-        build.library(source)
-    assert cached_files() == []
-    source.write_text(small_source())
-    build.library(source)
-    built = cached_files()
-    assert [path.suffix for path in built] == [".so"]
-    build.chosen.cache_clear()
-    stamp = built[0].stat().st_mtime_ns
-    build.library(source)
-    assert built[0].stat().st_mtime_ns == stamp
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_a_large_vocabulary_is_projected_alike_by_several_threads(rows):
-    config = replace(KNOWN["text"], vocabulary=2100)
-    network, source = random_model(config, dtype=torch.float32), random_tokens(config, rows)[0]
-    alone, together = (decode(NativeModel(network, threads=threads), source, DecodeConfig()) for threads in (1, 3))
-    plain = decode(StepModel(network), source, DecodeConfig())
-    assert torch.equal(alone.tokens, together.tokens)
-    assert torch.equal(alone.tokens, plain.tokens)
-    assert [trace.accepted for trace in alone.traces] == [trace.accepted for trace in together.traces]
 
 
 @pytest.mark.parametrize("change", [
@@ -507,13 +466,13 @@ def test_more_proposals_than_heads_are_refused():
         session.propose(output, zeros, zeros, offsets, GREEDY)
 
 
-@pytest.mark.parametrize("name", [name for name, (_, arguments) in DECLARATIONS.functions.items() if arguments])
-def test_the_compiled_functions_refuse_other_arguments(name):
-    arguments = DECLARATIONS.functions[name][1]
-    with pytest.raises(TypeError, match="arguments"):
-        getattr(build.library(), name)(*[None] * (len(arguments) - 1))
-    with pytest.raises(ctypes.ArgumentError):
-        getattr(build.library(), name)("session", *[None] * (len(arguments) - 1))
+def test_the_compiled_functions_refuse_other_arguments():
+    for name, (_, arguments) in DECLARATIONS.functions.items():
+        if arguments:
+            with pytest.raises(TypeError, match="arguments"):
+                getattr(build.library(), name)(*[None] * (len(arguments) - 1))
+            with pytest.raises(ctypes.ArgumentError):
+                getattr(build.library(), name)("session", *[None] * (len(arguments) - 1))
 
 
 @pytest.mark.parametrize("rows", [1, 5])

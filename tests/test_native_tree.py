@@ -12,7 +12,6 @@ from test_tree_attention import BRANCHY, check_tree_steps, random_tree, read_twi
 from textual import CONFIG, wordy
 
 from superres.config import DecodeConfig
-from superres.decoding.batching import ListFeed, RefilledDecoder
 from superres.decoding.decode import decode
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
@@ -107,22 +106,3 @@ def test_native_iterations_are_those_of_the_loop(sizes, criterion):
         plain = decode(sentences(StepModel)[0], source, options)
         assert torch.equal(native.tokens, plain.tokens)
         assert [trace.accepted for trace in native.traces] == [trace.accepted for trace in plain.traces]
-
-
-def test_a_row_that_begins_anew_forgets_the_pool_of_the_row_before():
-    options = DecodeConfig(proposer="lookahead", **SIZES[2])
-    model, _ = sentences()
-    source = random_tokens(SENTENCES, 7)[0]
-    alone = [decode(model, source[row : row + 1], options) for row in range(7)]
-
-    class Numbered:
-        def __init__(self, number):
-            self.number, self.key = number, number
-
-    items = [Numbered(number) for number in range(7)]
-    decoder = RefilledDecoder(model, ListFeed(items), lambda chosen: (source[[one.number for one in chosen]], None),
-                              options, 2)
-    finished = {one.item.number: one for done in decoder.run() for one in done}
-    for row, decoded in enumerate(alone):
-        assert finished[row].tokens.tolist() == decoded.tokens[0].tolist()
-        assert finished[row].trace.accepted == decoded.traces[0].accepted

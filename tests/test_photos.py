@@ -11,7 +11,7 @@ from superres.errors import ConfigError, InvalidInputError
 from superres.tasks import face_finder
 from superres.tasks.face_finder import LONGEST, find_faces
 from superres.tasks.faces import FaceTask, area_reduce
-from superres.tasks.photos import Crop, choose_crops, crop_note, is_photo, parse_crop, read_sources
+from superres.tasks.photos import Crop, choose_crops, is_photo, parse_crop, read_sources
 
 TASK = FaceTask(8, 32)
 EYES = 224, 108
@@ -121,25 +121,6 @@ def test_bad_crops_are_refused_in_one_line(setting, message):
 def test_a_square_that_leaves_the_picture_is_refused(setting):
     with pytest.raises(InvalidInputError, match=f"crop {setting} does not lie inside the picture of 512x512; give X"):
         choose_crops(data.astronaut(), TASK, setting)
-
-
-def test_the_line_names_the_crop_the_pixels_and_what_the_model_sees():
-    photo = np.zeros((3000, 4000, 3), np.uint8)
-    faces = [Crop(10, 20, 600, "face", 1, 2), Crop(900, 30, 500, "face", 2, 2)]
-    lines = {
-        "a.jpg (4000x3000): crop face, one face found; 600x600 pixels at (10, 20) are used, and the model sees only "
-        "8x8": [Crop(10, 20, 600, "face", 0, 1)],
-        "a.jpg (4000x3000): crop face, 2 faces found; 600x600, 500x500 pixels at (10, 20), (900, 30) are used, and the "
-        "model sees only 8x8 of each face": faces,
-        "a.jpg (4000x3000): crop as given; 100x100 pixels at (1, 2) are used, and the model sees only 8x8":
-            [Crop(1, 2, 100, "given")],
-        "a.jpg (4000x3000): crop centre, no face found; 3000x3000 pixels at (500, 0) are used, and the model sees only "
-        "8x8": choose_crops(photo, TASK),
-        "a.jpg (4000x3000): crop centre; 3000x3000 pixels at (500, 0) are used, and the model sees only 8x8":
-            choose_crops(photo, TASK, "centre"),
-    }
-    for line, crops in lines.items():
-        assert crop_note("a.jpg", photo, crops, TASK) == line
 
 
 def modes():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, draft_of, ngram_rows, ngrams_of, proposer_for, random_model, random_tokens
+from fakes import SMALL, VARIANTS, ngrams_of, proposer_for, random_model, random_tokens
 
 from superres.config import DecodeConfig
 from superres.decoding.decode import DEFAULT_BLOCK_SIZE, check_options, decode
@@ -64,24 +64,6 @@ def test_jacobi_takes_the_verifiers_choices_as_far_as_they_reach_and_repeats_the
         assert proposals == context.choose(scores, offsets)[row].tolist()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("variant", ["base aids", "causal attention", "text"])
-def test_a_draft_proposes_what_it_would_choose_itself_after_the_same_tokens(variant, temperature):
-    decoded, seen = watched(variant, "draft", temperature=temperature)
-    config = VARIANTS[variant]
-    model, source = draft_of(StepModel(random_model(config))), random_tokens(config, 3)[0]
-    for context, row, place, proposals in seen[:: 7]:
-        target = decoded.tokens[row : row + 1].clone()
-        for offset, proposal in enumerate(proposals, start=1):
-            if place + offset >= model.length:
-                break
-            scores = model.uncached_scores(source[row : row + 1], target, torch.tensor([place + offset]))[:, :1]
-            rows = torch.zeros(3, 1, model.vocabulary, dtype=scores.dtype)
-            rows[row] = scores[0]
-            assert proposal == int(context.choose(rows, torch.tensor([offset]))[row])
-            target[0, place + offset] = proposal
-
-
 def test_a_draft_equal_to_the_verifier_is_always_right():
     model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 3)[0]
     for block_size in (2, 5, 9):
@@ -99,17 +81,6 @@ def ngram_by_hand(rows, tokens, order=3):
     raise AssertionError("no context at all")
 
 
-@pytest.mark.parametrize("variant", ["base aids", "text"])
-def test_ngrams_follow_the_longest_context_that_was_counted(variant):
-    decoded, seen = watched(variant, "ngram", block_size=6)
-    rows = ngram_rows(StepModel(random_model(VARIANTS[variant]))).tolist()
-    for _, row, place, proposals in seen[::3]:
-        tokens = decoded.tokens[row, : place + 1].tolist()
-        for proposal in proposals:
-            assert proposal == ngram_by_hand(rows, tokens)
-            tokens.append(proposal)
-
-
 def lookup_by_hand(source, text, count):
     """Return `count` tokens: what followed the longest, then latest, match of the last three tokens, repeated."""
     tokens = [*source, *text]
@@ -123,14 +94,6 @@ def lookup_by_hand(source, text, count):
         return [tokens[-1]] * count
     copied = tokens[best[1] + 1 :]
     return [copied[number % len(copied)] for number in range(count)]
-
-
-@pytest.mark.parametrize("variant", ["base aids", "text"])
-def test_lookup_copies_what_followed_the_longest_match(variant):
-    decoded, seen = watched(variant, "lookup", block_size=7)
-    source = random_tokens(VARIANTS[variant], 3)[0]
-    for _, row, place, proposals in seen:
-        assert proposals == lookup_by_hand(source[row].tolist(), decoded.tokens[row, : place + 1].tolist(), 6)
 
 
 @pytest.mark.parametrize(("make", "message"), [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import pydoc
 import re
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from test_pipeline import FAST, WIDE_STEPS
 
 import superres
 from superres.checkpoint import save_checkpoint
-from superres.config import ENGINE_NAMES
-from superres.errors import ConfigError, InvalidInputError
 from superres.pipeline.display import MOST_SHOWN
 from superres.pipeline.translator import Translated
 from superres.pipeline.upscaler import Upscaled
@@ -90,20 +87,6 @@ def test_a_photo_with_three_faces_gives_three_images_and_the_crop_can_be_chosen(
     assert upscaler([], WIDE_STEPS).images.shape == (0, 32, 32, 3)
 
 
-@pytest.mark.parametrize(("pictures", "crop", "error", "message"), [
-    ("missing.png", "face", InvalidInputError, "missing.png cannot be read"),
-    ([np.zeros((8, 8, 3))], "face", InvalidInputError, "picture 1: a picture must be a path"),
-    (np.zeros((40, 40, 3), np.uint8), "0,0,41", InvalidInputError, "picture 1: the crop 0,0,41 does not lie inside"),
-    (np.zeros((40, 40, 3), np.uint8), "left", ConfigError, "crop must be face, centre or X,Y,SIZE"),
-    ([], "left", ConfigError, "not 'left'"), (5, "face", InvalidInputError, "pictures are a int"),
-])
-def test_what_cannot_be_upscaled_is_refused_in_one_line(upscaler, pictures, crop, error, message):
-    for call in (upscaler, lambda *given, **more: next(upscaler.stream(*given, **more))):
-        with pytest.raises(error, match=message) as caught:
-            call(pictures, WIDE_STEPS, crop=crop)
-        assert "\n" not in str(caught.value)
-
-
 # Results out
 
 
@@ -127,19 +110,6 @@ def test_a_notebook_shows_the_images_with_their_notes(rng, count, size):
     assert len(html) < 400_000
 
 
-def test_results_without_images_are_shown_too():
-    empty = Upscaled(np.zeros((0, 32, 32, 3), np.uint8), [], 0.0)
-    assert empty._repr_png_() is None
-    assert "0 images" in empty._repr_html_()
-    assert "<img" not in empty._repr_html_()
-
-
-def test_the_text_of_a_result_has_no_pixels(upscaler):
-    result = upscaler(astronaut(), WIDE_STEPS)
-    assert re.fullmatch(r"Upscaled\(1 image, \d+\.\d\d s, 8\.00 tokens per step\)\npicture 1 \(512x512\): .*8x8",
-                        repr(result))
-
-
 def test_a_notebook_shows_translations_as_text():
     texts = ["Ein Hund & <i>Schnee</i>.", *["x"] * 100]
     html = Translated(texts, [], [], [], [], 7, 0.25)._repr_html_()
@@ -149,23 +119,6 @@ def test_a_notebook_shows_translations_as_text():
 
 
 # Names and types
-
-
-def test_dir_and_help_list_the_public_names():
-    assert dir(superres) == sorted(superres.__all__)
-    text = pydoc.plain(pydoc.render_doc(superres))
-    for name in set(superres.__all__) - {"__version__", "load"}:
-        assert f"class {name}(" in text
-    assert "load(name_or_dir:" in text
-    with pytest.raises(AttributeError, match="no attribute 'upscale'"):
-        superres.upscale  # noqa: B018
-
-
-def test_load_takes_every_argument_of_a_pipeline_s_load(folder):
-    assert superres.load(folder, "cpu", "plain").engine == "plain"
-    assert superres.load(folder, device="cpu", engine="native").engine in ENGINE_NAMES
-    with pytest.raises(ConfigError, match="steam"):
-        superres.load(folder, engine="steam")
 
 
 def test_type_checkers_know_what_load_returns(tmp_path):

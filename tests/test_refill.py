@@ -11,7 +11,6 @@ from fakes import (
     NATIVE,
     SMALL,
     VARIANTS,
-    Restless,
     ScriptedModel,
     Waiting,
     proposer_for,
@@ -87,32 +86,6 @@ def test_what_is_decoded_does_not_depend_on_neighbours_or_entry(way, rows):
     assert len({tuple(one.trace.accepted) for one in finished}) > 1 or way == "greedy"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_rows_are_refilled_while_the_block_size_changes(seed):
-    config = VARIANTS["sequential heads"]
-    model, source = StepModel(random_model(config, seed)), random_tokens(config, 7, seed)[0]
-    sizes = Restless(config.prediction_heads, seed)
-    waiting = [Waiting(one, key, key) for key, one in enumerate(source)]
-    feed = ScriptedFeed(waiting, [1, 0, 2])
-    decoder = RefilledDecoder(model, feed, stacked, DecodeConfig(), 3, adaptive=lambda source, padding: sizes)
-    finished = sorted((one for some in decoder.run() for one in some), key=lambda one: one.item.tag)
-    for number, one in enumerate(finished):
-        alone = decode(model, source[number : number + 1], DecodeConfig())
-        assert one.tokens.tolist() == alone.tokens[0].tolist()
-        used = (one.trace.proposed >= 0).sum(1)
-        assert all(count <= size for count, size in zip(one.trace.accepted, used, strict=True))
-    assert len(finished) == 7
-    assert len(set(sizes.chosen)) > 1
-
-
-@pytest.mark.parametrize("variant", ["plain", "own layer for p1", "causal attention", "text", "recurrent heads"])
-def test_every_network_is_refilled_whole(variant):
-    config = VARIANTS[variant]
-    model, source = StepModel(random_model(config)), random_tokens(config, 4)[0]
-    finished, _ = refilled(model, source, DecodeConfig(), 2)
-    assert_equal(finished, model, source, DecodeConfig())
-
-
 @pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.parametrize("variant", ["sequential heads", "no conditioning", "plain", "text", "causal attention",
                                      "recurrent heads"])
@@ -153,23 +126,6 @@ def test_every_source_is_encoded_once(engine, name):
         assert sorted(seen) == sorted(source.tolist())
 
 
-def test_keys_of_the_noise_follow_the_sequence():
-    model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 5)[0]
-    options, keys = DecodeConfig(temperature=1.0, seed=3), [2**62, 7, 7, 0, 12345678901234567]
-    finished, _ = refilled(model, source, options, 2, keys)
-    assert_equal(finished, model, source, options, keys)
-
-
-def test_rows_that_end_early_make_room_at_once():
-    truth = torch.tensor([[1, 2, 3, 8, 0, 0, 0, 0], [1, 8, 0, 0, 0, 0, 0, 0], [8, 0, 0, 0, 0, 0, 0, 0],
-                          [4, 4, 4, 4, 4, 4, 4, 8], [5, 5, 8, 0, 0, 0, 0, 0]])
-    model = ScriptedModel(truth, torch.ones_like(truth, dtype=torch.bool), end_token=8)
-    source = torch.arange(5).unsqueeze(1)
-    finished, _ = refilled(model, source, DecodeConfig(block_size=2), 2)
-    assert [one.tokens.tolist() for one in finished] == truth.tolist()
-    assert_equal(finished, model, source, DecodeConfig(block_size=2))
-
-
 def test_the_decoder_stays_full_until_the_feed_ends_and_shrinks_then():
     generator = np.random.default_rng(0)
     truth = torch.from_numpy(generator.integers(0, 8, (40, 24)))
@@ -198,11 +154,6 @@ def test_the_decoder_stays_full_until_the_feed_ends_and_shrinks_then():
     assert iterations + 40 <= stepped < 0.9 * lockstep
 
 
-def test_nothing_is_made_of_an_empty_feed():
-    decoder = RefilledDecoder(StepModel(random_model(SMALL)), ScriptedFeed([]), stacked, DecodeConfig(), 3)
-    assert list(decoder.run()) == []
-
-
 def test_what_is_under_way_is_known_when_decoding_fails():
     model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 4)[0]
     feed = ScriptedFeed([Waiting(one, 0, tag) for tag, one in enumerate(source)])
@@ -213,18 +164,3 @@ def test_what_is_under_way_is_known_when_decoding_fails():
     next(steps)
     assert [waiting.tag for waiting in decoder.under_way] == [0, 1, 2]
     assert 3 <= decoder.tokens_under_way <= 15
-
-
-def test_the_record_of_sequences_long_done_is_dropped():
-    kept = []
-
-    class Watched(RefilledDecoder):
-        def _refill(self, loop):
-            super()._refill(loop)
-            kept.append(len(loop.recorder) - loop.recorder.forgotten)
-
-    model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 12)[0]
-    feed = ScriptedFeed([Waiting(one, tag, tag) for tag, one in enumerate(source)])
-    decoder = Watched(model, feed, stacked, DecodeConfig(), 2)
-    finished = [one for some in decoder.run() for one in some]
-    assert max(kept) <= 2 * max(one.trace.iterations for one in finished)

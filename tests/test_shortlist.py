@@ -55,15 +55,6 @@ def test_a_list_has_common_tokens_then_the_likeliest_translations_of_all_words_o
     assert (found[:, 6:] == -1).all()
 
 
-def test_a_list_that_is_full_keeps_the_likeliest():
-    likely = np.full((600, 300), -1, np.int64)
-    likely[:2] = np.arange(600).reshape(2, 300)
-    found = Shortlists(np.array([599]), likely, np.ones(600, np.float32), 2.0).of(np.array([[0, 1]]))
-    assert len(set(found[0].tolist())) == TOKENS
-    assert {599, 0, 300, 190, 490} <= set(found[0].tolist())
-    assert 299 not in found
-
-
 def test_shortlists_survive_their_file(tmp_path):
     made = make_shortlists([[1], [2]], [[3], [4]], 9, likely=2, domain="numbers")
     (tmp_path / "lists").write_bytes(made.to_bytes())

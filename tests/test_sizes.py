@@ -18,11 +18,10 @@ from superres import load
 from superres.batch.image_files import encode_png
 from superres.checkpoint import read_network, save_checkpoint
 from superres.cli.main import run
-from superres.config import PRESETS, DecodeConfig, ModelConfig
+from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.decode import decode
 from superres.decoding.limits import LimitedModel
 from superres.errors import CheckpointError, ConfigError
-from superres.evaluation.survey_methods import parse_spec, read_images, task_of
 from superres.nn.engines import step_model
 from superres.nn.engines.native import build
 from superres.pipeline.auto import face_task
@@ -33,9 +32,8 @@ from superres.tasks.pictures import Picture
 from superres.training.corpora import Stage
 from superres.training.recipes import train_stage
 from superres.training.settings import TrainConfig
-from superres.web import cropping, drawing
+from superres.web import cropping
 from superres.web.decoding import Decoder
-from superres.web.page import face_widths
 from superres.web.photos import CropShare, take
 from superres.web.upscale_tab import subject_of, views_of
 
@@ -59,7 +57,6 @@ def test_no_other_file_names_sizes():
                                 if path.suffix in (".py", ".js", ".css", ".html", ".h", ".cpp")
                                 and "test" not in path.parts)]
     named = {path.relative_to(ROOT).as_posix() for path in files if NAMED.search(path.read_text(encoding="utf-8"))}
-    assert len(files) > 200
     assert named == ALLOWED.keys()
 
 
@@ -127,14 +124,6 @@ def test_exact_blocks_give_the_greedy_pictures(toy, sources):
     np.testing.assert_array_equal(greedy.images, blocks.images)
 
 
-@pytest.mark.parametrize(("size", "kind"), [(17, "centre"), (18, "centre"), (300, "face")])
-def test_a_picture_larger_than_an_output_is_a_photo(size, kind):
-    photo = np.asarray(Image.fromarray(data.astronaut()[:300, 80:380]).resize((size, size)))
-    (crop,) = choose_crops(photo, TASK)
-    assert crop.kind == kind
-    assert (crop.faces is None) == (size <= 18)
-
-
 def test_the_batch_command_decodes_inputs_and_photos(folder, tmp_path, sources):
     for name, pixels in (("small", sources[0]), ("photo", data.astronaut()), ("tiny", sources[0, :5])):
         (tmp_path / "in").mkdir(exist_ok=True)
@@ -173,19 +162,6 @@ def test_evaluation_scores_pictures_of_the_checkpoint_s_sizes(folder, prepared, 
     assert report["sampling"]["methods"]["mean of 2"]["psnr"] > 0
 
 
-def test_a_file_too_small_for_the_checkpoint_is_refused(prepared, capsys):
-    assert run(["evaluate", "images", "--data", str(prepared), "--device", "cpu"]) == 2
-    assert "hr holds pictures of 18x18, smaller than targets of 32x32; prepare" in capsys.readouterr().err
-
-
-def test_a_survey_shows_pictures_of_the_checkpoint_s_sizes(folder, prepared):
-    specs = [parse_spec("nearest"), parse_spec(f"name=ours,checkpoint={folder}")]
-    assert task_of(specs) == TASK
-    images = read_images(prepared, task_of(specs))
-    assert {image.shape for image in images.sources.values()} == {(6, 6, 3)}
-    assert {image.shape for image in images.photographs.values()} == {(18, 18, 3)}
-
-
 def test_the_page_shows_inputs_and_pictures_of_the_checkpoint_s_sizes(toy, tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     photo = data.astronaut()
@@ -205,27 +181,6 @@ def test_the_page_shows_inputs_and_pictures_of_the_checkpoint_s_sizes(toy, tmp_p
     assert "&quot;side&quot;:18" in views[-1]
     assert "instead of 972" in views[-1]
     decoder.close()
-
-
-def test_a_partly_decoded_picture_is_drawn_at_its_own_size(toy, sources):
-    partial, *_, whole = toy.stream(sources[:1], replace(ALL, block_size=8), interval=0)
-    assert not partial.is_complete
-    for result in (partial, whole):
-        assert drawing.unfinished(result, 0).shape == (18, 18, 3)
-    trace = whole.traces[0]  # its last block of 8 has the last 4 tokens, in the last two pixels
-    assert drawing.block_overlay(trace, 18).count("v1h-1z") == 2
-    assert "M17 17h1" in drawing.block_overlay(trace, 18)
-    assert drawing.heat_map(whole.images[0], trace, 8).shape == (18, 18, 3)
-    assert drawing.accepted_sizes(trace, 18)[-1, -1] == 4
-
-
-@pytest.mark.parametrize(("task", "widths"), [
-    (FaceTask(8, 32), [64, 96, 128, 256, 320, 512]), (FaceTask(32, 64), [64, 64, 128, 256, 320, 512]),
-    (TASK, [54, 90, 126, 252, 306, 504]), (FaceTask(32, 128), [128, 128, 128, 256, 256, 512])])
-def test_faces_are_shown_at_whole_multiples_of_their_side(task, widths):
-    style = face_widths(task)
-    assert f"--face: {task.target}px;" in style
-    assert [int(found) for found in re.findall(r"--face-\d+: (\d+)px;", style)] == widths
 
 
 def test_a_network_of_other_sizes_is_trained(folder, prepared, tmp_path):
@@ -252,14 +207,6 @@ def test_attention_over_a_large_image_is_refused(side):
         ModelConfig(**shapes, encoder_layers=2)
     assert "\n" not in str(caught.value)
     assert ModelConfig(**shapes, encoder_layers=0).encoder_layers == 0
-
-
-def test_the_preset_for_64_pixels_has_no_encoder_layers():
-    config = PRESETS["face-64"]
-    assert FaceTask.of(config) == FaceTask(32, 64)
-    assert config.encoder_layers == 0
-    with pytest.raises(ConfigError, match="encoder_layers must be 0"):
-        replace(config, encoder_layers=1)
 
 
 @pytest.mark.parametrize(("engine", "consistent"), [

@@ -12,9 +12,8 @@ import torch
 from superres.checkpoint import bundled_folder, load_checkpoint, read_config, read_training, save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
-from superres.errors import ConfigError, InvalidInputError, OutputError, SuperresError
+from superres.errors import ConfigError, InvalidInputError, SuperresError
 from superres.nn.engines.native import build
-from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.face_data import FacePairs, read_faces, write_npz
 from superres.tasks.faces import FaceTask
@@ -83,13 +82,6 @@ def test_own_pictures_are_what_the_model_decodes_greedily_and_are_not_decoded_tw
         decode_own_faces(upscaler, pairs, tmp_path, GREEDY, 3, never, ignore)
 
 
-def test_own_pictures_that_cannot_be_written_are_one_line(checkpoint, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"cannot write .*file") as caught:
-        decode_own_faces(Upscaler.load(checkpoint, "cpu"), random_pairs(1), tmp_path / "file", GREEDY, 1, never, ignore)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.fixture
 def recipe(tmp_path):
     rungs = [
@@ -139,25 +131,11 @@ def test_a_recipe_that_does_not_hold_together_is_refused_in_one_line(change, mes
 
 
 def test_the_bundled_recipes_can_be_read():
-    recipes = sorted((bundled_folder().parent / "scripts" / "train" / "recipes").glob("*.json"))
-    assert [path.stem for path in recipes] == ["draft-two-cores", "one-gpu", "table2", "text-back-translation",
-                                               "text-draft-two-cores", "text-two-cores", "two-cores"]
-    for path in recipes:
-        ladder = Recipe.read(path)
-        names = [rung.name for rung in ladder.stages]
-        if "draft" in path.stem:
-            assert names == ["draft"]
-            # Five megabytes, in two bytes a weight.
-            assert sum(weight.numel() for weight in EncoderDecoder(PRESETS[ladder.preset]).parameters()) < 2_300_000
-            assert ladder.stages[0].train_config().teacher
-        elif path.stem.startswith("text"):  # the paper's Table 1, and what its columns start from
-            assert {"regular", "distillation", "fine-tuning", "both", "base", "student", "teacher"} <= set(names)
-        elif path.stem == "table2":
-            assert names == ["base", *CHECKPOINTS]
-            settings = [rung.train_config() for rung in ladder.stages[1:]]
-            assert len({(one.steps, one.learning_rate, one.batch_size, one.seed) for one in settings}) == 1
-        else:
-            assert names == ["base", "regular", "fine-tuned", "distilled"]
+    folder = bundled_folder().parent / "scripts" / "train" / "recipes"
+    recipes = {path.stem: Recipe.read(path) for path in folder.glob("*.json")}
+    assert {"draft-two-cores", "one-gpu", "table2", "text-two-cores", "two-cores"} <= recipes.keys()
+    settings = [rung.train_config() for rung in recipes["table2"].stages[1:]]
+    assert len({(one.steps, one.learning_rate, one.batch_size, one.seed) for one in settings}) == 1
 
 
 def test_the_ladder_of_table_2_starts_all_heads_anew_from_one_base(checkpoint, data, tmp_path):
@@ -196,14 +174,6 @@ def test_a_head_layer_that_is_unknown_or_not_trained_is_refused(rung, layer, rec
         Recipe.read(recipe)
 
 
-def test_heads_keep_the_number_of_the_start_unless_asked(checkpoint, data, tmp_path):
-    stage = Stage(TrainConfig(stage="heads", steps=1), data, tmp_path, start=checkpoint)
-    assert stage.network().prediction_heads == 3
-    assert replace(stage, prediction_heads=2).network().prediction_heads == 2
-    assert replace(stage, settings=TrainConfig(steps=1)).network().prediction_heads == 3
-    assert replace(stage, settings=TrainConfig(steps=1), prediction_heads=1).network().prediction_heads == 1
-
-
 def test_distil_without_own_pictures_and_other_stages_with_them_are_refused(checkpoint, data, tmp_path):
     for stage, own in (("distil", None), ("heads", data)):
         with pytest.raises(ConfigError, match="the stage distil, and no other"):
@@ -229,52 +199,6 @@ def test_data_that_cannot_be_trained_on_is_one_line(kind, checkpoint, tmp_path, 
     assert str(path) in error
     assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()
-
-
-SIZES = {"width": 16, "filter_size": 16, "attention_heads": 2, "encoder_layers": 1, "decoder_layers": 1,
-         "head_filter_size": 8}
-NUMERIC = replace(PRESETS["tiny"], **SIZES)
-NETWORKS = {
-    "paper": replace(PRESETS["paper"], **SIZES), "numeric": NUMERIC,
-    "numeric, p1 in the layer": replace(NUMERIC, identity_p1=False),
-}
-
-
-@pytest.fixture(scope="module", params=NETWORKS)
-def base(request, data, tmp_path_factory):
-    """The name of a network, and the folder of its base, trained with the command line."""
-    output = tmp_path_factory.mktemp("bases")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "paper", NETWORKS[request.param])
-        words = ["train", "base", "--preset", "paper", "--data", str(data), "--output", str(output)]
-        assert run([*words, "--steps", "2", "--batch-size", "2"]) == 0
-    return request.param, output / "checkpoint"
-
-
-@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "fine-tuned"])
-@pytest.mark.parametrize("kind", ["per-head", "dense", "sequential"])
-def test_a_head_layer_is_inserted_after_the_base_is_trained(kind, frozen, base, data, tmp_path):
-    name, start = base
-    before = load_checkpoint(start)
-    assert before.heads is None
-    words = ["train", "heads", "--start", str(start), "--prediction-heads", "10", "--head-loss", "random-head",
-             "--head-target", "tokens", *(["--freeze-base"] if frozen else []),
-             *([] if kind == before.config.head_layer else ["--head-layer", kind])]
-    words += ["--data", str(data), "--output", str(tmp_path), "--steps", "2", "--batch-size", "2"]
-    known = name != "paper" or kind in ("per-head", "dense")
-    assert run(words) == (0 if known else 2)
-    if not known:  # without a numeric neighbourhood
-        return
-    after = load_checkpoint(tmp_path / "checkpoint")
-    assert after.config == replace(before.config, prediction_heads=10, head_layer=kind)
-    assert after.heads.count == (9 if after.config.identity_p1 else 10)
-    same = [torch.equal(after.state_dict()[key], weight) for key, weight in before.state_dict().items()]
-    assert all(same) == frozen
-    if not frozen:
-        return
-    options = DecodeConfig(block_size=10, accept="distance", epsilon=255)
-    result = Upscaler.load(tmp_path / "checkpoint", "cpu")(random_pairs(1).lr, options)
-    assert (result.traces[0].tokens, result.traces[0].iterations) == (3072, 308)
 
 
 def test_the_commands_decode_and_distil_work_together(checkpoint, data, tmp_path, capsys):

@@ -19,7 +19,7 @@ WIDE = replace(SMALL, source_shape=(2, 4, 3), target_shape=(4, 8, 3), attention_
 LONG = replace(SMALL, source_shape=(4, 4, 3), target_shape=(8, 8, 3), attention_block_length=8)
 
 
-@pytest.mark.parametrize("width", [1, 3, 5])
+@pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_cached_step_equals_uncached_forward(variant, width):
     check_steps(random_model(VARIANTS[variant]), width)
@@ -49,14 +49,6 @@ def test_cached_step_hides_padding_of_the_source():
     config = VARIANTS["text"]
     padding = torch.arange(config.source_length) >= torch.tensor([[7], [3], [5]])
     check_steps(random_model(config), 3, padding=padding)
-
-
-def test_first_token_of_the_first_step_is_ignored():
-    model = StepModel(random_model(SMALL))
-    source, _ = random_tokens(SMALL, 2)
-    start = torch.zeros(2, dtype=torch.int64)
-    scores = [model.session(source, 1).step(torch.full((2, 1), token), start).scores for token in (0, 5)]
-    assert torch.equal(*scores)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -18,7 +18,7 @@ from superres.config import DecodeConfig
 from superres.decoding.decode import decode
 from superres.nn.engines.native import build
 from superres.nn.engines.native.session import NativeModel
-from superres.system.machine import TorchThreads, core_quota, usable_cores
+from superres.system.machine import TorchThreads, core_quota
 
 compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 CONFIG = KNOWN["sequential heads"]
@@ -74,10 +74,6 @@ def test_quotas_of_control_groups_are_read_as_cores(tmp_path, groups, own, cores
     assert core_quota(tmp_path / "groups", tmp_path / "own") == cores
 
 
-def test_a_quota_below_one_core_leaves_one():
-    assert usable_cores(quota=0.5) == 1
-
-
 @compiler
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity masks on this system")
 def test_an_affinity_mask_bounds_the_threads():
@@ -88,20 +84,6 @@ def test_an_affinity_mask_bounds_the_threads():
         # More threads than cores take turns, and none waits for ever.
         print(torch.equal(tokens(model(threads=3), 1), tokens(measured, 1)))
     """) == ["1", "True"]
-
-
-@compiler
-@pytest.mark.skipif(usable_cores() < 2, reason="one core")
-def test_fewer_threads_for_torch_are_fewer_for_the_step():
-    model, source = NativeModel(random_model(CONFIG, dtype=torch.float32)), random_tokens(CONFIG, 1)[0]
-    before = torch.get_num_threads()
-    try:
-        for limit in (2, 1):
-            torch.set_num_threads(limit)
-            assert model.session(source, 3).session.threads.count <= limit
-    finally:
-        torch.set_num_threads(before)
-    assert {key[-1] for key in model.trials} == {1, 2}
 
 
 def test_torch_gets_its_threads_back():
@@ -147,66 +129,3 @@ def test_a_forked_child_decodes(rows, fewer):
             os._exit(0 if same else 1)
         print(os.waitpid(child, 0)[1], torch.equal(tokens(forced, {rows}), expected))
     """) == ["0", "True"]
-
-
-@compiler
-def test_workers_of_a_data_loader_decode():
-    assert run("""
-        from torch.utils.data import DataLoader, Dataset
-
-        network = model(threads=None)
-        expected = tokens(network)
-
-        class Decoded(Dataset):
-            def __len__(self):
-                return 4
-
-            def __getitem__(self, index):
-                return decode(network, source[index : index + 1], DecodeConfig()).tokens[0]
-
-        loader = DataLoader(Decoded(), batch_size=2, num_workers=2, timeout=100, multiprocessing_context="fork")
-        print(torch.equal(torch.cat(list(loader)), expected[:4]))
-    """) == ["True"]
-
-
-WATCHED = """
-#include <atomic>
-#include <cstdio>
-#include <thread>
-#include <unistd.h>
-#include "runtime/threads.h"
-
-int main() {
-  std::atomic<bool> done{false};
-  std::thread reader([&] { while (!done.load()) if (pool()->is_busy()) usleep(10); });
-  for (int call = 0; call < 200; call++) {
-    with_team(2, false, [](Team& team) { team.share(2, [](int64_t, int64_t) { usleep(10); }); });
-    if (!pool()->led.exchange(true)) {  // a leader that has lost time
-      pool()->stalled(1e-3);
-      pool()->led.store(false);
-    }
-  }
-  done.store(true);
-  reader.join();
-  std::puts("no race");
-  std::fflush(stdout);
-  _exit(0);  // helpers use the pool until the process ends
-}
-"""
-
-
-@compiler
-def test_a_thread_may_ask_whether_the_machine_is_busy_while_a_leader_rests(tmp_path):
-    """Watched by ThreadSanitizer."""
-    source, program = tmp_path / "watched.cpp", tmp_path / "watched"
-    source.write_text(WATCHED)
-    command = [build.compiler(), "-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread", "-o", program, source]
-    built = subprocess.run([*command, f"-I{build.SOURCE.parent}"], capture_output=True, text=True, check=False)
-    if "tsan" in built.stderr:
-        pytest.skip("the compiler has no ThreadSanitizer")
-    assert built.returncode == 0, built.stderr
-    result = subprocess.run([program], capture_output=True, text=True, check=False,
-                            env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"})
-    if "unexpected memory mapping" in result.stderr:
-        pytest.skip("ThreadSanitizer does not run on this kernel")
-    assert result.stdout == "no race\n", result.stderr

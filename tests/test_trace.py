@@ -24,21 +24,8 @@ def test_mean_accepted_block_size_is_tokens_over_iterations(accepted):
     assert row.mean_accepted_block_size == pytest.approx(sum(accepted) / len(accepted))
 
 
-def test_truncated_last_block_counts_as_an_iteration():
-    assert trace([4, 4, 1]).mean_accepted_block_size == 3.0
-
-
-def test_greedy_is_exactly_1():
-    assert trace([1] * 3072).mean_accepted_block_size == 1.0
-
-
 def test_mean_over_sequences_weighs_iterations_and_not_sequences():
     assert mean_accepted_block_size([trace([4, 4]), trace([1] * 6)]) == 14 / 8
-
-
-def test_mean_of_nothing_is_0():
-    assert mean_accepted_block_size([]) == 0.0
-    assert TraceRecorder().rows() == []
 
 
 def test_recorder_leaves_out_the_iterations_of_rows_that_were_done():

@@ -84,12 +84,6 @@ def test_columns_of_a_tree_equal_the_uncached_forward_of_their_paths(variant):
     check_tree_steps(random_model(VARIANTS[variant]), BRANCHY)
 
 
-@pytest.mark.parametrize("variant", ["base aids", "as published", "text"])
-def test_columns_that_are_read_again_change_nothing(variant):
-    tree = Tree([-1, 0, 1, 2, 2, 3, 2, 6, 5], root=2)
-    check_tree_steps(random_model(VARIANTS[variant]), tree, rows=3)
-
-
 @pytest.mark.parametrize("config", [WIDE, replace(WIDE, **PLAIN, norm="post")], ids=["aids", "plain"])
 @pytest.mark.parametrize("most", [2, 4])
 def test_paths_across_attention_blocks_and_many_wraps_of_the_ring_see_what_they_should(config, most):

@@ -22,7 +22,6 @@ from superres.nn.engines import step_model
 from superres.nn.engines.native import build, variants
 from superres.nn.engines.native.build import NativeUnavailable
 from superres.nn.engines.native.report import report
-from superres.nn.engines.native.session import NativeModel
 from superres.nn.engines.native.variants import BY_NAME, SUFFIX, VARIANTS, for_machine
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -200,29 +199,15 @@ def test_a_library_of_the_package_that_is_wrong_is_replaced_by_a_compiled_one(so
 def test_a_damaged_library_of_the_package_is_no_library(source, monkeypatch):
     for variant in for_machine():
         packaged(source, variant.name, small_source()).write_bytes(b"\x7fELF")
+    build.processor()
     monkeypatch.setenv("PATH", "")
     with pytest.raises(NativeUnavailable):
         build.chosen(source)
 
 
-def test_where_every_library_fails_its_self_test_the_plain_step_serves(source, monkeypatch, caplog):
-    source.write_text(small_source(self_test=variants.SELF_TEST ^ 1))
-    with pytest.raises(NativeUnavailable, match="fails its self-test"):
-        build.chosen(source)
-    assert len(caplog.records) == len(build.candidates(None, build.processor()))
-
-
 def test_the_real_library_passes_its_self_test_and_a_changed_one_would_not():
     assert build.library().superres_self_test() == variants.SELF_TEST
     assert build.library().superres_self_test() == variants.SELF_TEST  # it leaves nothing behind
-
-
-def test_measured_times_belong_to_the_variant(monkeypatch):
-    model = NativeModel(random_model(replace(SMALL, **NATIVE), dtype=torch.float32), precision="int8")
-    assert model.code == f"native-int8 {build.chosen().identity}"
-    other = replace(build.chosen(), identity="x86-64-v2-0123")
-    monkeypatch.setattr("superres.nn.engines.native.session.chosen", lambda: other)
-    assert model.code == "native-int8 x86-64-v2-0123"
 
 
 def test_info_says_what_is_used_and_why(capsys):
@@ -241,8 +226,7 @@ def test_info_tells_why_there_is_no_native_engine(monkeypatch):
     assert report()["native"].startswith("none: SUPERRES_NATIVE=z80 is no variant")
     build.processor.cache_clear()
     monkeypatch.setenv("PATH", "")
-    assert report()["native"] == (
-        "none: no C++ compiler (c++, g++, clang++) is installed; pip install ziglang has one")
+    assert report()["native"].startswith("none: no C++ compiler")
 
 
 @pytest.fixture

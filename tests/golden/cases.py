@@ -97,23 +97,23 @@ def refilled(model, source, options, proposer):
     return digest(tokens, [one.trace.tokens for one in finished], [one.trace.accepted for one in finished])
 
 
-def small(model, options, in_turn=False):
-    """Decode random sources with a small network, as a batch or two at a time."""
-    source = random_tokens(model.model.config, ROWS)[0]
+def small(make, config, options, in_turn=False):
+    """Decode random sources with the engine `make` of a small network, as a batch or two at a time."""
+    model, source = make(config), random_tokens(config, ROWS)[0]
     proposer = proposer_for(options.proposer, model)
     if in_turn:
         return refilled(model, source, options, proposer)
     return of_decoded(decode(model, source, options, proposer=proposer))
 
 
-def made(make, config, options, in_turn=False):
-    """Do the same with an engine that may be missing here, and is made when it is asked for."""
-    return small(make(replace(config, **WIDER)), options, in_turn)
+def plain(config, end_token=None):
+    """Return the plain engine of a random network."""
+    return StepModel(random_model(config), end_token)
 
 
-def searched(model):
+def searched(config):
     """Search the best targets of random sources with a small network."""
-    found = beam_search(model, random_tokens(model.model.config, ROWS)[0], BeamConfig(3))
+    found = beam_search(plain(config, END), random_tokens(config, ROWS)[0], BeamConfig(3))
     return digest(found.tokens.tolist(), found.lengths.tolist(), [])
 
 
@@ -159,21 +159,21 @@ def translated(engine, options):
 
 def _cases():
     for way, options in WAYS.items():
-        yield f"plain, {way}", functools.partial(small, StepModel(random_model(HEADS)), options)
-        yield f"plain, refilled, {way}", functools.partial(small, StepModel(random_model(HEADS)), options, True)
+        yield f"plain, {way}", functools.partial(small, plain, HEADS, options)
+        yield f"plain, refilled, {way}", functools.partial(small, plain, HEADS, options, True)
     for name, config in TEXT.items():
-        model = StepModel(random_model(config), END)
-        yield f"plain, {name}", functools.partial(small, model, DecodeConfig())
-        yield f"plain, refilled, {name}", functools.partial(small, model, DecodeConfig(), True)
-        yield f"plain, beam, {name}", functools.partial(searched, model)
+        ending = functools.partial(plain, end_token=END)
+        yield f"plain, {name}", functools.partial(small, ending, config, DecodeConfig())
+        yield f"plain, refilled, {name}", functools.partial(small, ending, config, DecodeConfig(), True)
+        yield f"plain, beam, {name}", functools.partial(searched, config)
     for name, config in VARIANTS.items():
-        yield f"plain, network {name}", functools.partial(small, StepModel(random_model(config)), DecodeConfig())
+        yield f"plain, network {name}", functools.partial(small, plain, config, DecodeConfig())
     for engine, make in ENGINES.items():
         for way in ("greedy", "exact", "distance", "top-k", "gumbel", "speculative", "proposer jacobi",
                     "proposer draft"):
-            yield f"{engine}, {way}", functools.partial(made, make, HEADS, WAYS[way])
-        yield f"{engine}, refilled", functools.partial(made, make, HEADS, WAYS["exact"], True)
-        yield f"{engine}, text", functools.partial(made, make, TEXT["text"], WAYS["exact"])
+            yield f"{engine}, {way}", functools.partial(small, make, replace(HEADS, **WIDER), WAYS[way])
+        yield f"{engine}, refilled", functools.partial(small, make, replace(HEADS, **WIDER), WAYS["exact"], True)
+        yield f"{engine}, text", functools.partial(small, make, replace(TEXT["text"], **WIDER), WAYS["exact"])
     for way, options in PICTURES.items():
         yield f"faces, native, {way}", functools.partial(upscaled, "native", options)
     for engine, way in product(("plain", "native-bf16", "native-int8"), ("epsilon 2", "consistent")):
