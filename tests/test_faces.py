@@ -376,7 +376,7 @@ def test_a_celeba_root_without_a_working_torchvision_names_the_remedy(tmp_path, 
 
 @pytest.fixture
 def prepare(monkeypatch, capsys):
-    """Run scripts/train/prepare_celeba.py in this process; return its exit status and what it wrote to standard error."""
+    """Run prepare_celeba.py in this process; return its exit status and what it wrote to standard error."""
     def run(*arguments: object) -> tuple[int, str]:
         script = str(Path(__file__).parents[1] / "scripts" / "train" / "prepare_celeba.py")
         monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])

@@ -46,8 +46,8 @@ NAMED = re.compile(r"\b(8x8|32x32|3,?072)\b|\b(8, 8|32, 32), (3|C)\b|\[N, ?(8, ?
 ALLOWED = {
     "superres/config/network.py": "the sizes of a network, and of the named networks",
     "scripts/reproduce/table3.py": "what the paper's study showed",
-    "scripts/check_survey.py": "pictures of a study, which may have any size",
-    "scripts/simulations/coverage.py": "pictures of a study, which may have any size",
+    "scripts/check/survey.py": "pictures of a study, which may have any size",
+    "scripts/check/simulations/coverage.py": "pictures of a study, which may have any size",
 }
 native = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from starlette.testclient import TestClient
 from survey_tools import add_study, serving, vote_through
 
-from scripts.simulations.client import RaterClient, ballot
+from simulations.client import RaterClient, ballot
 from superres.survey import schema
 from superres.survey.credentials import digest, link_key
 from superres.survey.limits import EnrolmentLimit
@@ -29,13 +29,13 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture
 def check_survey(monkeypatch):
-    """The script scripts/check_survey.py as a module."""
+    """The script scripts/check/survey.py as a module."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
-    return importlib.import_module("check_survey")
+    return importlib.import_module("survey")
 
 
 def run_check(*words):
-    command = [sys.executable, str(ROOT / "scripts" / "check_survey.py"), *map(str, words)]
+    command = [sys.executable, str(ROOT / "scripts" / "check" / "survey.py"), *map(str, words)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout

@@ -155,7 +155,7 @@ def test_a_plan_says_when_images_are_too_few():
 
 @pytest.fixture
 def simulate(monkeypatch, tmp_path):
-    """Run a simulation of scripts/simulations in this process; gives its rows."""
+    """Run a simulation of scripts/check/simulations in this process; gives its rows."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
 
     def run(name, **options):

@@ -37,7 +37,7 @@ FAST = {"accept": "distance", "epsilon": 255}
 
 def stress_demo():
     """Return the script that stresses a running demo, as a module."""
-    spec = importlib.util.spec_from_file_location("stress_demo", ROOT / "scripts" / "stress_demo.py")
+    spec = importlib.util.spec_from_file_location("stress_demo", ROOT / "scripts" / "check" / "stress_demo.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,8 +1,8 @@
 """Stress a running web demo with hostile uploads, or with many concurrent visitors.
 
     python app.py --port 7860 --max-queue 16 &
-    python scripts/stress_demo.py hostile http://127.0.0.1:7860 --count 200 --pid $!
-    python scripts/stress_demo.py visitors http://127.0.0.1:7860 --visitors 50 --seconds 120 --pid $!
+    python scripts/check/stress_demo.py hostile http://127.0.0.1:7860 --count 200 --pid $!
+    python scripts/check/stress_demo.py visitors http://127.0.0.1:7860 --visitors 50 --seconds 120 --pid $!
 
 Both commands print one JSON object, and exit with 1 if a check fails.
 """

@@ -1,7 +1,7 @@
 """Check a survey's server over HTTP: durability of votes, and blinding.
 
-    python scripts/check_survey.py crashes --votes 5000 --raters 64 --kills 10 [--store URL]
-    python scripts/check_survey.py blinding STUDY --store survey.db
+    python scripts/check/survey.py crashes --votes 5000 --raters 64 --kills 10 [--store URL]
+    python scripts/check/survey.py blinding STUDY --store survey.db
 
 `crashes` creates a study of random pictures, in a new SQLite file unless --store is given. `blinding` adds the votes of
 its own raters to the given study, so use a copy of the store.
@@ -179,7 +179,7 @@ def crashes(
           f"{(answered - found).total()} lost, {(found - answered - unanswered).total()} unexpected, "
           f"{sum(count > 1 for count in found.values())} duplicate, {len(unexpected)} unexpected responses")
     if found != answered + unanswered or max(found.values()) > 1 or unexpected or found.total() != trials * raters:
-        sys.exit("check_survey: votes and responses differ")
+        sys.exit("survey: votes and responses differ")
 
 
 @app.command()
@@ -209,7 +209,7 @@ def blinding(
     print(f"{len(answers) + len(shown)} responses, {len(shown)} of them pictures: "
           f"{'; '.join(faults) or 'nothing reveals a method'}")
     if faults:
-        sys.exit("check_survey: the study is not blind")
+        sys.exit("survey: the study is not blind")
 
 
 def secret_words(
@@ -293,4 +293,4 @@ if __name__ == "__main__":
     try:
         app()
     except SuperresError as error:
-        sys.exit(f"check_survey: {error}")
+        sys.exit(f"survey: {error}")

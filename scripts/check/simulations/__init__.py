@@ -1,0 +1,1 @@
+"""The simulations of `scripts/check/simulate_votes.py`, one module each."""

@@ -1,1 +1,0 @@
-"""The simulations of `scripts/simulate_votes.py`, one module each."""
