@@ -61,7 +61,7 @@ def test_jacobi_takes_the_verifiers_choices_as_far_as_they_reach_and_repeats_the
     for context, row, _, proposals in seen[::5]:
         column = (int(context.index[row]) + offsets).clamp(max=K - 1)
         scores = context.output.scores[:, column]
-        assert proposals == context.choose(scores, offsets)[row].tolist()
+        assert proposals == context.sampler(scores, offsets)[row].tolist()
 
 
 def test_a_draft_equal_to_the_verifier_is_always_right():

@@ -252,7 +252,7 @@ def test_the_group_survey_is_the_extra_and_what_it_needs_of_the_rest():
     group, extra = project["dependency-groups"]["survey"], project["project"]["optional-dependencies"]["survey"]
     assert set(extra) <= set(group)
     others = {name for name in project["project"]["dependencies"] if not name.startswith((
-        "torch", "huggingface_hub", "safetensors", "scikit-image"))}
+        "torch", "huggingface_hub", "psutil", "safetensors", "scikit-image"))}
     assert set(group) == others | set(extra)
 
 

@@ -40,7 +40,7 @@ Url = Annotated[str, typer.Argument(help="URL of the demo.")]
 Pid = Annotated[int | None, typer.Option(help="Process id of the demo, for measuring its memory.")]
 TIMEOUT = 300
 """Seconds to wait for a response."""
-FACE = Path(__file__).parent / "faces" / "face-1.png"
+FACE = Path(__file__).parents[1] / "faces" / "face-1.png"
 
 
 def encoded(image: Image.Image, suffix: str, **options: Any) -> bytes:  # noqa: ANN401 -- Pillow's

@@ -1,7 +1,7 @@
 """Choosing tokens from scores: by argmax, by seed-coupled sampling, or by speculative sampling.
 
-The loop requests a choice at the positions of each block. The choice determines the block's first token, is used by the
-proposer, and decides which proposals pass. All differences between the ways of sampling are in this module.
+The loop requests a sampler for the positions of each block. The sampler determines the block's first token, is used by
+the proposer, and decides which proposals pass. All differences between the ways of sampling are in this module.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class CoupledSampler:
     filter: ScoreFilter
 
     def load(self, other: CoupledSampler) -> Self:
-        """Copy `other` into the first positions of this buffer, and return a choice that uses this buffer's memory."""
+        """Copy `other` into the first positions of this buffer, and return a sampler that uses this buffer's memory."""
         count = other.noise.shape[1]
         return replace(self, noise=self.noise[:, :count].copy_(other.noise),
                        temperature=self.temperature[:, :count].copy_(other.temperature))
@@ -127,13 +127,13 @@ class CoupledSampler:
 
         Args:
             scores: p1's scores of that token, [B, 1, V].
-            before: the choice of the previous block.
+            before: the sampler of the previous block.
             index: number of accepted tokens of the previous block, minus 1, [B].
         """
         return self(scores, slice(1))
 
     def propose(self, proposer: Proposer, context: Context, offsets: Tensor) -> Tensor:
-        """Return the proposals [B, k - 1] of `proposer` at `offsets`; `context.choose` is this choice."""
+        """Return the proposals [B, k - 1] of `proposer` at `offsets`; `context.sampler` is this sampler."""
         return proposer.propose(context, offsets)
 
     def accept(self, criterion: Criterion, proposed: Tensor, scores: Tensor, target: Tensor) -> Tensor:
@@ -144,11 +144,11 @@ class CoupledSampler:
         """Clear the data of the proposals of `rows` [R], which begin new sequences."""
 
     def inherit(self, before: CoupledSampler, kept: Tensor) -> None:
-        """Copy the data of the proposals in rows `kept` [R] of `before`, a choice at the same positions."""
+        """Copy the data of the proposals in rows `kept` [R] of `before`, a sampler at the same positions."""
 
 
 GREEDY = CoupledSampler(False, torch.empty(0), torch.empty(0), ScoreFilter(torch.empty(0)))
-"""Greedy choice: the argmax of the scores."""
+"""Takes the argmax of the scores."""
 
 
 @dataclass
@@ -247,7 +247,7 @@ def draw(probability: Tensor, uniform: Tensor) -> Tensor:
 
 
 class Samplers:
-    """Makes the choices of a decode: greedy, by seed-coupled sampling, or by speculative sampling."""
+    """Makes the samplers of a decode: greedy, by seed-coupled sampling, or by speculative sampling."""
 
     def __init__(self, options: DecodeConfig, keys: Tensor, vocabulary: int, buffer_width: int | None = None) -> None:
         """Prepare for rows whose sampling noise has the keys `keys`.
@@ -256,7 +256,7 @@ class Samplers:
             options: sampling settings.
             keys: keys of the rows' noise, int64 [B].
             vocabulary: V.
-            buffer_width: number of positions of a fixed buffer that every choice is copied to; None for new memory.
+            buffer_width: number of positions of a fixed buffer that every sampler is copied to; None for new memory.
         """
         temperatures = torch.tensor(options.temperatures, dtype=torch.float64, device=keys.device)
         self.filter = ScoreFilter(temperatures, options.sample_top_k, options.nucleus)
@@ -288,7 +288,7 @@ class Samplers:
             self.keys.new_zeros(*shape, self.vocabulary, dtype=torch.int32), self.keys.new_zeros(shape))
 
     def at(self, position: Tensor) -> CoupledSampler:
-        """Return the choice at target positions [B, N]."""
+        """Return the sampler at target positions [B, N]."""
         sampler = self._make(position)
         return sampler if self.buffer is None or sampler is GREEDY else self.buffer.load(sampler)
 

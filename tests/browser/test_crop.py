@@ -75,17 +75,21 @@ def two_faces(tmp_path):
 def open_photo(page, path):
     """Upload a photo, and wait until the server has answered all requests that follow.
 
-    Gradio reports one upload twice, at the same time. After the second answer, the page reports its square once more.
+    Gradio reports one upload once or twice, and the page may then report its square once more. So how many requests
+    follow is not known: none may be open or new for a while.
     """
-    requests = {"request": [], "requestfinished": []}
-    for event, seen in requests.items():
-        page.on(event, lambda request, seen=seen: seen.append(request) if "run/predict" in request.url else None)
+    open_requests, events = set(), []
+    page.on("request", lambda request: (open_requests.add(request), events.append(request)))
+    for end in ("requestfinished", "requestfailed"):
+        page.on(end, lambda request: (open_requests.discard(request), events.append(request)))
     before = page.evaluate("document.querySelector('superres-crop')?.dataset.photo")
     page.set_input_files("#photo input[type=file]", path)
     page.wait_for_function("before => document.querySelector('superres-crop')?.dataset.photo !== before", arg=before)
-    reports = len(requests["request"])
-    while len(requests["requestfinished"]) < reports + (reports > 1):
-        page.wait_for_timeout(20)
+    for _ in range(100):
+        before = len(events)
+        page.wait_for_timeout(300)
+        if not any("run/predict" in request.url for request in (*open_requests, *events[before:])):
+            break
     settle(page)
 
 

@@ -71,7 +71,7 @@ class Proposer:
     block_size: ClassVar[int | None] = None
     """Default block size k; None for the number of prediction heads."""
     draws: ClassVar[bool] = False
-    """Whether every proposal is drawn by one call of `Context.choose`, from the distribution of that call's scores.
+    """Whether every proposal is drawn by one call of `Context.sampler`, from the distribution of that call's scores.
     Speculative sampling assigns probability 1 to the proposals of other proposers."""
     stateless: bool = False
     """Whether proposals depend on the context only, and are computed on the device without reading from it. Such work
