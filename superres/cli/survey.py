@@ -13,11 +13,11 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from superres.cli import options as opt
-from superres.config import require, require_choice
+from superres.config import require, require_choice, settings_of
 from superres.errors import ConfigError, InvalidInputError
 from superres.survey.commands import DEFAULT_STORE, STORE_VARIABLE, command_line
 from superres.survey.limits import PER_ADDRESS, TOTAL, EnrolmentLimit
-from superres.survey.study import GOLD, INTERPOLATIONS, MAIN, PRACTICE, StudySettings
+from superres.survey.study import GOLD, MAIN, PRACTICE, StudySettings
 from superres.system.progress import say
 from superres.system.terminal import echo, echo_json
 
@@ -40,15 +40,7 @@ ImagesPath = Annotated[Path | None, Option(metavar="PATH", help="Images to decod
 Pairs = Annotated[int | None, Option(metavar="N", help="Images per comparison, chosen by --seed. [default: all]")]
 Scale = Annotated[int | None, Option(metavar="N", help="Enlargement: CSS pixels per pixel of a picture. [default: the "
                                      "largest that keeps pictures within 256 pixels, at least 1]")]
-Interpolation = Annotated[str, Option(metavar=opt.choices(INTERPOLATIONS), help="How pictures are enlarged.")]
-Trials = Annotated[int, Option(metavar="N", help="Pairs per rater, at most the pairs of the study.")]
-Gold = Annotated[int, Option(metavar="N", help="Number of these pairs that have an obvious answer.")]
-Repeats = Annotated[int, Option(metavar="N", help="Number of these pairs shown twice, sides swapped.")]
-Practice = Annotated[int, Option(metavar="N", help="Practice pairs with feedback, shown first.")]
-Unsure = Annotated[bool, Option("--allow-unsure", help="Offer the answer \"can't tell\".")]
-Question = Annotated[str, Option(metavar="TEXT", help="Question above every pair.")]
 Title = Annotated[str | None, Option(metavar="TEXT", help="Heading of the page. [default: the question, if given]")]
-Thanks = Annotated[str, Option(metavar="TEXT", show_default=False, help="Text of the last page.")]
 Consent = Annotated[Path | None, Option(metavar="FILE", help="File with the text that raters agree to.")]
 Viewport = Annotated[str, Option(metavar="W,H", help="Smallest browser window, in CSS pixels. The page stacks or "
                                  "reduces pictures that do not fit; 640,480 keeps phones out.")]
@@ -56,9 +48,6 @@ Adaptive = Annotated[bool, Option("--adaptive/--balanced", help="With three or m
                                   "whose order is least certain, or equally many pairs of each comparison.")]
 IdParams = Annotated[list[str], Option("--id-param", metavar="NAME", help="URL parameter that holds the rater's id; "
                                        "repeat the option for several names.")]
-CompletionCode = Annotated[str, Option(metavar="CODE", help="Code shown on the last page.")]
-CompletionUrl = Annotated[str, Option(metavar="URL", help="Link on the last page.")]
-StudySeed = Annotated[int, Option(metavar="S", help="Seed for pictures, sides, order and resampling.")]
 Host = Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 accepts other machines.")]
 Port = Annotated[int, Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 chooses a free port.")]
 RootPath = Annotated[str, Option(metavar="PATH", help="Path under which a proxy serves the pages.")]
@@ -123,18 +112,20 @@ def survey() -> None:
     """Ask people which of two pictures they prefer, and report the answer."""
 
 
+def _with_settings(function: opt.Command) -> opt.Command:
+    """Return a command with options for the settings of a study; its context has their values."""
+    return opt.with_options(function, [opt.option_of(name, about, getattr(StudySettings, name))
+                                       for name, about in settings_of(StudySettings).items()])
+
+
 @survey_app.command(cls=SurveyCommand)
+@_with_settings
 def create(
     context: typer.Context, study: StudyName, method_a: MethodA, method_b: MethodB, images: ImagesPath = None,
-    pairs: Pairs = None, store: StoreLocation = DEFAULT_STORE, seed: StudySeed = SETTINGS.seed,
-    scale: Scale = None, interpolation: Interpolation = SETTINGS.interpolation,
-    trials: Trials = SETTINGS.trials, gold: Gold = SETTINGS.gold, repeats: Repeats = SETTINGS.repeats,
-    practice: Practice = SETTINGS.practice, allow_unsure: Unsure = False, question: Question = SETTINGS.question,
-    title: Title = None, adaptive: Adaptive = SETTINGS.adaptive, thanks: Thanks = SETTINGS.thanks,
-    consent: Consent = None,
-    minimum_viewport: Viewport = "240,240", id_params: IdParams = list(SETTINGS.id_params),  # noqa: B006 -- typer's
-    completion_code: CompletionCode = "", completion_url: CompletionUrl = "", batch_size: opt.BatchSize = 25,
-    device: opt.Device = "auto",
+    pairs: Pairs = None, store: StoreLocation = DEFAULT_STORE, title: Title = None, consent: Consent = None,
+    scale: Scale = None, adaptive: Adaptive = SETTINGS.adaptive, minimum_viewport: Viewport = "240,240",
+    id_params: IdParams = list(SETTINGS.id_params),  # noqa: B006 -- typer's
+    batch_size: opt.BatchSize = 25, device: opt.Device = "auto",
 ) -> None:
     """Make a study of finished pictures or of pictures that this command decodes, and store it.
 
@@ -154,7 +145,7 @@ def create(
     require(study not in opened.studies(), f"the study {study!r} exists in {store} already; choose another name")
     read = read_images(images, task_of([*specs_a, *specs_b])) if images is not None else None
     renderer = MethodRenderer(read, batch_size, device)
-    compared = make_comparisons(specs_a, specs_b, renderer, pairs, seed)
+    compared = make_comparisons(specs_a, specs_b, renderer, pairs, settings.seed)
     made = make_pairs(compared, settings)
     methods = {method.name: method.record for _, a, b in compared for method in (a, b)}
     counts = Counter(pair.kind for pair in made)

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from superres.config import Config, require
+from superres.config import Config, documented, require, setting, settings_of
 from superres.system.output import short_digest
 
 CAMERA = "camera"
@@ -25,60 +25,52 @@ CONSENT = (
 )
 
 
+@documented
 @dataclass(frozen=True)
 class StudySettings(Config):
-    """Wording, trials and display of a study.
+    """Wording, trials and display of a study. Those with a help text are options of `superres survey create`.
 
-    Attributes:
-        title: heading of the page.
-        question: text above every pair. Stern et al. (2018, section 7.3) ask which picture was taken by a camera.
-        consent: text that a rater agrees to; its digest is stored with each agreement.
-        thanks: text of the last page.
-        allow_unsure: offer "can't tell" beside the two pictures.
-        scale: width of a picture's pixel on the page in CSS pixels, an integer from 1 to 64.
-        interpolation: method by which the server enlarges pictures, one of `INTERPOLATIONS`.
-        trials: main pairs per rater, from 1 to 10,000; at most all main pairs of the study are used.
-        gold: obvious pairs per rater among the main pairs, from 0 to 1000, which measure the rater's quality.
-        repeats: main pairs that a rater sees again with the sides swapped, from 0 to `trials`.
-        practice: obvious pairs at the start, from 0 to 100, with feedback and not counted.
-        adaptive: in a study of three or more methods, show most pairs of those methods whose order is least certain
-            (see `superres.survey.adaptive`); otherwise all comparisons get equally many votes.
-        minimum_viewport: smallest window (width, height) in which votes are accepted, in CSS pixels.
-        id_params: parameters of the page's URL that may hold the rater's id; the first one present is used.
-        completion_code: code shown after the last trial, for panels that pay by code.
-        completion_url: link shown after the last trial.
-        seed: seed of every random choice (pairs, sides, order, resampling), from 0 to 2**63 - 1.
+    The options of the others have other forms:
+
+    - title: heading of the page.
+    - consent: text that a rater agrees to; its digest is stored with each agreement.
+    - scale: width of a picture's pixel on the page in CSS pixels, an integer from 1 to 64.
+    - adaptive: in a study of three or more methods, show most pairs of those methods whose order is least certain (see
+      `superres.survey.adaptive`); otherwise all comparisons get equally many votes.
+    - minimum_viewport: smallest window (width, height) in which votes are accepted, in CSS pixels.
+    - id_params: parameters of the page's URL that may hold the rater's id; the first one present is used.
     """
 
+    question: str = setting(
+        "Which of the two pictures was more likely taken by a camera?",
+        "Question above every pair; the default is as in Stern et al. (2018, section 7.3).", "TEXT")
+    trials: int = setting(50, "Pairs per rater, 1 to 10,000, at most the pairs of the study.", "N", least=1,
+                          most=10_000)
+    gold: int = setting(4, "Number of these pairs that have an obvious answer, 0 to 1000.", "N", least=0, most=1000)
+    repeats: int = setting(4, "Number of these pairs shown twice, sides swapped.", "N", least=0, most=1000)
+    practice: int = setting(4, "Practice pairs with feedback, shown first and not counted, 0 to 100.", "N", least=0,
+                            most=100)
+    allow_unsure: bool = setting(False, 'Offer the answer "can\'t tell".')
+    interpolation: str = setting("nearest", "How the server enlarges pictures.", choices=INTERPOLATIONS)
+    thanks: str = setting("Thank you! Your votes are saved. You can close this page.", "Text of the last page.", "TEXT")
+    completion_code: str = setting("", "Code shown on the last page, for panels that pay by code.", "CODE")
+    completion_url: str = setting("", "Link on the last page.", "URL")
+    seed: int = setting(0, "Seed for pictures, sides, order and resampling.", "S", least=0, most=2**63 - 1)
     title: str = "Which picture was taken by a camera?"
-    question: str = "Which of the two pictures was more likely taken by a camera?"
     consent: str = CONSENT
-    thanks: str = "Thank you! Your votes are saved. You can close this page."
-    allow_unsure: bool = False
     scale: int = 8
-    interpolation: str = "nearest"
-    trials: int = 50
-    gold: int = 4
-    repeats: int = 4
-    practice: int = 4
     adaptive: bool = True
     minimum_viewport: tuple[int, int] = (240, 240)
     id_params: tuple[str, ...] = ("PROLIFIC_PID", "workerId", "participant")
-    completion_code: str = ""
-    completion_url: str = ""
-    seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("question", "title", "consent", "thanks"):
             require(bool(getattr(self, name).strip()), f"{name} must not be empty; leave it out for the default text")
-        for name, least, most in (("scale", 1, 64), ("trials", 1, 10_000), ("gold", 0, 1000), ("repeats", 0, 1000),
-                                  ("practice", 0, 100), ("seed", 0, 2**63 - 1)):
-            value = getattr(self, name)
-            require(isinstance(value, int) and least <= value <= most,
-                    f"{name} must be a whole number from {least} to {most}, not {value!r}")
+        require(isinstance(self.scale, int) and 1 <= self.scale <= 64,
+                f"scale must be a whole number from 1 to 64, not {self.scale!r}")
+        for name, about in settings_of(StudySettings).items():
+            about.check(name, getattr(self, name))
         require(self.repeats <= self.trials, f"repeats {self.repeats} are more than the trials, {self.trials}")
-        require(self.interpolation in INTERPOLATIONS,
-                f"interpolation must be one of {', '.join(INTERPOLATIONS)}, not {self.interpolation!r}")
         require(len(self.minimum_viewport) == 2 and all(0 <= side <= 10_000 for side in self.minimum_viewport),
                 f"the minimum viewport must be width,height in CSS pixels, not {self.minimum_viewport!r}")
         url = self.completion_url
