@@ -18,6 +18,7 @@ from fakes import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import separate_reference, sequential_reference
 
 from superres.config import DecodeConfig
 from superres.decoding import decode as decode_module
@@ -25,7 +26,6 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.blockwise import accepted_length
 from superres.decoding.decode import check_options, decode
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.reference import separate_reference, sequential_reference
 from superres.errors import ConfigError, InvalidInputError
 from superres.nn.engines.torch_model import StepModel
 

@@ -24,6 +24,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 from recording import Recorded
+from reference import sequential_reference
 from torch.nn.functional import one_hot
 
 from superres.config import DecodeConfig
@@ -33,7 +34,6 @@ from superres.decoding.decode import decode
 from superres.decoding.limits import LimitedModel, Limits
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.reference import sequential_reference
 from superres.nn.engines.cuda_graph import GraphModel
 from superres.nn.engines.torch_model import StepModel
 from superres.tasks.consistency import cell_limits

@@ -11,6 +11,7 @@ import pytest
 import torch
 from fakes import PLAIN, SMALL, TINY, VARIANTS, Waiting, random_model, random_tokens, stacked
 from PIL import Image
+from reference import separate_reference, sequential_reference
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 from textual import CONFIG as TEXT
@@ -37,7 +38,6 @@ from superres.decoding.beam import beam_search
 from superres.decoding.decode import decode
 from superres.decoding.nan_check import require_finite
 from superres.decoding.proposers.ngrams import NgramTable
-from superres.decoding.reference import separate_reference, sequential_reference
 from superres.errors import CheckpointError, ScoresError
 from superres.nn.engines.cuda_graph import GraphModel
 from superres.nn.engines.torch_model import StepModel

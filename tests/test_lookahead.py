@@ -11,6 +11,7 @@ import torch
 from fakes import NATIVE, VARIANTS, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference import sequential_reference
 from textual import CONFIG, wordy
 
 from superres.config import DecodeConfig
@@ -19,7 +20,6 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.lookahead.decoding import Layout
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
-from superres.decoding.reference import sequential_reference
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import ConfigError
 from superres.nn.engines.native import build

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 from fakes import BAD_KEYS
+from reference import sequential_reference
 from textual import CONFIG, codec, learned, sentences, vocabulary, wordy
 
 import superres
 from superres.checkpoint import HubModel, save_checkpoint
 from superres.config import BeamConfig, DecodeConfig
-from superres.decoding.reference import sequential_reference
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
 from superres.evaluation.text import bleu
 from superres.nn.engines.native import build
