@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_speculative import VERIFIER, MarkovModel, speculative
 
-from superres.config import DecodeConfig
-from superres.decoding.cost import (
+from cost_model import (
     acceptance_rate,
     best_gamma,
     expected_tokens,
@@ -21,6 +20,7 @@ from superres.decoding.cost import (
     mean_overlap,
     operations_factor,
 )
+from superres.config import DecodeConfig
 from superres.decoding.decode import decode
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers.base import with_proposer_state

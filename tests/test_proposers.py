@@ -16,12 +16,12 @@ from safetensors.numpy import save_file
 from textual import CONFIG, codec, learned, sentences, vocabulary, wordy, write_checkpoint, write_pairs
 
 import proposers
+from cost_model import expected_tokens
 from pages import fill_page
 from proposers import compare_proposers, parse_proposers, proposers_markdown, summary_markdown
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
-from superres.decoding.cost import expected_tokens
 from superres.decoding.decode import decode
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.ngrams import NgramTable, Numbering, count_ngrams

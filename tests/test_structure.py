@@ -16,7 +16,7 @@ from superres.decoding.state import DecodeState
 PACKAGE = Path(__file__).parent.parent / "superres"
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 UNTIMED = {
-    "build_hook", "build_native", "batch", "exactness", "native", "survey", "check_wheel", "draw_dev",
+    "build_hook", "build_native", "batch", "exactness", "native", "cost_model", "survey", "check_wheel", "draw_dev",
     "draw_faces", "face_crops", "native_kernels", "pages", "peers", "prepare_celeba", "simulate_votes", "stress_demo",
     "table1", "table2", "table3",
 }

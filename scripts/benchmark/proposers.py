@@ -27,11 +27,7 @@ import typer
 from torch import Tensor
 from tqdm import tqdm
 
-from pages import fill_page
-from superres.cli.benchmark import image_work, text_work
-from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
-from superres.decoding.acceptance import CRITERIA
-from superres.decoding.cost import (
+from cost_model import (
     acceptance_rate,
     best_gamma,
     expected_tokens,
@@ -39,6 +35,10 @@ from superres.decoding.cost import (
     mean_overlap,
     operations_factor,
 )
+from pages import fill_page
+from superres.cli.benchmark import image_work, text_work
+from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
+from superres.decoding.acceptance import CRITERIA
 from superres.decoding.decode import DEFAULT_BLOCK_SIZE, decode, iterations
 from superres.decoding.loop import BlockwiseLoop, Decoded
 from superres.decoding.proposers import PROPOSERS

@@ -1,11 +1,4 @@
-"""The cost of blockwise decoding: measured on this machine, and predicted by the literature's formulas.
-
-The formulas are from Leviathan et al. (2023), "Fast Inference from Transformers via Speculative Decoding", section 3,
-and Fu et al. (2024), "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", section 4. In their
-notation, alpha is the acceptance rate E[min(p, q)]. gamma is the number of proposals per step, so our block size is
-gamma + 1. c is the cost of a proposal in calls of the verifier. The formulas assume that every proposal passes with the
-same probability, independently of the other proposals.
-"""
+"""The cost of blockwise decoding: the time of an iteration at each block size, measured on this machine."""
 
 from __future__ import annotations
 
@@ -16,11 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from superres.config import DecodeConfig, require
+from superres.config import DecodeConfig
 from superres.decoding.graph_cache import BURST
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.sampling import SpeculativeSampler
-from superres.decoding.trace import RowTrace
 from superres.interfaces import ScoringModel
 
 TIMED = (1, 2, 3, 4, 6, 8, 10, 12, 16)
@@ -35,134 +26,8 @@ TIMED_SECONDS = 0.05
 LONG_SECONDS = 0.1
 """Largest time of a burst of several iterations, in seconds. An iteration that takes longer is timed once per round."""
 
-
 STEADY = 1.2
 """Largest ratio of a block size's second best to its best round on a machine without much other work."""
-
-
-def expected_tokens(alpha: float, gamma: int, candidates: int = 1) -> float:
-    """Return the expected number of tokens per step.
-
-    For the best of several candidates it is gamma + 1 minus the sum of (1 - alpha**i)**candidates for i = 1..gamma
-    (Fu et al., equation 5). For one candidate this equals (1 - alpha**(gamma + 1)) / (1 - alpha).
-
-    Args:
-        alpha: acceptance rate in [0, 1].
-        gamma: proposals per candidate, at least 0.
-        candidates: b, number of candidates verified per step, at least 1.
-
-    Raises:
-        ConfigError: a number is out of range.
-    """
-    require(0 <= alpha <= 1, f"the acceptance rate must be in [0, 1], not {alpha}")
-    require(gamma >= 0, f"gamma must be at least 0, not {gamma}")
-    require(candidates >= 1, f"there must be at least 1 candidate, not {candidates}")
-    return gamma + 1 - math.fsum((1 - alpha**i) ** candidates for i in range(1, gamma + 1))
-
-
-def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0, candidates: int = 1) -> float:
-    """Return the predicted speed-up of blockwise decoding: expected tokens / (gamma * c + verify).
-
-    Args:
-        alpha: acceptance rate in [0, 1].
-        gamma: proposals per step.
-        c: cost of a proposal in verifier calls for one token, at least 0.
-        verify: cost of a verifier call for gamma + 1 tokens in the same unit. The paper assumes 1, which holds if
-            reading the weights dominates.
-        candidates: see `expected_tokens`.
-
-    Raises:
-        ConfigError: a number is out of range.
-    """
-    require(c >= 0 and verify > 0, f"costs must be positive, not c {c} and {verify}")
-    return expected_tokens(alpha, gamma, candidates) / (gamma * c + verify)
-
-
-def operations_factor(alpha: float, gamma: int, c: float, columns: int | None = None, candidates: int = 1) -> float:
-    """Return the predicted factor in arithmetic operations per token: (gamma * c + columns) / expected tokens.
-
-    Args:
-        alpha: acceptance rate in [0, 1].
-        gamma: proposals per step.
-        c: operations of a proposal divided by operations of the verifier for one token, at least 0.
-        columns: tokens that the verifier reads per step; gamma + 1 if None, as in the paper.
-        candidates: see `expected_tokens`.
-
-    Raises:
-        ConfigError: a number is out of range.
-    """
-    require(c >= 0, f"the cost of a proposal must be at least 0, not {c}")
-    read = gamma + 1 if columns is None else columns
-    return (gamma * c + read) / expected_tokens(alpha, gamma, candidates)
-
-
-def best_gamma(alpha: float, c: float, most: int, more: float = 0.0, candidates: int = 1) -> int:
-    """Return the number of proposals per step, 0..`most`, with the best predicted speed-up; the smallest of equals.
-
-    Args:
-        alpha: acceptance rate in [0, 1].
-        c: cost of a proposal, in verifier calls for one token.
-        most: the largest gamma.
-        more: additional cost of a verifier call per proposal, in the same unit; 0 in the paper.
-        candidates: see `expected_tokens`.
-
-    Raises:
-        ConfigError: a number is out of range.
-    """
-    return max(range(most + 1), key=lambda gamma: improvement_factor(alpha, gamma, c, 1 + more * gamma, candidates))
-
-
-def acceptance_rate(traces: list[RowTrace], block_size: int, candidates: int = 1) -> float:
-    """Estimate the acceptance rate alpha from the traces of decoding with block size k.
-
-    For one candidate, alpha is the share of verified proposals that were accepted. The proposals of a block are
-    verified up to the first rejection; the last block of a sequence ends without a rejection. For several candidates,
-    the traces record only the best candidate of each step. alpha is then the maximum-likelihood value in steps of
-    0.001: the best of b candidates reaches i proposals with probability 1 - (1 - alpha**i)**b, as in `expected_tokens`.
-
-    Args:
-        traces: acceptance trace of each sequence.
-        block_size: k.
-        candidates: b, number of candidates verified per step.
-
-    Returns:
-        alpha in [0, 1]; 0.0 if no proposal was accepted.
-    """
-    passed = [count - 1 for trace in traces for count in trace.accepted]
-    failed = [count - 1 for trace in traces for count in trace.accepted[:-1] if count < block_size]
-    if candidates == 1:
-        return sum(passed) / (sum(passed) + len(failed)) if any(passed) else 0.0
-    reached, stopped = (np.bincount(counts, minlength=block_size) for counts in (passed, failed))
-    alphas = np.linspace(0, 1, 1001)
-    survival = 1 - (1 - alphas[:, None] ** np.arange(block_size + 1)) ** candidates  # [1001, k + 1]
-    ends = survival[:, :-1] - survival[:, 1:]  # [1001, k]
-    likelihood = np.zeros(len(alphas))
-    for counts, probability in ((stopped, ends), (reached - stopped, survival[:, :-1])):
-        seen = counts > 0
-        with np.errstate(divide="ignore"):  # impossible counts have log probability -inf
-            likelihood += np.log(probability[:, seen]) @ counts[seen]
-    return float(alphas[likelihood.argmax()])
-
-
-@torch.inference_mode()
-def mean_overlap(loop: BlockwiseLoop) -> float:
-    """Run a loop with speculative sampling to its end, and return the mean of sum(min(p, q)) over verified proposals.
-
-    This estimates alpha without the sampling noise of the verdicts. It is 0.0 if no proposal was verified.
-    """
-    total, count = 0.0, 0
-    while not loop.done():
-        sampler, before = loop.decoding.sampler, loop.state.position.clone()
-        loop.iterate()
-        if not isinstance(sampler, SpeculativeSampler) or sampler.p is None:
-            continue
-        # The proposal after the last accepted token was verified too, unless the sequence ends there or has just begun.
-        verified = loop.state.position - before - (loop.state.position >= loop.state.limit).long()
-        verified = verified.masked_fill(before < 0, 0)
-        tested = loop.state.columns[: sampler.p.shape[1]] < verified.unsqueeze(1)
-        total += float((torch.minimum(sampler.p, sampler.q[:, :-1]).sum(-1) * tested).sum())
-        count += int(tested.sum())
-    return total / count if count else 0.0
 
 
 def measured_costs(
